@@ -1,10 +1,9 @@
-"""What it costs to have gradients computed again: steps per second with AUDIT=50 against 0.
+"""The cost of audits: steps per second with AUDIT=50 against 0.
 
-``python -m benchmarks.audit [--quick] [--workload NAME ...]``. Two jobs of four ranks under ``elastic.run`` take turns
-in windows of five steps: one whose every 50th step is audited, and one that audits nothing. Of each interval two
-windows are held against one of the other job that comes just before: one without an audit, and the one that ends with
-it. What the audit costs at every 50 steps is worked out from that. Trained are models of 3 and of 25 million
-parameters.
+``python -m benchmarks.audit [--quick] [--workload NAME ...]``. Two jobs of four ranks under ``elastic.run`` alternate
+in windows of five steps: one audits every 50th step, the other none. In each interval two windows are compared with the
+window of the other job just before: one without an audit, and the one that ends with it. The cost of an audit every 50
+steps is computed from these. The models have 3 and 25 million parameters.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from benchmarks.steady_state import WORLD_SIZE, Contestant, Window, job_of_ours
 from samebits.settings_table import LEAST_AUDIT
 
 EVERY, STEPS = LEAST_AUDIT, 5
-"""Of an interval, and of a window."""
+"""Steps of an interval and of a window."""
 TARGET = 0.95
 INTERVALS = {"mlp": 24, "wide": 24, "transformer": 6}
 USUAL, QUICK, INTERVALS_QUICK = ("wide", "transformer"), ("mlp",), 3
@@ -27,25 +26,25 @@ USUAL, QUICK, INTERVALS_QUICK = ("wide", "transformer"), ("mlp",), 3
 
 @dataclass(slots=True)
 class Measured:
-    """Windows by what was in them; each against the one of the job that audits nothing, just before it."""
+    """Windows by content, each with the preceding window of the job without audits."""
 
     quiet: list[tuple[Window, Window]] = field(default_factory=list)
     audited: list[tuple[Window, Window]] = field(default_factory=list)
 
     def quiet_ratio(self) -> float:
-        """Of steps that are not audited, in the job that audits: what its hooks cost."""
+        """Ratio for unaudited steps of the auditing job: the cost of its hooks."""
         return _ratio(self.quiet)
 
     def audited_ratio(self) -> float:
-        """Of ``STEPS`` steps, of which one is audited."""
+        """Ratio for ``STEPS`` steps of which one is audited."""
         return _ratio(self.audited)
 
     def ratio(self) -> float:
-        """Worked out: of ``EVERY`` steps, of which one is audited."""
+        """Computed ratio for ``EVERY`` steps of which one is audited."""
         return 1 / (1 + (1 / self.audited_ratio() - 1) * STEPS / EVERY)
 
     def audit_ms(self) -> float:
-        """How much longer the step takes."""
+        """Additional time of an audited step."""
         return statistics.median(STEPS / one.steps_per_s - STEPS / off.steps_per_s for one, off in self.audited) * 1e3
 
 
@@ -54,7 +53,7 @@ def _ratio(pairs: Sequence[tuple[Window, Window]]) -> float:
 
 
 def measure(workload: str, intervals: int, progress: Progress) -> Measured:
-    """The windows of so many intervals, after one that warms up."""
+    """Measure this many intervals after a warm-up interval."""
     measured, jobs = Measured(), list[Contestant]()
     try:
         for name, every in (("audited", str(EVERY)), ("not audited", "0")):
@@ -77,7 +76,7 @@ def measure(workload: str, intervals: int, progress: Progress) -> Measured:
 
 
 def report(measured: Mapping[str, Measured]) -> Report:
-    """Floor: who audits nothing."""
+    """Report the figures; the floor is the job without audits."""
     floor: dict[str, float] = {}
     ours: dict[str, float] = {}
     ratios: dict[str, float] = {}
@@ -91,7 +90,7 @@ def report(measured: Mapping[str, Measured]) -> Report:
 
 
 def people(measured: Mapping[str, Measured]) -> str:
-    """A row for each model."""
+    """Format one row per model."""
     head = ("model", "not audited, steps/s", "an audit, ms", "steps beside it", f"÷ none, every {EVERY} steps")
     rows = [
         (

@@ -1,10 +1,10 @@
-"""What the size of a job costs and brings under loads of every shape: autoscaled, and beside it every fixed size.
+"""Cost and benefit of a job's size under loads of every shape: autoscaled, and at every fixed size.
 
-``python -m benchmarks.autoscale [--quick]``. Nothing runs: the policy itself (``hosts.autoscale``) is asked every ten
-seconds of played time, and a queue is worked off by as many workers as it wants. A change of size stops all work for
-some seconds, as a regroup does. *Time* is when all work is done, *wait* is how long a piece of work waits on average,
-*core-hours* is what the workers cost, *turns* is how often the direction changes. The floor is what the work itself
-needs: its core-hours with no core idle.
+``python -m benchmarks.autoscale [--quick]``. No job runs: the policy itself (``hosts.autoscale``) is asked every ten
+seconds of simulated time, and a queue is processed by as many workers as it requests. A change of size stops all work
+for some seconds, as a regroup does. *Time* is when all work is done, *wait* the mean wait of a piece of work,
+*core-hours* the cost of the workers, *turns* the number of changes of direction. The floor is the core-hours of the
+work itself, with no core idle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST, MOST = 1, 8
 REGROUP_S = 5.0
 POLICIES = {
     "by CPU": Limits(LEAST, MOST, cpu=0.8),
-    "by queue": Limits(LEAST, MOST, queue=60.0),  # seconds of a worker's work, for each
+    "by queue": Limits(LEAST, MOST, queue=60.0),  # seconds of work per worker
 }
 FIXED = {f"{size} fixed": size for size in range(LEAST, MOST + 1)}
 PATIENCE_LOOKS = 20_000
@@ -30,7 +30,7 @@ PATIENCE_LOOKS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of one load under one policy. Times in seconds, core time in core-seconds."""
+    """The result of one load under one policy. Times in seconds, core time in core-seconds."""
 
     time_s: float
     wait_s: float
@@ -39,13 +39,13 @@ class Run:
 
     @property
     def turns(self) -> int:
-        """How often a growth is followed by a shrink, or the other way round."""
+        """Count how often growth is followed by shrinking or vice versa."""
         steps = [now - before for before, now in itertools.pairwise(self.sizes) if now != before]
         return sum((now > 0) != (before > 0) for before, now in itertools.pairwise(steps))
 
 
 def play(load: Load, limits: Limits | None, size: int = LEAST) -> Run:
-    """Work the load off, by a policy or, without ``limits``, by ``size`` workers all the time."""
+    """Process the load under a policy or, without ``limits``, with ``size`` workers throughout."""
     scaler = Autoscaler(limits) if limits is not None else None
     queue = waited = core_s = arrived = 0.0
     lost_s, sizes, at = 0.0, list[int](), 0
@@ -71,7 +71,7 @@ def play(load: Load, limits: Limits | None, size: int = LEAST) -> Run:
 
 
 def run_all(loads: Sequence[Load]) -> dict[str, dict[str, Run]]:
-    """Each load under each policy and each fixed size."""
+    """Run each load under each policy and each fixed size."""
     return {
         load.name: {name: play(load, limits) for name, limits in POLICIES.items()}
         | {name: play(load, None, size) for name, size in FIXED.items()}
@@ -80,7 +80,7 @@ def run_all(loads: Sequence[Load]) -> dict[str, dict[str, Run]]:
 
 
 def rows(loads: Sequence[Load], found: dict[str, dict[str, Run]]) -> list[Sequence[object]]:
-    """For people: a row for each load and way to size it."""
+    """Format one row per load and sizing."""
     return [
         (
             load.name if number == 0 else "",
@@ -96,7 +96,7 @@ def rows(loads: Sequence[Load], found: dict[str, dict[str, Run]]) -> list[Sequen
 
 
 def report(loads: Sequence[Load], found: dict[str, dict[str, Run]]) -> Report:
-    """The same as one object."""
+    """Return the same as one object."""
     work_s = {load.name: sum(load.busy) * LOOK_S for load in loads}
 
     def figures(load: str, way: str) -> dict[str, float]:
@@ -116,7 +116,7 @@ def report(loads: Sequence[Load], found: dict[str, dict[str, Run]]) -> Report:
 
 
 def main() -> int:
-    """0 where no policy turned more often than its load."""
+    """Return 0 if no policy changed direction more often than its load."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscale", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="as all benchmarks have it: this one takes seconds anyway")
     parser.parse_args()

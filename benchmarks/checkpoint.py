@@ -1,22 +1,21 @@
-"""What a checkpoint costs: how long training is blocked, how long until it is durable, how long a load takes.
+"""The cost of a checkpoint: how long training is blocked, how long until it is durable, how long a load takes.
 
 ``python -m benchmarks.checkpoint [--quick] [--size 64MB 512MB 2GB] [--directory FOLDER] [--device cuda]``. One process
-holds a state of that size (parameters and two Adam moments in 400 tensors) and saves and loads it in every way in turn:
+holds a state of that size (parameters and two Adam moments in 400 tensors) and saves and loads it in each way in turn:
 the floors (a copy into memory that was touched before; the same bytes written and synced), ``torch.save``, safetensors,
-torch.distributed.checkpoint (DCP) plain and asynchronous, and SameBits. All take turns in an order that goes round, the
-first round warms up, and a ratio is the median of the ratios within one round, so that what else the machine does hits
-both sides alike. One thread computes and copies; a load of SameBits is shared by as many as there are cores for each
-rank of the host (here all, up to eight), for nobody trains meanwhile.
+torch.distributed.checkpoint (DCP) plain and asynchronous, and SameBits. The order rotates, the first round is a
+warm-up, and a ratio is the median of the ratios within one round, so that other load on the machine affects both sides
+alike. One thread computes and copies. A load of SameBits uses as many cores as there are per rank of the host (here
+all, up to eight), because no rank trains meanwhile.
 
-- *blocked*: until training may go on; SameBits: ``state.commit()`` where it saves, less one where it does not.
-  ÷ memcpy.
+- *blocked*: until training may continue; SameBits: ``state.commit()`` with a save, less one without. ÷ memcpy.
 - *durable*: until everything is on disk, synced and under its name; SameBits: until ``state.flush()`` returns.
   ÷ write + fsync.
-- *load*: what was saved, still in the page cache, into the tensors that are there; SameBits: verified. ÷ memcpy.
+- *load*: what was saved, still in the page cache, into existing tensors; SameBits: verified. ÷ memcpy.
 - *memory*: ``state.restore()`` of a copied commit. ÷ memcpy.
 - *steps*: of a small model that trains in the same process while a save is written ÷ the same before and after it;
-  *spare*: with cores that nobody uses, *shared*: training and writing on one core. Its floor: the same while a process
-  that does nothing else writes as many bytes and syncs them.
+  *spare*: with unused cores, *shared*: training and writing on one core. Its floor: the same while another process
+  only writes and syncs as many bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ ROUNDS = 7
 ROUNDS_QUICK = 5
 WITHIN_S = 600.0
 
-# How often the state lies on disk or in memory at once, at most: two points and one that is written, and a file of each
+# The largest number of copies of the state on disk or in memory: two points and one being written, and a file of each
 # other way; the tensors, their copies by memcpy and by DCP's stager, SameBits' two slots and two commits.
 DISK_STATES = 9
 MEMORY_STATES = 7
@@ -59,20 +58,20 @@ SPARE_BYTES = 256 * MIB
 
 
 def order(ways: Sequence[str], number: int) -> list[str]:
-    """Round ``number``: everybody once, each round beginning with the next one."""
+    """Return the order of round ``number``; each round starts with the next contestant."""
     begin = number % len(ways)
     return [*ways[begin:], *ways[:begin]]
 
 
-# --- is there room ----------------------------------------------------------------------------------------------------
+# --- available space --------------------------------------------------------------------------------------------------
 
 
 def too_small(state_bytes: int, free: Mapping[str, int]) -> list[str]:
-    """What has too little room for a state of that size, and how much it needs.
+    """Return what has too little space for a state of that size, and how much it needs.
 
     Args:
         state_bytes: of the largest state.
-        free: bytes that are free, by ``disk``, ``memory`` and ``/dev/shm``.
+        free: free bytes of ``disk``, ``memory`` and ``/dev/shm``.
     """
     states = {"disk": DISK_STATES, "memory": MEMORY_STATES, "/dev/shm": SHARED_MEMORY_STATES}
     needed = {place: count * state_bytes + SPARE_BYTES for place, count in states.items()}
@@ -84,7 +83,7 @@ def too_small(state_bytes: int, free: Mapping[str, int]) -> list[str]:
 
 
 def free_bytes(directory: Path) -> dict[str, int]:
-    """As :func:`too_small` wants it."""
+    """Return the free space in the form of :func:`too_small`."""
     memory = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     assert memory is not None, "proc(5): MemAvailable"
     return {
@@ -95,7 +94,7 @@ def free_bytes(directory: Path) -> dict[str, int]:
 
 
 def is_in_memory(directory: Path) -> bool:
-    """Whether that folder lies on no disk, by the longest mount point above it (proc(5), mountinfo)."""
+    """Return whether that folder is in memory, by the longest mount point above it (proc(5), mountinfo)."""
     kinds: dict[Path, str] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -108,14 +107,14 @@ def is_in_memory(directory: Path) -> bool:
 
 
 class Worker:
-    """The one worker of a job, obeying line by line."""
+    """The only worker of a job, controlled line by line."""
 
     def __init__(self, stage: Stage, state_bytes: int, device: str) -> None:
         self._stage = stage
         self._answers = 0
         folder = stage.folder / "ways"
         folder.mkdir()
-        # Some ways of the peers hold the interpreter for seconds at 2 GB, in which no agent of ours can speak.
+        # Some peers hold the interpreter for seconds at 2 GB, during which our agent cannot send.
         job = Job(stage, "checkpoint", world_size=1, NODE_TIMEOUT="60", DEVICE=device)
         job.start_scheduler()
         self._process = job.start_worker(0, str(state_bytes), str(folder), device, gated=True)
@@ -123,7 +122,7 @@ class Worker:
         self.ways: list[str] = json.loads(stage.channel.select("ready")[0].text or "")
 
     def ask(self, *words: str) -> Sample:
-        """Do that, and say how long it took."""
+        """Carry out a command; return how long it took."""
         self._tell(" ".join(words))
         self._answers += 1
         channel = self._stage.channel
@@ -132,7 +131,7 @@ class Worker:
         return answer
 
     def end(self) -> None:
-        """Let the job finish: then it leaves nothing behind in the machine's memory either."""
+        """Let the job finish, so that it leaves nothing in memory either."""
         self._tell("end")
         self._stage.wait(worker_name(0), WITHIN_S)
 
@@ -143,7 +142,7 @@ class Worker:
 
 
 def measure(size: str, rounds: int, directory: Path, device: str, progress: Progress) -> Samples:
-    """All phases with one state, in one process, on one kind of device."""
+    """Measure all phases with one state, in one process, on one kind of device."""
     samples = Samples()
     with Stage(within=directory) as stage:
         worker = Worker(stage, size_in_bytes(size), device)

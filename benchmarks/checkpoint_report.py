@@ -1,7 +1,6 @@
-"""What the samples of the checkpoint benchmark come to: its names, its ratios, its report and its table.
+"""Evaluation of the checkpoint benchmark's samples: names, ratios, report and table.
 
-Never here: a process, a disk, a clock. The one idea: a ratio is the median of the ratios within one round, in which
-both sides met the same machine.
+A ratio is the median of the ratios within one round, in which both sides met the same conditions.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ GIB = 1024**3
 UNITS = {"MB": MIB, "GB": GIB}
 
 MEMCPY, DISK = FLOORS = ("memcpy", "write_fsync")
-WRITER = "bare_writer"  # the floor of what training loses while something is saved
+WRITER = "bare_writer"  # the floor of what training loses during a save
 PEERS = ("torch_save", "safetensors", "dcp", "dcp_async")
 OURS, MEMORY = "ours", "memory"
 SAVING = (*FLOORS, *PEERS, OURS)
@@ -52,7 +51,7 @@ Sample = Mapping[str, float | None]
 
 @dataclass(slots=True)
 class Samples:
-    """All that was measured of one size, round by round; empty for a way that is not installed."""
+    """All measurements of one size, round by round; empty for a way that is not installed."""
 
     saves: dict[str, list[Sample]] = field(default_factory=lambda: {way: [] for way in SAVING})
     loads: dict[str, list[Sample]] = field(default_factory=lambda: {way: [] for way in LOADING})
@@ -62,14 +61,14 @@ class Samples:
     )
 
     def steps_ratio(self, way: str, cores: str) -> float | None:
-        """The median of (steps per second during a save ÷ undisturbed); None where no save lasted for a step."""
+        """Return the median of (steps per second during a save ÷ undisturbed); None if no save lasted for a step."""
         pairs = [(sample["during_per_s"], sample["undisturbed_per_s"]) for sample in self.training[way, cores]]
         ratios = [during / rest for during, rest in pairs if during is not None and rest]
         return median(ratios) if ratios else None
 
 
 def size_in_bytes(text: str) -> int:
-    """``64MB``, ``2GB``: MB and GB are powers of 1024."""
+    """Parse ``64MB`` or ``2GB``; MB and GB are powers of 1024."""
     match = re.fullmatch(r"([1-9]\d*)(MB|GB)", text)
     if match is None:
         raise ValueError(f"size {text!r}: expected a number and MB or GB, as in 64MB")
@@ -77,7 +76,7 @@ def size_in_bytes(text: str) -> int:
 
 
 def report(measured: Mapping[str, Samples]) -> Report:
-    """Of the samples by size."""
+    """Report the samples by size."""
     return Report(
         benchmark="checkpoint",
         floor={size: _floor(size, samples) for size, samples in measured.items()},
@@ -143,7 +142,7 @@ def _steps_ratios_of(samples: Samples, way: str) -> dict[str, float | None]:
 
 
 def _ratio(samples: Mapping[str, Sequence[Sample]], way: str, floor: str, figure: str) -> float:
-    """The median of (way ÷ floor) within one round."""
+    """Return the median of (way ÷ floor) within one round."""
     pairs = zip(_values(samples[way], figure), _values(samples[floor], figure), strict=True)
     return median([one / other for one, other in pairs])
 
@@ -156,7 +155,7 @@ def _per_gib(size: str, samples: Samples, way: str, figure: str) -> float:
     return rounded(median(_values(samples.saves[way], figure)) / (size_in_bytes(size) / GIB))
 
 
-# --- for people -------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def people(measured: Mapping[str, Samples]) -> str:

@@ -1,10 +1,10 @@
-"""What a process need not compile again: a second start, a restarted worker, a spare that takes over.
+"""Reuse of compiled code: a second start, a restarted worker, a spare that takes over.
 
-``python -m benchmarks.compiling [--trials N]``. Each trial begins with an empty COMPILE_CACHE_PATH: a job of two
+``python -m benchmarks.compiling [--trials N]``. Each trial starts with an empty COMPILE_CACHE_PATH. A job of two
 workers and a spare compiles (cold); its worker 1 is killed, and the spare takes the rank; the killed worker's node is
-started again as the next spare, and takes the rank of another that is killed; then a second job begins with the same
-folder. The floor is a plain process with a folder of torch's own, cold and again. What is measured is what a process's
-first step took beyond its second, on the wall; hits and misses are inductor's own count.
+restarted as the next spare, and takes the rank of another that is killed; then a second job starts with the same
+folder. The floor is a plain process with torch's own cache folder, cold and again. The figure is the wall time of a
+process's first step less its second; hits and misses are inductor's own count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLAIN_COLD, PLAIN_AGAIN = "plain process", "plain process again"
 
 
 class Trials:
-    """Seconds by kind, and how many graphs were compiled where all should have been there."""
+    """Seconds by kind, and how many graphs were compiled that should have been cached."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
@@ -78,7 +78,7 @@ def _started(stage: Stage, cache: Path, name: str) -> Job:
 
 
 def _take(stage: Stage, found: Trials, kinds: dict[str, str]) -> None:
-    """What these processes say, each once."""
+    """Collect the figures of these processes, one from each."""
     stage.channel.wait_for(
         lambda: kinds.keys() <= {one.who for one in stage.channel.select("compiled")}, WITHIN_S, f"{kinds} to compile"
     )

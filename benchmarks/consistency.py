@@ -1,11 +1,11 @@
-"""What it costs to compare the ranks while they train: steps per second with CONSISTENCY_EVERY=N against 0.
+"""The cost of comparing ranks during training: steps per second with CONSISTENCY_EVERY=N against 0.
 
 ``python -m benchmarks.consistency [--quick] [--workload NAME ...]``. Three jobs of four ranks under ``elastic.run``,
-one that compares and two that do not, take turns in every order (``benchmarks.turns``); a window is one interval, so
-that each holds one comparison: the copy, and the hash beside the next step. Trained are models of 3 and of 25 million
-parameters, unless another is named. The smaller ones compare every 50 steps. Of the transformer, whose steps take a
-second on two cores, every 5 are compared; what that would be at 50 is worked out and marked so. On a machine with other
-work the ratio of CPU time is the steadier witness.
+one with comparisons and two without, alternate in every order (``benchmarks.turns``). A window is one interval and so
+contains one comparison: the copy, and the hash during the next step. The models have 3 and 25 million parameters unless
+another is named. The smaller ones compare every 50 steps. The transformer, whose steps take a second on two cores,
+compares every 5; the figure for 50 is computed and marked so. On a machine with other load the ratio of CPU time is
+more reliable.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ TARGET = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is compared every so many steps, in so many rounds."""
+    """Which model is compared every how many steps, in how many rounds."""
 
     every: int
     rounds: int
 
     def at_default(self, ratio: float) -> float:
-        """What a ratio would be at an interval of ``EVERY`` steps."""
+        """Return the ratio at an interval of ``EVERY`` steps."""
         return 1 / (1 + (1 / ratio - 1) * self.every / EVERY)
 
 
@@ -44,7 +44,7 @@ ROUNDS_QUICK = 6
 
 
 def measure(workload: str, rounds: int, progress: Progress) -> Turns:
-    """Each contestant's windows."""
+    """Measure each contestant's windows."""
     turns, every = Turns(OFF), LOADS[workload].every
     starts = {name: job_of_ours(WORLD_SIZE, CONSISTENCY_EVERY=str(every if name == ON else 0)) for name in CONTESTANTS}
     take_turns(turns, starts, workload, every, itertools.islice(itertools.cycle(ORDERS), rounds), progress.say)
@@ -52,7 +52,7 @@ def measure(workload: str, rounds: int, progress: Progress) -> Turns:
 
 
 def report(measured: Mapping[str, Turns]) -> Report:
-    """Floor: who does not compare, against itself."""
+    """Report the figures; the floor is the job without comparisons, against itself."""
     floor: dict[str, float] = {}
     ours: dict[str, float] = {}
     ratios: dict[str, float] = {}
@@ -72,7 +72,7 @@ def report(measured: Mapping[str, Turns]) -> Report:
 
 
 def people(measured: Mapping[str, Turns]) -> str:
-    """A table for each load."""
+    """Format one table per load."""
     parts = [turns.people(f"{name}, every {LOADS[name].every} steps") for name, turns in measured.items()]
     return "\n\n".join([*parts, f"target: {TARGET} at every {EVERY} steps"])
 

@@ -1,15 +1,14 @@
-"""One scheduler and ten thousand workers: forming, beating, losing, coming back; beside bare sockets and peers.
+"""One scheduler and ten thousand workers: forming, heartbeats, losses and returns, beside bare sockets and peers.
 
 ``python -m benchmarks.control_plane [--quick] [--workers N …]``. The workers are simulated (``workers.control_plane``:
-a DEALER each, many in a few processes, the product's messages); the scheduler is the real process with its journal on
-disk. *Formed* runs from the first connect until the last worker has been told its durable place: connect, Register →
-Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in between. The bare ROUTER has the very
-same conversation with the same clients; the echo is one word and its answer. All clients run on the machine that is
-measured, so seconds say as much of them as of a server: the server's own CPU time is the steadier witness; until the
-last worker is admitted, and until all are formed.
-NODE_TIMEOUT is 30 s here, because a machine that plays them all may keep its workers silent for longer than 5. A loss
-that needs RECONNECT_GRACE (its process is not on the scheduler's host) is timed beyond it. The floor of a decision is
-the death itself: killed processes take their time to be gone.
+a DEALER each, many per process, with the product's messages). The scheduler is the real process with its journal on
+disk. *Formed* runs from the first connect until the last worker has received its durable place: connect, Register →
+Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in between. The bare ROUTER has the same
+conversation with the same clients; the echo is one message and its answer. All clients run on the measured machine, so
+wall times include them; the server's own CPU time is more reliable, until the last worker is admitted and until all are
+formed. NODE_TIMEOUT is 30 s here, because a machine that simulates all workers may keep them silent for longer than 5.
+A loss that needs RECONNECT_GRACE (its process is not on the scheduler's host) is timed after the grace. The floor of a
+decision is the death itself, since killed processes take time to end.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ TRIALS, TRIALS_QUICK = 5, 3
 BEATS_S, BEATS_QUICK_S = 5.0, 3.0
 VICTIMS, VICTIMS_QUICK = 40, 20
 CLIENTS = 2
-MOST_GRPC = 1000  # a channel of gRPC's Python takes some 0.3 MB and a millisecond
+MOST_GRPC = 1000  # a channel of gRPC's Python takes about 0.3 MB and a millisecond
 TCPSTORE, GRPC = "TCPStore", "gRPC"
 PEER_MODULES = {TCPSTORE: "torch", GRPC: "grpc"}
 
 
 @dataclass(slots=True)
 class Found:
-    """Everything that was measured at one number of workers."""
+    """All measurements for one number of workers."""
 
     ours: list[Served] = field(default_factory=list)
     curve: list[Served] = field(default_factory=list)
@@ -67,7 +66,7 @@ class Extent:
 
 
 def measure(extent: Extent) -> dict[int, Found]:
-    """All contestants by turns, at each number of workers."""
+    """Measure all contestants in turn, at each number of workers."""
     lacking = {peer: f"the module {name}" for peer, name in PEER_MODULES.items() if not importlib.util.find_spec(name)}
     progress, found = Progress(f"{', '.join(map(str, extent.workers))} workers, {extent.trials} trials", lacking), {}
     for workers in extent.workers:
@@ -115,11 +114,11 @@ def _takes_part(peer: str, workers: int) -> bool:
     return importlib.util.find_spec(PEER_MODULES[peer]) is not None and (peer == TCPSTORE or workers <= MOST_GRPC)
 
 
-# ---- sums
+# ---- figures
 
 
 def figures(found: Found, workers: int) -> dict[str, float]:
-    """Ours at one number of workers."""
+    """Return our figures for one number of workers."""
     decisions_ms = [one * 1e3 for each in found.losses for one in each.decision_s]
     return {
         "form_s": median([one.form_s for one in found.ours]),
@@ -143,7 +142,7 @@ def figures(found: Found, workers: int) -> dict[str, float]:
 
 
 def ratios(found: Found) -> dict[str, float]:
-    """Ours ÷ the floor's or a peer's, at one number of workers; medians of each."""
+    """Return ours ÷ the floor's or a peer's for one number of workers; medians of each."""
     ours_s = median([one.form_s for one in found.ours])
     told_s = median([one.told_s for one in found.losses])
     result = {
@@ -175,7 +174,7 @@ def _ratio(ours: Sequence[Served], others: Sequence[Served], figure: Callable[[S
 
 
 def report(found: dict[int, Found]) -> Report:
-    """Of the largest number of workers; below ``by_workers`` of each."""
+    """Report the largest number of workers, and each of them under ``by_workers``."""
     most = max(found)
     ours = {workers: figures(here, workers) for workers, here in found.items()}
     against = {workers: ratios(here) for workers, here in found.items()}
@@ -219,7 +218,7 @@ def _peer(peer: str, found: dict[int, Found]) -> dict[str, dict[str, float | Non
 
 
 def people(document: Report) -> str:
-    """The figures by number of workers, one a line."""
+    """Format the figures by number of workers."""
     sizes = list(document.ours["by_workers"])
     rows: list[list[object]] = []
     for title, section in (("floor", document.floor), ("ours", document.ours), ("ratio", document.ratios)):
@@ -247,7 +246,7 @@ def main() -> None:
         trials=arguments.trials or (TRIALS_QUICK if arguments.quick else TRIALS),
         beats_s=BEATS_QUICK_S if arguments.quick else BEATS_S,
         victims=VICTIMS_QUICK if arguments.quick else VICTIMS,
-        clients=max(2, arguments.clients),  # one is lost as a whole
+        clients=max(2, arguments.clients),  # one is lost entirely
         curve=not arguments.no_curve,
     )
     problem = descriptor_problem(max(extent.workers), extent.clients)

@@ -1,8 +1,8 @@
-"""The stage of the control plane's benchmark: a crowd of clients on one side, one server on the other.
+"""The setup of the control plane benchmark: a crowd of clients and one server.
 
-Here live the starting of both, the few words a crowd obeys, and what the kernel says of a server: CPU time and memory.
-Never here: a figure that is reported. The one idea: a server is judged by its own CPU clock (clock_getcpuclockid(3)),
-which other work on the machine does not run, and by moments that its clients note on the one clock of the host.
+It starts both, sends the crowd its commands, and reads a server's CPU time and memory. A server is judged by its own
+CPU clock (clock_getcpuclockid(3)), which other work does not advance, and by the clients' timestamps on the host's
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["BARE", "GRACE_S", "SCHEDULER", "Crowds", "Scene", "cpu_s", "descript
 SCHEDULER, BARE = "scheduler", "bare"
 WITHIN_S = 180.0
 SPARE_DESCRIPTORS = 200
-GRACE_S = 0.5  # RECONNECT_GRACE, as its default
+GRACE_S = 0.5  # the default of RECONNECT_GRACE
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that all threads of a process have used, to the nanosecond."""
-    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3), as glibc makes the id
+    """Return the CPU seconds used by all threads of a process, to the nanosecond."""
+    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3), as glibc computes the id
 
 
 def resident_kib(pid: int) -> int:
-    """The process's resident memory."""
+    """Return the process's resident memory."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1])
@@ -38,10 +38,10 @@ def resident_kib(pid: int) -> int:
 
 
 def descriptor_problem(workers: int, clients: int) -> str | None:
-    """Raise this process's limit, which its children inherit; says what is wrong where even the hard limit is too low.
+    """Raise this process's limit, which its children inherit; return what is wrong if the hard limit is too low.
 
-    A simulated worker takes two descriptors of its client (its connection, and ZeroMQ's own signal); a scheduler takes
-    one a worker and leaves a quarter of its limit free.
+    A simulated worker takes two descriptors of its client (its connection and ZeroMQ's own signal). A scheduler takes
+    one per worker and leaves a quarter of its limit free.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -58,11 +58,11 @@ def descriptor_problem(workers: int, clients: int) -> str | None:
 
 
 class Scene:
-    """A server, and the crowds that talk to it, for one measurement.
+    """A server and its crowds for one measurement.
 
     Args:
-        stage: where it plays.
-        world_size: number of simulated workers, victims among them.
+        stage: where it runs.
+        world_size: number of simulated workers, victims included.
         variables: of the job, beyond the benchmark's own.
     """
 
@@ -74,19 +74,19 @@ class Scene:
         self.port = int(self.job.variables["SCHED_PORT"])
 
     def start_scheduler(self) -> float:
-        """Returns when it was listening, on the host's monotonic clock."""
+        """Start it; return when it was listening, on the host's monotonic clock."""
         self.job.start_scheduler()
         return time.monotonic()
 
     def start_bare(self, kind: str, world_size: int) -> float:
-        """A bare ROUTER or PUB; ``world_size`` 0 never tells anything to all. Returns when it was listening."""
+        """Start a bare ROUTER or PUB; with ``world_size`` 0 it never broadcasts. Return when it was listening."""
         command = [*worker_module("control_plane_bare"), kind, str(self.port), str(world_size)]
         self.bare = self.stage.start(BARE, command, self.job.variables, gated=True)
         wait_until_listening(self.port, self.stage)
         return time.monotonic()
 
     def tell_all(self) -> float:
-        """Let the bare server open a round; returns when it began to, on the host's monotonic clock."""
+        """Let the bare server open a round; return when it started to, on the host's monotonic clock."""
         assert self.bare.stdin is not None
         self.bare.stdin.write(b"now\n")
         self.bare.stdin.flush()
@@ -94,15 +94,15 @@ class Scene:
         return moment.at_s
 
     def start_crowds(self, kind: str, count: int, clients: int, *, blob_bytes: int = 0) -> Crowds:
-        """Slots 0 to ``count`` - 1, dealt out to so many processes; returns when all are ready to begin.
+        """Start slots 0 to ``count`` - 1, dealt out to this many processes; return when all are ready.
 
-        Dealt out, not cut in blocks: a server that tells all in the order of their slots would be through with one
-        process before it begins with the next, and the first one's thousands of answers were in the way of the second.
+        They are dealt out rather than split into blocks: a server that broadcasts in slot order would finish with one
+        process before the next, and the first one's thousands of answers would delay the others.
         """
         return Crowds(self, kind, count, clients, blob_bytes)
 
     def start_victims(self, count: int) -> subprocess.Popen[bytes]:
-        """The last ``count`` slots, a process each; returns when all have been forked."""
+        """Start the last ``count`` slots as a process each; return when all have been forked."""
         plan = {"kind": "victims", "first": self.world_size - count, "count": count}
         victims = self._start_clients("victims", plan, is_parent=True)
         self.wait_for("ready", {victims.pid})
@@ -114,7 +114,7 @@ class Scene:
         return self.stage.start(name, command, variables, gated=True, is_parent=is_parent)
 
     def wait_for(self, name: str, pids: set[int], *, since_s: float = 0.0) -> list[Moment]:
-        """That moment of each of these processes."""
+        """Return that timestamp of each of these processes."""
         found: dict[int, Moment] = {}
 
         def all_there() -> bool:
@@ -143,7 +143,7 @@ class Crowds:
         return {process.pid for process in self._processes.values()}
 
     def tell(self, word: str) -> float:
-        """Returns when it was told, on the host's monotonic clock."""
+        """Send a command; return when, on the host's monotonic clock."""
         now = time.monotonic()
         for process in self._processes.values():
             assert process.stdin is not None
@@ -152,7 +152,7 @@ class Crowds:
         return now
 
     def ask(self, word: str, answer: str) -> int:
-        """The sum of what all answer."""
+        """Return the sum of all answers."""
         since_s = self.tell(word)
         return sum(moment.step or 0 for moment in self.wait_for(answer, since_s))
 
@@ -160,11 +160,11 @@ class Crowds:
         return self._scene.wait_for(name, self.pids, since_s=since_s)
 
     def last(self, name: str, since_s: float = 0.0) -> float:
-        """When the last one was so far."""
+        """Return when the last one reached that point."""
         return max(moment.at_s for moment in self.wait_for(name, since_s))
 
     def kill_one(self) -> float:
-        """kill -9 of one process: all its workers at once. Returns when, on the host's monotonic clock."""
+        """kill -9 one process with all its workers. Return when, on the host's monotonic clock."""
         name, _ = self._processes.popitem()
         now = time.monotonic()
         self._scene.stage.end(name)

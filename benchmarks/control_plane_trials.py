@@ -1,8 +1,7 @@
-"""One trial of each contestant in the control plane's benchmark: ours, the bare sockets, the peers.
+"""One trial of each contestant in the control plane benchmark: ours, the bare sockets, the peers.
 
-Here live the measured stretches: from which moment to which, and between which two looks at the server's CPU clock.
-Never here: medians, ratios, words. The one idea: ours and the bare ROUTER are talked to by the same clients with the
-same bytes, through the same stations, so each of our stretches has its floor under the same name.
+The trials define the measured intervals and when the server's CPU clock is read. SameBits and the bare ROUTER talk to
+the same clients with the same bytes in the same phases, so each of our intervals has a floor of the same name.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ from samebits.service.scheduling.loop import seldom_collected
 from samebits.store import journal_format
 from samebits.store.journal import Journal
 
-SETTLE_S = 1.5  # until the last words of a formation are read, and everybody has begun to beat
-STEADY_S = 4.0  # until nothing of it is felt any more; after a storm of CURVE's handshakes it is for some seconds
+SETTLE_S = 1.5  # until the last messages of a formation are read and all have started their heartbeats
+STEADY_S = 4.0  # until its effects have ended; after a storm of CURVE handshakes that takes some seconds
 PAUSE_S = 0.05  # between two victims
-LOSS = re.compile(rb"scheduler: worker \S+ \([^)]*\) is lost:")  # not the round that opens for it, which says so too
+# not the line about the round, which has these words too
+LOSS = re.compile(rb"scheduler: worker \S+ \([^)]*\) is lost:")
 IN_MODIFY = 2  # linux/inotify.h
 INOTIFY_BYTES = 1 << 16
 SECRET = "a secret of the benchmark, long enough"
@@ -38,31 +38,31 @@ SECRET = "a secret of the benchmark, long enough"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What one server did for a crowd: formed it, heard it for a while, was killed, and had it back."""
+    """What one server did for a crowd: formed it, served it for a while, was killed, and got it back."""
 
     form_s: float
-    admit_cpu_s: float  # until the last one was told its seat, or had its first answer
+    admit_cpu_s: float  # until the last one received its seat or its first answer
     form_cpu_s: float
     resident_kib: float
     beats: int
     beats_s: float
     beats_cpu_s: float
-    told_s: float = 0.0  # of a bare server: from its first word of a new round until the last worker knows of it
+    told_s: float = 0.0  # of a bare server: from its first message of a new round until the last worker has it
     back_s: float = 0.0  # from the new server's listening until the last worker has its answer; 0: not killed
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a killed scheduler's journal was worth."""
+    """What could be recovered from a killed scheduler's journal."""
 
     load_s: float
     seats: int
-    resumed: int  # with the slot and the incarnation they had
+    resumed: int  # with the same slot and incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class MassLoss:
-    """Half of all lost at once."""
+    """Half of all workers lost at once."""
 
     lost: int
     all_seen_s: float  # beyond RECONNECT_GRACE, which each of them is given
@@ -71,10 +71,10 @@ class MassLoss:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Single losses: from each kill to the scheduler's decision, and from the first decision until all are told.
+    """Single losses: from each kill to the scheduler's decision, and from the first decision until all are notified.
 
-    ``death_s`` is the kernel's part of it: from each kill, but for the first, whose invitations to a round are in
-    everybody's way, until a thread that waits for nothing else has seen that the process is gone (pidfd_open(2)).
+    ``death_s`` is the kernel's part: from each kill but the first, whose invitations to a round delay it, until an
+    otherwise idle thread sees that the process is gone (pidfd_open(2)).
     """
 
     decision_s: list[float]
@@ -86,7 +86,7 @@ class Losses:
 
 
 def ours(workers: int, clients: int, beats_s: float) -> tuple[Served, Kept, MassLoss]:
-    """A scheduler's life with a crowd; how long its journal takes to read is seen when that is gone."""
+    """Run a scheduler with a crowd; the time to read its journal is measured afterwards."""
     with Stage() as copies:
         served, resumed, mass = _live(workers, clients, beats_s, copies.folder / "recovery")
         load_s, seats = _load(copies.folder / "recovery")
@@ -94,7 +94,9 @@ def ours(workers: int, clients: int, beats_s: float) -> tuple[Served, Kept, Mass
 
 
 def _live(workers: int, clients: int, beats_s: float, copy: Path) -> tuple[Served, int, MassLoss]:
-    """What it did, how many came back as they were, and half of them lost; what a kill left of it is in ``copy``."""
+    """Measure serving, the workers that returned unchanged, and the loss of half; the killed scheduler's files are
+    copied to ``copy``.
+    """
     with Stage() as stage:
         scene = Scene(stage, workers)
         scene.start_scheduler()
@@ -113,7 +115,7 @@ def _live(workers: int, clients: int, beats_s: float, copy: Path) -> tuple[Serve
 
 
 def encrypted(workers: int, clients: int, beats_s: float) -> Served:
-    """The same with a secret, until it is killed: the storm of handshakes, and the steady state."""
+    """The same with a secret, up to the kill: the storm of handshakes and the steady state."""
     with Stage() as stage:
         scene = Scene(stage, workers, CLUSTER_SECRET=SECRET)
         scene.start_scheduler()
@@ -139,7 +141,7 @@ def bare(workers: int, clients: int, beats_s: float) -> Served:
 
 
 def bare_encrypted(workers: int, clients: int, beats_s: float) -> Served:
-    """The bare ROUTER with a secret: what CURVE itself costs."""
+    """The bare ROUTER with a secret: the cost of CURVE itself."""
     with Stage() as stage:
         scene = Scene(stage, workers, CLUSTER_SECRET=SECRET)
         scene.start_bare("router", workers)
@@ -148,7 +150,7 @@ def bare_encrypted(workers: int, clients: int, beats_s: float) -> Served:
 
 
 def echo(workers: int, clients: int) -> float:
-    """One word and its answer for each: the bare ROUTER at its barest."""
+    """One message and its answer for each worker: the bare minimum of a ROUTER."""
     with Stage() as stage:
         scene = Scene(stage, workers)
         scene.start_bare("router", 0)
@@ -176,7 +178,7 @@ def _beat(scene: Scene, crowds: Crowds, server: str, beats_s: float) -> tuple[in
 
 
 def _load(recovery: Path) -> tuple[float, int]:
-    """What a new scheduler does first: seconds, and the seats it then knows."""
+    """Load as a new scheduler does; return seconds and the seats it then knows."""
     with seldom_collected():  # as the scheduler
         began_s = time.perf_counter()
         journal, payloads = Journal.open(recovery)
@@ -199,7 +201,7 @@ def _lose_half(scene: Scene, crowds: Crowds, lost: int) -> MassLoss:
 
 
 def losses(workers: int, clients: int, victims: int) -> Losses:
-    """Kill processes one by one: the first loss is told to everybody, each is decided on."""
+    """Kill processes one by one; the first loss is broadcast, each is decided on."""
     with Stage() as stage:
         scene = Scene(stage, workers)
         scene.start_scheduler()
@@ -243,9 +245,9 @@ def _of_victims(scene: Scene, crowds: Crowds, victims: int) -> set[int]:
 
 
 class _Log:
-    """What a scheduler says from now on; it says a loss when that is durable, just before it tells everybody.
+    """What a scheduler logs from now on; it logs a loss once that is durable, just before it notifies all.
 
-    The kernel wakes us when a line is written (inotify(7)): who looks again and again is late, and in the way.
+    The kernel wakes the reader when a line is written (inotify(7)); polling would be late and take CPU time.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -267,7 +269,7 @@ class _Log:
         self._file.close()
 
     def wait_for_losses(self, count: int) -> float:
-        """When so many had been said."""
+        """Return when this many had been logged."""
         deadline_s = time.monotonic() + WITHIN_S
         while True:
             woken_s = time.monotonic()
@@ -282,7 +284,7 @@ class _Log:
 
 
 def publish(workers: int, clients: int) -> float:
-    """A bare PUB's one message, until the last subscriber has it."""
+    """Measure a bare PUB's one message until the last subscriber has it."""
     with Stage() as stage:
         scene = Scene(stage, workers)
         scene.start_bare("pub", workers)
@@ -301,7 +303,7 @@ def _tell_all(scene: Scene, crowds: Crowds) -> float:
 
 
 def peer(name: str, workers: int, clients: int) -> float:
-    """``tcpstore`` or ``grpc``: seconds until the last client knows that all are in."""
+    """Run ``tcpstore`` or ``grpc``; return seconds until the last client knows that all are in."""
     with Stage() as stage:
         port = free_port()
 

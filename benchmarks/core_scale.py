@@ -1,10 +1,10 @@
-"""What the scheduler's decisions cost, alone: no sockets, no disk, a quarter of the workers against all of them.
+"""The cost of the scheduler's decisions alone, without sockets and disk, for N workers and for N/4.
 
-``python -m benchmarks.core_scale [--quick] [--workers N]``. Each story (a first start, a loss and the way back, half of
-all lost, a scheduler that is started again, …) is told to the core once with N workers and once with N/4, by the very
-messages that real ones send. *Growth* is what a worker costs among N, divided by what it costs among N/4: 1 where a
-story is linear, 4 where it is quadratic. *Longest step* is how long the scheduler hears nothing else. The floor is an
-event that changes nothing, a repeated heartbeat. What socket and disk add is in ``benchmarks.control_plane``.
+``python -m benchmarks.core_scale [--quick] [--workers N]``. Each story (a first start, a loss and the return, half of
+all lost, a scheduler restart, …) is played to the core with N workers and with N/4, with the messages that real ones
+send. *Growth* is the cost per worker among N, divided by that among N/4: 1 if a story is linear, 4 if it is quadratic.
+*Longest step* is how long the scheduler reads nothing else. The floor is an event that changes nothing, a repeated
+heartbeat. ``benchmarks.control_plane`` includes socket and disk.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
 from samebits.core.state import JobState
 
 WORKERS, WORKERS_QUICK = 10_000, 1000
-SHARE = 4  # the smaller job has so many times fewer
+SHARE = 4  # the smaller job has this many times fewer
 TRIALS = 3
 RANKS_A_HOST = 8
 LIVE, SAVED = Point(7, 1), (Point(10, 1), Point(20, 1))
 JOB = "job"
-MEANT = 1.5  # growth; two halves of a cache's size lie between linear and that
+MEANT = 1.5  # growth; the size of the cache makes it more than linear
 
 
 @dataclass(slots=True)
 class Cost:
-    """Of the steps of one story, in seconds of wall time."""
+    """The cost of one story's steps, in seconds of wall time."""
 
     total_s: float = 0.0
     longest_s: float = 0.0
@@ -59,7 +59,7 @@ class Cost:
 
 @dataclass(slots=True)
 class Crowd:
-    """A core, and its workers as far as they speak.
+    """A core and the messages of its workers.
 
     Args:
         workers: of a full world.
@@ -73,14 +73,14 @@ class Crowd:
     records: list[Record] = field(default_factory=list)
     session_of: dict[int, str] = field(default_factory=dict)
     incarnation_of: dict[str, int] = field(default_factory=dict)
-    round: RoundId = field(default_factory=lambda: RoundId(0, 0))  # the last that somebody was invited to
+    round: RoundId = field(default_factory=lambda: RoundId(0, 0))  # the last round with an invitation
     core: SchedulerCore = field(init=False)
 
     def __post_init__(self) -> None:
         self.load(JobState(), JOB)
 
     def load(self, state: JobState, new_job_id: str) -> None:
-        """A scheduler's start."""
+        """Start a scheduler."""
         policy = Policy(self.workers, "train.py", (), **{"cool_down_s": 0.0, **self.policy})  # type: ignore[arg-type]
         began_s = time.perf_counter()
         self.core = SchedulerCore(policy, state, now=self.now, boot_id="boot", new_job_id=new_job_id)
@@ -103,7 +103,7 @@ class Crowd:
         self.cost.total_s += took_s
         self.cost.longest_s = max(self.cost.longest_s, took_s)
 
-    # ---- what workers say
+    # ---- messages of workers
 
     def register(self, workers: Iterable[int], life: str = "a", standing: bool = False) -> None:
         for slot in workers:
@@ -117,7 +117,7 @@ class Crowd:
         self.step(Tick())
 
     def join(self, workers: Iterable[int], live: Point | None = None, points: Sequence[Point] = ()) -> None:
-        """Everybody with points brings a part of its own, and keeps its neighbour's copies."""
+        """Join with points, own parts, and copies of the neighbours."""
         for slot in workers:
             sender, own = self._credential(slot), bool(points)
             copies = tuple(Copy((slot + RANKS_A_HOST) % self.workers, point) for point in points)
@@ -132,7 +132,7 @@ class Crowd:
             self.step(Received(self.session_of[slot], beat))
 
     def compare(self, *points: Point, commits: int = 7) -> None:
-        """All ranks' states are equal there."""
+        """Report equal states of all ranks there."""
         digests = tuple(Digest(point, commits, b"same") for point in points)
         for slot in range(self.workers):
             self.step(Received(self.session_of[slot], Said(self._credential(slot), Digests(digests))))
@@ -148,7 +148,7 @@ class Crowd:
         self.step(Tick())
 
     def lose(self, workers: Iterable[int]) -> None:
-        """Their processes are dead, all seen in one look."""
+        """Report these processes dead, all in one pass."""
         for slot in workers:
             self.step(Closed(self.session_of[slot], gone=True))
         self.step(Tick())
@@ -165,7 +165,7 @@ class Crowd:
         self.say(range(self.workers), Activity.TRAINING, 1)
 
     def come_together(self, lost: Sequence[int], live: Point | None = LIVE) -> None:
-        """Those who are left leave their collective; the lost are started again, and all meet."""
+        """Let the survivors leave their collective, restart the lost ones, and let all meet."""
         here = sorted(set(range(self.workers)) - set(lost))
         self.say(here, Activity.WAITING, 1)
         self.register(lost, "b")
@@ -175,7 +175,7 @@ class Crowd:
         self.say(range(self.workers), Activity.TRAINING, 2)
 
 
-# ---- the stories: what comes before is not counted
+# ---- the stories: their preparation is not measured
 
 
 def _first_start(workers: int) -> Crowd:
@@ -258,7 +258,7 @@ def _journal_lost(workers: int) -> Crowd:
     crowd = _trained(workers)
     crowd.load(JobState(), "another job, until it is known which this was")
     crowd.register(range(workers), standing=True)
-    crowd.now = crowd.core.wake_at() or crowd.now  # all reports are heard before they are judged
+    crowd.now = crowd.core.wake_at() or crowd.now  # all reports are read before they are judged
     crowd.step(Tick())
     crowd.say(range(workers), Activity.TRAINING, 1)
     return crowd
@@ -308,17 +308,17 @@ class Told:
 
     @property
     def growth(self) -> float:
-        """Of the cost of a worker, from the smaller job to the whole."""
+        """Growth of the cost per worker, from the smaller job to the larger."""
         return self.whole.total_s / (SHARE * self.small.total_s)
 
 
 def tell(story: Callable[[int], Crowd], workers: int, trials: int = TRIALS) -> Told:
-    """Both sizes by turns."""
+    """Play both sizes in turn."""
     costs: dict[int, list[Cost]] = {workers // SHARE: [], workers: []}
     for _ in range(trials):
         for size, found in costs.items():
             gc.collect()
-            gc.disable()  # as the scheduler, which seldom collects
+            gc.disable()  # as the scheduler, which collects rarely
             try:
                 found.append(story(size).cost)
             finally:
@@ -331,7 +331,7 @@ def tell(story: Callable[[int], Crowd], workers: int, trials: int = TRIALS) -> T
 
 
 def report(found: dict[str, Told], workers: int) -> Report:
-    """All stories."""
+    """Report all stories."""
     floor_us = rounded(found[FLOOR].whole.total_s / workers * 1e6)
     stories = {name: told for name, told in found.items() if name != FLOOR}
     ours = {f"{name}_ms": rounded(told.whole.total_s * 1e3) for name, told in stories.items()}
@@ -346,7 +346,7 @@ def report(found: dict[str, Told], workers: int) -> Report:
 
 
 def people(found: dict[str, Told], workers: int) -> str:
-    """The table, and what to make of it."""
+    """Format the table with its interpretation."""
     rows = [
         [
             name.replace("_", " "),

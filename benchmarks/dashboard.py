@@ -1,11 +1,11 @@
 """``python -m benchmarks.dashboard``: how soon the page is painted, and what open pages cost the scheduler.
 
-A scheduler is talked to by a crowd of simulated workers (``benchmarks.workers.control_plane_crowd``), and a dashboard
-serves that job. With 256 ranks a real browser, Debian's Chromium, opens the page: from the beginning of the navigation
-to its first contentful paint, and to the last rank's square; and from the kill -9 of a process with a quarter of the
-ranks until the page shows the first one as lost. With 1,000 ranks the scheduler's CPU clock is read over
-windows without a page and with ten of them open, in turn; the difference is what they cost, as a share of one core.
-The floor of a paint is a page without content from the same server (its licence file).
+A crowd of simulated workers (``benchmarks.workers.control_plane_crowd``) uses a scheduler, and a dashboard serves that
+job. With 256 ranks a real browser, Debian's Chromium, opens the page: measured are the time from the start of the
+navigation to the first contentful paint and to the last rank's square, and from the kill -9 of a process with a quarter
+of the ranks until the page shows the first one as lost. With 1,000 ranks the scheduler's CPU clock is read over windows
+without a page and with ten open pages, in turn; the difference is their cost as a share of one core. The floor of a
+paint is a page without content from the same server (its licence file).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SHOWN = """([selector, count]) => new Promise(done => {
 
 @dataclass(slots=True)
 class Measured:
-    """All that was measured."""
+    """All measurements."""
 
     paint_ms: list[float] = field(default_factory=list)
     ranks_ms: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Measured:
 
 @contextmanager
 def simulated(ranks: int, processes: int) -> Iterator[tuple[Stage, Scene, Crowds]]:
-    """A job of so many simulated ranks that trains, in so many processes."""
+    """Run a training job of this many simulated ranks in this many processes."""
     with Stage() as stage:
         scene = Scene(stage, ranks)
         scene.start_scheduler()
@@ -67,7 +67,7 @@ def simulated(ranks: int, processes: int) -> Iterator[tuple[Stage, Scene, Crowds
 
 
 def serve(stage: Stage, scene: Scene) -> str:
-    """Start the dashboard; the page's address."""
+    """Start the dashboard; return the page's address."""
     command = [sys.executable, "-P", "-m", "samebits", "dashboard", "--port", "0"]
     stage.start(DASHBOARD, command, {**scene.job.variables, "LOG_DIR": str(stage.folder)})
     log, deadline_s = stage.folder / f"{DASHBOARD}.log", time.monotonic() + WITHIN_S
@@ -80,14 +80,14 @@ def serve(stage: Stage, scene: Scene) -> str:
 
 
 def paint(measured: Measured, ranks: int, count: int, chromium: str, progress: Progress) -> None:
-    """Open the page so often, each time in a browser context that has seen nothing."""
+    """Open the page this often, each time in a fresh browser context."""
     from playwright.sync_api import sync_playwright
 
     with simulated(ranks, _KILLS + 1) as (stage, scene, crowds), sync_playwright() as playwright:
         url = serve(stage, scene)
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         try:
-            _open(browser, url, [], "LICENSE-uPlot")  # what a browser does once
+            _open(browser, url, [], "LICENSE-uPlot")  # one-time work of the browser
             for number in range(1, count + 1):
                 _, floor_ms, _ = _open(browser, url, [], "LICENSE-uPlot")
                 _, paint_ms, ranks_ms = _open(browser, url, measured.complaints, "", ranks)
@@ -101,7 +101,7 @@ def paint(measured: Measured, ranks: int, count: int, chromium: str, progress: P
 
 
 def _kill(browser: Any, url: str, measured: Measured, crowds: Crowds, ranks: int, progress: Progress) -> None:
-    """kill -9 of a process with its ranks, again and again, until the open page shows them as lost."""
+    """kill -9 a process with its ranks, repeatedly, until the open page shows them as lost."""
     page = browser.new_page(locale="en-US")
     page.goto(url)
     page.evaluate(_SHOWN, [".rank", ranks])
@@ -131,7 +131,7 @@ def _open(browser: Any, url: str, complaints: list[str], path: str, ranks: int =
 
 
 class _Reader(threading.Thread):
-    """An open page, as far as the server knows: it reads all that the stream tells."""
+    """An open page as far as the server knows: it reads the whole stream."""
 
     def __init__(self, host: str) -> None:
         super().__init__(daemon=True)
@@ -149,7 +149,7 @@ class _Reader(threading.Thread):
 
 
 def cost(measured: Measured, ranks: int, windows: int, for_s: float, progress: Progress) -> None:
-    """The scheduler's CPU time without a dashboard, and with one that has ten pages open, in turn."""
+    """Measure the scheduler's CPU time without a dashboard and with one that has ten open pages, in turn."""
     with simulated(ranks, _CROWDS) as (stage, scene, _):
         pid = stage.pids()[SCHEDULER]
         for number in range(1, windows + 1):
@@ -178,7 +178,7 @@ def _share(pid: int, for_s: float) -> float:
 
 
 def report(measured: Measured, ranks: tuple[int, int]) -> None:
-    """The table for people, and the JSON object."""
+    """Return the table and the JSON object."""
     extra = median([with_ - without for with_, without in zip(measured.with_, measured.without, strict=True)])
     ours: dict[str, Any] = {
         "scheduler_without_ms_per_s": median([1000 * one for one in measured.without]),
@@ -205,7 +205,7 @@ def report(measured: Measured, ranks: tuple[int, int]) -> None:
 
 
 def main() -> int:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboard", description=__doc__)
     parser.add_argument("--painted-ranks", type=int, default=256)
     parser.add_argument("--ranks", type=int, default=1000, help="while the scheduler's CPU time is measured")

@@ -1,17 +1,16 @@
-"""What all that watches a job costs it: steps per second with the default settings ÷ with all of it switched off.
+"""The cost of all monitoring: steps per second with the default settings ÷ with all of it off.
 
 ``python -m benchmarks.defaults [--quick] [--workload NAME ...] [--ranks N] [--watcher NAME]``. Three jobs of the same
-script take turns in every order (``benchmarks.turns``): SameBits with everything off, which is the floor, SameBits as
-it comes, and SameBits with everything off once more. The script reports its loss and commits after every step. What is
-on by default: where no step is made (HANG), who is slow (STRAGGLER, which times each step), losses that training
-cannot have (LOSS_ANOMALY), values outside the state that change (HIDDEN_STATE, at the first commits), whether the ranks
-are equal (CONSISTENCY_EVERY), and the hosts' health (HEALTH).
-``--watcher`` has one of them on, to find what it costs.
+script alternate in every order (``benchmarks.turns``): SameBits with everything off, which is the floor, SameBits with
+its defaults, and SameBits with everything off once more. The script reports its loss and commits after every step. On
+by default are hang detection (HANG), straggler detection (STRAGGLER, which times each step), loss anomalies
+(LOSS_ANOMALY), changing values outside the state (HIDDEN_STATE, at the first commits), comparisons of the ranks
+(CONSISTENCY_EVERY), and host health (HEALTH). ``--watcher`` enables only one of them, to find its cost.
 
-A window holds one comparison of the ranks, and all windows together some looks at the host, which come every ten
-seconds. Trained are models of 3 and of 25 million parameters, unless another is named. Two ranks, by default: with more
-ranks than cores the scheduler of the system is in every figure. On a machine with other work the ratio of CPU time is
-the steadier witness.
+A window contains one comparison of the ranks, and all windows together several host checks, which come every ten
+seconds. The models have 3 and 25 million parameters unless another is named. There are two ranks by default: with more
+ranks than cores the system's own scheduler would affect every figure. On a machine with other load the ratio of CPU
+time is more reliable.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ WATCHERS: dict[str, dict[str, str]] = {
     "hidden": {"HIDDEN_STATE": "off"},
     "health": {"HEALTH": "off"},
 }
-"""What is on by default, and what turns it off."""
+"""What is on by default, and the value that turns it off."""
 WINDOW_STEPS = 50
 BLOCKS = {"mlp": 6, "wide": 2, "transformer": 1}
-"""By workload: sets of processes, so that the luck of one (memory layout, sockets) is drawn several times."""
+"""Sets of processes by workload, since each set's memory layout and sockets affect its speed."""
 USUAL, QUICK = ("wide", "transformer"), ("mlp",)
 
 
 def all_off(but: str = "") -> dict[str, str]:
-    """The settings that turn every watcher off, but for one."""
+    """Return the settings that turn off every watcher but one."""
     return {name: value for watcher, off in WATCHERS.items() if watcher != but for name, value in off.items()}
 
 
 def starts(ranks: int, watcher: str = "") -> dict[str, Start]:
-    """How each contestant begins; where one watcher is named, it alone is on."""
+    """Return how each contestant starts; if a watcher is named, it alone is on."""
     settings = {OFF: all_off(), ON: all_off(watcher) if watcher else {}, AGAIN: all_off()}
     return {name: job_of_ours(ranks, "reporting", **chosen) for name, chosen in settings.items()}
 
 
 def report(measured: Mapping[str, Turns]) -> Report:
-    """Floor: everything off."""
+    """Report the figures; the floor is everything off."""
     floor: dict[str, float] = {}
     ours: dict[str, float] = {}
     ratios: dict[str, float] = {}
@@ -71,7 +70,7 @@ def report(measured: Mapping[str, Turns]) -> Report:
 
 
 def people(measured: Mapping[str, Turns], what: str) -> str:
-    """A table for each workload."""
+    """Format one table per workload."""
     parts = []
     for name, turns in measured.items():
         ratio = f"{turns.ratios(ON).median:.3f}, of CPU time {turns.cpu_ratio(ON):.3f}"

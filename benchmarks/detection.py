@@ -1,14 +1,14 @@
-"""How soon a fault is noticed, and whether the right worker is named, with what holds it and in which line.
+"""How soon a fault is noticed, and whether the right worker is named with its cause and line.
 
-``python -m benchmarks.detection [--times N] [--only FAULT ...] [--who NAME ...]``. A job of two ranks loses one of them
-again and again, each time to the same fault: kill -9, an exception, SIGSTOP, a main thread that sleeps, a deadlock,
-Python's lock held in C, a loader that never returns, a rank that returns while the other is in a collective, a network
-that is cut in both directions (in namespaces of its own). The moment of the notice is that of the first line of the
-scheduler's log about it; all settings are the defaults but REGISTER_COOLDOWN=0.
+``python -m benchmarks.detection [--times N] [--only FAULT ...] [--who NAME ...]``. A job of two ranks repeatedly loses
+one of them to the same fault: kill -9, an exception, SIGSTOP, a main thread that sleeps, a deadlock, the GIL held in C,
+a loader that never returns, a rank that returns while the other is in a collective, a network cut in both directions
+(in its own namespaces). The notice is the first line of the scheduler's log about it. All settings are the defaults but
+REGISTER_COOLDOWN=0.
 
 The floor of a kill is the time until the kernel closes the connections of a process as large as a rank, that of a
-silence the lease (NODE_TIMEOUT), that of a standstill the shortest timeout that is ever learned. Beside it torchrun
-and, where an interpreter with it is named, torchft: kill -9 and SIGSTOP of a rank, by the first line about it in any of
+silence the lease (NODE_TIMEOUT), that of a standstill the shortest timeout that is ever learned. The peers are torchrun
+and, if an interpreter with it is named, torchft: kill -9 and SIGSTOP of a rank, by the first line about it in any of
 their logs. Twenty of each take an hour: ``--only FAULT --who NAME --times N --into FILE`` measures a part and adds it
 to a file, and ``--of FILE`` makes the report of all parts.
 """
@@ -59,17 +59,17 @@ FLOORS = 3
 WHO = (OURS, TORCHRUN, TORCHFT)
 PEERS_SAY = {
     TORCHRUN: re.compile(rb"exitcode: -9|Signal 9|SIGKILL|[Tt]imed? ?out"),
-    # Its lighthouse waits "due to join timeout" in every step, and tells how many heartbeats it hears.
+    # Its lighthouse logs "due to join timeout" in every step, with the number of heartbeats it receives.
     TORCHFT: re.compile(
         rb"got exception|Detected quorum change|\[%d heartbeating\]|(?<!join )[Tt]imed? ?out" % (WORLD_SIZE - 1)
     ),
 }
-"""What a line of its logs about a fault has, and no other one."""
+"""A pattern that matches a line about a fault in its logs and no other."""
 PEERS_FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 class Faulty:
-    """A job of ours whose rank ``VICTIM`` fails; with ``nets`` it sits behind a cable of its own."""
+    """A job of ours whose rank ``VICTIM`` fails; with ``nets`` it is behind a cable of its own."""
 
     def __init__(self, stage: Stage, nets: Nets | None = None) -> None:
         self._stage, self._nets = stage, nets
@@ -89,7 +89,7 @@ class Faulty:
             self._start_worker(rank)
 
     def fail(self, fault: Fault) -> Trial:
-        """Let the victim fail once, see what is said of it, and start another one in its place."""
+        """Let the victim fail once, record the scheduler's message, and start a replacement."""
         victim = self._wait_until_steady()
         begins = self._log.stat().st_size
         since_s = time.monotonic()
@@ -126,14 +126,14 @@ class Faulty:
         self._pids[rank] = process.pid
 
     def _wait_until_steady(self) -> int:
-        """Until all have made some steps in this generation; the victim's pid."""
+        """Wait until all have made some steps in this generation; return the victim's pid."""
         victim = self._pids[VICTIM]
         self._stage.channel.take()
         made = {pid: self._stage.channel.reached.get(pid, 0) for pid in self._pids.values()}
 
         def steady() -> bool:
             reached = self._stage.channel.reached
-            if not made[victim]:  # it has only just come: steps before its first are another generation's
+            if not made[victim]:  # it has only just arrived: earlier steps are another generation's
                 made.update({pid: reached.get(pid, 0) for pid in made})
                 return False
             return all(reached.get(pid, 0) >= made[pid] + STEPS_BEFORE for pid in made)
@@ -171,7 +171,7 @@ class Faulty:
 
 
 def measure_ours(trials: Trials, faults: Sequence[Fault], count: int, progress: Progress) -> None:
-    """Each fault so often, in a job of its own."""
+    """Measure each fault this often, in a job of its own."""
     for fault in faults:
         if fault.name == "partition" and (needs := nets_need()):
             progress.say(f"partition takes no part: {needs}")
@@ -196,7 +196,7 @@ def _measure_job(trials: Trials, fault: Fault, numbers: Sequence[int], count: in
 
 
 def measure_peer(trials: Trials, peer: str, name: str, count: int, python: str, rng: random.Random) -> Iterator[str]:
-    """kill -9 or SIGSTOP of a rank, and the first line about it in any log of the peer's; what there is to say."""
+    """Measure kill -9 or SIGSTOP of a rank up to the first line about it in any log of the peer; return remarks."""
     trial = {TORCHRUN: _torchrun, TORCHFT: _torchft}[peer]
     for number in range(1, count + 1):
         with Stage() as stage:
@@ -236,11 +236,11 @@ def _noticed_s(logs: Sequence[Path], about: re.Pattern[bytes], victim: int, sent
         return None
     finally:
         if sent == signal.SIGSTOP:
-            os.kill(victim, signal.SIGKILL)  # it would not hear its parent's request to end
+            os.kill(victim, signal.SIGKILL)  # it would not receive its parent's request to end
 
 
 def report(trials: Trials) -> None:
-    """The table for people, and the JSON object."""
+    """Return the table and the JSON object."""
     lease_s = float(next(one.default for one in VARIABLES if one.name == "NODE_TIMEOUT") or 0)
     ours: dict[str, Any] = {}
     rows = []
@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(trials: Trials, count: int, options: argparse.Namespace) -> None:
-    """What is asked for, so often."""
+    """Measure the selected faults this often."""
     needs = {TORCHRUN: torchrun_needs(), TORCHFT: torchft_needs(options.torchft)}
     missing = {peer: what for peer, what in needs.items() if what and peer in options.who}
     progress = Progress(f"{count} of each of {len(options.only)} faults, of {', '.join(options.who)}", missing)

@@ -1,7 +1,6 @@
-"""The faults of ``benchmarks.detection``, and what a scheduler must say of each: who, what, in which line.
+"""The faults of ``benchmarks.detection``, and what the scheduler's message on each must contain.
 
-Only the list lives here, and the judgement of a line of its log. The one idea: a fault counts as named only where the
-sentence holds the culprit, what holds it, and, where there is one, the line of the script; all else is wrong.
+A fault counts as named only if the sentence has the culprit, the cause and, where applicable, the line of the script.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 WORKER = Path(__file__).parent / "workers" / "detection.py"
 VICTIM = 1
 NOTICED = re.compile(r"^.*?samebits scheduler: (no step for .*|worker \d+ \(.*?\) (?:is lost|ends): .*)$", re.MULTILINE)
-"""The first such line of a scheduler's log is what it makes of a fault."""
+"""The first matching line of a scheduler's log is its verdict on a fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +21,12 @@ class Fault:
     """One way to fail.
 
     Attributes:
-        says: what the scheduler's sentence must match.
-        sent: a signal from outside; 0: the worker is told to do it itself.
+        says: pattern for the scheduler's sentence.
+        sent: a signal from outside; 0: the worker does it on command.
         line: whether the sentence names the line of the script.
-        asks: whether the line is had by asking the process (``samebits stack``, a follower), because it cannot speak.
-        ends_job: whether half of the ranks failing so may end the job, before another one is there.
+        asks: whether the line comes from asking the process (``samebits stack``, a follower), because it cannot report
+            it.
+        ends_job: whether half of the ranks failing so may end the job before a replacement is there.
     """
 
     name: str
@@ -58,23 +58,23 @@ FAULTS = (
 
 
 def line_of(fault: str) -> str:
-    """``detection.py:51``, by the comment that ends the line in which a worker fails so."""
+    """Return ``detection.py:51`` for the line marked by the comment of this fault."""
     ends = f"# fault: {fault}"
     (number,) = [at for at, line in enumerate(WORKER.read_text().splitlines(), 1) if line.endswith(ends)]
     return f"{WORKER.name}:{number}"
 
 
 def first_notice(log: str) -> str:
-    """What the log of a scheduler says first of a fault; empty where nothing yet."""
+    """Return the first line of a scheduler's log about a fault, or an empty string."""
     found = NOTICED.search(log)
     return found[1] if found is not None else ""
 
 
 def is_right(fault: Fault, said: str, asked: str = "") -> bool:
-    """Whether the sentence names culprit and kind, and whoever should name the line does.
+    """Return whether the sentence names culprit and cause, and whether the line is named where it should be.
 
     Args:
-        asked: where the process is by its own stacks, where it was asked.
+        asked: the process's own stack, if it was asked.
     """
     pattern = fault.says.replace("LINE", re.escape(line_of(fault.name))) if fault.line else fault.says
     is_named = re.search(pattern, said) is not None

@@ -1,7 +1,7 @@
-"""Two networks with one cable between them, for a job of which one worker is cut off; the machine's own stays.
+"""Two networks joined by one cable, to cut off one worker of a job; the machine's own network is untouched.
 
-Needs root, unshare(1), nsenter(1) and iproute2. The one idea: a neighbour entry with nobody's address loses every
-packet and tells the sender nothing (ip-neighbour(8)), as a switch that fails does.
+Needs root, unshare(1), nsenter(1) and iproute2. A neighbour entry with an unused address loses every packet without
+telling the sender (ip-neighbour(8)), as a failing switch does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WITHIN_S = 30.0
 
 
 class Nets:
-    """Both networks; ``inside`` makes a command run in the one that has this address.
+    """Both networks; ``inside`` runs a command in the one with this address.
 
     Raises:
         OSError: this machine, or this user, cannot have them.
@@ -53,7 +53,7 @@ class Nets:
         return ["nsenter", "--target", str(self._holders[address].pid), "--net", *command]
 
     def cut(self) -> None:
-        """From now on nothing comes through, in either direction."""
+        """Block all traffic in both directions from now on."""
         for address, other in ((HERE, THERE), (THERE, HERE)):
             self._neighbour(address, other, _NOBODY)
 
@@ -95,7 +95,7 @@ class Nets:
 
 
 def nets_need() -> str:
-    """Why there can be none here; empty where there can."""
+    """Return why they cannot be made here, or an empty string."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(Nets())

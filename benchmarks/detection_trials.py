@@ -1,4 +1,4 @@
-"""What ``benchmarks.detection`` has measured, in memory and in a file to which each trial is added (``parts``)."""
+"""The results of ``benchmarks.detection``, in memory and in a file to which each trial is added (``parts``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOOR = "floor"
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """One fault: seconds to the notice (None: there was none in time), what was said, and whether that is right."""
+    """One fault: seconds to the notice (None: there was none in time), its text, and whether that is right."""
 
     noticed_s: float | None
     said: str = ""
@@ -31,10 +31,10 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Trials:
-    """All that was measured.
+    """All measurements.
 
     Attributes:
-        of: trials by whose they are (``OURS``, ``FLOOR``, a peer's name) and by fault.
+        of: trials by contestant (``OURS``, ``FLOOR``, a peer's name) and by fault.
         into: the file to which each is added.
     """
 
@@ -42,18 +42,18 @@ class Trials:
     into: Path | None = None
 
     def add(self, who: str, fault: str, trial: Trial) -> None:
-        """It is through."""
+        """Add a finished trial."""
         self.of.setdefault(who, {}).setdefault(fault, []).append(trial)
         if self.into is not None:
             parts.add(self.into, _Line(who, fault, trial))
 
     def seen_s(self, who: str, fault: str) -> list[float]:
-        """Seconds to each notice that there was."""
+        """Return the seconds to each notice."""
         return [one.noticed_s for one in self.of.get(who, {}).get(fault, []) if one.noticed_s is not None]
 
     @classmethod
     def read(cls, path: Path) -> Trials:
-        """All that were added; as ``parts.read``."""
+        """Read all trials that were added; as ``parts.read``."""
         trials = cls()
         for found in parts.read(path, _Line):
             trials.add(found.who, found.fault, found.trial)

@@ -1,10 +1,10 @@
-"""From the last registration to a rank in every worker, and to a usable process group, beside torch's own.
+"""From the last registration to a rank in every worker and to a usable process group, beside torch's own.
 
 ``python -m benchmarks.formation [--quick]``. The workers of both sides have imported everything when they are released
-at one barrier; whatever they connect to (our scheduler; rank 0's TCPStore) listens already. *Rank known* runs from the
-moment the last worker sends its registration until every worker has received its generation and its rank in it. *Group
-ready* runs from that same moment until the sum of one float is back on every rank; for torch's ``init_process_group``,
-which is told its ranks, from the last rank's call of it. Trials of both alternate, at each world size.
+at one barrier; their servers (our scheduler; rank 0's TCPStore) already listen. *Rank known* runs from when the last
+worker sends its registration until every worker has received its generation and its rank. *Group ready* runs from the
+same time until the sum of one float is back on every rank; for torch's ``init_process_group``, which is given its
+ranks, from the last rank's call of it. Trials of both alternate at each world size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORLD_SIZES_QUICK = (2, 4)
 TRIALS = 7
 TRIALS_QUICK = 5
 WITHIN_S = 120.0
-SETTLE_S = 0.3  # between the last import and the release: the cores are free by then
+SETTLE_S = 0.3  # between the last import and the release, so that the cores are free
 PLAIN = "init_process_group"
 FLOOR_SAMPLES = 50
 _GREETING = b"x" * 64
@@ -34,10 +34,10 @@ _GREETING = b"x" * 64
 
 @dataclass(frozen=True, slots=True)
 class Formation:
-    """One formation of ours: milliseconds from the last registration until the last worker was so far."""
+    """One formation of ours: milliseconds from the last registration until the last worker reached each point."""
 
     seat_known_ms: float
-    """``samebits.init()`` is through but for its group of one"""
+    """``samebits.init()`` is done except for its group of one"""
     waits_ms: float
     """in the rendezvous, its checkpoint folder claimed and locked"""
     rank_known_ms: float
@@ -46,12 +46,12 @@ class Formation:
     training_ms: float
     """the user's function runs, its state durable and equal on all ranks"""
     from_init_ms: float
-    """what lies before the rest: from the last worker's call of ``samebits.init()`` to the last registration"""
+    """before the rest: from the last worker's call of ``samebits.init()`` to the last registration"""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainFormation:
-    """One formation of torch's: milliseconds from the last rank's call until the last rank was so far."""
+    """One formation of torch's: milliseconds from the last rank's call until the last rank reached each point."""
 
     group_formed_ms: float
     group_ready_ms: float
@@ -59,7 +59,7 @@ class PlainFormation:
 
 @dataclass(slots=True)
 class Trials:
-    """Everything that was measured, by world size."""
+    """All measurements, by world size."""
 
     ours: dict[int, list[Formation]] = field(default_factory=dict)
     plain: dict[int, list[PlainFormation]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def form_plain(world_size: int) -> PlainFormation:
         ]
         _wait_for_all(stage, "waits", world_size)
         time.sleep(SETTLE_S)
-        # Whoever finds nobody listening tries again only half a second later: that is not what is measured.
+        # A client that finds no listener retries only half a second later, which is not to be measured.
         _release(ranks[:1])
         wait_until_listening(port, stage)
         _release(ranks[1:])
@@ -140,7 +140,7 @@ def _last(stage: Stage, name: str) -> float:
 
 
 def fsync_ms() -> list[float]:
-    """A record of the journal's size appended and made durable, where the journal lies."""
+    """Append a record of the journal's size and make it durable, in the journal's folder."""
     with Stage() as stage:
         descriptor = os.open(stage.folder / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -154,7 +154,7 @@ def fsync_ms() -> list[float]:
 
 
 def round_trip_ms() -> list[float]:
-    """64 bytes there and back between two threads over loopback TCP."""
+    """Send 64 bytes back and forth between two threads over loopback TCP."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         echo = threading.Thread(target=_echo, args=(server,))
         echo.start()

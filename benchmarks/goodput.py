@@ -1,19 +1,19 @@
-"""``python -m benchmarks.goodput``: what is left of a job's speed when a rank is killed again and again.
+"""``python -m benchmarks.goodput``: how much of a job's speed is left when ranks are killed regularly.
 
 Goodput is (steps kept × the undisturbed run's time per step, same number of processes) ÷ wall time. Contestants train
 the same model one after the other, each for the same time, and lose a rank every ``--every`` seconds: SameBits with a
-warm spare (the victim is started again as the next one), SameBits without (the victim is started again and waits for
-nothing), torchrun, and torchft where an interpreter with it is named. The one idea: only steps that were kept count,
-so whatever a recovery costs, a restart, a redone step, a spare's imports on the same cores, is in the figure; where it
-went, the job's own events say.
+warm spare (the victim is restarted as the next one), SameBits without (the victim is restarted without waiting),
+torchrun, and torchft if an interpreter with it is named. Only steps that were kept count, so the figure includes every
+cost of a recovery: a restart, a redone step, a spare's imports on the same cores. The job's own events show where the
+time went.
 
-A machine that others use too is faster at one time than at another. So each contestant stands between two windows of
-the undisturbed run, and is held against those two alone; where they differ by more than 5 %, its figure is given, said
-to be not comparable, and left out of the ratios.
+On a shared machine speed varies over time. So each contestant runs between two windows of the undisturbed run and is
+compared with those two alone. If they differ by more than 5 %, its figure is given, marked as not comparable, and left
+out of the ratios.
 
 Ten minutes of each take an hour: ``--who NAME --seconds N --into FILE`` measures a part, with its own two windows, and
 adds it to a file, and ``--of FILE`` makes the report of all parts. Parts of the same contestant and the same interval
-between kills are added up.
+between kills are summed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BEGIN_WITHIN_S = 240.0
 LOOK_S = 0.2
 RECENT_S = 2.0
 COMPARABLE = 0.05
-"""By so much of their mean the two undisturbed windows around a contestant may differ."""
+"""The largest relative difference of the two undisturbed windows around a contestant."""
 
 
 PEERS = (TORCHRUN, TORCHFT)
@@ -63,12 +63,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def step_s(self) -> float:
-        """Seconds a step took."""
+        """Seconds per step."""
         return self.wall_s / max(1, self.steps)
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A contestant, one of whose ranks was killed again and again, and the undisturbed run before and after it."""
+    """A contestant with regular kills, and the undisturbed run before and after it."""
 
     who: str
     workers: int
@@ -79,17 +79,17 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """Parts of one name are added up."""
+        """Parts with the same name are summed."""
         return f"{self.who}_every_{self.every_s:g}"
 
     @property
     def step_s(self) -> float:
-        """Undisturbed, of both windows together."""
+        """Seconds per undisturbed step, over both windows."""
         return (self.before.wall_s + self.after.wall_s) / max(1, self.before.steps + self.after.steps)
 
     @property
     def spread(self) -> float:
-        """By which share of their mean the two windows differ."""
+        """Relative difference of the two windows."""
         return abs(self.before.step_s - self.after.step_s) / self.step_s
 
     @property
@@ -99,13 +99,15 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def goodput(of_one: Sequence[Part]) -> float:
-    """Of the time, what the steps would have taken undisturbed, by the windows of each part; of at least one part."""
+    """Return the share of the time that the kept steps would have taken undisturbed, by each part's windows; of at
+    least one part.
+    """
     return sum(part.run.steps * part.step_s for part in of_one) / sum(part.run.wall_s for part in of_one)
 
 
 @dataclass(slots=True)
 class Members:
-    """Who trains, by the moments of the last seconds; and how far the furthest has come."""
+    """The processes that train, by the timestamps of the last seconds, and the greatest step."""
 
     channel: Channel
     seen: dict[int, tuple[str, float]] = field(default_factory=dict)
@@ -124,11 +126,13 @@ class Members:
 
 
 Kill = Callable[[int, str], None]
-"""Ends the process with this pid, which calls itself so."""
+"""Ends the process with this pid and name."""
 
 
 def measure(stage: Stage, workers: int, for_s: float, every_s: float, rng: random.Random, kill: Kill | None) -> Run:
-    """Let it begin, then count its steps; where ``kill`` is given, every ``every_s`` one of those who train is lost."""
+    """Wait for the start, then count steps; with ``kill`` given, one of the training processes is lost every
+    ``every_s``.
+    """
     members, deadline_s = Members(stage.channel), time.monotonic() + BEGIN_WITHIN_S
     while len(members.now()) < workers:
         if time.monotonic() > deadline_s:
@@ -140,7 +144,7 @@ def measure(stage: Stage, workers: int, for_s: float, every_s: float, rng: rando
     while (now_s := time.monotonic()) < began_s + for_s:
         members.look()
         training = members.now()
-        # One that is not back yet is not killed twice: the next one falls due when all train.
+        # One that has not returned is not killed twice: the next kill waits until all train.
         if kill is not None and now_s >= due_s and len(training) >= workers:
             pid = rng.choice(sorted(training))
             kill(pid, training[pid])
@@ -207,7 +211,7 @@ def _torchrun(workers: int, module: list[str]) -> list[str]:
 
 
 def measure_parts(options: argparse.Namespace, names: Sequence[str], progress: Progress) -> list[Part]:
-    """One of each contestant; the window after it is the one before the next."""
+    """Measure one part of each contestant; the window after it is the one before the next."""
     workers, for_s, every_s = options.workers, options.seconds, options.every
     contestants: dict[str, Callable[[random.Random], Run]] = {
         "spare": lambda rng: ours(workers, 1, for_s, every_s, rng),
@@ -228,10 +232,10 @@ def measure_parts(options: argparse.Namespace, names: Sequence[str], progress: P
 
 
 def by_name(found: Sequence[Part]) -> dict[str, list[Part]]:
-    """Those that are added up.
+    """Group the parts to be summed.
 
     Raises:
-        ValueError: there is none, or they are of worlds of several sizes.
+        ValueError: there is none, or they have different world sizes.
     """
     sizes = sorted({part.workers for part in found})
     if len(sizes) != 1:
@@ -243,7 +247,7 @@ def by_name(found: Sequence[Part]) -> dict[str, list[Part]]:
 
 
 def report(measured: Mapping[str, Sequence[Part]]) -> Report:
-    """As the last line has it; a part whose windows differ too much is in no ratio."""
+    """Return the object of the last line; a part whose windows differ too much is in no ratio."""
     comparable = {name: [part for part in of_one if part.is_comparable] for name, of_one in measured.items()}
 
     def figures(name: str) -> dict[str, Any]:
@@ -280,7 +284,7 @@ def report(measured: Mapping[str, Sequence[Part]]) -> Report:
 
 
 def people(measured: Mapping[str, Sequence[Part]]) -> str:
-    """A row for each part."""
+    """Format one row per part."""
     rows, odd = [], []
     for name, of_one in measured.items():
         for part in of_one:

@@ -1,9 +1,9 @@
 """CPU time of the training thread for HIDDEN_STATE=tell, once per job, and for weights swapped through ``.data``.
 
-``python -m benchmarks.hidden_state [--quick]``. The same script of a world of one, in a new process each time, with
-HIDDEN_STATE=off and with tell in turns, through the commits at which the look is taken; the setup of ``elastic.run`` is
-part of both. Each figure is a difference of one pair. Then, in a model of 1 million parameters, every second step swaps
-an average's weights in and out through ``.data``, so that SameBits copies them aside; ``bare`` is the swap alone.
+``python -m benchmarks.hidden_state [--quick]``. The same script in a world of one runs in new processes with
+HIDDEN_STATE=off and tell in turn, through the commits at which the analysis happens; the setup of ``elastic.run`` is
+part of both. Each figure is the difference of a pair. Then, in a model of 1 million parameters, every second step swaps
+averaged weights in and out through ``.data``, so that SameBits copies them; ``bare`` is the swap alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROMISED_MS = 50.0
 
 
 def run(hidden_state: str, *words: str) -> dict[str, float]:
-    """Run the worker in a folder of its own; what it has printed last."""
+    """Run the worker in a folder of its own; return what it printed last."""
     kept = ("PATH", "HOME", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment |= {"HIDDEN_STATE": hidden_state, "OMP_NUM_THREADS": "1"}
@@ -39,7 +39,7 @@ def run(hidden_state: str, *words: str) -> dict[str, float]:
 
 
 def report(off_ms: list[float], tell_ms: list[float], swaps: Mapping[str, float]) -> Report:
-    """Floor: off, and the swap in a model of no state."""
+    """Report the figures; the floor is off, and the swap in a model outside any state."""
     extra = spread([one - other for one, other in zip(tell_ms, off_ms, strict=True)])
     step_ms, swap_ms, bare_ms = swaps["step_ms"], swaps["swap_ms"], swaps["bare_ms"]
     ours = {

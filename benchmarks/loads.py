@@ -1,8 +1,8 @@
-"""Loads over hours, as shares of what one worker does: drawn ones, and one that was recorded.
+"""Loads over hours, in units of one worker's capacity: generated ones, and a recording.
 
-Here live the shapes. Never here: who is sized by them (``benchmarks.autoscale``). A load is one number for every look,
-``LOOK_S`` apart: how many workers it would keep busy just then. ``changes`` is how often it becomes another one, its
-beginning included; what goes to and fro faster than a policy may follow is one load.
+A load has one number per check, ``LOOK_S`` apart: how many workers it would keep busy then. ``changes`` counts its
+changes, the start included; fluctuations faster than a policy may follow count as one load. ``benchmarks.autoscale``
+sizes jobs by these.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ HOURS = 4
 LOOKS = int(HOURS * 3600 / LOOK_S)
 RECORDED = Path(__file__).with_name("recorded_load.json")
 RECORDED_MOST = 7.0
-"""Workers that the busiest moment of the recording stands for."""
+"""Workers at the busiest time of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A name, the workers that it keeps busy at each look, and how often it changes."""
+    """A name, the workers it keeps busy at each check, and the number of its changes."""
 
     name: str
     busy: tuple[float, ...]
@@ -37,18 +37,18 @@ def step() -> Load:
 
 
 def ramp() -> Load:
-    """Up from one to seven and down again."""
+    """Rises from one to seven and falls again."""
     half = LOOKS // 2
     return Load("ramp", tuple(1.0 + 6.0 * (1.0 - abs(at - half) / half) for at in range(LOOKS)), 2)
 
 
 def diurnal() -> Load:
-    """Two days in little."""
+    """Two shortened days."""
     return Load("diurnal", tuple(4.0 - 3.0 * math.cos(4 * math.pi * at / LOOKS) for at in range(LOOKS)), 4)
 
 
 def bursty(seed: int = 1) -> Load:
-    """Nearly nothing, and now and then minutes of a lot."""
+    """Almost nothing, with occasional minutes of heavy load."""
     draw, busy, changes = random.Random(seed), list[float](), 1
     while len(busy) < LOOKS:
         busy += [0.5] * draw.randint(20, 120)
@@ -58,36 +58,36 @@ def bursty(seed: int = 1) -> Load:
 
 
 def noisy(seed: int = 2) -> Load:
-    """The same all the time, give or take a quarter."""
+    """Constant to within a quarter."""
     draw = random.Random(seed)
     return Load("noisy", tuple(3.5 * draw.uniform(0.75, 1.25) for _ in range(LOOKS)), 1)
 
 
 def sawtooth(period_s: float) -> Load:
-    """Up and down again and again, as long as a policy waits before it changes anything."""
+    """Rises and falls repeatedly, at the policy's own waiting time."""
     looks = max(2, round(period_s / LOOK_S))
     busy = tuple(2.0 + 4.0 * (at % looks) / looks for at in range(LOOKS))
     return Load(f"sawtooth of {period_s:g} s", busy, 1)
 
 
 def constant() -> Load:
-    """Between two sizes, all the time."""
+    """Between two sizes throughout."""
     return Load("constant", (2.5,) * LOOKS, 1)
 
 
 def batch() -> Load:
-    """All the work is there at the beginning."""
+    """All work is there at the start."""
     return Load("batch", (2.0 * LOOKS, *[0.0] * (LOOKS - 1)), 2)
 
 
 def recorded() -> Load:
-    """How many processes wanted one of two cores of a shared machine, a second each; a second is a minute here."""
+    """How many processes wanted one of two cores of a shared machine in each second; a second is a minute here."""
     wanted: list[float] = json.loads(RECORDED.read_text(encoding="utf-8"))
     each = LOOKS // len(wanted)
     return Load("recorded", tuple(RECORDED_MOST * one / max(wanted) for one in wanted for _ in range(each)), 5)
 
 
 def all_loads(settle_s: float, shrink_after_s: float) -> list[Load]:
-    """Of every shape; sawtooth at the policy's own two periods."""
+    """Return loads of every shape, with sawtooth at the policy's own two periods."""
     teeth = [sawtooth(settle_s), sawtooth(shrink_after_s)]
     return [step(), ramp(), diurnal(), bursty(), noisy(), *teeth, constant(), batch(), recorded()]

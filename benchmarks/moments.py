@@ -1,9 +1,9 @@
-"""Moments in the life of a measured process, on their way to the process that measures.
+"""Timestamps of events in a measured process, sent to the measuring process.
 
-Here live the line a process writes, the channel that carries it, and the probes that write a line whenever a named
-method of the product is called. Never here: what a moment means. The one idea: ``CLOCK_MONOTONIC`` is one clock for all
-processes of a host (clock_gettime(2)), and a line shorter than PIPE_BUF is written whole (pipe(7)), so any number of
-processes may note moments into one FIFO and be killed while they do.
+The module has the line that a process writes, the channel that carries it, and probes that write a line whenever a
+given method of the product is called. ``CLOCK_MONOTONIC`` is one clock for all processes of a host (clock_gettime(2)),
+and a line shorter than PIPE_BUF is written atomically (pipe(7)), so any number of processes may write to one FIFO and
+be killed meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CHANNEL", "WHO", "Channel", "Moment", "Notebook", "before_and_after"
 CHANNEL: Final = "BENCHMARK_MOMENTS"
 """Environment variable: the FIFO a measured process writes to."""
 WHO: Final = "BENCHMARK_WHO"
-"""Environment variable: what a measured process calls itself."""
+"""Environment variable: the name of a measured process."""
 
 LOOK_EVERY_S: Final = 0.05
 """A reader that woke for every line would take the cores it measures; the times are the writers' own."""
@@ -31,10 +31,10 @@ LOOK_EVERY_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something happened in process ``pid`` of ``who``, at ``at_s`` on the host's monotonic clock.
+    """An event in process ``pid`` of ``who``, at ``at_s`` on the host's monotonic clock.
 
-    ``cpu_s`` is what all threads of the process had computed by then; it says more than the clock on a busy machine.
-    ``text`` is what the process has to say besides, such as a hash.
+    ``cpu_s`` is the CPU time of all its threads by then, which is more reliable on a busy machine. ``text`` is
+    additional information, such as a hash.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Notebook:
 
     @classmethod
     def from_environment(cls) -> Notebook:
-        """As the environment says (:data:`CHANNEL`, :data:`WHO`)."""
+        """Open the channel given by the environment (:data:`CHANNEL`, :data:`WHO`)."""
         return cls(Path(os.environ[CHANNEL]), os.environ[WHO])
 
     def note(self, name: str, step: int | None = None, text: str | None = None) -> None:
-        """It happens now."""
-        # A Moment's fields in their order: to take one apart by name would cost as much as a phase of a recovery.
+        """Record an event now."""
+        # A Moment's fields in order: reading them by name would take as long as a phase of a recovery.
         moment = (name, self._who, self._pid, time.monotonic(), time.process_time(), step, text)
         os.write(self._descriptor, json.dumps(moment).encode() + b"\n")
 
@@ -69,9 +69,9 @@ class Notebook:
 def before_and_after(
     owner: type | ModuleType, method: str, before: Callable[..., Any], after: Callable[..., Any]
 ) -> None:
-    """Let every call of ``owner.method`` be preceded by ``before`` and, when it returns, be followed by ``after``.
+    """Wrap ``owner.method`` so that ``before`` runs first and, when it returns, ``after``.
 
-    The owner may also be a module, and the method its function. Both get the call's arguments, an object first.
+    The owner may also be a module and the method its function. Both get the call's arguments, an object first.
     """
     original = getattr(owner, method)
 
@@ -86,15 +86,15 @@ def before_and_after(
 
 
 class Channel:
-    """The reading end; what was read is kept, in the order in which it came.
+    """The reading end; events are kept in the order in which they arrived.
 
     Args:
-        path: of the FIFO, made here.
-        watch: called whenever it was read while moments are waited for; raises to stop the waiting.
+        path: of the FIFO, created here.
+        watch: called at every read while waiting; raises to stop the wait.
 
     Attributes:
-        moments: all that was read.
-        reached: the greatest step each process noted, by pid.
+        moments: all events read.
+        reached: the greatest step of each process, by pid.
     """
 
     def __init__(self, path: Path, watch: Callable[[], None]) -> None:
@@ -103,7 +103,7 @@ class Channel:
         self.moments: list[Moment] = []
         self.reached: dict[int, int] = {}
         self._watch = watch
-        # Open for writing, too: the end of the last writer must not look like the end of the channel.
+        # Also opened for writing, so that the last writer's end does not look like the end of the channel.
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._partial = b""
 
@@ -111,10 +111,10 @@ class Channel:
         os.close(self._descriptor)
 
     def wait_for(self, found: Callable[[], bool], within_s: float, what: str) -> None:
-        """Read until ``found`` says so.
+        """Read until ``found`` returns true.
 
         Raises:
-            TimeoutError: it did not within that time; ``what`` is in the message.
+            TimeoutError: it did not in time; the message has ``what``.
         """
         deadline_s = time.monotonic() + within_s
         while not found():
@@ -125,12 +125,12 @@ class Channel:
             self._watch()
 
     def take(self) -> list[Moment]:
-        """What was read so far, which is no longer kept here: searching gets no slower however long a job runs."""
+        """Return and forget the events read so far, so that searching stays fast in a long job."""
         taken, self.moments = self.moments, []
         return taken
 
     def drain(self) -> None:
-        """Read what there is by now."""
+        """Read the events that are available."""
         for moment in self._read():
             self.moments.append(moment)
             if moment.step is not None:
@@ -146,7 +146,7 @@ class Channel:
             yield from (Moment(*json.loads(line)) for line in lines)
 
     def select(self, name: str, *, since_s: float = 0.0, pids: frozenset[int] | None = None) -> list[Moment]:
-        """All moments of that name that happened after ``since_s``, in these processes."""
+        """Return all events of that name after ``since_s`` in these processes."""
         return [
             moment
             for moment in self.moments

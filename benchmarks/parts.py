@@ -1,7 +1,6 @@
-"""What a long measurement has found so far, in a file: a line of JSON for each part of it.
+"""The results of a long measurement so far, in a file with one line of JSON per part.
 
-Only the file lives here, never what a part says. The one idea: a line is written when its part is through, so that a
-measurement may end at any moment, and costs no more than the part it was in.
+A line is written when its part is finished, so a measurement that is interrupted loses only the current part.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ Part = TypeVar("Part", bound=msgspec.Struct)
 
 
 def add(path: Path, part: msgspec.Struct) -> None:
-    """One more."""
+    """Add one part."""
     with path.open("ab") as file:
         file.write(msgspec.json.encode(part) + b"\n")
 
 
 def read(path: Path, kind: type[Part]) -> list[Part]:
-    """All that were added.
+    """Read all parts.
 
     Raises:
-        ValueError: a line is none of this kind.
+        ValueError: a line has another form.
         OSError: the file cannot be read.
     """
     found = []

@@ -1,12 +1,11 @@
-"""``python -m benchmarks.pictures``: the two pictures of the README, of what was measured and of a job that is killed.
+"""``python -m benchmarks.pictures``: the README's two pictures, of measured times and of a job that is killed.
 
-``figures`` takes what ``python -m benchmarks.recovery`` has printed, puts its figures into docs/until-stepping.json
-(a peer that it has not measured keeps its own, and that is told there) and draws the bars anew, in both languages;
-``bars`` draws one of them from the figures as they are kept; ``kill`` runs
-the digits with a spare, kills a worker, and writes down what the follower has said and when, as docs/kill.txt; ``play``
-draws such a record as a terminal that plays it again (waits of more than two seconds are cut to two, and of several
-lines of one phase but training the first is shown). The one idea: a picture is made of a record, so that whoever doubts
-it makes it again; nothing in it is drawn by hand.
+``figures`` reads the output of ``python -m benchmarks.recovery``, stores its figures in docs/until-stepping.json (a
+peer that was not measured keeps its figures, with a remark) and redraws the bars in both languages. ``bars`` draws one
+of them from the stored figures. ``kill`` runs the digits with a spare, kills a worker, and stores the follower's output
+with its times in docs/kill.txt. ``play`` draws such a record as an animated terminal (waits of more than two seconds
+are cut to two, and of several lines of one phase except training only the first is shown). Every picture is made from a
+record and can be reproduced.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A line of the terminal, and when it came."""
+    """A line of the terminal and its time."""
 
     at_s: float
     text: str
@@ -58,22 +57,22 @@ class Said:
 
 
 def bars_of(content: str, language: str = "") -> tuple[str, list[Bar]]:
-    """The title and the bars of the file, in English or, with ``_zh``, in Chinese."""
+    """Return title and bars from the file, in English or, with ``_zh``, in Chinese."""
     told, name = json.loads(content), f"name{language}"
     bars = [Bar(one[name], float(one["seconds"]), bool(one["ours"])) for one in told["bars"]]
     return told[f"title{language}"], bars
 
 
 def renewed(kept: str, run: str, when: str) -> str:
-    """The kept figures with those of a run in their places, seconds with two significant digits.
+    """Replace stored figures by those of a run; seconds have two significant digits.
 
     Args:
-        kept: the file as it is.
-        run: what ``benchmarks.recovery`` has printed; its last line counts.
+        kept: the stored file.
+        run: the output of ``benchmarks.recovery``; its last line counts.
         when: the day of the run.
 
     Raises:
-        ValueError: the run is none of that benchmark, or has no figure of ours.
+        ValueError: the run is of another benchmark, or has no figure of ours.
     """
     told, found = json.loads(kept), json.loads(run.strip().splitlines()[-1])
     if found.get("benchmark") != "recovery":
@@ -100,7 +99,7 @@ def renewed(kept: str, run: str, when: str) -> str:
 
 
 def chart(title: str, bars: Sequence[Bar]) -> str:
-    """The bars as an SVG, linear and from zero."""
+    """Draw the bars as an SVG, linear and from zero."""
     left, width, high, top = 300, 380, 26, 48
     longest = max(one.seconds for one in bars)
     height = top + len(bars) * (high + 10) + 14
@@ -126,7 +125,7 @@ def chart(title: str, bars: Sequence[Bar]) -> str:
 
 
 def recorded(workers: int, steps: int) -> list[Said]:
-    """A job of the digits with one spare, of which worker 2 is killed in the middle: what its follower has said."""
+    """Run a job of the digits with one spare and kill worker 2 in the middle; return the follower's output."""
     with tempfile.TemporaryDirectory(prefix="samebits-kill-") as folder:
         words = ["run", "-n", str(workers), "--spares", "1", "--sched-port", str(free_port())]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -162,25 +161,25 @@ def recorded(workers: int, steps: int) -> list[Said]:
 
 
 def as_text(said: Sequence[Said]) -> str:
-    """The record, a line each: its seconds, and what was said."""
+    """Format the record with one line each: seconds and text."""
     return "".join(f"{one.at_s:7.2f}  {one.text}\n" for one in said)
 
 
 def from_text(text: str) -> list[Said]:
-    """What :func:`as_text` has written."""
+    """Parse the output of :func:`as_text`."""
     rows = [(line[:7], line[9:]) for line in text.splitlines()]
     return [Said(float(at_s), said, is_typed=said.startswith("$ ")) for at_s, said in rows]
 
 
 def phase_of(one: Said) -> str:
-    """``filling``, ``forming``, …; empty of a line that is no progress, or is told while it trains."""
+    """Return ``filling``, ``forming``, …, or an empty string for a line of training or one without progress."""
     head, dot, rest = one.text.partition(" · ")
     phase = rest.partition(" · ")[0].partition(";")[0].partition(" for ")[0]
     return phase if dot and head.endswith(".py") and not phase.startswith("step") else ""
 
 
 def cut(said: Sequence[Said]) -> list[Said]:
-    """The same with long waits made shorter, and of several lines of one phase the first."""
+    """Shorten long waits, and keep the first of several lines of one phase."""
     found: list[Said] = []
     shown_s = before_s = 0.0
     shown = [
@@ -196,7 +195,7 @@ def cut(said: Sequence[Said]) -> list[Said]:
 
 
 def terminal(said: Sequence[Said], title: str, columns: int = 104) -> str:
-    """The lines as an SVG that shows each at its time, over and over; all of them where nothing may move."""
+    """Draw the lines as an SVG that shows each at its time in a loop, or all of them if animation is disabled."""
     lines = [one for one in cut(said) if one.text]
     over_s = lines[-1].at_s + STAYS_S
     high, wide = 18, 7.25

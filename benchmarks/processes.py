@@ -1,8 +1,8 @@
 """The processes of one measurement: started, watched, and ended by the pids that were started.
 
-Here live a job of ours, its environment, and the end of everything. Never here: what is measured, or what a worker
-does. The one idea: whatever happens to a benchmark, leaving the ``with`` block leaves no process and no folder behind.
-A request to end (SIGTERM) leaves that block as Ctrl-C does; where a benchmark is killed the kernel ends its processes.
+The module has a job of ours, its environment, and the cleanup. Whatever happens to a benchmark, leaving the ``with``
+block leaves no process and no folder behind. A request to end (SIGTERM) leaves that block as Ctrl-C does; if a
+benchmark is killed, the kernel ends its processes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _PARENT_GRACE_S = 40.0  # torchrun gives its workers 30 s
 
 
 def worker_module(name: str) -> list[str]:
-    """The command that runs ``benchmarks.workers.<name>`` with this interpreter."""
+    """Return the command that runs ``benchmarks.workers.<name>`` with this interpreter."""
     return [sys.executable, "-m", f"benchmarks.workers.{name}"]
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody listens on."""
+    """Return a free TCP port of loopback."""
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         return int(probe.getsockname()[1])
@@ -64,7 +64,7 @@ def start(command: Sequence[str], ends_by: signal.Signals = signal.SIGKILL, **op
 
     Args:
         command: what to run.
-        ends_by: what the kernel sends it if this process is killed: SIGTERM where it has to end processes of its own.
+        ends_by: what the kernel sends it if this process is killed: SIGTERM if it has to end processes of its own.
         options: of ``subprocess.Popen``.
     """
     if threading.current_thread() is threading.main_thread():
@@ -76,14 +76,14 @@ def start(command: Sequence[str], ends_by: signal.Signals = signal.SIGKILL, **op
 
 
 class Stage:
-    """A folder, a channel for moments, and the processes of one measurement.
+    """A folder, a channel for events, and the processes of one measurement.
 
     Args:
-        within: where the folder is made; where this machine keeps temporary files, unless it matters which disk it is.
+        within: where the folder is made; by default where this machine keeps temporary files.
 
     Attributes:
-        folder: for their files; gone afterwards.
-        channel: where their moments arrive.
+        folder: for their files; removed afterwards.
+        channel: where their events arrive.
     """
 
     def __init__(self, within: Path | None = None) -> None:
@@ -91,7 +91,7 @@ class Stage:
         self.channel = Channel(self.folder / "moments", self.require_alive)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._parents: set[str] = set()
-        self._left: list[int] = []  # descriptors of the processes of processes that were ended
+        self._left: list[int] = []  # descriptors of orphaned child processes
 
     def __enter__(self) -> Stage:
         return self
@@ -110,7 +110,7 @@ class Stage:
         shutil.rmtree(self.folder)
 
     def _wait_for_those_left(self) -> None:
-        """A rank's writer finishes what its trainer has sealed before it was killed, here in the folder."""
+        """Wait for writers, each of which finishes what its killed trainer sealed, here in the folder."""
         deadline_s = time.monotonic() + _LEFT_WITHIN_S
         for descriptor in self._left:
             poll = select.poll()
@@ -131,11 +131,11 @@ class Stage:
         """Start a process with one thread per operator, this repository on its path, and its output in ``<name>.log``.
 
         Args:
-            name: of its log, and of its moments.
+            name: of its log and its events.
             command: what to run.
-            variables: added to the environment; what a job of ours may have set in this one is left out.
+            variables: added to the environment, from which settings of a job are removed.
             gated: whether its standard input is a pipe to write to.
-            is_parent: whether it starts processes of its own and ends them when it is asked to end (SIGTERM).
+            is_parent: whether it starts processes of its own and ends them on SIGTERM.
         """
         environment = {**_environment(), CHANNEL: str(self.channel.path), WHO: name, **variables}
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -154,7 +154,7 @@ class Stage:
         return process
 
     def end(self, name: str) -> None:
-        """kill -9 (a parent gets the time to end its own first), and wait until the process is gone."""
+        """kill -9 (a parent gets the time to end its own processes first), and wait until the process is gone."""
         process = self._running.pop(name)
         for pid in processes_below(process.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -167,14 +167,14 @@ class Stage:
         process.wait()
 
     def wait(self, name: str, within_s: float) -> int:
-        """Until a process that was told to end has ended; its exit status."""
+        """Wait until a process that was told to end has ended; return its exit status."""
         process = self._running[name]
         status = process.wait(within_s)
         del self._running[name]
         return status
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send it to a process that is to go on running, as far as the signal lets it."""
+        """Send a signal to a process that keeps running, as far as the signal allows."""
         self._running[name].send_signal(number)
 
     def require_alive(self) -> None:
@@ -185,11 +185,11 @@ class Stage:
                 raise ChildProcessError(f"{name} ended with status {status} in the middle of a measurement")
 
     def pids(self) -> dict[str, int]:
-        """Of the processes that were started and not ended, by name."""
+        """Return the pids of the processes that were started and not ended, by name."""
         return {name: process.pid for name, process in self._running.items()}
 
     def logs(self) -> str:
-        """The end of every log."""
+        """Return the end of every log."""
         texts = []
         for log in sorted(self.folder.glob("*.log")):
             texts.append(f"== {log.name}\n" + log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace"))
@@ -197,7 +197,7 @@ class Stage:
 
 
 def processes_below(pid: int) -> Iterator[int]:
-    """Every process that this one or one of its own has started, as far as its parents still live."""
+    """Return every process that this one or one of its children has started, as far as its parents still live."""
     children: list[int] = []
     with contextlib.suppress(FileNotFoundError):  # the process has just ended
         for thread in list(Path(f"/proc/{pid}/task").iterdir()):
@@ -209,7 +209,7 @@ def processes_below(pid: int) -> Iterator[int]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without what tells a job's processes who they are, and with one thread per process."""
+    """Return this process's environment without a job's identity, and with one thread per process."""
     ours = {variable.name for variable in VARIABLES}
     torchs = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     environment = {
@@ -225,7 +225,7 @@ class Job:
     """A job of ours on a stage: a scheduler that imports no torch, and workers that run one module.
 
     Args:
-        stage: where it plays.
+        stage: where it runs.
         module: of the workers, in ``benchmarks.workers``.
         world_size: number of workers.
         variables: added to the environment of all.
@@ -261,12 +261,12 @@ class Job:
 
 
 def worker_name(slot: int) -> str:
-    """How the worker of a slot is called on its stage."""
+    """Return the name of a slot's worker on its stage."""
     return f"worker_{slot}"
 
 
 def wait_until_listening(port: int, stage: Stage) -> None:
-    """Until a process of the stage listens on that port of loopback."""
+    """Wait until a process of the stage listens on that port of loopback."""
     deadline_s = time.monotonic() + _START_S
     while not _listens(port):
         stage.require_alive()

@@ -1,16 +1,16 @@
-"""From kill -9 of one of four workers to all four training on, phase by phase, beside torchrun and torchft.
+"""From kill -9 of one of four workers until all four train again, phase by phase, beside torchrun and torchft.
 
 ``python -m benchmarks.recovery [--quick]``. All train the MLP of ``workers.mlp`` under DDP with REGISTER_COOLDOWN=0,
-lose a rank at a random moment, and have recovered when every rank has finished a step that no rank had finished before.
+lose a rank at a random time, and have recovered when every rank has finished a step that no rank had finished before.
 
-With a spare: one job of ours loses a random rank a hundred times, each time to the spare that is warm by then; the node
-that was lost comes back as the next spare. The accounts of its steps and the hash of its weights (against an
-undisturbed run, and against stock DDP) are part of the result, and so is a rank that is stopped (SIGSTOP) instead.
+With a spare: one job of ours loses a random rank a hundred times, each time to a warm spare; the lost node returns as
+the next spare. The account of its steps and the hash of its weights (against an undisturbed run, and against stock DDP)
+are part of the result, and so is a rank that is stopped (SIGSTOP) instead.
 
-By restart: each trial starts a job, kills a rank and starts it again at once; trials of SameBits and of the peers
+By restart: each trial starts a job, kills a rank and restarts it at once; trials of SameBits and of the peers
 alternate. ``ours.above_start_s`` is the total less the restarted process's own start, from its spawning until it asks
-for its seat: what recovery costs beyond what Python and torch cost to load. ``above_start_and_script_s`` leaves out
-what the script builds by itself as well.
+for its seat: the cost of recovery beyond loading Python and torch. ``above_start_and_script_s`` also excludes what the
+script builds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Amounts:
     """with the default ``rng="saved"``, and dropout"""
     stops: int = 5
     restarts: int = 5
-    """of each contestant; so many processes are also killed to see how soon the kernel tells"""
+    """of each contestant; as many processes are also killed to see how soon the kernel reports it"""
 
 
 QUICK = Amounts(kills=10, kills_8=3, kills_saved=3, stops=1, restarts=2)
@@ -89,7 +89,7 @@ def measure_spares(
     progress: Progress,
     variables: Mapping[str, str] = NONE,
 ) -> None:
-    """Lose so many ranks of one job, one after the other; ``variables`` are its processes', besides."""
+    """Lose this many ranks of one job, one after the other; ``variables`` are added for its processes."""
     with LossyJob(world_size, **variables) as job:
         for number in range(1, kills + 1):
             try:
@@ -111,10 +111,10 @@ def measure_spares(
 
 
 def compare_weights(spares: Spares, world_size: int, progress: Progress, variables: Mapping[str, str] = NONE) -> None:
-    """The weights of the job that lost ranks, with those of jobs that lost none."""
+    """Compare the weights of the job that lost ranks with those of jobs that lost none."""
     spares.is_as_undisturbed = spares.digest == undisturbed(world_size, spares.last_step, **variables)
     said = f"weights after step {spares.last_step} as those of an undisturbed run: {spares.is_as_undisturbed}"
-    if variables:  # which stock DDP does not know
+    if variables:  # which stock DDP does not support
         progress.say(f'with rng="saved" and dropout: {spares.lost_steps} steps lost; {said}')
         return
     spares.is_as_plain = spares.digest == undisturbed(world_size, spares.last_step, plain=True)
@@ -122,7 +122,7 @@ def compare_weights(spares: Spares, world_size: int, progress: Progress, variabl
 
 
 def measure_stops(trials: Trials, stops: int, rng: random.Random, progress: Progress) -> None:
-    """Stop so many ranks of one job, one after the other."""
+    """Stop this many ranks of one job, one after the other."""
     with LossyJob(WORLD_SIZE, **_LEASE) as job:
         for number in range(1, stops + 1):
             try:
@@ -137,7 +137,7 @@ def measure_stops(trials: Trials, stops: int, rng: random.Random, progress: Prog
 def measure_restarts(
     trials: Trials, kills: int, rng: random.Random, progress: Progress, peers: Set[str], *, torchft: str
 ) -> None:
-    """Kill one rank of each contestant and start it again, so many times."""
+    """Kill one rank of each contestant and restart it, this many times."""
     for trial in range(kills):
         victim, shown = trial % WORLD_SIZE, f"kill {trial + 1} of {kills}, rank {trial % WORLD_SIZE}"
         trials.start_alone_s.append(start_alone_s())

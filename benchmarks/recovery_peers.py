@@ -1,8 +1,7 @@
-"""One trial of a peer's recovery: torchrun restarts every worker, torchft only the one that was killed.
+"""One trial of a peer's recovery: torchrun restarts every worker, torchft only the killed one.
 
-Here live the trials, and the points in time that one yields. Never here: how many trials there are and what is made of
-them. The one idea: all contestants train the same model, lose a rank in the same way and are asked the same question:
-when has every rank finished a step that no rank had finished before?
+All contestants train the same model and lose a rank in the same way. The question is the same for all: when has every
+rank finished a step that no rank had finished before?
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class Restart:
     """One recovery by a peer: seconds from the kill to the last worker that reached each point."""
 
     asks_s: float
-    """every worker that was started anew has imported everything"""
+    """every restarted worker has imported everything"""
     stepped_s: float
-    """every worker that was there before has stepped again, or where none was, every worker"""
+    """every surviving worker has stepped again, or every worker if none survived"""
     total_s: float
     redone_steps: int
 
@@ -46,7 +45,7 @@ class Restart:
 
 
 def recover_torchrun(victim: int, rng: random.Random, variables: dict[str, str], within_s: float) -> Restart | None:
-    """Kill that rank once; None if the job was not training again within that time."""
+    """Kill that rank once; None if the job did not train again within that time."""
     with Stage() as stage:
         stage.start(TORCHRUN, torchrun_command(), variables, is_parent=True)
         wait_until_training(stage, WORLD_SIZE, rng)
@@ -64,7 +63,7 @@ def recover_torchrun(victim: int, rng: random.Random, variables: dict[str, str],
 
 
 def restart(channel: Channel, killed_s: float, old: frozenset[int], new: frozenset[int]) -> Restart:
-    """What the moments of a restart say; pids of the workers before and after."""
+    """Evaluate the events of a restart; pids of the workers before and after."""
     highest = max(channel.reached[pid] for pid in old)
     restored = min(one.step or 0 for one in channel.select("trains", pids=new))
     steps = channel.select("stepped", since_s=killed_s, pids=new)
@@ -77,13 +76,13 @@ def restart(channel: Channel, killed_s: float, old: frozenset[int], new: frozens
 
 
 def _beyond(channel: Channel, old: frozenset[int]) -> frozenset[int]:
-    """The processes started since that have finished a step no old one had."""
+    """Return the new processes that have finished a step no old one had."""
     highest = max(channel.reached[pid] for pid in old)
     return frozenset(pid for pid, step in channel.reached.items() if pid not in old and step > highest)
 
 
 def torchrun_needs() -> str:
-    """What keeps it from taking part; empty where nothing does. torch itself is not loaded."""
+    """Return what prevents it from taking part, or an empty string, without loading torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None or not (Path(torch.origin).parent / "distributed/run.py").exists():
         return "a torch with torch.distributed.run"
@@ -105,10 +104,11 @@ def torchrun_command() -> list[str]:
 
 
 def name_torchft(parser: argparse.ArgumentParser) -> None:
-    """By ``--torchft``; its whole path, for what is started runs in a folder of its own."""
+    """Return ``--torchft`` as an absolute path, since processes run in folders of their own."""
 
     def interpreter(python: str) -> str:
-        return str(Path(shutil.which(python) or python).absolute())  # a link stays: it tells the environment
+        # a link is not resolved: it determines the environment
+        return str(Path(shutil.which(python) or python).absolute())
 
     parser.add_argument(
         "--torchft", type=interpreter, default=sys.executable, metavar="PYTHON", help="that has torchft (default: this)"
@@ -116,7 +116,9 @@ def name_torchft(parser: argparse.ArgumentParser) -> None:
 
 
 def torchft_needs(python: str) -> str:
-    """What keeps it from taking part; empty where that interpreter can import it, and the lighthouse lies beside."""
+    """Return what prevents it from taking part; empty if that interpreter can import it and has the lighthouse beside
+    it.
+    """
     program = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torchft') is None)"
     found = subprocess.run([python, "-c", program], cwd=REPOSITORY, check=False, capture_output=True)
     if found.returncode == 0 and _lighthouse(python) is not None:
@@ -129,11 +131,11 @@ def _lighthouse(python: str) -> str | None:
 
 
 def start_torchft(stage: Stage, python: str) -> Callable[[int], int]:
-    """Start its lighthouse; what is given back starts the worker of a rank, and tells its pid."""
+    """Start its lighthouse; return a function that starts a rank's worker and returns its pid."""
     lighthouse = _lighthouse(python)
     assert lighthouse is not None, "torchft_needs() was not asked"
     port = free_port()
-    # Its README has 10000 ms: then its survivors stand still for 10 s.
+    # Its README has 10000 ms, with which its survivors stand still for 10 s.
     flags = ["--min_replicas=1", "--quorum_tick_ms=100", "--join_timeout_ms=1000"]
     stage.start(LIGHTHOUSE, [lighthouse, f"--bind=127.0.0.1:{port}", *flags], {})
     wait_until_listening(port, stage)
@@ -147,7 +149,7 @@ def start_torchft(stage: Stage, python: str) -> Callable[[int], int]:
 
 
 def recover_torchft(victim: int, rng: random.Random, python: str, within_s: float) -> Restart | None:
-    """Kill that rank once and start it again at once, as its documentation has it; None if it was not in in time."""
+    """Kill that rank once and restart it at once, as in its documentation; None if it did not rejoin in time."""
     with Stage() as stage:
         channel = stage.channel
         start = start_torchft(stage, python)
@@ -169,7 +171,7 @@ def recover_torchft(victim: int, rng: random.Random, python: str, within_s: floa
 
 
 def rejoined(channel: Channel, killed_s: float, survivors: frozenset[int], newcomer: int) -> Restart:
-    """What the moments say of a process that comes back to survivors that have not waited for it."""
+    """Evaluate the events of a process that returns to survivors that have not waited for it."""
     new = frozenset({newcomer})
     highest = max(one.step or 0 for one in channel.select("stepped") if one.at_s <= killed_s)
 

@@ -1,7 +1,7 @@
-"""What is made of the trials of ``benchmarks.recovery``: the figures of its last line, and the tables for people.
+"""Evaluation of the trials of ``benchmarks.recovery``: the figures of its last line, and tables.
 
-Never here: a process, or a choice of what is measured. The one idea: a figure that has a target is printed beside it,
-and nothing is asserted, since only the machine's owner knows how quiet it was.
+A figure that has a target is printed beside it. Nothing is asserted, since only the machine's owner knows how quiet it
+was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.report import MISSING, Report, median, rounded, spread, table
 
 SPARE_TARGET_S, SPARE_P95_TARGET_S, SPARE_WORST_TARGET_S = 0.045, 0.1, 1.0
 SPARE_8_TARGET_S = 0.08
-STEPS_OF_A_SLOWER_MACHINE = 2.5  # median ≤ detection + so many steps
+STEPS_OF_A_SLOWER_MACHINE = 2.5  # median ≤ detection + this many steps
 STOPPED_TARGET_S = 0.2  # above the lease
 ABOVE_START_TARGET_S = 0.1
 
@@ -35,7 +35,7 @@ RESTART_PHASES: Sequence[tuple[str, str, str | None, str]] = (
     ("first step", "first_step_ms", "trains_s", "stepped_s"),
     ("replay, to a new step", "replay_ms", "stepped_s", "total_s"),
 )
-"""Title, key, and the points of the timeline between which a phase lies (from the kill, where the first is None)."""
+"""Title, key, and the points of the timeline that bound a phase (from the kill if the first is None)."""
 BESIDE = {"notice_ms", "break_ms"}
 
 SPARE_PHASES: Mapping[str, str] = {
@@ -50,12 +50,12 @@ SPARE_PHASES: Mapping[str, str] = {
     "trains_s": "compared; the function runs again",
     "total_s": "a new step on every rank",
 }
-"""The points of a loss, in order, and what they are called."""
+"""The points of a loss, in order, and their titles."""
 
 
 @dataclass(slots=True)
 class Spares:
-    """The losses of one job with a spare, and what became of its steps."""
+    """The losses of one job with a spare, and its steps."""
 
     losses: list[Loss] = field(default_factory=list)
     step_ms: float = math.nan
@@ -71,7 +71,7 @@ class Spares:
 
     @property
     def lost_steps(self) -> int:
-        """Steps that were finished and are gone, or that nobody finished."""
+        """Steps that were finished and are gone, or that were never finished."""
         return sum(loss.lost_steps for loss in self.losses) + self.skipped_steps
 
     @property
@@ -84,11 +84,11 @@ class Spares:
 
 @dataclass(slots=True)
 class Trials:
-    """Everything that was measured."""
+    """All measurements."""
 
     restarts: list[Timeline] = field(default_factory=list)
     peers: dict[str, list[Restart | None]] = field(default_factory=dict)
-    """by peer; None where a trial did not recover in time; peers that are not installed are not there"""
+    """by peer; None if a trial did not recover in time; without peers that are not installed"""
     step_ms: list[float] = field(default_factory=list)
     start_alone_s: list[float] = field(default_factory=list)
     detection_s: list[float] = field(default_factory=list)
@@ -99,14 +99,14 @@ class Trials:
     lease_s: float = math.nan
 
     def floor_s(self, spares: Spares) -> float | None:
-        """What a recovery takes at least on this machine: the kernel's notice, and a little more than two steps."""
+        """The minimum of a recovery on this machine: the kernel's notice, and a little more than two steps."""
         if not spares.losses:
             return None
         return rounded(median(self.detection_s) + STEPS_OF_A_SLOWER_MACHINE * spares.step_ms / 1e3)
 
 
 def percentile_95(values: Sequence[float]) -> float:
-    """The smallest value that 95 % of all do not exceed."""
+    """Return the smallest value that 95 % of all do not exceed."""
     return rounded(sorted(values)[math.ceil(0.95 * len(values)) - 1])
 
 
@@ -192,7 +192,7 @@ def _median_s(spares: Spares) -> float | None:
 
 
 def _as_number(is_equal: bool | None) -> float | None:
-    """1 where the hashes are equal, 0 where they differ."""
+    """Return 1 if the hashes are equal, 0 if they differ."""
     return None if is_equal is None else float(is_equal)
 
 
@@ -202,7 +202,7 @@ def _duration_ms(timeline: Timeline, begin: str | None, end: str) -> float:
 
 
 def median_of(restarts: Sequence[Restart | None], name: str) -> float | None:
-    """None if not every trial recovered."""
+    """Return the median, or None if not every trial recovered."""
     if not restarts or None in restarts:
         return None
     return median([float(getattr(restart, name)) for restart in restarts])

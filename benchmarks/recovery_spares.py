@@ -1,8 +1,7 @@
-"""One job that loses a rank again and again, each time to a warm spare; and what its moments say about it.
+"""One job that repeatedly loses a rank to a warm spare, and the evaluation of its events.
 
-Here live the job, its losses, and the accounts of its steps. Never here: how many losses there are and what is made of
-them. The one idea: after every loss all ranks train to one common step and pause there with a hash of their weights, so
-that each recovery is proven by itself, and the next spare warms up without taking the cores that are measured.
+After every loss all ranks train to a common step and pause there with a hash of their weights. Each recovery is thus
+checked, and the next spare warms up without using the measured cores.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ WARM_WITHIN_S = 120.0
 RECOVERED_WITHIN_S = 60.0
 HANG_S = 5.0
 """A recovery that takes longer counts as a hang."""
-STEPS_BEFORE = 5  # all ranks have done so many since they paused
+STEPS_BEFORE = 5  # all ranks have made this many since they paused
 LOSE_AFTER_S = (0.15, 0.25)
-STEPS_TO_PAUSE = 10  # no rank comes so far until it reads that it is to pause
+STEPS_TO_PAUSE = 10  # no rank gets this far before it reads that it is to pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +41,18 @@ class Loss:
     """every survivor has left its collective"""
     dropped_s: float
     joined_s: float
-    """every member has told the scheduler that it waits for the next generation, and its address"""
+    """every member has reported that it waits for the next generation, and its address"""
     placed_s: float
     formed_s: float
     obtained_s: float
     """every member holds the restore point, from its memory or over the group, and its DDP has the new group"""
     trains_s: float
     total_s: float
-    """every rank has finished a step that nobody had finished before"""
+    """every rank has finished a step that no rank had finished before"""
     lost_steps: int
-    """that a survivor had finished and had to do again"""
+    """that a survivor had finished and had to repeat"""
     victims_steps: int
-    """that only the process that was lost had finished"""
+    """that only the lost process had finished"""
 
     @property
     def is_hang(self) -> bool:
@@ -61,7 +60,7 @@ class Loss:
 
 
 def loss_from(moments: Sequence[Moment], lost_s: float, survivors: frozenset[int], newcomer: int) -> Loss:
-    """What the moments around one loss say; pids of those who were members before and stay, and of the new one.
+    """Evaluate the events around one loss; pids of the survivors and of the new process.
 
     Args:
         moments: in any order, from some steps before the loss on.
@@ -74,7 +73,7 @@ def loss_from(moments: Sequence[Moment], lost_s: float, survivors: frozenset[int
         by_name[moment.name].append(moment)
 
     def of_each(pids: frozenset[int], names: Iterable[str], choose: Callable[[list[float]], float]) -> list[float]:
-        """One time for every process that has passed this point since the loss."""
+        """Return one time for every process that has passed this point since the loss."""
         times: dict[int, list[float]] = defaultdict(list)
         for one in (one for name in names for one in by_name[name]):
             if one.at_s > lost_s and one.pid in pids:
@@ -118,7 +117,7 @@ def loss_from(moments: Sequence[Moment], lost_s: float, survivors: frozenset[int
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What became of the steps of a whole job, over all its processes."""
+    """The steps of a whole job, over all its processes."""
 
     last_step: int
     repeated_steps: int
@@ -128,7 +127,7 @@ class Account:
 
 
 def account(moments: Iterable[Moment]) -> Account:
-    """Of all moments of a job. A step may also be known from the process that goes on from it."""
+    """Count the steps in all events of a job. A step may also be known from the process that resumes from it."""
     reached: dict[int, int] = {}
     done: set[int] = set()
     repeated = 0
@@ -144,7 +143,7 @@ def account(moments: Iterable[Moment]) -> Account:
 
 
 def step_ms(moments: Iterable[Moment]) -> float:
-    """The median time between two steps that one process took one after the other."""
+    """Return the median time between two consecutive steps of one process."""
     between: list[float] = []
     last: dict[int, Moment] = {}
     for moment in sorted(moments, key=lambda one: one.at_s):
@@ -158,12 +157,12 @@ def step_ms(moments: Iterable[Moment]) -> float:
 
 
 class LossyJob:
-    """A job of ours and its spare, from its start to its end; everything it noted is kept.
+    """A job of ours and its spare, from start to end; all its events are kept.
 
     Args:
         world_size: number of ranks.
-        has_spare: whether a spare takes a lost rank's place; else the lost node is started again at once.
-        variables: of all its processes, besides.
+        has_spare: whether a spare takes a lost rank's place; otherwise the lost node is restarted at once.
+        variables: added for all its processes.
     """
 
     def __init__(self, world_size: int, *, has_spare: bool = True, **variables: str) -> None:
@@ -178,10 +177,10 @@ class LossyJob:
         self._spare = world_size
         self.moments: list[Moment] = []
         self.digests: dict[int, str] = {}
-        """where the job paused: the hash of everybody's weights, by step"""
+        """where the job paused: the hash of all ranks' weights, by step"""
 
     def __enter__(self) -> LossyJob:
-        """Start everything; returns when it pauses for the first time, and the spare is warm."""
+        """Start everything; return when it pauses for the first time and the spare is warm."""
         try:
             self._pace.last_step = STEPS_TO_PAUSE
             self._job.start_scheduler()
@@ -199,7 +198,7 @@ class LossyJob:
         self._stage.__exit__(kind, error, at)
 
     def lose(self, number: signal.Signals, rng: random.Random) -> Loss:
-        """Signal a random rank at a random moment; returns when all ranks pause again, with a spare as warm as before.
+        """Signal a random rank at a random time; return when all ranks pause again, with the next spare warm.
 
         Raises:
             TimeoutError: the job did not recover.
@@ -240,15 +239,15 @@ class LossyJob:
         return loss
 
     def logs(self) -> str:
-        """The end of every log."""
+        """Return the end of every log."""
         return self._stage.logs()
 
     def step_ms(self) -> float:
-        """The median of all steps of all processes: those of a recovery, and the pauses, are few among them."""
+        """Return the median over all steps of all processes; recoveries and pauses are rare among them."""
         return step_ms(self.moments)
 
     def _train_for_a_while(self, rng: random.Random) -> None:
-        """Until a random moment not long after every rank trains again."""
+        """Wait until a random time shortly after every rank trains again."""
         channel, members = self._stage.channel, [self._pids[one] for one in self._nodes]
         begins = self._pace.last_step
         self._pace.last_step = ENDLESSLY
@@ -261,7 +260,7 @@ class LossyJob:
         channel.drain()
 
     def _wait_for_pause(self, within_s: float) -> None:
-        """Let all ranks pause soon; returns when they have done their last step and said which weights they have."""
+        """Let all ranks pause soon; return when they have made their last step and reported their weights."""
         channel = self._stage.channel
         members = frozenset(self._pids[one] for one in self._nodes)
 
@@ -271,7 +270,7 @@ class LossyJob:
 
         def pause() -> bool:
             highest = max(channel.reached.get(pid, 0) for pid in members)
-            if not highest <= self._pace.last_step < ENDLESSLY:  # also where it was said too late for some
+            if not highest <= self._pace.last_step < ENDLESSLY:  # even if some read it too late
                 self._pace.last_step = highest + STEPS_TO_PAUSE
             return pauses().keys() == members
 
@@ -295,12 +294,12 @@ def _spare_num(has_spare: bool) -> dict[str, str]:
 
 
 def undisturbed(world_size: int, last_step: int, *, plain: bool = False, **variables: str) -> str:
-    """The hash of the weights after that step of a run that loses nobody: ours, or stock DDP's.
+    """Return the hash of the weights after that step of a run without losses: ours, or stock DDP's.
 
     Args:
         world_size, last_step: of the run.
         plain: whether it is stock DDP's.
-        variables: of all processes, besides.
+        variables: added for all processes.
     """
     with Stage() as stage:
         pace = Pace(stage.folder / "pace")

@@ -1,8 +1,6 @@
-"""One trial of a recovery by restart: start a job, kill one rank at a random moment, see when what happened.
+"""One trial of a recovery by restart: start a job, kill one rank at a random time, and time each phase.
 
-Here live the trial, the points in time that it yields, and the floors. Never here: how many trials there are and what
-is made of them; a job with a spare (``recovery_spares``); peers (``recovery_peers``). The one idea: a recovery is over
-when every rank has finished a step that no rank had finished before the kill.
+A recovery is over when every rank has finished a step that no rank had finished before the kill.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from benchmarks.processes import Job, Stage, worker_module, worker_name
 
 WORLD_SIZE = 4
 FIRST_KILL_AT_STEP = 25
-KILL_WITHIN_S = 0.3  # at a random moment of so many seconds from that step on: most of a checkpoint interval
+KILL_WITHIN_S = 0.3  # at a random time within this many seconds of that step: most of a checkpoint interval
 TRAINING_WITHIN_S = 120.0
 RECOVERED_WITHIN_S = 60.0
 SETTLED_S = 0.2
@@ -59,7 +57,7 @@ class Timeline:
 
     @property
     def script_s(self) -> float:
-        """what the replacement's script builds before it can train with anybody: model, samples, DDP, optimizer"""
+        """what the replacement's script builds before it can train: model, samples, DDP, optimizer"""
         return self.enters_s - self.seated_s
 
     @property
@@ -75,7 +73,7 @@ class Timeline:
 
 
 def recover_ours(victim: int, rng: random.Random) -> tuple[Timeline, float]:
-    """Kill that rank once; returns the timeline, and the milliseconds of a step before the kill."""
+    """Kill that rank once; return the timeline, and the milliseconds of a step before the kill."""
     with Stage() as stage:
         job = Job(stage, "recovery", WORLD_SIZE)
         job.start_scheduler()
@@ -95,7 +93,7 @@ def recover_ours(victim: int, rng: random.Random) -> tuple[Timeline, float]:
 
 
 def is_recovered(channel: Channel, killed_s: float, survivors: frozenset[int], newcomer: int) -> bool:
-    """Whether every rank has finished a step that no rank had finished before the kill."""
+    """Return whether every rank has finished a step that no rank had finished before the kill."""
     left = channel.select("enters", since_s=killed_s, pids=survivors)
     if {one.pid for one in left} < survivors or not channel.select("trains", pids=frozenset({newcomer})):
         return False
@@ -104,7 +102,7 @@ def is_recovered(channel: Channel, killed_s: float, survivors: frozenset[int], n
 
 
 def timeline(channel: Channel, killed_s: float, spawned_s: float, survivors: frozenset[int], newcomer: int) -> Timeline:
-    """What the moments of a recovery say; pids of those who were there before and of the one who came back."""
+    """Evaluate the events of a recovery; pids of the processes before it and of the restarted one."""
     members, new = survivors | {newcomer}, frozenset({newcomer})
 
     def of_each(pids: frozenset[int], *names: str) -> list[list[Moment]]:
@@ -135,9 +133,10 @@ def timeline(channel: Channel, killed_s: float, spawned_s: float, survivors: fro
 
 
 def _highest(channel: Channel, until_s: float, newcomer: int) -> int:
-    """The greatest step any process had finished by then.
+    """Return the greatest step any process had finished by then.
 
-    A step may have been committed by one that was cut off before it could note it: the newcomer begins behind it.
+    A step may have been committed by a process that was killed before it could report it; the newcomer then starts
+    after it.
     """
     begins = [one.step or 0 for one in channel.select("trains", pids=frozenset({newcomer}))]
     return max(*begins, *(one.step or 0 for one in channel.select("stepped") if one.at_s <= until_s))
@@ -152,7 +151,7 @@ def _at_s(moment: Moment) -> float:
 
 
 def wait_until_training(stage: Stage, processes: int, rng: random.Random) -> list[Moment]:
-    """Until that many processes train, and then some; returns the steps of one of them."""
+    """Wait until that many processes train, and then some; return the steps of one of them."""
 
     def all_train() -> bool:
         reached = stage.channel.reached.values()
@@ -173,7 +172,7 @@ def _step_ms(steps: Sequence[Moment]) -> float:
 
 
 def start_alone_s() -> float:
-    """How long a worker's imports take in a process that does nothing else, on an otherwise idle machine."""
+    """Measure a worker's imports in a process that does nothing else, on an otherwise idle machine."""
     with Stage() as stage:
         began_s = time.monotonic()
         command = [sys.executable, "-c", "import benchmarks.workers.recovery"]
@@ -184,7 +183,7 @@ def start_alone_s() -> float:
 
 
 def detection_s() -> float:
-    """From kill -9 of a process as large as a rank to the end of its connection: what the kernel takes to tell."""
+    """Measure from kill -9 of a process as large as a rank to the end of its connection: the kernel's part."""
     with Stage() as stage, socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(TRAINING_WITHIN_S)
         stage.start("holder", [*worker_module("recovery"), "holder", str(listening.getsockname()[1])], {})

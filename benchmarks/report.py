@@ -1,8 +1,7 @@
-"""What a benchmark hands back: progress while it runs, a table for people, and one JSON object as its last line.
+"""The output of a benchmark: progress while it runs, a table for people, and one JSON object as its last line.
 
-Here live the form of that object, the statistics it is filled with, and what is said about the machine. Never here:
-what is measured. The one idea: the form is checked whenever a report is printed, so whoever reads the last line of any
-benchmark may rely on its keys and on a unit in the name of every figure.
+The module has the form of that object, its statistics, and the description of the machine. The form is checked whenever
+a report is printed, so readers may rely on the keys of the last line and on a unit in the name of every figure.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from typing import Any, Final
 __all__ = ["MISSING", "SAFETENSORS_NEEDS", "Progress", "Report", "Spread", "median", "problems", "spread", "table"]
 
 MISSING: Final = "missing"
-"""What stands in place of a peer that is not installed."""
+"""Stands in place of a peer that is not installed."""
 
 SAFETENSORS_NEEDS: Final = "safetensors, which `bash scripts/setup.sh --dev` installs"
 
 KEYS: Final = ("benchmark", "machine", "versions", "floor", "peers", "ours", "ratios")
 UNITS: Final = ("_s", "_ms", "_us", "_bytes", "_kib", "_per_s", "_steps", "_count")
 COUNTED: Final = ("steps_", "hangs")
-"""What a figure that counts begins with, where no unit ends its name."""
+"""Prefix of a counting figure, whose name needs no unit at its end."""
 PACKAGES: Final = ("samebits", "torch", "pyzmq", "msgpack", "numpy")
 
 Figures = Mapping[str, Any]
@@ -38,7 +37,7 @@ Figures = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A sample, in the few numbers that a table has room for."""
+    """A sample in the few numbers that a table has room for."""
 
     median: float
     lowest: float
@@ -51,7 +50,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value; quartiles by linear interpolation between the values, ends included."""
+    """Summarise at least one value; quartiles by linear interpolation, ends included."""
     ordered = sorted(values)
     if len(ordered) == 1:
         return Spread(ordered[0], ordered[0], ordered[0], ordered[0], ordered[0])
@@ -60,12 +59,12 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def median(values: Sequence[float]) -> float:
-    """Of at least one value, rounded to what a shared machine can tell apart."""
+    """Return the median of at least one value, rounded to what is meaningful on a shared machine."""
     return rounded(statistics.median(values))
 
 
 def rounded(value: float) -> float:
-    """Four significant digits."""
+    """Round to four significant digits."""
     return value if value == 0 or not math.isfinite(value) else float(f"{value:.4g}")
 
 
@@ -74,11 +73,11 @@ def _short(value: float) -> str:
 
 
 class Progress:
-    """Lines that say what is going on, with the seconds since the benchmark began; the first at once.
+    """Progress lines with the seconds since the benchmark started; the first is printed at once.
 
     Args:
-        begins: what is going to be measured.
-        missing: by peer that does not take part, what it needs.
+        begins: what will be measured.
+        missing: what each absent peer needs.
     """
 
     def __init__(self, begins: str, missing: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -92,7 +91,7 @@ class Progress:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell: the first to the left, the others to the right."""
+    """Format columns as wide as their widest cell: the first left-aligned, the others right-aligned."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = [
@@ -124,10 +123,10 @@ class Report:
     ratios: Figures
 
     def document(self) -> dict[str, Any]:
-        """The object of the last line.
+        """Return the object of the last line.
 
         Raises:
-            ValueError: it has not the agreed form; the message lists where.
+            ValueError: it has another form; the message lists where.
         """
         document = {
             "benchmark": self.benchmark,
@@ -144,14 +143,14 @@ class Report:
         return document
 
     def print(self, people: str) -> None:
-        """The table, then the object on the last line."""
+        """Print the table, then the object on the last line."""
         document = self.document()
         print(f"\n{people}\n", flush=True)
         print(json.dumps(document), flush=True)
 
 
 def problems(document: Mapping[str, Any]) -> list[str]:
-    """What keeps a document from having the agreed form; empty if nothing does."""
+    """Return the violations of the agreed form, or an empty list."""
     found = [f"{key} is missing" for key in KEYS if key not in document]
     found += [f"{key} is unknown" for key in document if key not in KEYS]
     for section in ("floor", "peers", "ours"):
@@ -171,7 +170,7 @@ def problems(document: Mapping[str, Any]) -> list[str]:
 
 
 def _says_its_unit(name: str) -> bool:
-    """``load_ms``; also ``cpu_us_per_registration``, ``steps_lost``; and ``heartbeat_vs_bare``, which has none."""
+    """Accept ``load_ms``, ``cpu_us_per_registration``, ``steps_lost``, and ``heartbeat_vs_bare``, which has no unit."""
     return (
         name.endswith(UNITS)
         or name.startswith(COUNTED)
@@ -193,7 +192,7 @@ def _is_figure(value: Any) -> bool:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on, and how busy it was: on a machine with other work only ratios hold."""
+    """Describe the machine and its load: on a machine with other work only ratios hold."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
@@ -212,7 +211,7 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python's, and those of the packages that decide the figures."""
+    """Return the versions of Python and of the packages that decide the figures."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -1,16 +1,16 @@
 """Steps per second under ``elastic.run`` with a commit after every step, against plain DDP; and the memory it takes.
 
-``python -m benchmarks.steady_state [--quick] [--workload mlp|transformer|both]``. Three jobs of four ranks train side
-by side, the MLP of ``workers.mlp`` and then the transformer of ``workers.transformer``: plain DDP, SameBits, and plain
-DDP once more. Only one runs at a time, for a window of about a second, and they take turns in every order, so that what
-else the machine does hits all three alike; the ratios are of windows of one round. After some rounds the jobs are
-started anew, so that the luck of one set of processes (memory layout, sockets) is drawn several times. SameBits commits
-after every step and reseeds the random numbers; checkpoints do not fall into a window (``save_checkpoint_steps`` is
-larger than the run). What counts is the lower quartile of ours ÷ plain, against the same quartile of plain ÷ plain. On
-a machine with other work, the ratio of CPU time per step is the steadier witness.
+``python -m benchmarks.steady_state [--quick] [--workload mlp|transformer|both]``. Three jobs of four ranks train the
+MLP of ``workers.mlp`` and then the transformer of ``workers.transformer``: plain DDP, SameBits, and plain DDP once
+more. Only one runs at a time, for a window of about a second, and they alternate in every order, so that other load
+affects all three alike; the ratios are of windows of one round. After some rounds the jobs are restarted, since each
+set of processes has its own memory layout and sockets. SameBits commits after every step and reseeds the random
+numbers; no checkpoint falls into a window (``save_checkpoint_steps`` is larger than the run). The result is the lower
+quartile of ours ÷ plain, against the same quartile of plain ÷ plain. On a machine with other load, the ratio of CPU
+time per step is more reliable.
 
-Memory is what the ranks hold of their own (RssAnon, proc(5)) after the windows, ours less plain's, per rank; and once
-more of a job that commits every ten steps only, which makes SameBits copy at every commit.
+Memory is the ranks' own (RssAnon, proc(5)) after the windows, ours less plain's, per rank; and once more for a job that
+commits only every ten steps, which makes SameBits copy at every commit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORLD_SIZE = 4
 PLAIN, OURS, AGAIN = CONTESTANTS = ("plain DDP", "SameBits", "plain DDP again")
 COPYING = "SameBits, a commit every 10 steps"
 COPYING_STEPS = 10
-ORDERS = tuple(itertools.permutations(CONTESTANTS))  # who runs when
+ORDERS = tuple(itertools.permutations(CONTESTANTS))  # which one runs when
 WITHIN_S = 300.0
 TARGET = 0.99
 Start = Callable[[Stage, Sequence[str]], list[subprocess.Popen[bytes]]]
@@ -41,11 +41,11 @@ KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is trained, and for how long.
+    """A model and how long it is trained.
 
     Attributes:
         name: as the worker knows it.
-        orders: of one block: how often all orders are gone through.
+        orders: how often one block goes through all orders.
         suffix: of its figures' names.
         state_bytes: weights and the optimizer's moments, of one rank.
     """
@@ -60,7 +60,7 @@ class Workload:
 
     @property
     def rounds(self) -> tuple[tuple[str, ...], ...]:
-        """Who runs when, in one block."""
+        """Return the order of each round of a block."""
         return self.orders * ORDERS
 
 
@@ -72,7 +72,7 @@ BLOCKS_QUICK = 1
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some steps of one job: their rate, and what each cost all its ranks together."""
+    """Some steps of one job: their rate, and the cost of each over all its ranks."""
 
     steps_per_s: float
     cpu_ms_per_step: float
@@ -80,7 +80,7 @@ class Window:
 
 @dataclass(slots=True)
 class Windows:
-    """All that was measured, round by round."""
+    """All measurements, round by round."""
 
     by_contestant: dict[str, list[Window]] = field(default_factory=lambda: {name: [] for name in CONTESTANTS})
     alone: list[Window] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Windows:
     """by contestant and COPYING: what each rank held in the end"""
 
     def overhead_bytes(self, contestant: str) -> float | None:
-        """What a rank holds more than a plain one: the difference of the means."""
+        """Return what a rank holds beyond a plain one: the difference of the means."""
         if not self.held_bytes.get(contestant):
             return None
         plain = [*self.held_bytes[PLAIN], *self.held_bytes[AGAIN]]
@@ -98,16 +98,16 @@ class Windows:
         return [window.steps_per_s for window in self.by_contestant[contestant]]
 
     def ratios(self, contestant: str) -> list[float]:
-        """The contestant's rate ÷ plain DDP's, of each round."""
+        """Return the contestant's rate ÷ plain DDP's, for each round."""
         return [rate / plain for rate, plain in zip(self.rates(contestant), self.rates(PLAIN), strict=True)]
 
     def cpu_ms(self, contestant: str) -> float:
-        """Of a step, the median window's."""
+        """Return the CPU time of a step in the median window."""
         return median([window.cpu_ms_per_step for window in self.by_contestant[contestant]])
 
 
 class Contestant:
-    """One job, idle but for its windows; ``start`` begins it where it is no contestant of this module."""
+    """One job that is idle outside its windows; ``start`` starts one that is not a contestant of this module."""
 
     def __init__(self, name: str, workload: str, start: Start | None = None) -> None:
         self._name = name
@@ -128,7 +128,7 @@ class Contestant:
         self._wait_for("ready", len(self._workers))
 
     def run(self, kind: str, steps: int) -> Window:
-        """One window, from the first rank's begin to the last one's end."""
+        """Run one window, from the first rank's start to the last one's end."""
         self._windows += 1
         for worker in self._workers:
             assert worker.stdin is not None
@@ -142,7 +142,7 @@ class Contestant:
         return Window(steps / elapsed_s, cpu_s / steps * 1e3)
 
     def held_bytes(self) -> list[int]:
-        """What each rank holds of its own by now."""
+        """Return the private memory of each rank."""
         return [_anonymous_bytes(worker.pid) for worker in self._workers]
 
     def _wait_for(self, moment: str, count: int) -> None:
@@ -155,7 +155,7 @@ class Contestant:
 
 
 def job_of_ours(ranks: int, kind: str = "elastic", **settings: str) -> Start:
-    """How a job of so many ranks of this ``kind`` begins, with these settings."""
+    """Return how a job of this ``kind`` with so many ranks and these settings is started."""
 
     def start(stage: Stage, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
         job = Job(stage, "steady_state", ranks, **settings)
@@ -192,7 +192,7 @@ def measure(workload: Workload, blocks: int, window_steps: int, progress: Progre
                 contestants[name] = Contestant(name, workload.name)
             for contestant in contestants.values():
                 contestant.wait_until_ready()
-                contestant.run("train", window_steps)  # DDP lays out its buckets, memory is warm
+                contestant.run("train", window_steps)  # DDP arranges its buckets, memory is warm
             for order in workload.rounds:
                 for name in order:
                     windows.by_contestant[name].append(contestants[name].run("train", window_steps))
@@ -211,7 +211,7 @@ def measure(workload: Workload, blocks: int, window_steps: int, progress: Progre
 
 
 def held_while_copying(workload: Workload) -> list[int]:
-    """What each rank holds after three commits that lie several steps apart: both buffers are in use."""
+    """Return what each rank holds after three commits several steps apart, when both buffers are in use."""
     contestant = Contestant(COPYING, workload.name)
     try:
         contestant.wait_until_ready()
@@ -222,7 +222,7 @@ def held_while_copying(workload: Workload) -> list[int]:
 
 
 def report(measured: Mapping[str, Windows]) -> Report:
-    """Of the windows by the workload's name."""
+    """Report the windows by the workload's name."""
     parts = [_figures(WORKLOADS[name], windows) for name, windows in measured.items()]
     floor, plain, again, ours, ratios = (
         {key: value for part in parts for key, value in part[index].items()} for index in range(5)
@@ -231,7 +231,7 @@ def report(measured: Mapping[str, Windows]) -> Report:
 
 
 def _figures(workload: Workload, windows: Windows) -> tuple[dict[str, float | None], ...]:
-    """Floor, plain DDP, plain DDP again, ours, ratios."""
+    """Return the figures of the floor, plain DDP, plain DDP again and ours, and the ratios."""
     ours, again = spread(windows.ratios(OURS)), spread(windows.ratios(AGAIN))
 
     def contestant(name: str) -> dict[str, float | None]:
@@ -264,7 +264,7 @@ def _figures(workload: Workload, windows: Windows) -> tuple[dict[str, float | No
 
 
 def _suffixed(name: str, suffix: str) -> str:
-    """The unit stays at the end: ``steps_per_s`` becomes ``transformer_steps_per_s``, a ratio is simply longer."""
+    """Add the suffix but keep the unit at the end: ``transformer_steps_per_s``; a ratio gets it at the end."""
     return f"{suffix.removeprefix('_')}_{name}" if suffix and "_vs_" not in name else name + suffix
 
 

@@ -1,7 +1,6 @@
-"""Jobs that take turns: of several only one runs at a time, for a window, so that what else the machine does hits all.
+"""Jobs that take turns: only one runs at a time, for a window, so that other load affects all alike.
 
-Here live the turns, their windows and the sums over them. Never here: what the jobs are, or what a ratio should be. The
-one idea: a ratio is of two windows of one round, seconds apart, and in as many rounds each job stands in each place.
+A ratio is of two windows of one round, seconds apart. Over all rounds each job is equally often in each place.
 """
 
 from __future__ import annotations
@@ -16,42 +15,42 @@ from benchmarks.steady_state import Contestant, Start, Window
 
 @dataclass(slots=True)
 class Turns:
-    """All windows, by contestant, in the order of rounds.
+    """All windows by contestant, in the order of rounds.
 
     Args:
-        base: whom the others are held against.
+        base: the contestant that the others are compared with.
     """
 
     base: str
     windows: dict[str, list[Window]] = field(default_factory=dict)
 
     def rates(self, name: str) -> list[float]:
-        """Steps per second, of each window."""
+        """Return the steps per second of each window."""
         return [window.steps_per_s for window in self.windows[name]]
 
     def ratios(self, name: str) -> Spread:
-        """Its rate ÷ the base's, of each round."""
+        """Return its rate ÷ the base's for each round."""
         pairs = zip(self.rates(name), self.rates(self.base), strict=True)
         return spread([one / base for one, base in pairs])
 
     def cpu_ms(self, name: str) -> float:
-        """Of a step, all ranks together, the median window's."""
+        """Return the CPU time of a step over all ranks, in the median window."""
         return median([window.cpu_ms_per_step for window in self.windows[name]])
 
     def cpu_ratio(self, name: str) -> float:
-        """As that of rates: below 1 where it needs more than the base."""
+        """Return the ratio in the direction of rates: below 1 if it needs more than the base."""
         pairs = zip(self.windows[name], self.windows[self.base], strict=True)
         return statistics.median(base.cpu_ms_per_step / one.cpu_ms_per_step for one, base in pairs)
 
     def figures(self, name: str, workload: str) -> dict[str, float]:
-        """For a report."""
+        """Return the figures for a report."""
         return {
             f"{workload}_steps_per_s": median(self.rates(name)),
             f"{workload}_cpu_per_step_ms": self.cpu_ms(name),
         }
 
     def people(self, what: str) -> str:
-        """The table of all contestants."""
+        """Format the table of all contestants."""
         rows = []
         for name in self.windows:
             ratio = self.ratios(name)
@@ -77,8 +76,8 @@ def take_turns(
         starts: how each contestant is started.
         workload: what they train.
         steps: of a window; two such windows come before the first that counts.
-        orders: of each round: who runs when.
-        say: told of each round.
+        orders: the sequence of contestants in each round.
+        say: called at each round.
     """
     contestants: dict[str, Contestant] = {}
     try:
@@ -86,7 +85,7 @@ def take_turns(
             contestants[name] = Contestant(name, workload, start)
         for contestant in contestants.values():
             contestant.wait_until_ready()
-            contestant.run("train", steps)  # memory is warm, and what is made once has been made
+            contestant.run("train", steps)  # memory is warm, and one-time work is done
             contestant.run("train", steps)
         for order in orders:
             for name in order:

@@ -59,7 +59,7 @@ case $how in
     quick)
         stage 'the core' "$bin/python" -m pytest -q -n 2 tests/core
         stage 'simulation' "$bin/python" -m tests.simulation --seeds 500 --jobs 2
-        stage 'one kill' "$bin/python" -m pytest -q 'tests/system/test_kill_list.py::test_a_kill_changes_no_bit[rank 0]'
+        stage 'one kill' "$bin/python" -m pytest -q 'tests/system/test_kill_list.py::test_kill_changes_no_bit[rank 0]'
         ;;
     all) stage 'all tests' "$bin/python" -m pytest "${many[@]}" ;;
     default) exec "$bin/python" -m pytest "${many[@]}" -m 'not thorough' ;;

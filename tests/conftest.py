@@ -1,4 +1,4 @@
-"""What every test may use; nothing here starts a process or opens a socket before it is asked for."""
+"""Common fixtures and plugins; they start no process and open no socket before they are used."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import hypothesis
 import pytest
 
 from tests import cpu_times, long_first
-from tests.ops import shell_job
+from tests.launcher import shell_job
 from tests.system.processes import WarmStarter
 
-# How long an example takes is the machine's affair.
+# An example's duration depends on the machine.
 hypothesis.settings.register_profile("samebits", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("samebits")
 
@@ -39,7 +39,7 @@ def warm() -> Iterator[WarmStarter]:
 
 @pytest.fixture(scope="session")
 def warm_commands() -> Iterator[WarmStarter]:
-    """Starts commands of ``samebits``, and jobs that know no torch, in processes that need not import anything."""
+    """Starts ``samebits`` commands, and jobs without torch, in processes that need not import anything."""
     starter = WarmStarter(shell_job.modules_of_commands(), shell_job.bare_environment())
     yield starter
     starter.close()
@@ -55,12 +55,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def has_failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
-    """Whether the test failed, for what clears up after it: then its logs are worth more than what it left."""
+    """Return whether the test failed, for cleanup code that then shows logs."""
     return lambda: request.node.stash.get(_FAILED, True)
 
 
 class FailuresAtOnce:
-    """Names each failure when it happens: a run that is stopped half-way has said what was wrong so far."""
+    """Prints each failure when it happens, so that an interrupted run has shown its failures."""
 
     def __init__(self, reporter: pytest.TerminalReporter) -> None:
         self._reporter = reporter
@@ -77,9 +77,9 @@ class FailuresAtOnce:
 
 
 class CrashesExplained:
-    """With several processes: how one of them ended that did not come to its end, and where it was (faulthandler).
+    """With several processes: how a crashed one ended, and where it was (faulthandler).
 
-    pytest itself writes that into the middle of everything else, and knows no exit status.
+    pytest itself prints that in the middle of other output, without the exit status.
     """
 
     def __init__(self) -> None:
@@ -108,9 +108,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-times", type=Path, metavar="FILE", help="writes each test's CPU-seconds, children included")
 
 
-@pytest.hookimpl(trylast=True)  # after the terminal's reporter is there
+@pytest.hookimpl(trylast=True)  # after the terminal's reporter exists
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background: else nothing it starts hears it
+    # a run in the background: otherwise its processes ignore SIGINT
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(cpu_times.Limit(), "cpu_limit")
     reporter = config.pluginmanager.get_plugin("terminalreporter")

@@ -1,10 +1,9 @@
-"""CPU-seconds of tests: what each costs (``pytest --cpu-times FILE``), and the limit that ``timeout`` sets.
+"""CPU-seconds of tests: the cost of each (``pytest --cpu-times FILE``), and the limit that ``timeout`` sets.
 
 Wall time says little if tests share two cores and mostly wait: a busy machine makes a test longer, not dearer. The wall
-clock ends only a test that waits for ever. The cost includes every process that a test starts: the
-process that runs tests inherits orphans (``PR_SET_CHILD_SUBREAPER``, prctl(2)) and leaves them unreaped, so that what
-it and its descendants have used only grows, and a test costs the increase. What belongs to no test (a session's
-fixtures, when they close) is counted nowhere.
+clock ends only a test that waits forever. The cost includes every process that a test starts: the process that runs
+tests inherits orphans (``PR_SET_CHILD_SUBREAPER``, prctl(2)) and leaves them unreaped, so that the total of it and its
+descendants only grows, and a test costs the increase. Session fixtures that close are counted nowhere.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ import pytest
 import pytest_timeout
 
 COMPUTES = "computes"
-"""The marker of tests that start no process: ``timeout`` limits the CPU-seconds of their own, to the tick."""
+"""The marker of tests that start no process: ``timeout`` limits their own CPU-seconds exactly."""
 COMPUTING_ROOMS = ("core", "fuzz", "simulation")
-"""Folders of tests in which every test is given this marker."""
+"""Folders in which every test gets this marker."""
 WALL_PER_CPU = 10
-"""A test may take this many times its limit by the wall clock: enough for a busy machine, and an end for a test that
-waits for ever."""
+"""Factor between a test's limit and its wall-clock limit: enough for a busy machine, and an end for a test that hangs.
+"""
 _LOOK_AGAIN_S = 0.2  # at the earliest
 _PR_SET_CHILD_SUBREAPER = 36
 _PROPERTY = "cpu_times"
 
 
 def spent_s() -> float:
-    """CPU-seconds of this process, of all its descendants, and of those of theirs that they have waited for."""
+    """Return the CPU-seconds of this process, of all its descendants, and of those that these have waited for."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - four times as fast as Path, and called after every test
@@ -59,13 +58,13 @@ def spent_s() -> float:
 
 
 def inherit_orphans() -> None:
-    """From now on whoever loses its parent below this process becomes its child: no account is lost."""
+    """Adopt all orphans below this process from now on, so that none is missed."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 class Limit:
-    """In each process that runs tests: count a test's limit in CPU-seconds."""
+    """In each process that runs tests: enforce a test's limit in CPU-seconds."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         tests = Path(__file__).parent
@@ -76,7 +75,7 @@ class Limit:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
-        """Set the timers; True tells pytest-timeout to set none itself."""
+        """Set the timers; True makes pytest-timeout set none itself."""
         if item.get_closest_marker(COMPUTES) is None:
             self._limit_with_children(item, settings)
             return True
@@ -92,7 +91,7 @@ class Limit:
 
     @staticmethod
     def _limit_with_children(item: pytest.Item, settings: pytest_timeout.Settings) -> None:
-        """Look at what the test and its processes have used when it could be too much, and not before.
+        """Check the usage of the test and its processes only when it could exceed the limit.
 
         No test that ends within its limit by the wall clock is interrupted by a signal.
         """
@@ -125,7 +124,7 @@ class Limit:
 
 
 class Floor:
-    """In the process that distributes the tests: what a run cost, and that no run on idle cores can be shorter."""
+    """In the process that distributes the tests: the cost of a run, the lower bound of its duration on idle cores."""
 
     def __init__(self) -> None:
         inherit_orphans()
@@ -139,7 +138,7 @@ class Floor:
             self.reap()
 
     def reap(self) -> None:
-        """Let go of orphans that have ended; what they cost is this process's from then on (getrusage(2))."""
+        """Reap ended orphans; their cost then counts for this process (getrusage(2))."""
         children: list[str] = []
         for task in Path("/proc/self/task").glob("*/children"):
             with contextlib.suppress(OSError):  # a thread that has just ended
@@ -148,7 +147,7 @@ class Floor:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
     def sentence(self) -> str:
-        """For the end of a run."""
+        """Return the line for the end of a run."""
         cpu_s, cores = spent_s(), len(os.sched_getaffinity(0))
         return f"{cpu_s:.0f} CPU-seconds: {cpu_s / cores:.0f} s is the floor of a run on {cores} idle cores"
 
@@ -179,7 +178,7 @@ class Measured:
 
 
 class Gathered:
-    """In the process that reports: every test's CPU- and wall seconds, and the rooms' sums."""
+    """In the process that reports: every test's CPU and wall seconds, and sums by folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,8 +1,8 @@
-"""Checkpoints in a real HDFS: ``python -m tests.hdfs JARS`` starts a namenode and a datanode, and runs the tests there.
+"""Checkpoints in a real HDFS: ``python -m tests.hdfs JARS`` starts a namenode and a datanode and runs the tests.
 
-JARS is a folder with Hadoop's jars, such as ``deps/jars`` of the source archive of pyspark 2.4.8, which holds Hadoop
-2.7.3; Java 8 to 17, and the package hdfs-native, are needed besides. It is no part of the suite, whose machines have no
-Hadoop. Everything lies in a folder of its own, and ends with this command.
+JARS is a folder with Hadoop's jars, such as ``deps/jars`` of the source archive of pyspark 2.4.8, which has Hadoop
+2.7.3. Java 8 to 17 and the package hdfs-native are needed as well. It is not part of the suite, whose machines have no
+Hadoop. All files are in a separate folder, and everything ends with this command.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Hadoop:
 
     Args:
         jars: the folder of Hadoop's jars.
-        folder: for all that they keep.
+        folder: for all their files.
     """
 
     def __init__(self, jars: Path, folder: Path) -> None:
@@ -74,7 +74,7 @@ class Hadoop:
         return self
 
     def _wait(self) -> None:
-        """Until a file can be written."""
+        """Wait until a file can be written."""
         from hdfs_native import Client
 
         deadline = time.monotonic() + PATIENCE_S
@@ -83,7 +83,7 @@ class Hadoop:
                 with Client(self.url).create("/ready") as file:
                     file.write(b"ready")
                 return
-            except Exception as error:  # nobody listens yet, or no datanode has registered
+            except Exception as error:  # no server listens yet, or no datanode has registered
                 if time.monotonic() > deadline or any(one.poll() is not None for one in self._started):
                     tails = [log.read_text()[-2000:] for log in sorted(self._folder.glob("*.log"))]
                     raise SystemExit(f"HDFS does not serve: {error}\n" + "\n".join(tails)) from None
@@ -96,7 +96,7 @@ class Hadoop:
 
 
 def main() -> int:
-    """Run the tests; pytest's status."""
+    """Run the tests; return pytest's status."""
     parser = argparse.ArgumentParser(prog="python -m tests.hdfs", description=__doc__)
     parser.add_argument("jars", type=Path, help="the folder of Hadoop's jars")
     options = parser.parse_args()

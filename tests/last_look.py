@@ -1,6 +1,6 @@
-"""What a test with real processes shows when it fails, before anything is ended: the job's state and who still runs.
+"""What a failing test with real processes shows before anything is ended: the job's state and its processes.
 
-The logs' last lines are the job's own to show (``tails``); here is what no log says.
+The job itself shows its logs (``tails``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ASKED_WITHIN_S = 30.0
 
 
 def status_of(folder: Path, environment: Mapping[str, str]) -> str:
-    """The job as ``samebits status`` shows it in its folder: by its scheduler's word, or else by its journal."""
+    """Return the job's state as ``samebits status`` shows it in its folder, from its scheduler or its journal."""
     command = [sys.executable, "-P", "-m", "samebits", "status"]
     try:
         done = subprocess.run(
@@ -36,7 +36,7 @@ def status_of(folder: Path, environment: Mapping[str, str]) -> str:
 
 
 def running_below(folder: Path) -> list[str]:
-    """Every process of the folder's job, whoever started it: pid, state (proc(5)), command."""
+    """Return every process of the folder's job, whoever started it: pid, state (proc(5)), command."""
     found = []
     for identity in found_below(folder):
         try:
@@ -49,6 +49,6 @@ def running_below(folder: Path) -> list[str]:
 
 
 def last_look(folder: Path, environment: Mapping[str, str]) -> str:
-    """Both, under headings like those of the logs' ends."""
+    """Return both, under headings like those of the logs."""
     running = running_below(folder) or ["nothing"]
     return "\n".join(["--- samebits status", status_of(folder, environment), "--- still running", *running])

@@ -1,9 +1,9 @@
-"""The long tests are begun first, and on different processes: a run does not end with everybody waiting for one.
+"""Start the long tests first, spread over the processes, so that a run does not end waiting for one of them.
 
-``tests/long_tests.txt`` names them with their seconds; ``python -m tests.long_first FILE`` makes it anew from what
-``pytest --cpu-times FILE`` has measured. The one idea: xdist's
-worksteal hands every process an equal run of the list and moves the ends of these about, so each run begins with its
-share of the long ones and goes on with whole files. A name that is missing there, or gone, costs time and nothing else.
+``tests/long_tests.txt`` lists them with their seconds; ``python -m tests.long_first FILE`` rewrites it from the results
+of ``pytest --cpu-times FILE``. xdist's worksteal hands every process an equal slice of the list and moves the ends of
+these around, so each slice starts with its share of long tests and continues with whole files. A name that is missing
+or outdated there only costs time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ HEAD = f"# Seconds and name of every test of {LONG_S:g} seconds and more: tests/
 
 
 def long_tests() -> dict[str, float]:
-    """Seconds by name: what follows the file's path, which may move."""
+    """Return seconds by name: the part after the file's path, which may move."""
     rows = (line.split(maxsplit=1) for line in TABLE.read_text().splitlines() if line and not line.startswith("#"))
     return {name: float(seconds) for seconds, name in rows}
 
 
 def table_from(measured: str) -> str:
-    """The table, from the lines of ``--cpu-times``: CPU-seconds, seconds, test."""
+    """Return the table, from the lines of ``--cpu-times``: CPU-seconds, seconds, test."""
     rows = [line.split(maxsplit=2) for line in measured.splitlines()]
     long = sorted((-round(float(seconds)), name_of(nodeid)) for _, seconds, nodeid in rows if float(seconds) >= LONG_S)
     return HEAD + "".join(f"{-seconds:3} {name}\n" for seconds, name in long)
@@ -38,7 +38,7 @@ def name_of(nodeid: str) -> str:
 
 
 def dealt(names: Sequence[str], seconds: Mapping[str, float], processes: int) -> list[int]:
-    """The order in which to list the tests (by their numbers) for so many processes."""
+    """Return the order of the tests (by number) for so many processes."""
     longest = sorted(
         (number for number, name in enumerate(names) if name in seconds), key=lambda number: -seconds[names[number]]
     )
@@ -49,13 +49,13 @@ def dealt(names: Sequence[str], seconds: Mapping[str, float], processes: int) ->
         first = longest[process::processes][:share]
         order += first
         order += islice(others, share - len(first))
-    missing = set(range(len(names))) - set(order)  # where a share was too small for its long ones
+    missing = set(range(len(names))) - set(order)  # if a share was too small for its long ones
     return order + sorted(missing)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In each of xdist's processes, and in each the same."""
+    """Order the tests, identically in each of xdist's processes."""
     workerinput = getattr(config, "workerinput", None)
     if workerinput is not None:
         order = dealt([name_of(item.nodeid) for item in items], long_tests(), workerinput["workercount"])

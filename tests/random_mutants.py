@@ -1,9 +1,9 @@
-"""``python -m tests.random_mutants``: one token of a room changed at random, and whether its quick tests notice.
+"""``python -m tests.random_mutants``: change one random token of a package, and check whether its quick tests notice.
 
-A comparison turned, ``and`` for ``or``, a ``not`` left out, plus for minus. Each mutant stands alone in a private copy
-of the repository; the room's quick tests run there, and a mutant that they let pass is printed with its line. Such a
-one either changes nothing that matters, or names a test that is missing. The one idea: whoever writes a mutant on
-purpose has thought of the fault already; chance has not. Prints one line per mutant, and one JSON object last.
+A comparison is reversed, ``and`` replaced by ``or``, a ``not`` removed, plus replaced by minus. Each mutant is alone in
+a private copy of the repository, where the package's quick tests run; a mutant that they pass is printed with its line.
+Such a mutant either changes nothing relevant, or shows that a test is missing. Unlike handwritten mutants, random ones
+are not limited to faults that their author has thought of. Prints one line per mutant, and one JSON object last.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 COPIED = ("runtime", "tests", "benchmarks", "examples", "scripts", "docs")
 COPIED_FILES = ("pyproject.toml", "setup.cfg", "constraints.txt", "README.md", "README.zh-CN.md")
 SIMULATION = ("-m", "tests.simulation", "--seeds", "400", "--start", "0")
-LONGEST = 5.0  # times as long as the whole code's run, and a minute: then it hangs
+LONGEST = 5.0  # multiple of the unchanged code's run, plus a minute: then it hangs
 SWAPPED: Mapping[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
     ast.LtE: ("<=", "<"),
@@ -56,28 +56,31 @@ def pytest_of(*words: str) -> tuple[str, ...]:
     return ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:xdist", "-m", "not system and not thorough", *words)
 
 
-OPS = pytest_of("tests/ops", *(f"--ignore-glob=*/test_ops_{name}" for name in ("*_sh.py", "secret.py")))
+LAUNCHER = pytest_of(
+    *("tests/launcher", "tests/commands", "tests/hosts"),
+    *(f"--ignore-glob=*/{name}" for name in ("test_*_sh.py", "launcher/test_secret.py")),
+)
 
-# Every room's quick tests, in the order they are run: nothing that starts a job or calls the scripts.
+# Every package's quick tests, in the order they are run: nothing that starts a job or calls the scripts.
 QUICK: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "core": (pytest_of("tests/core"), SIMULATION),
     "net": (pytest_of("tests/net", "tests/hostile"),),
     "store": (pytest_of("tests/store", "tests/crash_points/test_crash_points.py", "tests/fuzz"),),
     "service": (pytest_of("tests/service", "tests/hostile"),),
-    **dict.fromkeys(("launcher", "commands", "hosts"), (OPS,)),
+    **dict.fromkeys(("launcher", "commands", "hosts"), (LAUNCHER,)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One token of one file, by its place in the file's bytes, and what stands there instead."""
+    """One token of one file, by its position in the file's bytes, and its replacement."""
 
     path: str
     line: int
     at: int
     old: str
     new: str
-    text: str  # of the line, as it is
+    text: str  # the original line
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.old} → {self.new or 'nothing'}"
@@ -89,14 +92,14 @@ class Mutant:
 
 
 def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
-    """Every mutant of a file, in the order of its lines."""
+    """Yield every mutant of a file, in the order of its lines."""
     lines, starts = source.decode().splitlines(), [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     tokens = [(starts[row - 1] + column, text) for row, column, text in _tokens(source)]
 
     def between(first: ast.AST, second: ast.AST, old: str) -> int:
-        """Where the operator stands between two operands: whatever else is there are brackets and comments."""
+        """Return the position of the operator between two operands; otherwise there are only brackets and comments."""
         begin, end = _end(first), _start(second)
         words = old.split()
         found = [at for at, text in tokens if begin <= at < end and text == words[0]]
@@ -134,7 +137,7 @@ def mutants_of(path: str, source: bytes) -> Iterator[Mutant]:
 
 
 def _outside_texts(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below, without what an f-string computes: that is one token to Python 3.11."""
+    """Yield the nodes below, except inside f-strings, which are one token to Python 3.11."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.JoinedStr):
             yield child
@@ -142,7 +145,7 @@ def _outside_texts(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _tokens(source: bytes) -> Iterator[tuple[int, int, str]]:
-    """Row, column in bytes, and text."""
+    """Yield row, column in bytes, and text."""
     lines = source.splitlines(keepends=True)
     for token in tokenize.tokenize(io.BytesIO(source).readline):
         if token.type in (tokenize.OP, tokenize.NAME):
@@ -162,7 +165,7 @@ def mutants_of_room(room: str) -> list[Mutant]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant: what noticed it (empty: nothing did), and after how long."""
+    """The result of a mutant: what noticed it (empty: nothing did), and after how long."""
 
     mutant: Mutant
     killed_by: str
@@ -182,7 +185,7 @@ class PrivateCopy:
         self.limit_s = 3600.0
 
     def whole(self) -> float:
-        """How long the room's quick tests take where nothing is changed."""
+        """Return how long the package's quick tests take on the unchanged code."""
         killed_by, took_s = self._run()
         if killed_by:
             raise SystemExit(f"random_mutants: the whole code fails {killed_by}. Fix: mend that first")
@@ -199,7 +202,7 @@ class PrivateCopy:
 
     @staticmethod
     def _write(path: Path, source: bytes) -> None:
-        """And no compiled code of before: that is told apart by its second and its size alone."""
+        """Write the file and remove its compiled code, which is matched only by time and size."""
         path.write_bytes(source)
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             compiled.unlink()
@@ -229,7 +232,7 @@ class PrivateCopy:
             except subprocess.TimeoutExpired:
                 return "a run without an end"
             finally:
-                with contextlib.suppress(ProcessLookupError):  # where all of it has ended
+                with contextlib.suppress(ProcessLookupError):  # when all of it has ended
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
             output.seek(0)
@@ -238,14 +241,14 @@ class PrivateCopy:
 
 
 def named_in(text: str) -> str:
-    """The first failure that pytest or the simulator names."""
+    """Return the first failure named by pytest or the simulator."""
     failed = r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\](?= - |$))?)"
     found = re.search(rf"{failed}|^(seed \d+: \w+: .*)$", text, re.MULTILINE)
     return "" if found is None else (found[1] or found[2])[:160]
 
 
 def run(room: str, chosen: Sequence[Mutant], jobs: int) -> list[Outcome]:
-    """Every mutant, on ``jobs`` private copies."""
+    """Run every mutant, on ``jobs`` private copies."""
     outcomes: list[Outcome] = []
     copies: queue.SimpleQueue[PrivateCopy] = queue.SimpleQueue()
 
@@ -275,7 +278,7 @@ def run(room: str, chosen: Sequence[Mutant], jobs: int) -> list[Outcome]:
 
 
 def main() -> int:
-    """0 where every mutant was noticed."""
+    """Return 0 if every mutant was noticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.random_mutants", description=__doc__)
     parser.add_argument("--room", choices=QUICK, default="core", help="whose code is changed")
     parser.add_argument("--count", type=int, default=100, help="how many mutants are drawn")

@@ -14,22 +14,22 @@ from packaging.utils import canonicalize_name
 
 MINORS = (11, 12, 13, 14)
 PYTHONS = [f"3.{minor}.{patch}" for minor in MINORS for patch in (0, 99)]
-"""Each minor's lowest patch, and one above every patch there will be."""
+"""Each minor's lowest patch, and one above every future patch."""
 NOT_LOCKED = "npu"
 """The extra whose one requirement setup.cfg pins itself."""
 CUDA = ("nvidia-", "cuda-", "triton")
-"""What torch's builds for CUDA need; torch pins these itself."""
+"""Dependencies of torch's CUDA builds, which torch pins itself."""
 TRIES = 3
 TRY_S = 80
 PAUSE_S = 10
 NO_SOLUTION = 1
-"""The status of uv if versions contradict each other; any other failure has to do with the index or with uv."""
+"""uv's status if versions contradict each other; any other failure concerns the index or uv."""
 
 every_python = pytest.mark.parametrize("python", PYTHONS)
 
 
 def environment(python: str) -> dict[str, str]:
-    """The markers of CPython on Linux."""
+    """Return the markers of CPython on Linux."""
     return {
         "python_full_version": python,
         "python_version": python.rpartition(".")[0],
@@ -41,7 +41,7 @@ def environment(python: str) -> dict[str, str]:
 
 
 def wanted(repository: Path, python: str) -> list[Requirement]:
-    """What setup.cfg requires with all locked extras, for that Python."""
+    """Return what setup.cfg requires with all locked extras, for that Python."""
     parser = configparser.ConfigParser()
     parser.read(repository / "setup.cfg", encoding="utf-8")
     lines = parser["options"]["install_requires"].splitlines()
@@ -56,7 +56,7 @@ def applying(lines: list[str], python: str) -> list[Requirement]:
 
 
 def pins(repository: Path, python: str) -> dict[str, str]:
-    """The version of each package that constraints.txt holds for that Python; a second one for a package fails."""
+    """Return the version of each package in constraints.txt for that Python; a second one for a package fails."""
     lines = (repository / "constraints.txt").read_text(encoding="utf-8").splitlines()
     versions: dict[str, str] = {}
     for pin in applying([line for line in lines if not line.startswith("#")], python):
@@ -77,7 +77,7 @@ def test_every_requirement_has_one_version_that_setup_cfg_admits(repository: Pat
 
 
 def resolve(repository: Path, python: str) -> subprocess.CompletedProcess[str]:
-    """Have uv choose versions for that Python from wheels alone; nothing is downloaded but metadata."""
+    """Let uv choose versions for that Python from wheels alone; only metadata is downloaded."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-config"]
     command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "--only-binary", ":all:"]
     command += ["--constraint", str(repository / "constraints.txt"), "-"]
@@ -86,7 +86,7 @@ def resolve(repository: Path, python: str) -> subprocess.CompletedProcess[str]:
 
 
 def resolve_patiently(repository: Path, python: str) -> str:
-    """Return what uv chose; an index that is slow for a while gets three tries."""
+    """Return what uv chose; a slow index gets three tries."""
     for _ in range(TRIES):
         try:
             done = resolve(repository, python)
@@ -102,7 +102,7 @@ def resolve_patiently(repository: Path, python: str) -> str:
 
 
 @every_python
-def test_the_index_has_a_wheel_of_every_version(repository: Path, python: str) -> None:
+def test_index_has_a_wheel_of_every_version(repository: Path, python: str) -> None:
     """As `pip install --dry-run` with all extras."""
     resolved = applying(resolve_patiently(repository, python).splitlines(), python)
     assert len(resolved) > len(wanted(repository, python))

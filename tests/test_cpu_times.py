@@ -58,7 +58,7 @@ def test_a_process_that_does_not_answer():
 """
 
 
-def test_what_an_orphan_of_an_orphan_has_used_is_counted(repository: Path) -> None:
+def test_usage_of_an_orphan_of_an_orphan_is_counted(repository: Path) -> None:
     command = [sys.executable, "-c", ORPHAN]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=120, check=True)
     before, after = (int(line.split()[0]) for line in done.stdout.splitlines())
@@ -66,9 +66,7 @@ def test_what_an_orphan_of_an_orphan_has_used_is_counted(repository: Path) -> No
     assert re.fullmatch(r"\d+ CPU-seconds: \d+ s is the floor of a run on \d+ idle cores", done.stdout.splitlines()[1])
 
 
-def test_a_test_is_limited_by_what_it_and_its_processes_use_and_by_a_generous_clock(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_test_is_limited_by_its_cpu_usage_and_by_a_generous_clock(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "test_limited.py").write_text(LIMITED)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(repository / "pyproject.toml")]
     command += ["--timeout", str(LIMIT_S), "-p", "no:cacheprovider", "-q", str(tmp_path)]

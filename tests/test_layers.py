@@ -1,9 +1,9 @@
-"""The rooms of the package and who may import whom, read from the sources themselves.
+"""The layers of the package and their permitted imports, read from the sources.
 
 Every file of ``samebits`` is parsed, never imported, so an import inside a function counts as much as one at the top.
 The rules are the tables below; :func:`breaches` applies them to one source, and the small offending sources further
-down show that each rule can fail. What parsing cannot see, the last test does: it imports the scheduler's path in a
-process of its own and looks whether torch came along.
+down show that each rule can fail. The last test covers what parsing cannot see: it imports the scheduler's path in a
+process of its own and checks whether torch was loaded.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "net": ("core", "net", "scheduler_hosts"),
     "account": ("core", "store", "account"),
     "service": ("spelling", "core", "scheduler_hosts", "store", "net", "config", "account", "service"),
-    # Of the core only its types and what a name says: decisions are taken in the scheduler's process and in the agent;
-    # what becomes of a queue of work, by whoever changes it.
+    # Of the core only its types and predicates: the scheduler's process and the agent take decisions; the state of a
+    # work queue changes wherever it is used.
     "training": (
         *(
             "core.agent.events",
@@ -91,7 +91,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "service.status",
         *("account", "commands", "config", "dashboard", "launcher", "net", "option_types", "store"),
     ),
-    # Names for who looks for them: each over a part that is there anyway.
+    # Names that other frameworks' users look for, each over an existing part.
     "compat": (
         *(
             "core.watch.equality",
@@ -109,7 +109,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "integrations": ("training",),
     "__main__": ("commands", "config", "dashboard", "net", "service", "spelling", "store"),
 }
-"""What each room may import besides ``errors``, ``named_file``, ``printable`` and ``strict_json``, which all may."""
+"""What each package may import besides ``errors``, ``named_file``, ``printable`` and ``strict_json``, which all may."""
 
 ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "training", "compat"),
@@ -118,7 +118,7 @@ ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "integrations": ("training",),
     "commands": ("training",),
 }
-"""What of it must wait until a function is called, so that a process without training never loads torch."""
+"""Imports that must wait until a function is called, so that a process without training never loads torch."""
 
 PURE = {
     *("account/events.py", "account/goodput.py", "account/recoveries.py", "account/spans.py"),
@@ -166,7 +166,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("writer_process",),
     ),
 }
-"""Inside these rooms, from the ground up: a part imports from itself and from floors below it, and from no other."""
+"""Layers inside these packages, from the lowest: a part imports only from itself and from lower layers."""
 
 TORCH = {"torch", "torch_npu", "torchvision", "functorch"}
 PICKLE = {"pickle", "_pickle", "pickletools", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -191,16 +191,16 @@ CORE_MAY_IMPORT = {
     ),
     *("heapq", "hmac", "ipaddress", "itertools", "math", "operator", "re"),
     *("statistics", "string", "struct", "types", "typing"),
-    "msgspec",  # values to bytes and back: messages and records are its structs
+    "msgspec",  # encoding of values: messages and records are its structs
 }
-"""All of the world outside ``samebits`` that a decision may depend on: no I/O, clock, randomness, thread or log."""
+"""The only external modules that a decision may depend on: no I/O, clock, randomness, thread or log."""
 CORE_MAY_NOT_CALL = {"open", "print", "input", "exec", "eval", "breakpoint"}
 SAVES_FOR_OTHER_PROGRAMS = "training/checkpoint/export.py"
-"""It alone may call ``torch.save``: for who reads with torch. Nothing of ours reads such a file."""
+"""Only this may call ``torch.save``: for readers with torch. Nothing of ours reads such a file."""
 WRITES_FOR_TORCHS_TOOL = "commands/stack.py"
-"""It alone may call ``pickle.dumps``: for torch's analyser of collectives. Nothing of ours reads such a file."""
+"""Only this may call ``pickle.dumps``: for torch's analyser of collectives. Nothing of ours reads such a file."""
 READS_OTHERS_INDEX = "training/checkpoint/dcp_index.py"
-"""It alone may subclass ``pickle``'s unpickler, and call ``torch.load`` (``weights_only``): for a format of torch's."""
+"""Only this may subclass ``pickle``'s unpickler and call ``torch.load`` (``weights_only``): for a format of torch's."""
 NAMES_THAT_SAY_NOTHING = {"util", "utils", "helper", "helpers", "common", "misc"}
 FEWEST_WORDS_OF_AN_OPENING = 8
 
@@ -268,16 +268,16 @@ class Imports(ast.NodeVisitor):
 
 
 COMPUTES = ("__init__", "__main__", "earlier")
-"""The rooms that import the package's own modules by name, when they are first used."""
+"""The packages that import their own modules by name, on first use."""
 
 
 def is_under(target: str, places: tuple[str, ...]) -> bool:
-    """Whether the dotted ``target``, less its leading ``samebits.``, is one of the places or lies below one."""
+    """Return whether the dotted ``target``, without a leading ``samebits.``, is one of the places or below one."""
     return any(f"{target}.".startswith(f"samebits.{place}.") for place in places)
 
 
 def breaches(path: str, source: str) -> list[str]:
-    """Every rule that ``source`` breaks as the file ``path``, given relative to the package; each names its line."""
+    """Return every rule that ``source`` breaks as the file ``path``, relative to the package, with its line."""
     place = PurePosixPath(path)
     room = place.parts[0].removesuffix(".py")
     is_pure = room == "core" or path in PURE
@@ -326,7 +326,7 @@ def breached_by_import(room: str, imported: Import, *, is_pure: bool) -> Iterato
 
 
 def floor_of(dotted: str, room: str) -> tuple[str, int] | None:
-    """The part of the room that ``dotted``, without the leading ``samebits.``, belongs to, and its floor."""
+    """Return the part of the package that ``dotted``, without the leading ``samebits.``, belongs to, and its layer."""
     if not dotted.startswith(f"{room}."):
         return None
     part = dotted.removeprefix(f"{room}.").partition(".")[0]
@@ -340,7 +340,7 @@ def breached_by_floors(here: str, target: str) -> Iterator[str]:
             yield f"{room}.{source[0]} may not import {target}, which is no floor below it"
 
 
-def test_every_part_of_a_room_with_floors_stands_on_one() -> None:
+def test_every_part_of_a_layered_package_has_a_layer() -> None:
     for room, floors in FLOORS.items():
         folder = PACKAGE.joinpath(*room.split("."))
         parts = {entry.stem for entry in folder.iterdir() if entry.is_dir() or entry.suffix == ".py"}
@@ -383,7 +383,7 @@ def breached_by_expressions(room: str, path: str, tree: ast.Module, *, is_pure: 
 
 
 def breaches_below(package: Path) -> list[str]:
-    """Every breach in every source file below ``package``."""
+    """Return every breach in every source file below ``package``."""
     return [
         breach
         for file in sorted(package.rglob("*.py"))
@@ -391,11 +391,11 @@ def breaches_below(package: Path) -> list[str]:
     ]
 
 
-def test_every_file_keeps_to_its_room() -> None:
+def test_every_file_respects_its_layer() -> None:
     assert breaches_below(PACKAGE) == []
 
 
-def test_no_file_of_the_repository_has_a_name_that_says_nothing() -> None:
+def test_no_file_of_the_repository_has_a_meaningless_name() -> None:
     files = [file for folder in ("tests", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")]
     assert files
     assert [file for file in files if file.stem in NAMES_THAT_SAY_NOTHING] == []
@@ -484,11 +484,11 @@ OFFENDING: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "source", "expected"), OFFENDING)
-def test_a_breach_is_found(path: str, source: str, expected: str) -> None:
+def test_breach_is_found(path: str, source: str, expected: str) -> None:
     assert any(expected in breach for breach in breaches(path, OPENING + source)), breaches(path, OPENING + source)
 
 
-def test_a_missing_opening_is_found() -> None:
+def test_missing_exception_is_found() -> None:
     assert "opens with no paragraph" in breaches("net/server.py", "import zmq")[0]
     assert "opens with no paragraph" in breaches("net/server.py", '"""Codec."""\nimport zmq')[0]
 
@@ -523,11 +523,11 @@ def test_a_missing_opening_is_found() -> None:
         ("__init__.py", "import importlib\ndef __getattr__(name):\n    return importlib.import_module(PLACES[name])"),
     ],
 )
-def test_what_the_rules_allow_is_no_breach(path: str, source: str) -> None:
+def test_permitted_import_is_no_breach(path: str, source: str) -> None:
     assert breaches(path, OPENING + source) == []
 
 
-def test_a_breach_in_any_file_of_a_tree_is_found(tmp_path: Path) -> None:
+def test_breach_in_any_file_of_a_tree_is_found(tmp_path: Path) -> None:
     place = tmp_path / "core" / "deep"
     place.mkdir(parents=True)
     (place / "decide.py").write_text(OPENING + "import time\n", encoding="utf-8")
@@ -560,8 +560,8 @@ def test_without_training_nothing_loads_torch(modules: list[str]) -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
 
 
-def test_who_shards_nothing_pays_for_no_shards() -> None:
-    """DTensors, FSDP2 and torch.distributed.checkpoint are imported by scripts that use them: a start is a figure."""
+def test_unsharded_script_does_not_load_sharding_modules() -> None:
+    """DTensor, FSDP2 and torch.distributed.checkpoint are imported by scripts that use them; they slow the start."""
     program = (
         "import sys, samebits.training.elastic\n"
         "print([name for name in ('tensor', 'fsdp', 'checkpoint') if f'torch.distributed.{name}' in sys.modules])"

@@ -1,4 +1,4 @@
-"""Files that the user names: what is no plain file is refused in a sentence, at once."""
+"""Files that the user names: anything but a plain file is refused at once in one sentence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OTHERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture(autouse=True)
 def nothing_waits() -> Iterator[None]:
-    """Opening a fifo waits for ever; a test that would is ended."""
+    """Opening a fifo waits forever; a test that would is ended."""
 
     def late(*_: object) -> None:
         raise AssertionError("it was waited for")
@@ -75,7 +75,7 @@ READ: dict[str, tuple[Callable[[Path], object], type[Exception]]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("name", READ)
-def test_what_is_no_plain_file_is_said_at_once(name: str, other: str, tmp_path: Path) -> None:
+def test_other_than_a_plain_file_is_reported_at_once(name: str, other: str, tmp_path: Path) -> None:
     path = tmp_path / "named"
     OTHERS[other](path)
     read, kind = READ[name]
@@ -86,7 +86,7 @@ def test_what_is_no_plain_file_is_said_at_once(name: str, other: str, tmp_path: 
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_the_whole_command_says_it(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_command_reports_it(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     OTHERS[other](tmp_path / "named")
     monkeypatch.setenv("CLUSTER_SECRET_FILE", str(tmp_path / "named"))
     monkeypatch.setenv("WORKER_NUM", "1")
@@ -94,7 +94,7 @@ def test_the_whole_command_says_it(other: str, tmp_path: Path, monkeypatch: pyte
     assert main(["scheduler"]) == SettingsError.exit_code
 
 
-def test_a_link_to_a_file_is_followed_and_a_long_one_is_cut(tmp_path: Path) -> None:
+def test_link_to_a_file_is_followed_and_a_long_one_is_cut(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 100)
     (tmp_path / "link").symlink_to("file")
     assert read_named_file(tmp_path / "link", 10) == b"x" * 11
@@ -109,7 +109,7 @@ WRITE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("name", WRITE)
-def test_what_is_no_plain_file_is_not_replaced(name: str, other: str, tmp_path: Path) -> None:
+def test_other_than_a_plain_file_is_not_replaced(name: str, other: str, tmp_path: Path) -> None:
     path = tmp_path / "named"
     OTHERS[other](path)
     before = path.lstat()
@@ -118,7 +118,7 @@ def test_what_is_no_plain_file_is_not_replaced(name: str, other: str, tmp_path: 
     assert path.lstat() == before and {one.name for one in tmp_path.iterdir()} <= {"named", "named.fifo"}
 
 
-def test_a_report_is_not_put_in_a_devices_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_does_not_replace_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECOVERY_PATH", str(tmp_path))
     durable.write_file_atomically(tmp_path / "events.jsonl", b'{"kind":"job","at":1.0,"term":1}\n')
@@ -127,7 +127,7 @@ def test_a_report_is_not_put_in_a_devices_place(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "null").is_symlink() and report.LOG_CHARACTERS
 
 
-def test_a_rank_table_of_sixty_thousand_devices_takes_ten_times_as_long_as_one_of_six_thousand() -> None:
+def test_rank_table_is_processed_in_linear_time() -> None:
     def seconds(devices: int) -> float:
         text = rank_table.text_of(rank_table.made("a", range(devices), {})).encode()
         took = []
@@ -137,4 +137,4 @@ def test_a_rank_table_of_sixty_thousand_devices_takes_ten_times_as_long_as_one_o
             took.append(time.process_time() - began)
         return min(took)
 
-    assert seconds(60_000) < 30 * seconds(6_000)  # the square is a hundred times
+    assert seconds(60_000) < 30 * seconds(6_000)  # quadratic would be a hundred times

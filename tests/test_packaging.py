@@ -1,4 +1,4 @@
-"""The sdist and its wheel: built from a copy of the sources, opened, and run where nothing knows of the repository."""
+"""The sdist and its wheel: built from a copy of the sources, opened, and run outside the repository."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMPORTED_AS = {"scikit-learn": "sklearn", "pyzmq": "zmq", "opentelemetry-sdk": "
 
 
 def run(*command: str | Path, cwd: Path, timeout_s: float = 120) -> str:
-    """Runs a command to its end and returns what it printed; a failure shows everything it said."""
+    """Run a command to its end and return its output; a failure shows all of it."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -40,7 +40,7 @@ def run(*command: str | Path, cwd: Path, timeout_s: float = 120) -> str:
 
 @pytest.fixture(scope="session")
 def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built without a network from the sdist of a copy, so that nothing else of the checkout can slip in."""
+    """The wheel, built without a network from the sdist of a copy, so that no other file of the checkout gets in."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:
         if (repository / name).is_dir():
@@ -52,7 +52,7 @@ def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_a_wheel_holds_nothing_that_an_earlier_build_has_left(repository: Path, tmp_path: Path) -> None:
+def test_wheel_holds_no_remains_of_an_earlier_build(repository: Path, tmp_path: Path) -> None:
     for name in SOURCES:
         if (repository / name).is_file():
             shutil.copy(repository / name, tmp_path)
@@ -73,7 +73,7 @@ def metadata(wheel: Path) -> email.message.Message:
         return email.parser.Parser().parsestr(archive.read("samebits-0.1.0.dist-info/METADATA").decode())
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, repository: Path) -> None:
+def test_wheel_holds_exactly_the_package(wheel: Path, repository: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.startswith("samebits-0.1.0.dist-info/")}
         folded = archive.read("samebits-0.1.0.dist-info/licenses/LICENSE").decode()
@@ -94,7 +94,7 @@ EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "framewo
 EXTRAS += ["tracking", "fuzz", "remote", "hdfs", "dev"]
 
 
-def test_metadata_says_what_it_is_and_needs(metadata: email.message.Message) -> None:
+def test_metadata_has_name_and_requirements(metadata: email.message.Message) -> None:
     assert metadata["Name"] == "samebits"
     assert metadata["Version"] == "0.1.0"
     assert metadata["Requires-Python"] == ">=3.11"
@@ -106,7 +106,7 @@ def test_metadata_says_what_it_is_and_needs(metadata: email.message.Message) -> 
     assert not any(line.startswith("samebits") for line in required)
 
 
-def test_the_console_command_is_samebits(wheel: Path) -> None:
+def test_console_command_is_samebits(wheel: Path) -> None:
     entry_points = configparser.ConfigParser()
     with zipfile.ZipFile(wheel) as archive:
         entry_points.read_string(archive.read("samebits-0.1.0.dist-info/entry_points.txt").decode())
@@ -114,11 +114,11 @@ def test_the_console_command_is_samebits(wheel: Path) -> None:
 
 
 LAZY_EXTRAS = ("npu", "remote", "frameworks", "dashboard", "otel", "tracking")
-"""Whose packages are imported by modules that only their users import."""
+"""Packages that are imported only by modules for their users."""
 
 
 def declared(repository: Path, *extras: str) -> set[str]:
-    """The import names of the requirements in setup.cfg."""
+    """Return the import names of the requirements in setup.cfg."""
     parser = configparser.ConfigParser()
     parser.read(repository / "setup.cfg", encoding="utf-8")
     lines = parser["options"]["install_requires"].split("\n")
@@ -141,12 +141,12 @@ def test_every_import_of_the_package_is_a_declared_requirement(repository: Path)
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel in it; the heavy packages are borrowed from the one the tests run in."""
+    """An environment with the wheel in it; heavy packages are borrowed from the tests' own environment."""
     environment = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=environment)
     python = environment / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=environment)
-    # Written after the installation: pip must not see the editable samebits that lies beside the borrowed packages.
+    # Written after the installation: pip must not see the editable samebits beside the borrowed packages.
     (site_packages,) = (environment / "lib").glob("python*/site-packages")
     borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site_packages / "borrowed.pth").write_text("\n".join(sorted(borrowed)) + "\n", encoding="utf-8")
@@ -154,7 +154,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.system
-def test_the_installed_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+def test_installed_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     python = installed / "bin" / "python"
     place = Path(run(python, "-c", "import samebits; print(samebits.__file__)", cwd=tmp_path).strip())
     assert place.is_relative_to(installed)
@@ -164,10 +164,10 @@ def test_the_installed_wheel_runs_from_an_empty_folder(installed: Path, tmp_path
 
 
 @pytest.mark.system
-def test_a_job_of_the_installed_wheel_ends_with_the_same_bits_on_every_rank(
+def test_job_of_the_installed_wheel_ends_with_the_same_bits_on_every_rank(
     installed: Path, repository: Path, tmp_path: Path
 ) -> None:
-    """Case (a) with nothing of the checkout but the example's files: one train.py, started three times."""
+    """Only the example's files come from the checkout: one train.py, started three times."""
     shutil.copytree(repository / "examples" / "digits", tmp_path / "digits")
     port = free_port()
     roles = [{"ROLE": "scheduler"}, *({"ROLE": "worker", "NODE_ID": str(rank)} for rank in range(2))]
@@ -203,10 +203,10 @@ def test_a_job_of_the_installed_wheel_ends_with_the_same_bits_on_every_rank(
 
 @pytest.mark.system
 @pytest.mark.thorough
-def test_samebits_run_of_the_installed_wheel_needs_no_repository_and_names_the_command(
+def test_samebits_run_of_the_installed_wheel_needs_no_repository(
     installed: Path, repository: Path, tmp_path: Path
 ) -> None:
-    """No checkout in sight and no bash script: the user's own Python, the wheel and a train.py."""
+    """No checkout and no bash script: the user's own Python, the wheel and a train.py."""
     shutil.copytree(repository / "examples" / "digits", tmp_path / "digits")
     environ = {"PATH": f"{installed / 'bin'}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Text of other programs: whatever it holds, it is sent, kept and shown, and it steers no terminal."""
+"""Text of other programs, whatever it contains, is sent, stored and shown without controlling a terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WHO = Credential("job", "0", "session", 1)
 
 
 def is_harmless(shown: bytes) -> bool:
-    """Whether a terminal only prints it: asked of Unicode's tables, not of the code under test."""
+    """Return whether a terminal only prints it, by Unicode's tables, not by the code under test."""
     return all(one in "\n\t" or unicodedata.category(one) not in HARMFUL for one in shown.decode())
 
 
@@ -54,7 +54,7 @@ HARMFUL = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 
 
 @given(ANY)
-def test_any_text_becomes_one_line_that_can_be_encoded_and_printed(text: str) -> None:
+def test_any_text_becomes_one_encodable_printable_line(text: str) -> None:
     line = printable(text)
     assert is_harmless(line.encode()) and not set("\n\t") & set(line)
     assert printable(line) == line
@@ -63,20 +63,20 @@ def test_any_text_becomes_one_line_that_can_be_encoded_and_printed(text: str) ->
 
 
 @given(st.text(st.characters(categories=("L", "N", "P", "S")), max_size=40))
-def test_a_printable_text_stays_as_it_is(text: str) -> None:
+def test_printable_text_is_unchanged(text: str) -> None:
     if text.isprintable():  # Python's tables may be older than the characters
         assert printable(text) is text
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | ANY, lambda one: st.lists(one)))
-def test_json_says_the_same_and_prints(value: Any) -> None:
+def test_json_is_equivalent_and_printable(value: Any) -> None:
     text = strict_json.dumps(value)
     assert is_harmless(text.encode())
     assert strict_json.loads(text) == value == json.loads(text)
 
 
 @given(ANY)
-def test_any_text_is_sent_and_kept(text: str) -> None:
+def test_any_text_is_sent_and_stored(text: str) -> None:
     for schema, value in (
         (messages.SCHEMA, Said(WHO, LastWords(text))),
         (messages.SCHEMA, Leave(WHO, False, text)),
@@ -85,7 +85,7 @@ def test_any_text_is_sent_and_kept(text: str) -> None:
         (records.SCHEMA, records.SeatLost("0", 1, 0.0, text)),
     ):
         again = schema.unpack(schema.pack(value))
-        assert again == value, "what is in memory is what is read back"
+        assert again == value, "memory equals what is read back"
         told = again.body if isinstance(again, Said) else again
         assert printable(text) in [getattr(told, name, None) for name in ("text", "cause", "reason")]
     event = Event(Kind.LOST, 1.0, node=text, text=text, more={"last": text})
@@ -95,13 +95,13 @@ def test_any_text_is_sent_and_kept(text: str) -> None:
 
 
 @given(ANY)
-def test_a_name_that_is_no_text_is_sent_escaped(text: str) -> None:
-    """Of a host, a script or a device: the sender's thread must not die of it."""
+def test_name_that_is_no_text_is_sent_escaped(text: str) -> None:
+    """The name of a host, a script or a device must not kill the sender's thread."""
     register = Register(9, "", text, text, text, 0, Process(text, 1, 1, text), (("a", text),))
     assert msgpack.unpackb(messages.SCHEMA.pack(register))
 
 
-def test_a_scheduler_takes_what_is_made_of_any_text() -> None:
+def test_scheduler_accepts_the_result_for_any_text() -> None:
     seen = Observation(status=1, error=EVIL)
     ended = process_ended("0", ProcessIdentity.current(), seen, EVIL)
     for message in (stop_request(EVIL), decision(EVIL), ended):
@@ -109,7 +109,7 @@ def test_a_scheduler_takes_what_is_made_of_any_text() -> None:
     assert isinstance(ended, ProcessEnded)
 
 
-def test_a_log_line_is_one_line_and_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_line_is_one_harmless_line(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     monkeypatch.setattr("sys.stderr", raw)
     monkeypatch.setattr(log.LOGGER, "handlers", [])
@@ -124,7 +124,7 @@ def test_a_log_line_is_one_line_and_harmless(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("screen", [Screen, JsonScreen])
-def test_a_followers_screen_is_steered_by_nobody_else(screen: type[Screen]) -> None:
+def test_foreign_text_does_not_control_a_followers_screen(screen: type[Screen]) -> None:
     raw = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     shown = screen(PrintableStream(raw))  # type: ignore[arg-type]
     shown.say(EVIL)
@@ -133,7 +133,7 @@ def test_a_followers_screen_is_steered_by_nobody_else(screen: type[Screen]) -> N
     assert is_harmless(raw.buffer.getvalue())  # type: ignore[attr-defined]
 
 
-# ---- what the commands show of a folder in which every file holds such text
+# ---- commands on a folder in which every file has such text
 
 
 def a_table(path: Path) -> None:
@@ -148,7 +148,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in ("RECOVERY_PATH", "LOG_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setenv("WORKER_NUM", "1")
-    monkeypatch.setenv("SCHED_PORT", "1")  # nobody listens there: `status` reads the journal
+    monkeypatch.setenv("SCHED_PORT", "1")  # no server listens there: `status` reads the journal
     tmp_path.chmod(0o700)
     lines = [
         {"kind": "job", "at": 1.0, "term": 1, "text": EVIL, "job": EVIL},
@@ -167,7 +167,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     header = PointHeader(evil, Point(10, 1), 1, 0, 0, evil)
     write_point(tmp_path / "ckpt", header, one_of_each_dtype(), tree, {evil: evil})
     a_table(tmp_path / "table.json")
-    # As the release before wrote a journal: nothing in it was escaped.
+    # As the previous release wrote a journal: nothing in it was escaped.
     ended = [10, int(EndKind.FAILED), 3, f"RuntimeError: {evil}", 1]
     job = records.SCHEMA.pack(records.JobCreated("job", "digits", (("WORKER_NUM", "1"),)))
     with Journal.open(tmp_path)[0] as journal:
@@ -192,9 +192,7 @@ SHOWING: dict[str, Callable[[Path], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", SHOWING)
-def test_no_command_shows_what_steers_a_terminal(
-    name: str, here: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_no_command_prints_terminal_controls(name: str, here: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     with contextlib.suppress(SystemExit):  # argparse's
         main(SHOWING[name](here))
     shown, said = capfdbinary.readouterr()
@@ -204,7 +202,7 @@ def test_no_command_shows_what_steers_a_terminal(
         assert [json.loads(line) for line in shown.splitlines()]
 
 
-def test_an_error_that_names_such_a_file_is_harmless(here: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_error_that_names_such_a_file_is_harmless(here: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert main(["ranktable", "check", "\x1b[31m\udce9"]) == SettingsError.exit_code
     said = capfdbinary.readouterr().err
     assert is_harmless(said) and b"\\u001b[31m\\udce9 cannot be read" in said

@@ -1,4 +1,4 @@
-"""The sampler changes exactly one token, wherever it may stand, and reads what noticed it."""
+"""The sampler changes exactly one token anywhere in a file, and identifies what noticed it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_token_is_changed_alone(line: str, changed: list[str]) -> None:
 
 
 @pytest.mark.parametrize("room", QUICK)
-def test_every_mutant_of_a_room_can_be_read_by_python(room: str) -> None:
+def test_every_mutant_of_a_package_is_valid_python(room: str) -> None:
     found = mutants_of_room(room)
     assert len(found) > 100
     assert len({(mutant.path, mutant.at) for mutant in found}) == len(found)
@@ -44,7 +44,7 @@ def test_every_mutant_of_a_room_can_be_read_by_python(room: str) -> None:
         ast.parse(mutant.applied((REPOSITORY / mutant.path).read_bytes()))
 
 
-def test_what_noticed_it_is_read_from_what_was_printed() -> None:
+def test_failure_that_noticed_it_is_read_from_the_output() -> None:
     assert named_in("..F\nFAILED tests/a.py::test_b[c - d] - assert 1 == 2\n1 failed") == "tests/a.py::test_b[c - d]"
     assert named_in("ERROR tests/a.py\n") == "tests/a.py"
     assert named_in("\n\nseed 17: S3: node 2 was seated\n") == "seed 17: S3: node 2 was seated"

@@ -1,6 +1,6 @@
-"""Check README and docs against the code, in both languages: tables, paths, commands, links, and the scripts they show.
+"""Check README and docs against the code, in both languages: tables, paths, commands, links, and scripts.
 
-A page is named by its path in the repository. Facts may stand on any page of a language; links, paths and the twin page
+A page is named by its path in the repository. Facts may be on any page of a language; links, paths and the twin page
 are checked on each.
 """
 
@@ -63,7 +63,7 @@ def text_of(*pages: str) -> str:
 
 
 def blocks_of(*pages: str, language: str | None = None) -> list[str]:
-    """The fenced blocks, in order; of one language where it is given."""
+    """Return the fenced blocks in order, of one language if given."""
     fenced = [pair for page in pages for pair in FENCED.findall(text_of(page))]
     return [block for found, block in fenced if language in (None, found)]
 
@@ -73,12 +73,12 @@ def prose_of(*pages: str) -> str:
 
 
 def code_of(*pages: str) -> str:
-    """Everything a reader may take for a path or a command."""
+    """Return everything a reader may take for a path or a command."""
     return "\n".join([*blocks_of(*pages), *INLINE.findall(prose_of(*pages))])
 
 
 def generated(pages: tuple[str, ...], marker: str) -> str:
-    """What stands between these markers; on one page, once."""
+    """Return the text between these markers, which occur once, on one page."""
     between = re.compile(rf"<!-- {marker}:begin [^\n]*-->\n(.*?)\n<!-- {marker}:end -->", re.DOTALL)
     found = [part for page in pages for part in between.findall(text_of(page))]
     assert len(found) == 1, f"{pages}: {len(found)} parts between the markers {marker}"
@@ -88,12 +88,12 @@ def generated(pages: tuple[str, ...], marker: str) -> str:
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 
-def test_every_page_is_there_in_both_languages() -> None:
+def test_every_page_exists_in_both_languages() -> None:
     assert set(found_pages()) == {page for page in EVERY if page.startswith("docs/")}
 
 
 @EVERY_PAIR
-def test_a_page_opens_with_its_title_its_twin_and_the_way_back(english: str, chinese: str) -> None:
+def test_page_opens_with_its_title_its_twin_and_the_way_back(english: str, chinese: str) -> None:
     for page, twin, index in [(english, chinese, INDEX), (chinese, english, INDEX.replace(".md", ".zh-CN.md"))]:
         title, blank, links = (ROOT / page).read_text(encoding="utf-8").splitlines()[:3]
         assert title.startswith("# ") and blank == ""
@@ -102,7 +102,7 @@ def test_a_page_opens_with_its_title_its_twin_and_the_way_back(english: str, chi
 
 
 @BOTH_LANGUAGES
-def test_the_readme_leads_to_the_index_and_that_to_every_page(pages: tuple[str, ...]) -> None:
+def test_readme_leads_to_the_index_and_that_to_every_page(pages: tuple[str, ...]) -> None:
     readme, *others = pages
     (index,) = [page for page in others if page.startswith("docs/index")]
     assert index in {target for target, _ in targets_of(readme, prose_of(readme))}
@@ -116,7 +116,7 @@ def test_no_page_is_too_long_to_read(page: str) -> None:
     assert len(written.split()) <= MOST_WORDS
 
 
-def test_every_test_that_holds_a_promise_exists() -> None:
+def test_every_test_named_as_evidence_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", text_of(*ENGLISH)))
     there = {
         name
@@ -133,12 +133,12 @@ def test_every_test_that_holds_a_promise_exists() -> None:
 @pytest.mark.parametrize(
     ("pages", "table"), [(ENGLISH, config.environment_table), (CHINESE, config.environment_table_zh)], ids=["en", "zh"]
 )
-def test_the_environment_table_is_the_generated_one(pages: tuple[str, ...], table: Callable[[], str]) -> None:
+def test_environment_table_is_the_generated_one(pages: tuple[str, ...], table: Callable[[], str]) -> None:
     assert generated(pages, "environment-table") == table()
 
 
 def error_classes() -> set[type[SameBitsError]]:
-    """Every error a process can leave with."""
+    """Return every error a process can exit with."""
     classes = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, SameBitsError)}
     return classes - {SameBitsError}
 
@@ -146,16 +146,16 @@ def error_classes() -> set[type[SameBitsError]]:
 @pytest.mark.parametrize(
     ("pages", "table"), [(ENGLISH, exit_code_table), (CHINESE, exit_code_table_zh)], ids=["en", "zh"]
 )
-def test_the_exit_codes_are_the_generated_ones(pages: tuple[str, ...], table: Callable[[], str]) -> None:
+def test_exit_codes_are_the_generated_ones(pages: tuple[str, ...], table: Callable[[], str]) -> None:
     assert generated(pages, "exit-codes") == table()
 
 
 @pytest.mark.parametrize(("pages", "table"), [(ENGLISH, cause_table), (CHINESE, cause_table_zh)], ids=["en", "zh"])
-def test_the_causes_are_the_generated_ones(pages: tuple[str, ...], table: Callable[[], str]) -> None:
+def test_causes_are_the_generated_ones(pages: tuple[str, ...], table: Callable[[], str]) -> None:
     assert generated(pages, "causes") == table()
 
 
-def test_every_error_has_its_row_and_one_answer_to_each_code() -> None:
+def test_every_error_has_its_row_and_each_code_one_answer() -> None:
     rows = {(one.code, one.name) for one in EXIT_CODES}
     assert {(kind.exit_code, kind.__name__) for kind in error_classes()} <= rows
     assert [one.code for one in EXIT_CODES] == sorted(one.code for one in EXIT_CODES)
@@ -165,7 +165,7 @@ def test_every_error_has_its_row_and_one_answer_to_each_code() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in EVERY if "exit $status" in text_of(page)])
-def test_every_loop_ends_where_trying_again_does_not_help(page: str) -> None:
+def test_every_loop_ends_if_a_retry_does_not_help(page: str) -> None:
     for codes in re.findall(r"case \$status in ([0-9|]+)\)", text_of(page)):
         assert tuple(map(int, codes.split("|"))) == codes_to_give_up_at()
 
@@ -183,7 +183,7 @@ def test_every_dependency_is_named_with_a_reason(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in EVERY if "```diff" in text_of(page)])
-def test_the_lines_of_a_port_are_counted_right(page: str) -> None:
+def test_number_of_lines_to_port_is_correct(page: str) -> None:
     said = re.findall(r"^\| (\d+) \| (\d+) \|\n\n```diff\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
     assert len(said) == len(blocks_of(page, language="diff")) > 0
     for goes, comes, block in said:
@@ -199,7 +199,7 @@ def paths_of(*pages: str) -> set[str]:
 
 
 @EVERY_PAGE
-def test_every_path_named_exists(page: str) -> None:
+def test_every_named_path_exists(page: str) -> None:
     assert sorted(path for path in paths_of(page) if not (ROOT / path).exists()) == []
 
 
@@ -209,21 +209,21 @@ COMMAND = re.compile(
 
 
 def commands_of(*pages: str) -> list[list[str]]:
-    """The words of each command of ours; what processes say is left out."""
+    """Return the words of each of our commands, without the output of processes."""
     lines = "\n".join(blocks_of(*pages, language="")).splitlines() + INLINE.findall(prose_of(*pages))
     typed = (line for line in lines if not line.startswith(("samebits:", "…")))
     return [command.split() for line in typed for command in COMMAND.findall(line)]
 
 
 def help_of(starter: WarmStarter, log: Path, module: str, *words: str) -> str:
-    """Return what the command says of its own options."""
+    """Return the command's own help on its options."""
     command = Command(None, (*words, "--help"), environment_of_tests(), ROOT, log, module=module)
     status = starter.start(command).wait()
     assert status == 0, f"{module}: {log.read_text()}"
     return log.read_text()
 
 
-def test_every_command_exists_and_knows_the_options_it_is_shown_with(warm: WarmStarter, tmp_path: Path) -> None:
+def test_every_command_exists_and_knows_its_shown_options(warm: WarmStarter, tmp_path: Path) -> None:
     shown: dict[tuple[str, ...], set[str]] = {}
     for words in commands_of(*EVERY):
         length = 3 if words[1] == "-m" else 2
@@ -253,7 +253,7 @@ def headings_of(*pages: str) -> list[tuple[int, str]]:
 
 
 def anchors_of(page: str) -> list[str]:
-    """As GitHub makes them: lower case, punctuation gone, blanks to hyphens."""
+    """Make anchors like GitHub: lower case, punctuation removed, blanks to hyphens."""
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for _, title in headings_of(page)]
 
 
@@ -262,7 +262,7 @@ def links_of(text: str) -> list[str]:
 
 
 def targets_of(page: str, text: str) -> list[tuple[str, str]]:
-    """The path in the repository, and the anchor or "", of each link in this text of the page."""
+    """Return the path in the repository, and the anchor or "", of each link in this text of the page."""
     targets = []
     for link in links_of(text):
         path, _, anchor = link.partition("#")
@@ -275,14 +275,14 @@ def targets_of(page: str, text: str) -> list[tuple[str, str]]:
 @EVERY_PAGE
 def test_every_relative_link_leads_somewhere(page: str) -> None:
     for link in links_of(prose_of(page)):
-        assert "://" not in link, f"{link}: the page leans on nothing outside the repository"
+        assert "://" not in link, f"{link}: the page depends on something outside the repository"
     for target, anchor in targets_of(page, prose_of(page)):
         assert (ROOT / target).is_file(), target
         assert not anchor or anchor in anchors_of(target), f"{target}#{anchor}"
 
 
 @BOTH_LANGUAGES
-def test_there_is_something_to_look_at(pages: tuple[str, ...]) -> None:
+def test_patterns_match_something(pages: tuple[str, ...]) -> None:
     """No test here passes because its pattern finds nothing."""
     assert len(paths_of(*pages)) > 8
     assert len(links_of(prose_of(*pages))) > 8
@@ -314,7 +314,7 @@ def test_both_pages_have_tables_of_the_same_shape(english: str, chinese: str) ->
 
 
 def twin_of(file: str) -> str:
-    """The same in the other language; the file itself where there is only one."""
+    """Return the same file in the other language, or the file itself if there is only one."""
     twin = file.replace(".zh-CN.", ".") if ".zh-CN." in file else re.sub(r"\.(\w+)$", r".zh-CN.\1", file)
     return twin if (ROOT / twin).exists() else file
 
@@ -322,7 +322,7 @@ def twin_of(file: str) -> str:
 @EVERY_PAIR
 def test_both_pages_lead_to_the_same_places_in_their_own_language(english: str, chinese: str) -> None:
     def places(page: str) -> list[tuple[str, int]]:
-        """Each file, and which of its headings."""
+        """Return each file, and which of its headings."""
         return [
             (target, anchors_of(target).index(anchor) if anchor else -1)
             for target, anchor in targets_of(page, prose_of(page))
@@ -360,7 +360,7 @@ def signature_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("page", ["docs/reference/python-api.md", "docs/reference/python-api.zh-CN.md"])
-def test_the_api_page_has_every_public_name_with_its_signature(page: str) -> None:
+def test_api_page_has_every_public_name_with_its_signature(page: str) -> None:
     shown = [re.sub(r"\s+", " ", block).strip() for block in blocks_of(page, language="text")]
     assert shown == [signature_of(call.partition("(")[0]) for call in shown]
     modules = {"samebits.elastic": samebits.elastic.__all__, "samebits.kv": samebits.kv.__all__}
@@ -379,7 +379,7 @@ def test_variables_with_the_prefix_are_variables(pages: tuple[str, ...]) -> None
 
 
 @EVERY_PAGE
-def test_nothing_of_the_machine_it_was_written_on(page: str) -> None:
+def test_pages_contain_nothing_of_the_machine_they_were_written_on(page: str) -> None:
     text = text_of(page)
     assert re.findall(r"(?<![\w.…])/(?:tmp|root|home|work|usr|opt)/", text) == []
     assert "pip install runtime" not in text  # another project's name
@@ -390,7 +390,7 @@ def test_nothing_of_the_machine_it_was_written_on(page: str) -> None:
 
 @contextlib.contextmanager
 def recipe_job(folder: Path, warm: WarmStarter, *, spares: int = 0) -> Iterator[Job]:
-    """The recipe as two workers and a scheduler, not yet started; nothing of it is left afterwards."""
+    """The recipe as two workers and a scheduler, not yet started; cleaned up afterwards."""
     folder.mkdir()
     (recipe,) = blocks_of(TUTORIAL, language="python")
     (folder / "train.py").write_text(recipe, encoding="utf-8")
@@ -403,7 +403,7 @@ def recipe_job(folder: Path, warm: WarmStarter, *, spares: int = 0) -> Iterator[
 
 
 def result_of(job: Job, *ranks: int, but: tuple[int, ...] = ()) -> str:
-    """The last line, the same of all these, once all have ended with status 0 (``but`` those who were killed)."""
+    """Return the common last line of all these, once all have exited with status 0 (``but`` those killed)."""
     statuses = job.wait_ended()
     assert {status for name, status in statuses.items() if name not in but} == {0}, f"{statuses}\n{job.tails()}"
     lasts = {job.lines(rank)[-1] for rank in ranks}
@@ -412,8 +412,8 @@ def result_of(job: Job, *ranks: int, but: tuple[int, ...] = ()) -> str:
 
 
 @pytest.mark.system
-def test_the_readmes_script_trains_to_its_end(tmp_path: Path) -> None:
-    """Run it as a job of one process; the job of several is the tutorial's, whose script says its weights."""
+def test_readmes_script_trains_to_its_end(tmp_path: Path) -> None:
+    """Run it as a job of one process; the job of several is the tutorial's, whose script prints its weights."""
     (script,) = blocks_of(README, language="python")
     assert script == blocks_of(chinese(README), language="python")[0] and script.count("3000") == 2
     (tmp_path / "train.py").write_text(script.replace("3000", "30"), encoding="utf-8")
@@ -438,10 +438,8 @@ def undisturbed_recipe(folder: Path, warm: WarmStarter) -> str:
 
 
 @pytest.mark.system
-def test_the_recipe_survives_kills_with_the_same_bits_and_need_not_know_of_spares(
-    tmp_path: Path, warm: WarmStarter
-) -> None:
-    """Worker 1 is killed, and its spare takes its place for good; then worker 0, which is started again."""
+def test_recipe_survives_kills_with_the_same_bits_with_and_without_spares(tmp_path: Path, warm: WarmStarter) -> None:
+    """Worker 1 is killed, and its spare takes its place for good; then worker 0, which is restarted."""
     with recipe_job(tmp_path / "spared", warm, spares=1) as job:
         job.start_scheduler()
         job.start_worker(2)

@@ -1,4 +1,4 @@
-"""What SCHED_HOST may name: one host, several, or a file of them."""
+"""SCHED_HOST: one host, several, or a file of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PORT = 8118
         ("a,a,a:9000", "a,a:9000", [("a", PORT), ("a", 9000)]),
     ],
 )
-def test_hosts_are_written_in_one_way(text: str, written: str, named: list[tuple[str, int]]) -> None:
+def test_hosts_are_normalised(text: str, written: str, named: list[tuple[str, int]]) -> None:
     assert canonical(text) == written == canonical(written)
     assert list(addresses_in(written, PORT)) == named
     assert names_one(written) == (len(named) == 1)
@@ -57,18 +57,18 @@ def test_hosts_are_written_in_one_way(text: str, written: str, named: list[tuple
         ("a:9000", "the port goes into SCHED_PORT"),
     ],
 )
-def test_what_names_no_hosts_is_refused_with_the_cause(text: str, why: str) -> None:
+def test_invalid_hosts_are_refused_with_the_cause(text: str, why: str) -> None:
     with pytest.raises(NotHostsError, match=why):
         canonical(text)
 
 
-def test_a_file_is_named_by_its_path() -> None:
+def test_file_is_named_by_its_path() -> None:
     text = canonical("file:/shared/hosts")
     assert (file_in(text), addresses_in(text, PORT), names_one(text)) == (Path("/shared/hosts"), (), False)
     assert file_in("a,b") is None
 
 
-def test_a_file_holds_hosts_and_remarks() -> None:
+def test_file_holds_hosts_and_comments() -> None:
     content = "# where it may run\nnode-0\n\nnode-1:9000, [::1]:7000  # and here\n"
     assert addresses_of_file(content, PORT) == (("node-0", PORT), ("node-1", 9000), ("::1", 7000))
 
@@ -83,12 +83,12 @@ def test_a_file_holds_hosts_and_remarks() -> None:
         ("\0\0\0\n", "is no host"),
     ],
 )
-def test_a_file_that_is_half_there_names_nobody(content: str, why: str) -> None:
+def test_partial_file_names_no_host(content: str, why: str) -> None:
     with pytest.raises(NotHostsError, match=why):
         addresses_of_file(content, PORT)
 
 
-def test_people_are_shown_what_is_set() -> None:
+def test_current_value_is_shown_to_users() -> None:
     assert shown("a", PORT) == "a, port 8118 (SCHED_HOST, SCHED_PORT)"
     assert shown("a,b:9000", PORT) == "a:8118 or b:9000 (SCHED_HOST)"
     assert shown("file:/hosts", PORT) == "one of the addresses in /hosts (SCHED_HOST)"

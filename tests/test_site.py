@@ -16,7 +16,7 @@ IN_ONE_LANGUAGE = {"contributors/evidence.md", "contributors/defects-found.md"}
 
 
 @pytest.mark.parametrize("is_chinese", [False, True], ids=["en", "zh"])
-def test_the_site_is_built_and_complete(tmp_path: Path, is_chinese: bool) -> None:
+def test_site_is_built_and_complete(tmp_path: Path, is_chinese: bool) -> None:
     config = "mkdocs.zh-CN.yml" if is_chinese else "mkdocs.yml"
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", config, "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

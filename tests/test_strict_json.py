@@ -36,18 +36,18 @@ NUMBERS += ["Infinity", "-Infinity", f"{HUGE}.5", f"{HUGE}e0"]
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("place", ["{}", "[1, {}]", '{{"a": {{"b": [{}]}}}}'])
-def test_a_number_that_no_sum_can_bear_is_refused(number: str, place: str) -> None:
+def test_unusable_number_is_refused(number: str, place: str) -> None:
     for text in (place.format(number), place.format(number).encode()):
         with pytest.raises(ValueError, match=r"has more than 64 bits|is no number of JSON"):
             strict_json.loads(text)
 
 
 @given(st.recursive(st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False), st.lists))
-def test_every_other_number_is_read_as_it_is(value: Any) -> None:
+def test_every_other_number_is_read_unchanged(value: Any) -> None:
     assert strict_json.loads(json.dumps(value)) == value
 
 
-def test_what_is_no_json_is_a_value_error() -> None:
+def test_invalid_json_is_a_value_error() -> None:
     for data in (b"\xff", "1".encode("utf-16"), b"[" * 100_000, b"", b"{"):
         with pytest.raises(ValueError):
             strict_json.loads(data)
@@ -57,7 +57,7 @@ def test_what_is_no_json_is_a_value_error() -> None:
 
 
 def line(**more: str) -> str:
-    """An event with numbers as they are written."""
+    """Return an event with numbers as they are written."""
     known = {"kind": '"step"', "at": "2.0", "term": "1", "generation": "1", "step": "5"}
     return "{" + ",".join(f'"{name}":{text}' for name, text in {**known, **more}.items()) + "}"
 
@@ -80,7 +80,7 @@ FORGED += [line(kind='"carried"', totals_us=f'{{"productive":{HUGE}}}', missing=
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_forged_number_of_an_event_costs_that_event_alone(name: str) -> None:
+def test_forged_number_of_an_event_costs_only_that_event(name: str) -> None:
     forged = [one for one in FORGED if f'"{name}":' in one]
     for at in range(len(SOUND) + 1):
         found = events_in([*SOUND[:at], *forged, *SOUND[at:]])
@@ -89,7 +89,7 @@ def test_a_forged_number_of_an_event_costs_that_event_alone(name: str) -> None:
         assert len(recoveries_of(found)) <= len(found)
 
 
-def test_the_history_and_the_log_go_on_beside_a_forged_number(
+def test_history_and_log_continue_past_a_forged_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,7 +146,7 @@ READERS: dict[str, Callable[[Path, str], object]] = {
 
 @pytest.mark.parametrize("number", [HUGE, f"-{HUGE}", "1e999", "NaN"])
 @pytest.mark.parametrize("name", READERS)
-def test_each_reader_refuses_it_in_its_own_words_or_has_nothing(name: str, number: str, tmp_path: Path) -> None:
+def test_each_reader_refuses_it_with_its_own_message_or_returns_nothing(name: str, number: str, tmp_path: Path) -> None:
     try:
         found = READERS[name](tmp_path / "own", number)
     except (StoreError, ValueError) as error:
@@ -156,7 +156,7 @@ def test_each_reader_refuses_it_in_its_own_words_or_has_nothing(name: str, numbe
 
 
 @pytest.mark.parametrize("queue", [1e308, 5e-324, 0.0])
-def test_a_figure_of_any_size_leaves_the_job_within_its_bounds(queue: float) -> None:
+def test_figure_of_any_size_leaves_the_job_within_its_bounds(queue: float) -> None:
     limits = Limits(1, 4, queue=1e-300, settle_s=0.0)
     scaler = Autoscaler(limits)
     for now in range(9):
@@ -170,7 +170,7 @@ PLAIN_JSON = {
 }
 
 
-def test_nothing_else_reads_json_by_itself() -> None:
+def test_no_other_module_reads_json_itself() -> None:
     package = Path(strict_json.__file__).parent
     reading = re.compile(r"(?<!strict_)\bjson\.loads?\(|msgspec\.json\.decode\((?!text, type=RankTable)")
     found = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if reading.search(path.read_text())}

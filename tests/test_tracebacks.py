@@ -1,4 +1,4 @@
-"""What a traceback is read as: the error, and the deepest line that is the script's own."""
+"""Parsing tracebacks: the error, and the deepest line that is the script's own."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ IMPORTED_SYNTAX = (
         ("", None),
     ],
 )  # fmt: skip
-def test_the_error_and_the_scripts_own_deepest_line(text: str, expected: Failure | None) -> None:
+def test_error_and_the_scripts_own_deepest_line(text: str, expected: Failure | None) -> None:
     assert failure_in(text, HERE) == expected
 
 
-def test_a_failure_in_words() -> None:
+def test_failure_in_words() -> None:
     assert str(Failure("ValueError: no", "train.py:88")) == "failed at train.py:88: ValueError: no"
     assert str(Failure("ValueError: no")) == "failed: ValueError: no"
 
@@ -101,13 +101,13 @@ def test_a_failure_in_words() -> None:
         ("def f(n):\n    return f(n + 1)\n\n\nf(0)\n", "failed at train.py:2: RecursionError: maximum recursion"),
     ],
 )
-def test_what_this_python_prints_is_read(tmp_path: Path, script: str, expected: str) -> None:
+def test_output_of_this_python_is_parsed(tmp_path: Path, script: str, expected: str) -> None:
     (tmp_path / "train.py").write_text(script)
     ended = subprocess.run([sys.executable, str(tmp_path / "train.py")], capture_output=True, text=True, timeout=60)
     assert str(failure_in(ended.stderr, tmp_path)).startswith(expected), ended.stderr
 
 
-def test_where_the_main_thread_is_by_what_the_fault_handler_wrote() -> None:
+def test_main_threads_position_is_read_from_faulthandlers_output() -> None:
     dump = (
         "Thread 0x00007f87795bf6c0 (most recent call first):\n"
         '  File "/job/other.py", line 3 in aside\n'

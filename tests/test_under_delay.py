@@ -1,4 +1,4 @@
-"""The preloaded delays: calls begin late by what the seed says, and do what they do."""
+"""The preloaded delays: calls start late as the seed says, and do their work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ except FileNotFoundError:
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler: python -m tests.under_delay says what it needs")
-def test_calls_begin_late_and_do_what_they_do(tmp_path: Path) -> None:
+def test_calls_start_late_and_do_their_work(tmp_path: Path) -> None:
     cc = compiler()
     assert cc is not None
     environment = environment_of_tests() | preloaded(built(tmp_path, cc), 1, 1)

@@ -1,4 +1,4 @@
-"""What of a URL is shown: nothing that may be a secret, and all of what is none."""
+"""URLs in messages: possible secrets are hidden, everything else is shown."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ HIDDEN = [
 
 
 @pytest.mark.parametrize("url", KEPT)
-def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
+def test_url_without_a_password_is_shown_unchanged(url: str) -> None:
     assert (has_password(url), without_credentials(url)) == (False, url)
 
 
 @pytest.mark.parametrize(("url", "shown"), HIDDEN)
-def test_a_password_is_hidden_to_its_last_character(url: str, shown: str) -> None:
+def test_password_is_hidden_to_its_last_character(url: str, shown: str) -> None:
     assert (has_password(url), without_credentials(url)) == (True, shown)
 
 
-def test_in_what_others_say_no_url_names_a_user() -> None:
+def test_urls_in_foreign_text_show_no_user() -> None:
     said = (
         "no answer from\nhttp://key@proxy:3128, asked for 's3://AKIA:se/cret@bucket/x'; mail to a@b, or http://host:80"
     )

@@ -1,8 +1,8 @@
-"""Every place in the package that opens a file to write, from the sources themselves.
+"""Every place in the package that opens a file to write, found in the sources.
 
-In a folder that others may write, a name can be a link to a file of this user's. So files are made by
-``store.durable`` (O_EXCL, O_NOFOLLOW, 0600) and appended to by ``store.private`` (O_NOFOLLOW, the owner is checked),
-and whatever else opens one is in the list below, with the reason why no other user can have planted its name.
+In a folder that others may write, a name can be a link to a file of this user's. So files are made by ``store.durable``
+(O_EXCL, O_NOFOLLOW, 0600) and appended to by ``store.private`` (O_NOFOLLOW, the owner is checked). Any other code that
+opens one is in the list below, with the reason why no other user can have planted its name.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ MAKING = {
     *("copy", "copy2", "copyfile", "copytree", "move", "make_archive", "save", "save_file", "FileHandler", "savez"),
 }
 OF_MODULES = {"copy", "copy2", "move", "save", "link", "symlink", "savez"}
-"""Names that are also methods of other things: they count where a module that makes files has them."""
+"""Names that are also methods of other things; they count if a module that makes files has them."""
 FILE_MODULES = {"os", "shutil", "torch", "numpy", "np"}
 
 
 def writers_in(source: str, file: str) -> Iterator[tuple[str, int]]:
-    """Yield ``file:function`` and line of each call that opens a file to write, or may: its mode is not said there."""
+    """Yield ``file:function`` and line of each call that opens a file to write, or may because its mode is variable."""
 
     def visit(node: ast.AST, function: str) -> Iterator[tuple[str, int]]:
         for child in ast.iter_child_nodes(node):
@@ -96,13 +96,13 @@ def _writes_by_flags(flags: ast.expr) -> bool:
     return bool(names & WRITING_FLAGS) or any(isinstance(one, ast.Name) and one.id != "os" for one in ast.walk(flags))
 
 
-def test_every_writer_is_one_of_the_helpers_or_says_why_not() -> None:
+def test_every_writer_is_a_helper_or_has_a_reason() -> None:
     found = {}
     for path in sorted(set(PACKAGE.rglob("*.py")) - set((PACKAGE / "core").rglob("*.py"))):  # core does no I/O at all
         file = path.relative_to(PACKAGE).as_posix()
         found.update({who: f"{file}:{line}" for who, line in writers_in(path.read_text(), file)})
     assert {where for who, where in found.items() if who not in WRITERS} == set()
-    assert WRITERS.keys() - found.keys() == set(), "nothing opens a file there any more: take the line out"
+    assert WRITERS.keys() - found.keys() == set(), "nothing opens a file there any more: remove the line"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_every_writer_is_one_of_the_helpers_or_says_why_not() -> None:
         "logging.FileHandler(path)",
     ],
 )
-def test_such_a_line_is_found(line: str) -> None:
+def test_writing_line_is_found(line: str) -> None:
     assert list(writers_in(f"def made():\n    {line}\n", "some.py")) == [("some.py:made", 2)]
 
 
@@ -134,7 +134,7 @@ def test_such_a_line_is_found(line: str) -> None:
     "line",
     ["open(path)", "path.open('rb')", "os.open(path, os.O_RDONLY | os.O_CLOEXEC)", "state.copy()", "slot.open()"],
 )
-def test_a_line_that_reads_is_not(line: str) -> None:
+def test_reading_line_is_not(line: str) -> None:
     assert list(writers_in(f"def read():\n    {line}\n", "some.py")) == []
 
 
@@ -142,7 +142,7 @@ def test_a_line_that_reads_is_not(line: str) -> None:
 
 
 def as_another_user(do: Callable[[], object], folder: Path) -> None:
-    """Do it in ``folder``, in a process of another user where this one is root's; else as this user."""
+    """Do it in ``folder``, in a process of another user if this one is root's; otherwise as this user."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -184,7 +184,7 @@ OUTPUTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_a_temporary_file_follows_no_planted_link(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_file_follows_no_planted_link(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_job(tmp_path, monkeypatch)
     victim, elsewhere, shared = tmp_path / "victim", tmp_path / "elsewhere", tmp_path / "shared"
     victim.write_text("mine alone")
@@ -192,7 +192,7 @@ def test_a_temporary_file_follows_no_planted_link(name: str, tmp_path: Path, mon
     elsewhere.mkdir(mode=0o700)
     shared.mkdir()
     shared.chmod(0o1777)
-    # The names that today's process takes, and those of the release before.
+    # The names that this process takes, and those of the previous release.
     monkeypatch.setattr(durable, "_temporary_numbers", itertools.count())
     planted = [f".out.tmp-{os.getpid()}-{number}" for number in range(64)]
     partial = f".out.{os.getpid()}.partial"
@@ -208,5 +208,5 @@ def test_a_temporary_file_follows_no_planted_link(name: str, tmp_path: Path, mon
     assert [*elsewhere.iterdir()] == []
     made = (shared / "out").lstat()
     assert not stat.S_ISLNK(made.st_mode) and made.st_uid == os.geteuid()
-    assert stat.S_IMODE(made.st_mode) & 0o077 == 0, "what is written is its writer's alone"
+    assert stat.S_IMODE(made.st_mode) & 0o077 == 0, "the content is its writer's alone"
     assert {one.name for one in shared.iterdir()} == {"out", partial, *planted}

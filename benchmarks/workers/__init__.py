@@ -1,5 +1,4 @@
-"""The processes that are measured, one module each, run with ``python -m benchmarks.workers.<name>``.
+"""The measured processes, one module each, run with ``python -m benchmarks.workers.<name>``.
 
-They note moments (:mod:`benchmarks.moments`) and judge nothing; the modules above start them, kill them and do the
-sums.
+They record events (:mod:`benchmarks.moments`); the modules above start them, kill them and evaluate the events.
 """

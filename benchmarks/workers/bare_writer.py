@@ -1,7 +1,7 @@
-"""Floor of what a save takes from the training beside it: a process that does nothing but write the bytes.
+"""The floor of what a save costs the training beside it: a process that only writes the bytes.
 
-``<bytes> <file>``. For every line of standard input the file is made anew with O_DIRECT, where the file system allows
-it, and fsynced; then a line comes back. It ends when standard input does.
+``<bytes> <file>``. For every line of standard input the file is recreated with O_DIRECT, if the file system allows it,
+and fsynced; then a line is returned. It ends when standard input does.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ PIECE_BYTES = 8 * 1024 * 1024
 
 def main() -> None:
     size_bytes, path = int(sys.argv[1]), sys.argv[2]
-    memory = mmap.mmap(-1, size_bytes)  # aligned to a page, as O_DIRECT wants it
+    memory = mmap.mmap(-1, size_bytes)  # aligned to a page, as O_DIRECT requires
     data = memoryview(memory)
     for start in range(0, size_bytes, mmap.PAGESIZE):
-        data[start] = 1  # there before it is measured
+        data[start] = 1  # touched before it is measured
     print(flush=True)
     for _ in sys.stdin:
         write(data, path)
@@ -26,11 +26,11 @@ def main() -> None:
 
 
 def write(data: memoryview, path: str) -> None:
-    """The bytes, of whole pages, to a new file, durably."""
+    """Write the bytes, in whole pages, durably to a new file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(path, flags | os.O_DIRECT)
-    except OSError:  # open(2): EINVAL where the file system has none
+    except OSError:  # open(2): EINVAL if the file system lacks it
         descriptor = os.open(path, flags)
     os.posix_fallocate(descriptor, 0, len(data))
     for start in range(0, len(data), PIECE_BYTES):

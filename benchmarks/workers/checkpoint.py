@@ -1,8 +1,8 @@
-"""The one worker of a job, with a state of a given size: saves, loads and trains on demand, in all ways compared.
+"""The only worker of a job, with a state of a given size: saves, loads and trains on demand, in all compared ways.
 
-``<parameter bytes> <folder> <device>``. Standard input says what to do, a line each: ``save <way>``, ``load <way>``,
-``train <way> spare|shared`` and ``end``; every answer is a moment ``done`` with seconds in its text. The state is
-parameters and two Adam moments in 400 tensors, SameBits' own state is a ``TorchState`` like any user's, and every way,
+``<parameter bytes> <folder> <device>``. Standard input has one command per line: ``save <way>``, ``load <way>``,
+``train <way> spare|shared`` and ``end``; every answer is an event ``done`` with seconds in its text. The state has
+parameters and two Adam moments in 400 tensors. SameBits' own state is a ``TorchState`` like any user's, and every way,
 the floors included, saves those same tensors in this same process.
 """
 
@@ -35,11 +35,11 @@ MEMORY = "memory"
 SAVE_STEPS = 2
 KEEP = 2
 REST_S = 0.25
-"""Of training before and after a save, to know how fast it is undisturbed."""
+"""Seconds of training before and after a save, to measure the undisturbed speed."""
 
 
 class Ours:
-    """SameBits: a commit that saves, and what a restarted process does to load."""
+    """SameBits: a commit that saves, and a restarted process's load."""
 
     def __init__(self, state: samebits.elastic.TorchState) -> None:
         self._state = state
@@ -47,10 +47,10 @@ class Ours:
         assert isinstance(session, ElasticRun), "under elastic.run"
         self._session = session
         self.undisturbed_s = 0.0
-        """what the last commit that saved nothing took"""
+        """duration of the last commit without a save"""
 
     def prepare(self) -> None:
-        """Come to the next commit that saves, all before it being durable."""
+        """Advance to the next commit that saves, with all earlier saves durable."""
         self._state.flush()
         self.undisturbed_s = _timed(self._step_and_commit)
         while self._state.completed_steps % SAVE_STEPS != SAVE_STEPS - 1:
@@ -62,7 +62,7 @@ class Ours:
         return self._state.flush
 
     def load(self) -> None:
-        """As a generation that begins with this rank's own point on disk; nothing of it is called by a user."""
+        """Load as a generation that starts with this rank's own point on disk, by calls that no user makes."""
         points, tuning = self._session._points, self._session._tuning
         tuning.begin()
         found, filled = points._load(Point(self._state.completed_steps, generation=1))
@@ -95,7 +95,7 @@ class FromMemory:
 
 
 class Training:
-    """Something small to train beside the state: it is the core that a save takes away, not the memory."""
+    """A small model to train beside the state, since a save takes away cores rather than memory."""
 
     def __init__(self, device: torch.device) -> None:
         torch.manual_seed(SEED)
@@ -105,7 +105,7 @@ class Training:
         self._samples, self._labels = torch.rand(64, 512).to(device), torch.randint(0, 10, (64,)).to(device)
 
     def steps_per_s(self, is_over: Callable[[], bool]) -> float | None:
-        """From now on until it is over; None where it was over at once."""
+        """Return the rate from now on until it is over; None if it was over at once."""
         began_s, steps = time.monotonic(), 0
         while not is_over():
             self._optimizer.zero_grad()
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def build(state_bytes: int, device: torch.device) -> tuple[nn.Module, torch.optim.Adam]:
-    """A model and its optimizer whose parameters and moments have that many bytes in 400 tensors."""
+    """Return a model and its optimizer whose parameters and moments have that many bytes in 400 tensors."""
     elements = state_bytes // 4 // 3 // PARAMETERS
     torch.manual_seed(SEED)
     model = nn.ParameterList([nn.Parameter(torch.rand(elements).to(device)) for _ in range(PARAMETERS)])
@@ -151,12 +151,12 @@ def build(state_bytes: int, device: torch.device) -> tuple[nn.Module, torch.opti
 
 
 def obey(contestants: dict[str, Any], witness: torch.Tensor, training: Training) -> None:
-    """Do what standard input says until it says ``end``.
+    """Carry out the commands of standard input until ``end``.
 
     Args:
         contestants: ways to save and to load.
         witness: a tensor of the state.
-        training: what goes on beside a save.
+        training: what runs beside a save.
     """
     notebook = Notebook.from_environment()
     notebook.note("ready", text=json.dumps(sorted(contestants)))
@@ -175,7 +175,9 @@ def obey(contestants: dict[str, Any], witness: torch.Tensor, training: Training)
 
 
 def save(way: Way) -> dict[str, float | None]:
-    """How long training is blocked, how long until everything is durable, and what computed meanwhile."""
+    """Measure how long training is blocked, how long until everything is durable, and which processes computed
+    meanwhile.
+    """
     way.prepare()
     os.sync()
     arrive()
@@ -197,7 +199,7 @@ def save(way: Way) -> dict[str, float | None]:
 
 @torch.no_grad()
 def load(way: Way, witness: torch.Tensor) -> dict[str, float | None]:
-    """How long it takes to bring everything back into the tensors that are there."""
+    """Measure restoring everything into the existing tensors."""
     if isinstance(way, FromMemory):
         way.prepare()
     right = float(witness[0])
@@ -210,7 +212,7 @@ def load(way: Way, witness: torch.Tensor) -> dict[str, float | None]:
 
 
 def train_while_saving(way: Way, training: Training, *, on_one_core: bool) -> dict[str, float | None]:
-    """Steps per second from the moment training may go on until all is durable, and before and after.
+    """Return steps per second from when training may continue until all is durable, and before and after.
 
     Args:
         on_one_core: this process, all its threads and its helpers share one core.
@@ -244,7 +246,7 @@ def train_while_saving(way: Way, training: Training, *, on_one_core: bool) -> di
 
 
 def helpers_cpu_s() -> dict[int, float]:
-    """What every process below this one has computed so far, by pid (clock_getcpuclockid(3))."""
+    """Return the CPU time of every process below this one, by pid (clock_getcpuclockid(3))."""
     found = {}
     for pid in processes_below(os.getpid()):
         with contextlib.suppress(OSError):  # it has just ended
@@ -254,7 +256,7 @@ def helpers_cpu_s() -> dict[int, float]:
 
 @contextlib.contextmanager
 def on_core_of_its_own() -> Iterator[None]:
-    """All threads of this process and of those below it share one core, as they do where every core trains."""
+    """Pin all threads of this process and its descendants to one core, as if every core trained."""
     cores = os.sched_getaffinity(0)
     _place_on({max(cores)})
     try:

@@ -1,8 +1,8 @@
-"""The floors, and the peers' ways to save a state to disk and to load it again, each as its own documentation has it.
+"""The floors and the peers' ways to save a state to disk and load it, each as in its own documentation.
 
-Here live memcpy, write + fsync, ``torch.save``, torch.distributed.checkpoint (DCP) and safetensors, all made durable
-and none ever overwriting its last file. Never here: when they run, or SameBits. The one idea: every way is told of one
-and the same state, says when training may go on, and says when the bytes are on disk.
+The ways are memcpy, write + fsync, ``torch.save``, torch.distributed.checkpoint (DCP) and safetensors, all made
+durable, and none overwrites its last file. Every way gets the same state, reports when training may continue, and
+reports when the bytes are on disk.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Way(Protocol):
     """One way to save a state."""
 
     def prepare(self) -> None:
-        """Remove what the last save left: not part of what is measured."""
+        """Remove the last save's files, which is not measured."""
 
     def save(self) -> Callable[[], None]:
-        """Save; return when training may go on. What is returned waits until everything is durable."""
+        """Save; return when training may continue. The returned function waits until everything is durable."""
 
     def load(self) -> None:
-        """Bring what was saved last into the existing tensors."""
+        """Load the last save into the existing tensors."""
 
 
 class MemoryCopy:
-    """Floor: every tensor copied into memory that was touched before; an accelerator's, into memory that is pinned.
+    """Floor: every tensor copied into memory that was touched before; an accelerator's, into pinned memory.
 
     Attributes:
-        memory: into which they are copied, one behind the other.
+        memory: into which they are copied, one after the other.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -57,7 +57,7 @@ class MemoryCopy:
         self._copies = [place[: one.nbytes].view(one.dtype).view(one.shape) for place, one in places]
 
     def prepare(self) -> None:
-        """Nothing is left."""
+        """Nothing to remove."""
 
     @torch.no_grad()
     def save(self) -> Callable[[], None]:
@@ -71,7 +71,7 @@ class MemoryCopy:
 
 
 class Files:
-    """A folder of one way, with at most one save in it."""
+    """A folder of one way with at most one save in it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -114,7 +114,7 @@ class DiskWrite(Files):
 
 
 class BareWriter(Files):
-    """Floor of what training loses meanwhile: as many bytes, written directly and durably by a process beside it."""
+    """Floor of what training loses meanwhile: as many bytes, written directly and durably by another process."""
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
         super().__init__(folder)
@@ -181,7 +181,7 @@ class Safetensors(Files):
 
 
 class Dcp(Files):
-    """``torch.distributed.checkpoint.save``, which syncs its files by itself."""
+    """``torch.distributed.checkpoint.save``, which syncs its files itself."""
 
     def __init__(self, folder: Path, state: State) -> None:
         super().__init__(folder)
@@ -196,7 +196,7 @@ class Dcp(Files):
 
 
 class DcpAsync(Files):
-    """``async_save`` with a stager that keeps its memory, which is its fastest way."""
+    """``async_save`` with a stager that keeps its memory, its fastest mode."""
 
     def __init__(self, folder: Path, state: State) -> None:
         super().__init__(folder)
@@ -221,7 +221,7 @@ class DcpAsync(Files):
 
 
 def ways(folder: Path, state: State) -> dict[str, Any]:
-    """All that are installed, by name."""
+    """Return all installed ways by name."""
     tensors = flat(state)
     copy = MemoryCopy(tensors)
     found = {
@@ -238,7 +238,7 @@ def ways(folder: Path, state: State) -> dict[str, Any]:
 
 
 def flat(state: Any, path: str = "") -> dict[str, torch.Tensor]:
-    """The tensors of a state by their path in it."""
+    """Return the tensors of a state by their path in it."""
     if isinstance(state, torch.Tensor):
         return {path: state}
     if not isinstance(state, Mapping):
@@ -251,10 +251,10 @@ def flat(state: Any, path: str = "") -> dict[str, torch.Tensor]:
 
 
 def arrive() -> None:
-    """Wait until an accelerator, where there is one, has done all it was told to."""
+    """Wait until an accelerator, if there is one, has finished its queued work."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
 def _is_durable() -> None:
-    """It is so already."""
+    """Return at once: it is durable already."""

@@ -1,6 +1,6 @@
-"""The processes that play simulated workers: a crowd in one, or a process for each, to be killed.
+"""The processes of simulated workers: many in one, or one process each, to be killed.
 
-Here live what a process is told to be and the forking; what its workers say is ``control_plane_crowd``'s.
+The module reads a process's role and forks; ``control_plane_crowd`` has the conversation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from samebits.config import Settings, read
 
 
 def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:
-    """Fork them, reap them, stay until this process is asked to end; they begin with the end of stdin.
+    """Fork them, reap them, and stay until this process is asked to end; they start at the end of stdin.
 
-    It stays: taken down with the last of them, it would be in the way of who decides on that loss.
+    It must stay: ending together with the last of them, it would delay the decision on that loss.
     """
     victims = {}
     for slot in plan.slots:
@@ -43,7 +43,7 @@ def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:
     signal.signal(signal.SIGTERM, end_all)
     notebook.note("ready")
     while victims:
-        pid, _ = os.wait()  # reaped at once, as by a launcher: a pid in ``victims`` is never another process's
+        pid, _ = os.wait()  # reaped at once, as by a launcher, so that a pid in ``victims`` is never reused
         del victims[pid]
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if not is_asked:

@@ -1,10 +1,10 @@
-"""What ZeroMQ itself can do: a ROUTER that has a scheduler's conversation without being one, and a PUB.
+"""What ZeroMQ itself can do: a ROUTER that only imitates a scheduler's conversation, and a PUB.
 
-``router`` answers the first word of every peer, tells all when all are in, and once more when all have answered, with
-messages of a scheduler's size that were packed before; nothing is read but the tag, nothing is decided or kept. Told to
-by a line on its standard input, it opens a round for all, one by one; ``pub`` does so with one message to all. With
-CLUSTER_SECRET the router speaks CURVE, as a scheduler does. Never here: a measurement. The one idea: the clients on the
-other side are those of the real scheduler, byte for byte, so what differs is ours.
+``router`` answers the first message of every peer, broadcasts when all are in and once more when all have answered,
+with prepacked messages of a scheduler's size. It reads only the tag, and decodes and keeps nothing. On a line of its
+standard input, it opens a round for all, one by one; ``pub`` does so with one message to all. With CLUSTER_SECRET the
+router uses CURVE, as a scheduler does. The clients are those of the real scheduler, byte for byte, so every difference
+is the scheduler's cost.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ GENERATION_STARTED = messages.SCHEMA.pack(
     GenerationStarted(
         job=JOB, term=1, incarnation=1, generation=1, round=ROUND, rank=9999, world_size=10000, local_rank=7,
         local_world_size=8, restore=None, source=9999, serves=(),
-        text="no restore point yet: everybody starts from rank 0's initial state",
+        text="no restore point yet: every rank starts from rank 0's initial state",
         slot=9999,
     )
 )  # fmt: skip
 
 
 def tag_of(packed: bytes) -> int:
-    """Of a packed message: the first item of a list, behind the byte, or the three bytes, that begin one (msgpack)."""
+    """Return a packed message's tag: the first item of a list, after the one or three bytes that begin it (msgpack)."""
     return packed[3] if packed[0] == _LONG_LIST else packed[1]
 
 

@@ -1,15 +1,14 @@
-"""A crowd of simulated workers in one process: each a DEALER of its own, saying on the wire what a worker's agent says.
+"""A crowd of simulated workers in one process: a DEALER each, with the messages of a worker's agent.
 
-``crowd`` takes part in a job (or in the same conversation with a bare ROUTER), ``echo`` says one word and is through
-with the answer, ``subscribers`` listen to a bare PUB, ``victims`` are a crowd of one each, a process for a worker. Here
-live the sockets, the conversation, and the moments when the last one of a crowd was so far. Never here: processes,
-groups, tensors, and any judgement.
+``crowd`` takes part in a job (or in the same conversation with a bare ROUTER), ``echo`` sends one message and is done
+with the answer, ``subscribers`` listen to a bare PUB, ``victims`` are crowds of one, with a process for each worker.
+The module has the sockets, the conversation, and the times when the last worker of a crowd reached each point.
 
-The one idea: what is said is what ``core.agent.agent`` says in that order (Register; Heartbeat when waiting and every
-second; Join; Heartbeat when told its generation), with the product's messages, socket options and keys. But
-of what is heard only the tag is read while the clock runs, and everything that can be packed before is: a machine that
-plays ten thousand workers must not spend its cores on being ten thousand agents. What was heard last is decoded when
-it is asked for ("check").
+It sends what ``core.agent.agent`` sends in that order (Register; Heartbeat when waiting and every second; Join;
+Heartbeat when told its generation), with the product's messages, socket options and keys. While the clock runs, only
+the tag of incoming messages is read, and everything that can be packed before is: a machine that simulates ten thousand
+workers must not spend its cores on being ten thousand agents. The last message of each worker is decoded on request
+("check").
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ from samebits.service.host import this_process
 
 SCHEMA = messages.SCHEMA
 BEAT_S = 1.0
-IN_FLIGHT = 1000  # connections of one crowd that are being made at a time, at most
+IN_FLIGHT = 1000  # the maximum number of connections of one crowd in progress
 RANKS_A_HOST = 8
-_NOW, _READABLE, _WRITABLE = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.POLLOUT)  # flags of zmq's are slow to compare
+_NOW, _READABLE, _WRITABLE = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.POLLOUT)  # zmq's flags are slow to compare
 ADMITTED, ROUND_OPENED, GENERATION_STARTED, ADDRESS_MAP = 20, 24, 25, 26
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a crowd is, as its one argument says in JSON."""
+    """The crowd's description, passed as its one argument in JSON."""
 
     kind: str  # crowd, echo, subscribers, victims
     first: int
@@ -80,8 +79,8 @@ class Worker:
     session: str
     register: bytes
     socket: zmq.Socket[bytes]
-    is_up: bool = False  # its connection stands
-    is_known: bool = False  # it stood once
+    is_up: bool = False  # its connection is established
+    is_known: bool = False  # it was established once
     is_admitted: bool = False
     joined: RoundId | None = None
     beat: bytes = b""
@@ -93,9 +92,10 @@ class Crowd:
     """The workers of one process.
 
     Args:
-        plan: who they are.
+        plan: its description.
         settings: of the job.
-        notebook: where "admitted", "opened", "formed", "resumed" and the like are noted, when all are so far.
+        notebook: where "admitted", "opened", "formed", "resumed" and others are recorded, when all have reached that
+            point.
     """
 
     def __init__(self, plan: Plan, settings: Settings, notebook: Notebook) -> None:
@@ -108,8 +108,9 @@ class Crowd:
             self._epoll.register(sys.stdin.fileno(), select.EPOLLIN)
         self._workers: list[Worker] = []
         self._by_descriptor: dict[int, Worker] = {}
-        self._beats: list[tuple[float, int, Worker]] = []  # a heap: when whose next is due
-        self._unread: collections.deque[Worker] = collections.deque()  # sending takes the sign that something came in
+        self._beats: list[tuple[float, int, Worker]] = []  # a heap: when the next heartbeat of which worker is due
+        # sending consumes the signal that a message arrived
+        self._unread: collections.deque[Worker] = collections.deque()
         self._sent_beats = self._in_flight = 0
         self._job, self._incarnation, self._term, self._generation = "", 0, 0, 0
         self._round: RoundId | None = None
@@ -124,7 +125,7 @@ class Crowd:
     # ---- the loop
 
     def serve(self) -> None:
-        """Until standard input is closed; a victim, until it is killed."""
+        """Run until standard input is closed; a victim, until it is killed."""
         while True:
             timeout = max(0.0, self._beats[0][0] - time.monotonic()) if self._beats else -1
             for descriptor, _ in self._epoll.poll(timeout):
@@ -160,7 +161,7 @@ class Crowd:
         self._connect_more()
 
     def _connect_more(self) -> None:
-        """At most ``IN_FLIGHT`` at a time: Linux drops what is beyond a backlog, for a second."""
+        """Connect at most ``IN_FLIGHT`` at a time: Linux drops connections beyond a backlog for a second."""
         kind = zmq.SUB if self._plan.kind == "subscribers" else zmq.DEALER
         where = endpoint(self._settings.sched_host, self._settings.sched_port)
         while self._in_flight < IN_FLIGHT and len(self._workers) < len(self._registers):
@@ -201,10 +202,11 @@ class Crowd:
         return connection
 
     def _look_at(self, worker: Worker) -> None:
-        """ZeroMQ's descriptor tells that something happened, once; a look, a send and a receive all take that sign.
+        """Check a socket until it has nothing to do; ZeroMQ's descriptor signals once, and a check, a send and a
+        receive all consume the signal.
 
-        So the last thing is a look that finds nothing to do (zmq_getsockopt(3), ZMQ_FD): a connection that came to
-        stand while there was nothing to receive was never noticed otherwise, and its worker waited for ever.
+        So the last check must find nothing to do (zmq_getsockopt(3), ZMQ_FD). Otherwise a connection established while
+        there was nothing to receive is never noticed, and its worker waits forever.
         """
         while True:
             events = int(worker.socket.getsockopt(zmq.EVENTS))
@@ -219,7 +221,7 @@ class Crowd:
                 continue
 
     def _notice(self, worker: Worker, *, is_up: bool) -> bool:
-        """Whether the worker had to say who it is: its connection has come to stand."""
+        """Return whether the worker had to introduce itself because its connection was established."""
         has_come, worker.is_up = is_up and not worker.is_up, is_up
         if has_come:
             worker.socket.send(worker.register, _NOW)
@@ -236,7 +238,7 @@ class Crowd:
         elif tag == ROUND_OPENED:
             self._round_opened(worker, frame)
         elif tag == GENERATION_STARTED:
-            if frame != worker.place:  # told again where a heartbeat had crossed the first
+            if frame != worker.place:  # sent again if a heartbeat had crossed the first
                 worker.place = frame
                 self._generation = self._generation or SCHEMA.unpack(frame).generation
                 self._say(worker, Activity.FORMING)
@@ -302,7 +304,7 @@ class Crowd:
         self._send(worker, worker.beat)
 
     def _send(self, worker: Worker, packed: bytes) -> None:
-        """Send, or drop where the connection does not stand (as net.client): all is said again when it is back."""
+        """Send, or drop if the connection is down (as net.client): all is sent again when it is back."""
         try:
             worker.socket.send(packed, zmq.NOBLOCK)
         except zmq.Again:
@@ -319,7 +321,7 @@ class Crowd:
                 heapq.heappush(self._beats, (max(due + BEAT_S, now), slot, worker))
 
     def _count(self, name: str) -> bool:
-        """One more is so far; true, and noted, where it is the last one."""
+        """Count one more worker at this point; return whether it was the last, and record that."""
         self._so_far[name] += 1
         if self._so_far[name] < len(self._registers):
             return False
@@ -327,13 +329,13 @@ class Crowd:
         self._notebook.note(name)
         if name == "formed":
             self._is_training = True
-            for worker in self._workers:  # what it says from now on, every second
+            for worker in self._workers:  # its message every second from now on
                 worker.beat = self._heartbeat(worker, Activity.TRAINING)
         self._is_resuming = self._is_resuming and name != "resumed"
         return True
 
     def _wait_until_away(self) -> None:
-        """The scheduler was killed: until every connection is seen closed; from then on, come back."""
+        """The scheduler was killed: wait until every connection is closed, then reconnect."""
         self._is_resuming, self._term = True, 0
         self._beats.clear()
         for worker in self._workers:
@@ -344,7 +346,7 @@ class Crowd:
                 worker.register = self._register(worker.slot, worker.session)
         self._notebook.note("away")
 
-    # ---- words
+    # ---- messages
 
     def _register(self, slot: int, session: str) -> bytes:
         process = Process(f"simulated-{slot // RANKS_A_HOST}#{'0' * 16}", 1 + slot % RANKS_A_HOST, 1, "cpu")
@@ -376,7 +378,7 @@ class Crowd:
         return Credential(self._job, str(worker.slot), worker.session, self._incarnation)
 
     def _check(self) -> None:
-        """Every worker has the slot that its name says, and the rank that goes with it; noted with their number."""
+        """Check that every worker has the slot of its name and the matching rank; record their number."""
         right = 0
         for worker in self._workers:
             admitted, place = SCHEMA.unpack(worker.admitted), SCHEMA.unpack(worker.place)
@@ -385,7 +387,7 @@ class Crowd:
         self._notebook.note("checked", right)
 
 
-NUMERICS = (  # as many and as long as training.numerics says of a CPU
+NUMERICS = (  # as many and as long as training.numerics gives for a CPU
     ("torch", "2.13.0+cpu"),
     ("machine", "x86_64"),
     ("device", "cpu"),

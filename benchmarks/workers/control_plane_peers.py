@@ -1,9 +1,9 @@
 """Peers of the control plane, each with a server and a crowd of clients in one process: TCPStore and gRPC.
 
-Every client connects, brings its name, and is through when it has learned that all are in. TCPStore's server is
-torch's, its clients say on the wire what torch's say (torch's own resolve names as they connect, which would measure
-this machine's resolver); gRPC's have a channel (a connection) each and wait in one call. Never
-here: anything of ours. The one idea: what a peer is asked for is what "formed" means, in its own cheapest words.
+Every client connects, sends its name, and is done when it has learned that all are in: what "formed" means, in the
+peer's cheapest way. TCPStore's server is torch's, and its clients send what torch's send (torch's own resolve names as
+they connect, which would measure this machine's resolver). gRPC's have a channel (a connection) each and wait in one
+call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.moments import Notebook
 
 WITHIN_S = 120.0
-IN_FLIGHT = 1000  # as of ours
+IN_FLIGHT = 1000  # as for ours
 
 
 # TCPStore's protocol (torch/csrc/distributed/c10d/TCPStoreBackend.hpp): a query's number, then lengths and bytes.
@@ -40,7 +40,7 @@ def _set(key: str, value: bytes) -> bytes:
 def serve_store(port: int, world_size: int, notebook: Notebook) -> None:
     from torch.distributed import TCPStore
 
-    # An IPv4 socket: of the IPv6 one that it would make itself it asks the resolver for each client's name.
+    # An IPv4 socket: with the IPv6 one that it would make itself it asks the resolver for each client's name.
     listening = socket.create_server(("127.0.0.1", port), backlog=4096)
     store = TCPStore(
         "127.0.0.1",
@@ -112,7 +112,7 @@ async def join_grpc(port: int, count: int, notebook: Notebook) -> None:
     notebook.note("ready")
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     notebook.note("begins")
-    options = [("grpc.use_local_subchannel_pool", 1)]  # else all channels would share one connection
+    options = [("grpc.use_local_subchannel_pool", 1)]  # otherwise all channels would share one connection
     channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(count)]
     calls = [channel.unary_unary("/peer/register") for channel in channels]
     await asyncio.gather(*(call(b"x" * 200, timeout=WITHIN_S, wait_for_ready=True) for call in calls))

@@ -1,7 +1,7 @@
-"""A worker that trains until it is told to fail: then it does so in one of the ways that jobs know, in a known line.
+"""A worker that trains until it is told to fail, and then fails in a given way in a known line.
 
-The order is a file in the stage's folder, named for the node, that holds the way; it is taken once. What is sent from
-outside (kill -9, SIGSTOP, a cut network) needs no order.
+The order is a file in the stage's folder, named after the node, that contains the way; it is consumed once. Faults from
+outside (kill -9, SIGSTOP, a cut network) need no order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECKPOINT_STEPS = 50
 
 
 class Samples(Dataset[torch.Tensor]):
-    """float32 (1,), a function of the index; one of them may never come."""
+    """float32 (1,), a function of the index; one of them may never arrive."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -40,14 +40,14 @@ class Samples(Dataset[torch.Tensor]):
 
 
 class Worker:
-    """Takes its orders, and notes when it begins to fail."""
+    """Takes its orders, and records when it starts to fail."""
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
         self._order = Path(f"fault-{os.environ['NODE_ID'].partition('.')[0]}")
 
     def takes(self, way: str) -> bool:
-        """Whether it is to fail so, now."""
+        """Return whether it is to fail this way now."""
         if not self._order.exists() or self._order.read_text() != way:
             return False
         self._order.unlink()
@@ -55,7 +55,7 @@ class Worker:
         return True
 
     def fail_if_told(self) -> None:
-        """The faults that are a line of the script's own."""
+        """Cause a fault that is a line of the script's own."""
         if self.takes("exception"):
             raise RuntimeError("a fault")  # fault: exception
         if self.takes("sleep"):

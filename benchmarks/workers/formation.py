@@ -1,7 +1,7 @@
 """One process of a forming group: ``ours``, or ``plain`` with ``init_process_group("env://")``.
 
-Both import everything, wait until their standard input is closed, form, add up one float, and stay where they are until
-they are ended from outside.
+Both import everything, wait until their standard input is closed, form, sum one float, and stay until they are ended
+from outside.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# What a worker imports while it waits for its seat, if it has not yet: no import is to be measured here.
+# What a worker imports while it waits for its seat: imports are not to be measured here.
 import torch._dynamo
 import torch.distributed as dist
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def form_ours(notebook: Notebook) -> None:
-    """A worker with an empty state; the group is used as soon as it stands, and its state made equal afterwards."""
+    """Run a worker with an empty state; the group is used once it is formed, before its state is made equal."""
 
     def registered(_: Client, message: object) -> None:
         if isinstance(message, Register):
@@ -64,7 +64,7 @@ def form_ours(notebook: Notebook) -> None:
 
 
 def form_plain(notebook: Notebook) -> None:
-    """What a script does under torchrun, or with the variables set by hand; rank 0 serves the TCPStore."""
+    """Form a group as a script does under torchrun, or with the variables set by hand; rank 0 serves the TCPStore."""
     _wait_at_the_barrier(notebook)
 
     notebook.note("begins")
@@ -87,7 +87,7 @@ def _add_up(world_size: int) -> None:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """The other side of a probe is of no interest."""
+    """An unused side of a probe."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The model all of them train: FACTS' MLP 784-512-10, batch 64 per rank, SGD with momentum, on fixed random samples.
+"""The common model: an MLP 784-512-10, batch 64 per rank, SGD with momentum, on fixed random samples.
 
-Here live the model, its samples and one step of it, the same for SameBits and for the peers. Never here: who trains it.
-The one idea: a step depends on (step, rank, world size) and the weights alone, so any run can be compared with any.
+The model, its samples and its step are the same for SameBits and for the peers. A step depends only on (step, rank,
+world size) and the weights, so all runs are comparable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-# What the first optimizer of a process would import when it is built: a second or more, and part of a process's start.
+# A process's first optimizer would import this, for a second or more; it is part of the start.
 import torch._dynamo
 import torch.distributed as dist
 from torch import nn
@@ -26,7 +26,7 @@ class Mlp:
     """One rank's training.
 
     Args:
-        wrap: what makes the model a distributed one; torch's DDP needs torch's default process group.
+        wrap: makes the model a distributed one; torch's DDP needs torch's default process group.
         dropout: the share of hidden values that a step leaves out.
         width: of the hidden layer.
     """
@@ -47,15 +47,15 @@ class Mlp:
         self._loss = nn.CrossEntropyLoss()
 
     def step(self, number: int) -> torch.Tensor:
-        """Optimizer step ``number``, counted from 0; its loss."""
+        """Make optimizer step ``number``, counted from 0; return its loss."""
         return self._learn(self.model, number)
 
     def step_alone(self, number: int) -> None:
-        """The same, but for its gradients nobody is asked."""
+        """The same, without reducing its gradients."""
         self._learn(self.model.module, number)
 
     def loss(self, model: nn.Module, number: int, rank: int, world_size: int) -> torch.Tensor:
-        """Of the samples that are this rank's in that step."""
+        """Return the loss of this rank's samples in that step."""
         begin = (number * world_size + rank) * BATCH % SAMPLES
         rows = slice(begin, begin + BATCH)
         loss: torch.Tensor = self._loss(model(self.samples[rows]), self.labels[rows])

@@ -1,7 +1,6 @@
-"""How far the ranks of a job may train, said from outside, so that any number of them stop after the same step.
+"""How far the ranks of a job may train, set from outside, so that all of them stop after the same step.
 
-Here live the number and both ends of it. Never here: who sets it, or why. The one idea: eight bytes of a mapped file
-cost a rank that trains nothing to look at, and outlive whatever process is killed.
+Reading eight bytes of a mapped file costs a training rank nothing, and the file survives any killed process.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ PACE = "BENCHMARK_PACE"
 INTERVAL = "BENCHMARK_CHECKPOINT_STEPS"
 """Environment variable: steps between two checkpoints."""
 RNG = "BENCHMARK_RNG"
-"""Environment variable: ``saved``, the default of a state's ``rng``; then the steps have dropout to be sensitive to."""
+"""Environment variable: ``saved``, the default of a state's ``rng``; then the steps have dropout to depend on it."""
 _NUMBER = struct.Struct("=q")
 _LOOK_EVERY_S = 0.002
 
 
 class Pace:
-    """The number of the last step that may be done; :data:`ENDLESSLY` from the beginning.
+    """The number of the last allowed step; :data:`ENDLESSLY` at the start.
 
     Args:
-        path: of the file, which is made if there is none.
+        path: of the file, which is created if missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +40,7 @@ class Pace:
 
     @property
     def last_step(self) -> int:
-        """Nobody trains beyond it."""
+        """No rank trains beyond it."""
         return int(_NUMBER.unpack(self._memory)[0])
 
     @last_step.setter
@@ -49,7 +48,7 @@ class Pace:
         self._memory[:] = _NUMBER.pack(step)
 
     def wait_beyond(self, step: int, pausing: Callable[[], object], meanwhile: Callable[[], object]) -> None:
-        """Until more than ``step`` steps may be done; if that is not so yet, say so once, then keep calling."""
+        """Wait until more than ``step`` steps are allowed; if not yet, report that once and keep calling."""
         if step < self.last_step:
             return
         pausing()

@@ -1,8 +1,8 @@
-"""A worker that trains until it is killed, and notes what it goes through on its way back.
+"""A worker that trains until it is killed, and records the phases of its recovery.
 
 ``ours``: a worker of SameBits; ``plain``: stock DDP, to compare the weights with; ``holder``: a process of the same
-size that only holds a connection. The script part is what a user writes; the probes around it are on the functions
-through which a recovery passes.
+size that only holds a connection. The script part is what a user writes; the probes around it are on the functions that
+a recovery passes through.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run_paced(
     commit: Callable[[], object],
     meanwhile: Callable[[], object],
 ) -> None:
-    """Train as far as is allowed, for ever; wherever that ends for a while, say which weights there are."""
+    """Train as far as allowed, forever; at every pause, report the weights."""
     pace = Pace(Path(os.environ[PACE])) if PACE in os.environ else None
     while True:
         step = completed_steps()
@@ -98,7 +98,7 @@ def run_paced(
 
 
 def hold(port: int) -> None:
-    """Be as large as a rank that trains, and connected to that port of loopback; nothing else."""
+    """Take the memory of a training rank and hold a connection to that port of loopback; nothing else."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     mlp = Mlp()
     for step in range(HOLDER_STEPS):
@@ -125,7 +125,7 @@ def _probe(notebook: Notebook) -> None:
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """The other side of a probe is of no interest."""
+    """An unused side of a probe."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """One rank that trains window by window, on demand: ``plain`` DDP, or ``elastic`` with a commit after every step.
 
-``plain|elastic|reporting mlp|wide|transformer [STEPS]``: a commit after every so many steps, and before it, where it is
-``reporting``, a report of the loss. A line on standard input asks for a window: ``train <steps>``, or ``alone <steps>``
-for steps without communication. All kinds run this same loop; only what follows a step differs.
+``plain|elastic|reporting mlp|wide|transformer [STEPS]``: a commit after every STEPS steps, preceded by a report of the
+loss if ``reporting``. A line on standard input asks for a window: ``train <steps>``, or ``alone <steps>`` for steps
+without communication. All kinds run this same loop; only what follows a step differs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.moments import Notebook
 from benchmarks.workers.mlp import SEED, Mlp
 from benchmarks.workers.transformer import Transformer
 
-NEVER = 10**9  # no checkpoint falls into a window: what is measured is the commit
+NEVER = 10**9  # no checkpoint falls into a window, since the commit is measured
 Model = Mlp | Transformer
 WIDTH = 3_776  # a "wide" MLP has 3 million parameters
 MODELS: dict[str, Callable[[], Model]] = {
@@ -58,7 +58,7 @@ def train_elastic(build: Callable[[], Model], commit_steps: int, *, reports: boo
 
 
 def run_windows(model: Model, after_step: Callable[[int, torch.Tensor], None]) -> None:
-    """Until standard input ends, which it does not: the process is ended from outside.
+    """Run until the process is ended from outside.
 
     Args:
         model: what is trained.
@@ -69,7 +69,7 @@ def run_windows(model: Model, after_step: Callable[[int, torch.Tensor], None]) -
     done = 0
     for line in sys.stdin:
         kind, _, steps = line.partition(" ")
-        dist.all_reduce(torch.zeros(1))  # all begin together
+        dist.all_reduce(torch.zeros(1))  # all start together
         notebook.note("begins", done)
         for _ in range(int(steps)):
             if kind == "train":

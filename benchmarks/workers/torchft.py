@@ -1,7 +1,7 @@
 """A worker with torchft's manager and optimizer: survivors skip a spoiled step, a newcomer fetches a peer's state.
 
-Each worker is a replica group of its own; the lighthouse's address is in the environment. The gradients are averaged
-by ``Manager.allreduce``, in one tensor like DDP's bucket: torchft's own ``DistributedDataParallel`` (0.2.0) raises an
+Each worker is a replica group of its own; the lighthouse's address is in the environment. The gradients are averaged by
+``Manager.allreduce``, in one tensor like DDP's bucket: torchft's own ``DistributedDataParallel`` (0.2.0) raises an
 AssertionError within ``backward()`` of every survivor once gloo has lost a peer.
 """
 

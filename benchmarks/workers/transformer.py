@@ -1,13 +1,13 @@
 """A transformer of 25 million parameters: many tensors, AdamW, and more bytes to reduce than to compute.
 
-Here live the model, its tokens and one step of it. Never here: who trains it. The one idea: sequences are so short that
-two cores bear it, while weights and moments (300 MB a rank) are as large as the real thing's.
+Its sequences are so short that two cores can train it, while weights and moments (300 MB per rank) are as large as in
+practice.
 """
 
 from __future__ import annotations
 
 import torch
-import torch._dynamo  # what the first optimizer of a process would import when it is built
+import torch._dynamo  # a process's first optimizer would import this when it is built
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -32,11 +32,11 @@ class Transformer:
         self._loss = nn.CrossEntropyLoss()
 
     def step(self, number: int) -> torch.Tensor:
-        """Optimizer step ``number``, counted from 0; its loss."""
+        """Make optimizer step ``number``, counted from 0; return its loss."""
         return self._learn(self.model, number)
 
     def step_alone(self, number: int) -> None:
-        """The same, but for its gradients nobody is asked."""
+        """The same, without reducing its gradients."""
         self._learn(self.model.module, number)
 
     def _learn(self, model: nn.Module, number: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""SameBits: a PyTorch training job that kill -9 cannot end.
+"""SameBits: keep PyTorch training running when any process dies.
 
-The public names; each is imported when it is first used, so that a scheduler never loads torch::
+The public names. Each is imported on first use, so that a scheduler never loads torch::
 
     import samebits
     samebits.init()

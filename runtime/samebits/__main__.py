@@ -1,7 +1,7 @@
-"""The composition root: ``python -m samebits <subcommand>``, also installed as ``samebits``.
+"""The command line: ``samebits <subcommand>``, or ``python -m samebits``.
 
-It holds the table of subcommands, assembles and runs the scheduler's service, and turns an error of ours into a
-sentence and an exit status. Most subcommands are modules of ``samebits.commands``, imported when they are called.
+It holds the table of subcommands, runs the scheduler's service, and turns a :class:`SameBitsError` into a message and
+an exit status. Most subcommands are modules of ``samebits.commands``, which are imported when called.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Arguments = Sequence[str]
 
 
 def main(argv: Arguments | None = None) -> int:
-    """Run one subcommand; returns the exit status.
+    """Run one subcommand; return the exit status.
 
     Args:
-        argv: the words after the program's name; those of this process where None.
+        argv: the words after the program's name; None: those of this process.
     """
     _open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows no `·` is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without `·` must not make a command fail
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _printable_output():
@@ -45,9 +45,9 @@ def main(argv: Arguments | None = None) -> int:
     except BrokenPipeError:
         if not _output_is_closed():
             raise
-        # What it still holds would fail once more when Python flushes it at the end.
+        # Unsent output would raise again when Python flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE  # whoever read has enough, as with `samebits steps | head`
+        return 128 + signal.SIGPIPE  # the reader closed the pipe, as in `samebits steps | head`
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"samebits: {where}{durable.reason_of(error)}", file=sys.stderr, flush=True)
@@ -59,11 +59,11 @@ def main(argv: Arguments | None = None) -> int:
 def _open_standard_streams() -> None:
     """Open ``/dev/null`` for each standard stream that was closed when this process was started.
 
-    Else the next file that is opened, a lock or a log, would take its number.
+    Otherwise the next file that is opened, a lock or a log, would get its descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one, unless it was taken since
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor: this stream's
             stream = os.fdopen(null, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
             setattr(sys, name, stream)
 
@@ -96,7 +96,7 @@ def _run(words: list[str]) -> int:
 
 @contextlib.contextmanager
 def _printable_output() -> Iterator[None]:
-    """Let no control character out by ``print``: what is shown may come from a file or a process of another's."""
+    """Escape control characters in printed text, which may come from another user's file or process."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (None if one is None else PrintableStream(raw_of(one)) for one in before)
     try:
@@ -106,7 +106,7 @@ def _printable_output() -> Iterator[None]:
 
 
 def _output_is_closed() -> bool:
-    """Whether nobody reads standard output any more (poll(2))."""
+    """Whether the reader of standard output is gone (poll(2))."""
     output = select.poll()
     output.register(sys.stdout, 0)
     return bool(output.poll(0))
@@ -146,7 +146,7 @@ def _scheduler(arguments: Arguments) -> int:
             claim_folder(settings.log_dir, job, name)
 
     service = SchedulerService(replace(settings, role=Role.SCHEDULER), on_job=claim_logs)
-    # In the foreground of a terminal; where a starter ignores SIGINT for its processes it stays ignored.
+    # In a terminal's foreground. If the starter ignores SIGINT for its processes, it stays ignored.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: service.stop("Ctrl-C at the scheduler"))
     signal.signal(signal.SIGTERM, lambda *_: service.abandon())
@@ -192,11 +192,11 @@ def _history(arguments: Arguments) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """One line of the table.
+    """An entry of the table of subcommands.
 
     Attributes:
         run: takes the words after its name and returns the exit status.
-        is_shown: people call it; else scripts and containers do.
+        is_shown: whether ``--help`` lists it; the others are called by scripts and containers.
     """
 
     name: str
@@ -265,7 +265,7 @@ RENAMED = {
     "exit-codes": "explain exit-codes",
     "causes": "explain causes",
 }
-"""Subcommands of earlier releases, and how each is spelled now."""
+"""Subcommands of earlier releases, and their replacements."""
 
 
 def _usage() -> str:

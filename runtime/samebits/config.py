@@ -1,9 +1,7 @@
-"""What the environment says: the only module that reads or writes ``os.environ``.
+"""Read settings from the environment; the only module that reads or writes ``os.environ``.
 
-Here live the reader that turns an environment into frozen ``Settings``, the checks between values, and the few names
-that are written back for torch. Never here: name resolution, files, sockets, the clock. The one idea: everything
-follows from the entries of ``samebits.settings_table``; all problems are collected and raised at once, and a secret's
-value appears in none of them.
+Values, defaults and checks follow from the entries of ``samebits.settings_table``. All problems are collected and
+raised at once, and no secret appears in them. Nothing here resolves names, reads files or opens sockets.
 """
 
 from __future__ import annotations
@@ -77,16 +75,16 @@ __all__ = [
 ]
 
 START_FOLDER = "SAMEBITS_START_FOLDER"
-"""Where a launcher has started a process: a script may be in another folder before it imports the package."""
+"""The folder in which a launcher started a process; the script may change it before it imports the package."""
 _WORKER_PID = "SAMEBITS_WORKER_PID"
 _PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 PREFIX = "MS_"
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 _NEAR = 0.88
-"""How alike two names are (difflib) where one is the other misspelt: NODEID and NODE_ID are, NODE_IP is not."""
+"""Similarity (difflib) from which a name counts as misspelt: NODEID and NODE_ID are similar, NODE_IP is not."""
 _SHORTEST_UNCLEAR = 6
-"""Letters of a name that has too many honest neighbours to ask: ROLE and DEVICE."""
+"""Names up to this length, such as ROLE and DEVICE, are similar to too many unrelated names to be checked."""
 
 FIRST_INHERITED = 3  # SD_LISTEN_FDS_START
 
@@ -101,8 +99,10 @@ KEPT_NAMES: tuple[str, ...] = (
     *("OMP_*", "MKL_*", "KMP_*", "ATEN_*", "CUDA_*", "CUBLAS_*", "NCCL_*", "HCCL_*", "TORCH_*", "PYTORCH_*"),
     "PYTHONHASHSEED",
 )
-"""Patterns of the names a restart keeps: the job's own, and what else libraries compute by. Not ROLE and NODE_ID:
-whoever starts a process tells it those."""
+"""Patterns of the names that a restart keeps: the job's settings, and those that affect libraries' results.
+
+ROLE and NODE_ID are not among them: they are set for each process when it is started.
+"""
 
 
 _NAMES_OF_A_JOB = ("ROLE", "WORKER_NUM", "SCHED_HOST", "SCHED_PORT", "SCHED_BIND", "NODE_ID")
@@ -118,10 +118,10 @@ _PLAIN_SCRIPT = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The values of ``VARIABLES``, typed. Folders are as given: relative ones are below the current folder.
-    ``checkpoint_path`` is a text where it is a URL.
+    """The values of ``VARIABLES``, typed. Relative folders are relative to the current folder.
 
-    ``role`` is None, and ``worker_num`` with its bounds 0, only where a tool reads without ``role_required``.
+    ``checkpoint_path`` is a ``str`` if it is a URL. ``role`` is None and ``worker_num`` with its bounds 0 only if a
+    tool read the settings with ``role_required=False``.
     """
 
     role: Role | None
@@ -189,7 +189,7 @@ class Settings:
 
 
 def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True) -> tuple[Settings, list[str]]:
-    """The settings that ``environ`` asks for, and warnings to show once; a function of its arguments only.
+    """Return the settings in ``environ``, and warnings to show once; depends on its arguments only.
 
     ``role_required=False`` is for tools such as ``status``: ROLE and WORKER_NUM may then be absent.
 
@@ -207,21 +207,22 @@ def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True)
 
 
 class _Reading:
-    """One pass over the table: what was read so far (by field), under which name it was found, and what is wrong."""
+    """One pass over the table: the values read so far by field, how they were found, and the problems."""
 
     def __init__(self, environ: Mapping[str, str], role_required: bool) -> None:
         self.environ = environ
         self.role_required = role_required
         self.values: dict[str, Any] = {}
         self.shown: dict[str, str] = {}
-        """By variable name: ``NAME=value`` as found, or with its default; only of variables that could be read."""
+        """``NAME=value`` by variable name, as found or by default; only of variables that could be read."""
         self.problems: list[str] = []
         self.warnings: list[str] = []
 
     def take(self, variable: Variable) -> None:
         plain, prefixed = self.environ.get(variable.name, ""), self.environ.get(PREFIX + variable.name, "")
         if variable.name == "NODE_ID" and self.values.get("role") is Role.SCHEDULER:
-            plain = prefixed = ""  # scripts leak a worker's MS_NODE_ID into the scheduler, whose identity is the lock
+            # scripts leak a worker's MS_NODE_ID into the scheduler, which is identified by its lock
+            plain = prefixed = ""
         name, text = (variable.name, plain) if plain else (PREFIX + variable.name, prefixed)
         if not text:
             self._take_default(variable)
@@ -267,12 +268,12 @@ class _Reading:
             self.shown[variable.name] = f"{variable.name}={variable.default} (default)"
 
     def _says_nothing(self) -> bool:
-        """Whether no required variable is set: then a script was started by hand that the scripts start."""
+        """Whether no required variable is set: then the script was started without a launcher."""
         names = [prefix + one.name for one in VARIABLES if one.required for prefix in ("", PREFIX)]
         return not any(self.environ.get(name) for name in names)
 
     def _is_in_a_plain_script(self) -> bool:
-        """Whether a plain script's launcher has made this environment: with a rank, and without its own role."""
+        """Whether a plain script's launcher made this environment: it has a rank, and no role of its own."""
         return is_plain(self.environ) and bool(self.environ.get("RANK"))
 
     def refuse_removed(self) -> None:
@@ -283,7 +284,7 @@ class _Reading:
                 self.problems.append(f"{name} no longer exists: {why}. Fix: unset {name}")
 
     def check_relations(self) -> None:
-        """What no variable can get wrong alone; a relation with an unreadable value is left until that is fixed."""
+        """Check relations between values, except those with an unreadable value."""
         self._check_times()
         self._check_bounds()
         self._check_listening()
@@ -331,14 +332,15 @@ class _Reading:
         if self.values.get("role") is not Role.SCHEDULER or address is None or "cluster_insecure" not in self.values:
             return
         protected = self.values.get("cluster_secret") or self.values.get("cluster_secret_file")
-        named = [one.host for one in addresses_in(address, 1)]  # of those in a file the binder sees its own
+        # addresses in a file are checked when the scheduler binds
+        named = [one.host for one in addresses_in(address, 1)]
         beyond = any(_is_literal(host) and not is_loopback(host) for host in named)
         if beyond and not (protected or self.values["cluster_insecure"]):
             self.problems.append(_listening_problem(self.shown[name]))
 
 
 def _misspelt(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each name that is nearly one of ours, and for no other."""
+    """Return a warning for each name that is similar to a variable's."""
     warnings = []
     for name, text in environ.items():
         prefix = PREFIX if name.startswith(PREFIX) else ""
@@ -377,7 +379,7 @@ def _fix(variable: Variable, name: str) -> str:
     return f"export {name}={variable.default}, which is its default"
 
 
-# --- who may listen where ---------------------------------------------------------------------------------------------
+# --- listening --------------------------------------------------------------------------------------------------------
 
 
 def is_loopback(address: str) -> bool:
@@ -392,12 +394,16 @@ def is_loopback(address: str) -> bool:
 
 
 def require_secret(bind_addresses: Iterable[str], settings: Settings) -> None:
-    """Refuse to listen on ``bind_addresses`` (resolved, without port) beyond loopback without authentication.
+    """Refuse to listen beyond loopback without authentication.
 
-    For whoever binds: ``read`` has judged literal addresses, only the binder knows what a name resolves to.
+    ``read`` has checked literal addresses; only when binding are names resolved.
+
+    Args:
+        bind_addresses: resolved, without port.
+        settings: of this process.
 
     Raises:
-        SettingsError: naming the addresses and what allows them.
+        SettingsError: naming the addresses and the settings that allow them.
     """
     beyond = [address for address in bind_addresses if not is_loopback(address)]
     protected = settings.cluster_secret or settings.cluster_secret_file or settings.cluster_insecure
@@ -423,11 +429,14 @@ def _listening_problem(found: str) -> str:
     )
 
 
-# --- what others are told ---------------------------------------------------------------------------------------------
+# --- values for other processes ---------------------------------------------------------------------------------------
 
 
 def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """Names and values that every process of one job must share, in the table's order; compared at registration."""
+    """Return names and values that must be the same in every process of a job, in the table's order.
+
+    They are compared at registration.
+    """
     values = (
         (variable.name, getattr(settings, variable.field)) for variable in VARIABLES if variable.scope is Scope.JOB
     )
@@ -435,7 +444,7 @@ def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def in_folder(folder: Path, settings: Settings) -> Settings:
-    """Return the same settings with paths that do not depend on the current folder; a URL never does."""
+    """Return the settings with paths that do not depend on the current folder; URLs are unchanged."""
 
     def placed(path: Path | None) -> Path | None:
         return None if path is None else folder / path
@@ -453,9 +462,9 @@ def in_folder(folder: Path, settings: Settings) -> Settings:
 
 
 def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
-    """The environment of a script that nobody started as part of a job: a world of one, in its own process.
+    """Return the environment of a script that was started without a job: a world of one process.
 
-    None where anything says otherwise: a role, a size, a scheduler, a node, or a rank of another launcher's.
+    None if a variable shows that it belongs to one: a role, size, scheduler or node, or another launcher's rank.
     """
     if any(environ.get(prefix + name) for name in _NAMES_OF_A_JOB for prefix in ("", PREFIX)) or environ.get("RANK"):
         return None
@@ -466,7 +475,7 @@ def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
 
 
 def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The part of ``environ`` that a restart of the job needs, as found: no secret, nothing of one process alone."""
+    """Return the part of ``environ`` that a restart needs, without secrets and values of a single process."""
     return {
         name: text
         for name, text in environ.items()
@@ -475,7 +484,7 @@ def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def translated(stored: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that an earlier release stored as this release names them."""
+    """Return variables stored by an earlier release under this release's names."""
     given = {name.removeprefix(PREFIX): text for name, text in stored.items() if name.removeprefix(PREFIX) in REMOVED}
     kept = {name: text for name, text in stored.items() if name.removeprefix(PREFIX) not in REMOVED}
     if given.get("WATCHDOG") == "0":
@@ -489,14 +498,14 @@ def translated(stored: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a job in ``environ``, as found: no secret, nothing of one process alone."""
+    """Return a job's settings in ``environ``, as found, without secrets and values of a single process."""
     shared = (one for one in VARIABLES if not one.secret and one.scope is not Scope.PROCESS)
     names = [prefix + one.name for one in shared for prefix in ("", PREFIX)]
     return {name: environ[name] for name in names if name in environ}
 
 
 def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:
-    """Return the descriptors of the listening sockets that the parent process left here, as in sd_listen_fds(3)."""
+    """Return the descriptors of listening sockets inherited from the parent, as in sd_listen_fds(3)."""
     count = environ.get("LISTEN_FDS", "")
     is_ours = environ.get("LISTEN_PID") == str(os.getpid()) and re.fullmatch("[0-9]{1,2}", count)
     return range(FIRST_INHERITED, FIRST_INHERITED + int(count)) if is_ours else range(0)
@@ -508,7 +517,7 @@ def is_plain(environment: Mapping[str, str]) -> bool:
 
 
 def dies_with_starter(environment: Mapping[str, str]) -> bool:
-    """Whether a process with this environment is to end with whoever started it (DIE_WITH_ME)."""
+    """Whether a process with this environment ends with its starter (DIE_WITH_ME)."""
     return _is_on("DIE_WITH_ME", environment)
 
 
@@ -517,28 +526,28 @@ def _is_on(switch: str, environment: Mapping[str, str]) -> bool:
 
 
 def host_launch(environment: Mapping[str, str]) -> str:
-    """The command by which a job with this environment starts workers on other hosts (HOST_LAUNCH)."""
+    """Return the command by which a job with this environment starts workers on other hosts (HOST_LAUNCH)."""
     return environment.get("HOST_LAUNCH") or environment.get(f"{PREFIX}HOST_LAUNCH") or ""
 
 
 def is_shell_name(name: str) -> bool:
-    """Whether a shell takes it for the name of a variable (POSIX, 3.235): letters, digits and ``_``, no digit first."""
+    """Whether a shell accepts it as a variable's name (POSIX, 3.235): letters, digits and ``_``, no digit first."""
     return name.isascii() and name.isidentifier()
 
 
 def whole_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """All of today's environment, for a process that this one starts."""
+    """Return the whole environment, for a child process."""
     return dict(environ)
 
 
 def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The part of ``environ`` that holds secrets by value, as found: for a process's own reading, never to be kept."""
+    """Return the secrets in ``environ``, as found, for this process only; never store them."""
     names = [prefix + variable.name for variable in VARIABLES if variable.secret for prefix in ("", PREFIX)]
     return {name: environ[name] for name in names if environ.get(name)}
 
 
 def replace_environment(wanted: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have this process, a fork, the environment that whoever started it wants it to have, and nothing else."""
+    """Replace the environment of this process, a fork, by the one that its parent requested."""
     environ.clear()
     environ.update(wanted)
 
@@ -548,10 +557,10 @@ _OF_HCCL = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
 
 
 def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let a collective over NCCL or HCCL that is given up fail, unless the user has set what becomes of it.
+    """Let an aborted collective over NCCL or HCCL fail, unless the user has configured this.
 
-    By torch's own default it takes the process down (ProcessGroupNCCL.hpp), which then could not recover. Of Ascend's
-    variable there is an older name, which older releases of torch_npu read alone.
+    By torch's default it ends the process (ProcessGroupNCCL.hpp), which then could not recover. Ascend's variable has
+    an older name, which is the only one that older releases of torch_npu read.
     """
     for names in (_OF_NCCL, _OF_HCCL):
         if not any(name in environ for name in names):
@@ -567,15 +576,15 @@ def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> boo
 
 
 def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let torch.compile, inductor and triton keep what they make in ``folder``, unless the user has set where."""
+    """Have torch.compile, inductor and triton cache in ``folder``, unless the user has set a folder."""
     environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let CANN keep the operators that it compiles in ``folder``, unless the user has set where.
+    """Have CANN cache the operators that it compiles in ``folder``, unless the user has set a folder.
 
-    CANN removes none of them itself (-1), so that nodes sharing the folder do not contend for it. The folder above is
+    CANN must not remove any itself (-1), so that nodes sharing the folder do not contend for it. The parent folder is
     pruned when a job starts (``store.compile_cache``).
     """
     environ.setdefault("ASCEND_CACHE_PATH", str(folder))
@@ -583,23 +592,23 @@ def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.envir
 
 
 def visible_npus(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Which of the Ascend devices that are there this process sees; None: all of them."""
+    """Return which Ascend devices are visible to this process; None: all."""
     return environ.get("ASCEND_RT_VISIBLE_DEVICES")
 
 
 def take_start_folder(environ: MutableMapping[str, str] = os.environ) -> Path | None:
-    """Return the folder in which a launcher started this process, if one did; its own children do not inherit it."""
+    """Return and unset the folder in which a launcher started this process, so that children do not inherit it."""
     folder = environ.pop(START_FOLDER, "")
     return Path(folder) if folder else None
 
 
 def mark_worker(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let every process that this worker starts know whose child it is: it inherits the rest of the environment too."""
+    """Mark the environment with this worker's pid, which the processes that it starts inherit."""
     environ[_WORKER_PID] = str(os.getpid())
 
 
 def parent_worker(parents: Collection[int], environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the pid of the worker that started this process, if it is one of these parents of it."""
+    """Return the pid of the worker that started this process, if it is among ``parents``."""
     marked = environ.get(_WORKER_PID, "")
     return int(marked) if marked.isdecimal() and int(marked) in parents else None
 
@@ -611,13 +620,13 @@ def publish_place(
     local_world_size: int,
     environ: MutableMapping[str, str] = os.environ,
 ) -> None:
-    """Write this process's place under the names that torchrun has for it, which scripts and libraries read."""
+    """Set this process's place under torchrun's names, which scripts and libraries read."""
     for name, value in zip(_PLACE, (rank, local_rank, world_size, local_world_size), strict=True):
         environ[name] = str(value)
 
 
 def withdraw_place(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Unset what ``publish_place`` sets: a spare has no rank, and a script must not take a number for one."""
+    """Unset what ``publish_place`` sets: a spare has no rank, and a script must not see one."""
     for name in _PLACE:
         environ.pop(name, None)
 
@@ -631,11 +640,11 @@ def publish(
     master_port: int,
     environ: MutableMapping[str, str] = os.environ,
 ) -> None:
-    """Write the names from which ``torch.distributed.init_process_group("env://")`` forms its group.
+    """Set the variables from which ``torch.distributed.init_process_group("env://")`` forms its group.
 
     The two TORCHELASTIC names make every rank, 0 included, a client of the TCPStore that already listens on
-    ``master_addr``:``master_port`` (torch/distributed/rendezvous.py, ``_create_c10d_store``); without them rank 0
-    would try to open the port that is already held for it.
+    ``master_addr``:``master_port`` (torch/distributed/rendezvous.py, ``_create_c10d_store``). Without them rank 0 would
+    try to open that port.
     """
     publish_place(rank, local_rank, world_size, local_world_size, environ)
     environ["MASTER_ADDR"] = master_addr

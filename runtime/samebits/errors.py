@@ -8,7 +8,7 @@
     ├── DuplicateNodeError           66   another live process holds this NODE_ID
     ├── SchedulerUnreachableError    67   no scheduler answered for TOPO_TIMEOUT
     ├── RefusedError                 68   other job, other settings, unknown protocol, no seat
-    ├── NumericsError                69   this process would compute other bits than the group
+    ├── NumericsError                69   this process would compute different bits than the group
     ├── FormationTimeoutError        70   a round waited TOPO_TIMEOUT for its members
     ├── StoreError                   71   what is on disk cannot be used as it stands
     │   ├── ClaimRemovedError        71   RECOVERY_PATH, or the scheduler's claim in it, was removed

@@ -13,7 +13,7 @@ from samebits import errors
 
 
 class Again(Enum):
-    """Whether the same command, started again as it was, can help."""
+    """Whether the same command can succeed when it is started again."""
 
     YES = "yes"
     NO = "no"
@@ -25,7 +25,7 @@ YES, NO, DONE = Again.YES, Again.NO, Again.DONE
 
 @dataclass(frozen=True, slots=True)
 class ExitCode:
-    """One row: the code, what it is called, whether trying again helps, and the meaning in both languages."""
+    """One row: the code, its name, whether starting again helps, and its meaning in both languages."""
 
     code: int
     name: str
@@ -126,7 +126,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
 
 
 def exit_code_table() -> str:
-    """The table of docs/reference/exit-codes.md: markdown, a row per entry, no trailing newline."""
+    """Return the table of docs/reference/exit-codes.md: markdown, a row per entry, no trailing newline."""
     rows = ["| code | name | again? | meaning |", "|---|---|---|---|"]
     return "\n".join(
         [*rows, *(f"| {one.code} | `{one.name}` | {one.again.value} | {one.meaning} |" for one in EXIT_CODES)]
@@ -134,7 +134,7 @@ def exit_code_table() -> str:
 
 
 def exit_code_table_zh() -> str:
-    """The same table for docs/reference/exit-codes.zh-CN.md."""
+    """Return the same table for docs/reference/exit-codes.zh-CN.md."""
     rows = ["| 退出码 | 名称 | 重试有用？ | 含义 |", "|---|---|---|---|"]
     words = {YES: "是", NO: "否", DONE: "–"}
     return "\n".join(
@@ -143,5 +143,5 @@ def exit_code_table_zh() -> str:
 
 
 def codes_to_give_up_at() -> tuple[int, ...]:
-    """The codes at which a loop that starts a process again must end."""
+    """Return the codes at which a restart loop must end."""
     return tuple(sorted({one.code for one in EXIT_CODES if one.again is NO}))

@@ -1,7 +1,6 @@
-"""Horovod's names: ``import samebits.horovod as hvd`` in place of ``import horovod.torch as hvd``.
+"""Horovod's API: ``import samebits.horovod as hvd`` replaces ``import horovod.torch as hvd``.
 
-Everything here is ``samebits.training.horovod``'s, imported when a name is first used, so that a process that only
-serves never loads torch.
+The names are those of ``samebits.training.horovod``, imported on first use, so that a scheduler never loads torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The numbers that options take, each with its bounds, for ``argparse``'s ``type``.
+"""Number types for ``argparse``, each with bounds.
 
-Bare ``int`` and ``float`` also take nan, inf, 1_000 and numbers that overflow later, so no option uses them.
+Bare ``int`` and ``float`` also accept nan, inf, 1_000 and numbers that overflow later, so no option uses them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[0-9]{1,10}(\.[0-9]{0,9})?|\.[0-9]{1,9}|[0-9](\.[0-9]{1,9
 
 
 def whole(least: int = 0, most: int = MOST_COUNT) -> Callable[[str], int]:
-    """Return a type that takes whole numbers from ``least`` to ``most``, in decimal digits."""
+    """Return a type for whole numbers from ``least`` to ``most``, in decimal digits."""
 
     def number_in(text: str) -> int:
         number = int(text) if _WHOLE.fullmatch(text) else -1
@@ -30,17 +30,17 @@ def whole(least: int = 0, most: int = MOST_COUNT) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Take seconds, 0 or more."""
+    """Parse seconds, 0 or more."""
     return _number_in(text, "seconds, 0 or more", 0.0)
 
 
 def interval(text: str) -> float:
-    """Take seconds above 0."""
+    """Parse seconds above 0."""
     return _number_in(text, "seconds above 0", 1e-9)
 
 
 def share(text: str) -> float:
-    """Take a number, 0 or more."""
+    """Parse a number, 0 or more."""
     return _number_in(text, "a number, 0 or more", 0.0)
 
 

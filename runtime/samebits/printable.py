@@ -1,9 +1,9 @@
-"""Text made printable: a character that has no glyph, or no UTF-8, becomes its JSON escape.
+"""Make text printable: a character without a glyph, or not valid in UTF-8, becomes its JSON escape.
 
-Every text that may be another program's (an exception, a path, a line of a log, a file's content) passes through here
-where it becomes a message, a record, an event, a log line, a JSON document or a line of output. A lone surrogate cannot
-be encoded, and an escape sequence, a carriage return or a bidirectional override makes a terminal show something else
-than what was written.
+All text that may come from another program (an exception, a path, a line of a log, a file's content) passes through
+here before it becomes a message, a record, an event, a log line, a JSON document or output. A lone surrogate cannot be
+encoded, and an escape sequence, a carriage return or a bidirectional override makes a terminal show other text than was
+written.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ __all__ = ["PrintableStream", "escaped", "printable", "printable_lines", "raw_of
 
 
 def printable(text: str, most: int | None = None) -> str:
-    """Return the text as one line: blanks become spaces, the rest that is not printable JSON escapes (``\\u001b``).
+    """Return the text on one line: blanks become spaces, other unprintable characters JSON escapes (``\\u001b``).
 
     Args:
-        text: any text, lone surrogates included.
-        most: characters of the result; a longer one is cut and ends in ``…``.
+        text: any text, including lone surrogates.
+        most: maximum length of the result; a longer one is cut and ends in ``…``.
     """
     text = _without_blanks(text)
     return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
 
 
 def printable_lines(text: str) -> str:
-    """Return the text as :func:`printable` does, with its line breaks and tabs as they are."""
+    """Return the text as :func:`printable` does, but keep line breaks and tabs."""
     return _without_blanks(text, keep="\n\t")
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Return the text with a JSON escape for each character that is not printable, but for those in ``keep``."""
+    """Return the text with JSON escapes for unprintable characters, except for those in ``keep``."""
     return text if text.isprintable() else _NOT_ASCII.sub(lambda found: _escaped(found[0], keep), text)
 
 
-_NOT_ASCII = re.compile(r"[^ -~]+")  # most of a long text is passed over
+_NOT_ASCII = re.compile(r"[^ -~]+")  # most of a long text needs no replacement
 _BLANK = re.compile(r"\s")
 
 
 class PrintableStream:
-    """A text stream that writes printable lines; all else is that of the stream in ``raw``."""
+    """A text stream that writes printable lines; everything else is delegated to ``raw``."""
 
     def __init__(self, raw: TextIO) -> None:
         self.raw = raw
@@ -53,7 +53,7 @@ class PrintableStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write these texts one after the other."""
+        """Write these texts in order."""
         for line in lines:
             self.write(line)
 
@@ -62,7 +62,7 @@ class PrintableStream:
 
 
 def raw_of(stream: TextIO) -> TextIO:
-    """Return the stream below, for what draws on a terminal and makes its own texts printable."""
+    """Return the underlying stream, for code that draws on a terminal and escapes its own texts."""
     return stream.raw if isinstance(stream, PrintableStream) else stream
 
 

@@ -1,7 +1,7 @@
-"""What SCHED_HOST names: one host, several of them each with a port where it has one of its own, or a file of them.
+"""Parse SCHED_HOST: one host, several hosts, each optionally with a port, or a file of them.
 
-Only texts are read here; no name is looked up and no file is opened. The one idea: the setting stays the text it is,
-in one spelling, and whoever needs the addresses in it asks for them here, with the port that holds for the rest.
+The setting stays a text in canonical form; callers that need its addresses get them here. No name is resolved and no
+file opened.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _WITH_PORT = re.compile(r"(\[[^\]]*\]|[^:]*):([0-9]{1,5})")
 
 
 class NotHostsError(ValueError):
-    """A text that names no hosts; it says why, where there is more to say than that."""
+    """The text names no hosts; the message tells why, if there is more to tell."""
 
 
 class SchedulerAddress(NamedTuple):
-    """Where a scheduler may listen: a name or a literal address, without brackets, and a TCP port."""
+    """A scheduler's address: a name or a literal address, without brackets, and a TCP port."""
 
     host: str
     port: int
@@ -33,7 +33,7 @@ class SchedulerAddress(NamedTuple):
 
 
 def one_host(text: str) -> str:
-    """A host name or a literal address, as it is written here: without brackets, an address in its shortest form.
+    """Return a host name or a literal address in canonical form: no brackets, addresses in shortest form.
 
     Raises:
         NotHostsError: it is neither, or has a port.
@@ -46,7 +46,7 @@ def one_host(text: str) -> str:
         return str(ipaddress.IPv6Address(bare) if bare != value else ipaddress.ip_address(bare))
     except ValueError:
         # RFC 1123 labels, and the underscore that compose files put in service names. A name whose last label is a
-        # number is a mistyped IPv4 address (RFC 3696, section 2), so nobody is asked to resolve it.
+        # number is a mistyped IPv4 address (RFC 3696, section 2), so it is not resolved.
         labels = value.removesuffix(".").split(".")
         if len(value) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)) or labels[-1].isdigit():
             raise NotHostsError() from None
@@ -54,7 +54,7 @@ def one_host(text: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """SCHED_HOST in one spelling: a host, ``a,b:8119,[fd00::1]:8119``, or ``file:/path``.
+    """Return SCHED_HOST in canonical form: a host, ``a,b:8119,[fd00::1]:8119``, or ``file:/path``.
 
     Raises:
         NotHostsError: it is none of these.
@@ -71,11 +71,11 @@ def canonical(text: str) -> str:
 
 
 def addresses_in(text: str, port: int) -> tuple[SchedulerAddress, ...]:
-    """The addresses that the canonical text of SCHED_HOST names, in order; none where it names a file.
+    """Return the addresses in SCHED_HOST's canonical text, in order; none if it names a file.
 
     Args:
-        text: as :func:`canonical` gives it.
-        port: SCHED_PORT, of each host that names none.
+        text: from :func:`canonical`.
+        port: SCHED_PORT, for hosts without a port of their own.
     """
     if file_in(text) is not None:
         return ()
@@ -85,15 +85,15 @@ def addresses_in(text: str, port: int) -> tuple[SchedulerAddress, ...]:
 
 
 def file_in(text: str) -> Path | None:
-    """The file that the canonical text of SCHED_HOST names; None where it names hosts."""
+    """Return the file in SCHED_HOST's canonical text; None if it names hosts."""
     return Path(text.removeprefix(FILE)) if text.startswith(FILE) else None
 
 
 def addresses_of_file(content: str, port: int) -> tuple[SchedulerAddress, ...]:
-    """The addresses in the file of SCHED_HOST: one or more a line, with commas between them; ``#`` begins a remark.
+    """Return the addresses in a file of SCHED_HOST: one or more per line, with commas; ``#`` begins a comment.
 
     Raises:
-        NotHostsError: it is empty, or not written to its end: a last line without an end may be half of one.
+        NotHostsError: it is empty or incomplete: a last line without a line break may be half of one.
     """
     if not content.endswith("\n"):
         raise NotHostsError("it is empty" if not content else "its last line has no end, so it may be half written")
@@ -108,12 +108,12 @@ def addresses_of_file(content: str, port: int) -> tuple[SchedulerAddress, ...]:
 
 
 def names_one(text: str) -> bool:
-    """Whether there is nothing to choose from: one host, and no file that may name others later."""
+    """Whether SCHED_HOST leaves no choice: it names one host, and no file."""
     return "," not in text and file_in(text) is None
 
 
 def shown(text: str, port: int) -> str:
-    """Where SCHED_HOST and SCHED_PORT say that the scheduler is, for people."""
+    """Describe the scheduler's address as set by SCHED_HOST and SCHED_PORT, for messages."""
     file = file_in(text)
     if file is not None:
         return f"one of the addresses in {file} (SCHED_HOST)"
@@ -123,7 +123,7 @@ def shown(text: str, port: int) -> str:
 
 
 def _listed(text: str) -> list[tuple[str, int | None]]:
-    """Each host and its own port, without repetitions."""
+    """Return each host and its own port, without duplicates."""
     found: dict[tuple[str, int | None], None] = {}
     for word in text.split(","):
         item = word.strip()

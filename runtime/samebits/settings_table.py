@@ -1,9 +1,8 @@
-"""The table of every environment variable, and the words and rows docs/reference/variables.md shows of it.
+"""The table of environment variables, from which the settings and docs/reference/variables.md are made.
 
-Here live the entries, the kinds that turn a text into a value, and which capabilities are built. Never here: an
-environment; ``samebits.config`` reads that, and nobody else imports this module. The one idea: a variable is one entry
-of ``VARIABLES``; its value, its checks, the refusal of what is not built yet, what a restart keeps, what a job's
-processes must agree on and that page's rows all follow from that entry.
+A variable is one entry of ``VARIABLES``. Its value, its checks, the refusal of what is not built yet, what a restart
+keeps, what a job's processes must agree on and its row in the docs all follow from that entry. ``samebits.config``
+reads the environment, and only it imports this module.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ MOST_WORKERS = 100_000
 MOST_RESETS = 1_000_000
 LEAST_AUDIT = 50
 STRATEGY_WORDS = ("process", "pod", "job", "retry", "recover", "recover-in-place", "exit", "dump", "elastic-training")
-"""Ours, then those of Ascend's ``recover-strategy``; ``samebits.core.causes.escalation`` says what each means."""
+"""Our names, then those of Ascend's ``recover-strategy``; ``samebits.core.escalation`` defines them."""
 OF_A_SHELL = frozenset(("|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1", "2>"))
-"""Words that mean something to a shell only; a command that is run without one would take them for arguments."""
+"""Words with a meaning to shells only; a command that is run without a shell would take them as arguments."""
 LONGEST_S = 1e9
-"""Upper bound of every time: some 31 years. The system's own timers overflow a little above it."""
+"""Upper bound of all times, some 31 years; the system's own timers overflow a little above it."""
 
 
 class Role(Enum):
-    """What a process is in its job."""
+    """The role of a process in its job."""
 
     SCHEDULER = "scheduler"
     WORKER = "worker"
 
 
 class Scope(Enum):
-    """For whom one value of a variable holds."""
+    """Where a variable must have the same value."""
 
     PROCESS = "process"
-    """Told to each process by whoever starts it; never kept for a restart."""
+    """Set for each process when it is started; never kept for a restart."""
     JOB = "job"
     """The same in every process of a job; compared at registration."""
     ANY = "any"
@@ -52,7 +51,7 @@ class Scope(Enum):
 
 
 class WrongValueError(ValueError):
-    """A text that its kind cannot read: why, and the fix where ``export NAME=<example>`` is not the best one."""
+    """A text that its kind cannot read: the reason, and a fix if ``export NAME=<example>`` is not the best one."""
 
     def __init__(self, why: str = "", fix: str = "") -> None:
         super().__init__(why)
@@ -62,7 +61,7 @@ class WrongValueError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type and its range: what is expected, in both languages, and the parser that insists on it."""
+    """A type and its range: a description in both languages, and the parser."""
 
     expected: str
     expected_zh: str
@@ -72,7 +71,7 @@ class Kind:
 def _whole(low: int, high: int, parse_first: Callable[[str], None] = lambda text: None) -> Kind:
     def parse(text: str) -> int:
         parse_first(text)
-        # int() alone takes 1_000 and any script's digits, and raises on thousands of them.
+        # int() alone accepts 1_000 and digits of any script, and raises on thousands of digits.
         if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()) or not low <= int(text.strip()) <= high:
             raise WrongValueError()
         return int(text.strip())
@@ -144,7 +143,7 @@ def _parse_folder(text: str) -> Path:
 
 
 def folder_or_url(text: str) -> Path | str:
-    """A folder of this machine, also where it is written as file://…; the text itself where it is another URL.
+    """Return a folder of this machine (a path or file://…) as a ``Path``, any other URL as text.
 
     Raises:
         WrongValueError: it is neither.
@@ -245,13 +244,13 @@ def _parse_share(text: str) -> float:
 
 
 class HostRest(NamedTuple):
-    """How long a host that failed is left alone: the first time, and at most."""
+    """How long a host that failed is not used: the first time, and at most."""
 
     first_s: float
     most_s: float
 
     def __str__(self) -> str:
-        """In the form in which it is given: first and longest."""
+        """Return the text that is parsed to this value."""
         return f"{self.first_s:.6f}:{self.most_s:.6f}"
 
 
@@ -264,9 +263,10 @@ def _parse_rest(text: str) -> HostRest:
 
 
 class Look(NamedTuple):
-    """What follows where one sign of bad health reaches its limit.
+    """The policy for one sign of bad health, and its limit.
 
     Attributes:
+        policy: what follows when the limit is reached.
         limit: a share of 1; of ``device_heat`` °C.
     """
 
@@ -275,13 +275,13 @@ class Look(NamedTuple):
 
 
 class Health(NamedTuple):
-    """HEALTH: seconds from one look to the next, and a look for each sign in the order of ``HEALTH_LIMITS``."""
+    """HEALTH: seconds between two looks, and a policy for each sign in the order of ``HEALTH_LIMITS``."""
 
     every_s: float
     looks: tuple[Look, ...]
 
     def __str__(self) -> str:
-        """In the form in which it is given."""
+        """Return the text that is parsed to this value."""
         items = [f"every={self.every_s:.6f}"]
         for sign, look in zip(HEALTH_LIMITS, self.looks, strict=True):
             limit = f":{look.limit:.9f}".rstrip("0").rstrip(".") if sign in _MOVABLE else ""
@@ -289,7 +289,7 @@ class Health(NamedTuple):
         return ",".join(items)
 
     def of(self, sign: str) -> Look:
-        """Return the look of a sign of ``HEALTH_LIMITS``."""
+        """Return the policy for a sign of ``HEALTH_LIMITS``."""
         return self.looks[list(HEALTH_LIMITS).index(sign)]
 
 
@@ -364,7 +364,7 @@ HEALTH_LIMITS = {
     "device_memory": 0.9,
     "device_shared": 0.9,
 }
-"""The signs of bad health, by the names of ``core.watch.health.Sign``, and their limits by default."""
+"""The signs of bad health, by the names of ``core.watch.health.Sign``, and their default limits."""
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
 _HIDDEN = _one_of("tell", "off", "stop", "check")
 _STRAGGLER = _one_of("tell", "swap", "off")
@@ -397,7 +397,7 @@ _TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可�
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a variable serves, and whether this release has built it; if not, what a user does meanwhile."""
+    """The feature that a variable belongs to, and whether this release has it; if not, the alternative."""
 
     name: str
     built: bool = True
@@ -423,8 +423,9 @@ _EQUAL = Capability("the comparison of the ranks")
 class Variable:
     """One environment variable.
 
-    ``default`` is read like a value; the name of an earlier variable stands for that variable's value, None for "no
-    value". ``shown_default`` is what docs/reference/variables.md says instead, in both languages.
+    Attributes:
+        default: parsed like a value. The name of an earlier variable stands for that variable's value; None: no value.
+        shown_default: what docs/reference/variables.md shows instead, in both languages.
     """
 
     name: str
@@ -817,17 +818,17 @@ VARIABLES: tuple[Variable, ...] = (
 )  # fmt: skip
 
 
-# --- the page's rows --------------------------------------------------------------------------------------------------
+# --- rows of the docs -------------------------------------------------------------------------------------------------
 
 
 def environment_table() -> str:
-    """The table of variables in docs/reference/variables.md: markdown, one row per entry, no trailing newline."""
+    """Return the table in docs/reference/variables.md: markdown, one row per entry, no trailing newline."""
     rows = [f"| `{name}` | {default} | {value} | {meaning} |" for name, default, value, meaning in environment_rows()]
     return "\n".join(("| name | default | value | meaning |", "|---|---|---|---|", *rows))
 
 
 def environment_rows() -> list[tuple[str, str, str, str]]:
-    """Return of each variable its name, default, expected value and meaning, as shown."""
+    """Return each variable's name, default, expected value and meaning, as shown."""
     rows = []
     for variable in VARIABLES:
         default = variable.shown_default[0] or variable.default or "–"
@@ -837,7 +838,7 @@ def environment_rows() -> list[tuple[str, str, str, str]]:
 
 
 def environment_table_zh() -> str:
-    """The same table for docs/reference/variables.zh-CN.md."""
+    """Return the same table for docs/reference/variables.zh-CN.md."""
     rows = ["| 名称 | 默认值 | 取值 | 含义 |", "|---|---|---|---|"]
     for variable in VARIABLES:
         default = variable.shown_default[1] or variable.default or "–"
@@ -853,4 +854,4 @@ REMOVED = {
     "WATCHDOG": "HANG=off does what WATCHDOG=0 did",
     **{f"HEALTH_{name}": "it is a part of HEALTH, as in HEALTH=tell,disk=drain:0.95,every=10" for name in _INTO_HEALTH},
 }
-"""Variables of earlier releases, and what holds instead of each."""
+"""Variables of earlier releases, and what replaces each."""

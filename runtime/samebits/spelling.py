@@ -1,7 +1,7 @@
-"""Commands that are printed for a user to paste, and the nearest match of a misspelled word.
+"""Spell commands for users to paste, and find the nearest match of a misspelled word.
 
-A command is spelled as this process was started: as ``samebits``, or, in a checkout, as the repository's script, by the
-path that reaches it from the current folder.
+A command is spelled in the way this process was started: ``samebits``, or in a checkout the repository's script, by its
+path from the current folder.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ _RUN_SH_TAKES = {"--fresh", "--detach", "--json", "--dry-run", "--plain"}
 
 
 def spelled(name: str, *args: str) -> str:
-    """Return ``bash scripts/recover.sh``, or ``samebits recover`` if that command was typed or is all there is.
+    """Return ``bash scripts/recover.sh``, or ``samebits recover`` if that was typed or there is no script.
 
     Args:
         name: ``run``, ``recover`` or ``add``.
-        args: its words.
+        args: its arguments.
     """
     path = _SCRIPTS / f"{name}.sh"
     if _is_the_command(sys.argv[0]) or not path.is_file():
         return shlex.join([_command(), name, *args])
     try:
         here = Path.cwd()
-    except FileNotFoundError:  # it was removed under this process
+    except FileNotFoundError:  # the current folder was removed
         here = _SCRIPTS
     return shlex.join(["bash", str(path.relative_to(here) if path.is_relative_to(here) else path), *args])
 
 
 def spelled_run(words: Sequence[str], *, fresh: bool = False) -> str:
-    """Return the whole command that starts a job as it was started: ``SCHED_PORT=1 samebits run -n 2 train.py --lr 1``.
+    """Return the command that starts the job again: ``SCHED_PORT=1 samebits run -n 2 train.py --lr 1``.
 
     Args:
-        words: what was typed, leading assignments included; ``--fresh`` is left to ``fresh``.
+        words: the words typed, including leading assignments, except ``--fresh``.
+        fresh: whether to add ``--fresh``.
     """
     rest = list(words)
     assigned = []
@@ -55,7 +56,7 @@ def spelled_run(words: Sequence[str], *, fresh: bool = False) -> str:
     if rest[:1] == ["--"] and len(rest) > 1 and not rest[1].startswith("-"):
         del rest[0]
     options = [*(["--fresh"] if fresh else []), *(one for one in options if one != "--fresh")]
-    takes_more = bool(rest) and rest[0].startswith("-") and rest[0] != "--"  # options that run.sh does not know
+    takes_more = bool(rest) and rest[0].startswith("-") and rest[0] != "--"  # options that run.sh does not support
     command = shlex.join([_command(), "run", *options, *rest]) if takes_more else spelled("run", *options, *rest)
     if command.startswith("bash "):
         assigned = [one for one in assigned if one != "MAX_RESTARTS=0"]  # run.sh exports it
@@ -67,7 +68,7 @@ def _is_the_command(typed: str) -> bool:
 
 
 def _command() -> str:
-    """Return how this installation's ``samebits`` is called: by its name if the shell finds it, else by its path."""
+    """Return the name of this installation's ``samebits`` if the shell finds it, else its path."""
     beside = Path(sys.executable).with_name("samebits")
     typed = sys.argv[0] if _is_the_command(sys.argv[0]) else str(beside) if beside.is_file() else "samebits"
     found = shutil.which("samebits")
@@ -75,5 +76,5 @@ def _command() -> str:
 
 
 def near_name(typed: str, names: Iterable[str]) -> str | None:
-    """Return which of ``names`` was probably meant, or None if none is similar."""
+    """Return the most similar of ``names``, or None if none is similar."""
     return next(iter(difflib.get_close_matches(typed[:64], list(names), n=1, cutoff=0.7)), None)

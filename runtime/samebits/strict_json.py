@@ -1,7 +1,7 @@
-"""JSON as this package writes and reads it: no control characters out, no number in that a computation cannot bear.
+"""JSON without control characters when written, and without unusable numbers when read.
 
-What is written is UTF-8 and prints as it is. What is read holds finite numbers of 64 bits: an integer of 400 digits is
-an OverflowError in the first sum with a float, and JSON has no NaN.
+Written text is UTF-8 and safe to print. Numbers read are finite and fit 64 bits: an integer of 400 digits would raise
+OverflowError in its first sum with a float, and JSON has no NaN.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ def dumps(value: Any, *, indent: int | None = None, is_compact: bool = False) ->
     """Return the value as JSON without control characters or lone surrogates; :func:`loads` gives the value back."""
     separators = (",", ":") if is_compact else None
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
-    return escaped(text, keep="\n")  # outside of its strings JSON has no such character but the line break
+    return escaped(text, keep="\n")  # outside strings JSON has only line breaks
 
 
 def loads(text: str | bytes) -> Any:
-    """Return what the JSON says.
+    """Parse JSON.
 
     Raises:
-        ValueError: it is no JSON in UTF-8, nests too deep, or has a number that is not finite or has more than 64 bits.
+        ValueError: it is not JSON in UTF-8, is nested too deeply, or has a number that is not finite or exceeds 64
+            bits.
     """
     if isinstance(text, bytes):
         text = text.decode()
-    # Few texts can hold such a number; only those are read the slow way.
+    # Few texts can contain such a number; only those take the slow path.
     hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _finite} if _MAY_BE_TOO_LARGE.search(text) else {}
     try:
         return json.loads(text, parse_constant=_finite, **hooks)

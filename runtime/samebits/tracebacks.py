@@ -1,8 +1,8 @@
-"""The script's own line in a traceback: what failed, and where a user looks first.
+"""Find the script's own line in a traceback.
 
-One question about a text, a traceback as Python prints it or the end of a log with one in it. Never here: files, or
-what is done about it. The one idea: the deepest frame that is neither Python's, nor an installed package's, nor ours is
-where the user's eye belongs; what a DataLoader's worker printed is deeper than what its trainer printed around it.
+The text is a traceback as Python prints it, or the end of a log that contains one. The relevant frame is the deepest
+one that is not in Python, an installed package or this package. If a DataLoader's worker failed, its printed traceback
+is deeper than its trainer's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OURS = str(Path(__file__).parent) + os.sep
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)(, in .*)?$')
 _BEGINNING = re.compile(r"(Original )?Traceback \(most recent call last\):")
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
-_ASIDE = ("Exception in thread ", "Exception ignored ")  # the process goes on
+_ASIDE = ("Exception in thread ", "Exception ignored ")  # the process continues
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _ELSEWHERE = re.compile(
     r"<|.*/lib(64)?/python\d|.*/(site|dist)-packages/"
@@ -32,7 +32,7 @@ _ELSEWHERE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """``error`` as Python names it; ``place`` is ``train.py:88``, empty where no line of the script's own is known."""
+    """An error as Python names it, and its place, such as ``train.py:88``; "" if no line of the script is known."""
 
     error: str
     place: str = ""
@@ -42,12 +42,12 @@ class Failure:
 
 
 def failure_in(text: str, folder: Path) -> Failure | None:
-    """The last error that the text tells with a traceback; files below ``folder`` are named from there.
+    """Return the last error in the text that has a traceback; files below ``folder`` are shown relative to it.
 
-    What ended a thread alone, or nothing at all, does not count.
+    Errors that ended only a thread, or nothing, do not count.
     """
     found: Failure | None = None
-    place = ""  # of the report that is read, which may have several tracebacks in it
+    place = ""  # of the current report, which may consist of several tracebacks
     is_inside = is_linked = is_aside = False
     lines = text.splitlines()
     for number, line in enumerate(lines):
@@ -68,15 +68,15 @@ def failure_in(text: str, folder: Path) -> Failure | None:
 
 @functools.cache
 def is_of_the_script(file: str) -> bool:
-    """Whether this source file is neither Python's, nor an installed package's, nor ours."""
+    """Whether this source file is not in Python, an installed package or this package."""
     return not (_ELSEWHERE.match(file) or file.startswith(_OURS))
 
 
 def place_in_dump(text: str, folder: Path) -> str:
-    """``train.py:46 in evaluate``: where the main thread is, by what Python's fault handler wrote of all of them.
+    """Return the main thread's place, ``train.py:46 in evaluate``, from a dump of Python's fault handler.
 
-    It writes the threads from the youngest to the oldest, each from its innermost frame. Empty where no line of the
-    script is known.
+    The dump lists threads from the youngest to the oldest, each from its innermost frame. "" if no line of the script
+    is known.
     """
     main = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]
     for frame in re.finditer(r'^  File "([^"]+)", line (\d+) in (.*)$', main, re.MULTILINE):
@@ -93,7 +93,7 @@ def _shown(file: str, line: str, folder: Path) -> str:
 
 
 def _whole(lines: list[str], number: int) -> str:
-    """The error's line; where it only announces what follows, that too."""
+    """Return the error's line, with the next one if it only announces that."""
     text = lines[number]
     if text.endswith(":") and number + 1 < len(lines):
         text = f"{text} {lines[number + 1].strip()}"

@@ -1,4 +1,4 @@
-"""The sums over windows with and without an audited step."""
+"""Figures of windows with and without an audited step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.steady_state import Window
 
 
 def measured(audited_s: float) -> Measured:
-    """Of steps that take 0.1 s, and an audited window that takes longer."""
+    """Return windows of 0.1 s steps and a longer audited one."""
     one = Measured()
     for _ in range(3):
         one.quiet.append((Window(9.9, 1.0), Window(10.0, 1.0)))
@@ -18,7 +18,7 @@ def measured(audited_s: float) -> Measured:
     return one
 
 
-def test_what_an_audit_costs_is_spread_over_its_interval() -> None:
+def test_cost_of_an_audit_is_spread_over_its_interval() -> None:
     one = measured(STEPS * 0.1 + 0.25)
     assert one.audit_ms() == pytest.approx(250)
     assert one.ratio() == pytest.approx(EVERY * 0.1 / (EVERY * 0.1 + 0.25))
@@ -29,6 +29,6 @@ def test_what_an_audit_costs_is_spread_over_its_interval() -> None:
     assert "wide" in people({"wide": one}) and "0.95" in people({"wide": one})
 
 
-def test_a_window_ends_with_the_audited_step() -> None:
+def test_window_ends_with_the_audited_step() -> None:
     assert EVERY % STEPS == 0 and EVERY > 2 * STEPS
     assert {*USUAL, *QUICK} == INTERVALS.keys()

@@ -1,4 +1,4 @@
-"""What the samples come to, what is too small for a run, and one small run of everything."""
+"""Figures of the checkpoint benchmark, its check of available space, and one small complete run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from benchmarks.report import problems
 
 
 def some_samples() -> Samples:
-    """Three rounds, on a machine that gets slower and slower; SameBits always 1.2, 1.5, 2 and 1.1 times the floor."""
+    """Three rounds on a machine that slows down; SameBits always takes 1.2, 1.5, 2 and 1.1 times the floor."""
     samples = Samples()
     for slowness in (1.0, 3.0, 10.0):
         for number, way in enumerate(SAVING, start=1):
@@ -62,7 +62,7 @@ def some_samples() -> Samples:
     return samples
 
 
-def test_a_ratio_compares_within_a_round() -> None:
+def test_ratio_compares_within_a_round() -> None:
     document = report({"64MB": some_samples(), "2GB": some_samples()}).document()
     assert problems(document) == []
     for size in ("64MB", "2GB"):
@@ -78,7 +78,7 @@ def test_a_ratio_compares_within_a_round() -> None:
     assert document["floor"]["64MB"] == {"state_bytes": 64 * 1024**2, "memcpy_s": 3, "write_fsync_s": 6}
 
 
-def test_a_peer_that_is_not_installed_is_missing() -> None:
+def test_peer_that_is_not_installed_is_missing() -> None:
     samples = some_samples()
     samples.saves["safetensors"] = samples.loads["safetensors"] = []
     document = report({"64MB": samples}).document()
@@ -88,21 +88,21 @@ def test_a_peer_that_is_not_installed_is_missing() -> None:
     assert line.split()[-1] == "missing"
 
 
-def test_steps_during_a_save_that_was_over_at_once_are_unknown() -> None:
+def test_steps_during_an_instant_save_are_unknown() -> None:
     samples = some_samples()
     samples.training[OURS, "spare"] = [{"during_per_s": None, "undisturbed_per_s": 100.0}]
     document = report({"64MB": samples}).document()
     assert document["ratios"]["64MB"]["steps_spare"] is None
 
 
-def test_the_table_shows_every_way() -> None:
+def test_table_shows_every_way() -> None:
     shown = people({"64MB": some_samples()})
     assert "1.20" in shown
     assert len([line for line in shown.splitlines() if line.startswith("SameBits")]) == 2
 
 
 @pytest.mark.parametrize("ways", [SAVING, LOADING])
-def test_everybody_takes_every_place(ways: tuple[str, ...]) -> None:
+def test_each_contestant_takes_every_place(ways: tuple[str, ...]) -> None:
     rounds = [order(ways, number) for number in range(len(ways))]
     for place in range(len(ways)):
         assert Counter(one[place] for one in rounds) == Counter(ways)
@@ -114,12 +114,12 @@ def test_sizes_are_powers_of_1024(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "64", "0MB", "MB", "-1MB", "1.5GB", "64mb", "64 MB"])
-def test_another_size_is_refused(text: str) -> None:
+def test_other_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a number and MB or GB"):
         size_in_bytes(text)
 
 
-def test_the_place_that_is_too_small_is_named() -> None:
+def test_place_that_is_too_small_is_named() -> None:
     state_bytes = max(map(size_in_bytes, SIZES))
     free = {"disk": DISK_STATES * state_bytes + SPARE_BYTES, "memory": 2**50, "/dev/shm": 2**50}
     assert too_small(state_bytes, free) == []
@@ -129,11 +129,11 @@ def test_the_place_that_is_too_small_is_named() -> None:
     assert one == f"/dev/shm: 1.0 GiB are free, {2 * SHARED_MEMORY_STATES + 0.25:.1f} GiB are needed"
 
 
-def test_free_room_is_known(tmp_path: Path) -> None:
+def test_free_space_is_known(tmp_path: Path) -> None:
     assert all(size_bytes > 0 for size_bytes in free_bytes(tmp_path).values())
 
 
-def test_a_folder_in_memory_is_known() -> None:
+def test_folder_in_memory_is_recognised() -> None:
     assert is_in_memory(Path("/dev/shm"))
     assert is_in_memory(Path("/dev/shm/below/it"))
     assert not is_in_memory(Path("/proc"))
@@ -144,14 +144,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
 
 
-def test_a_folder_in_memory_is_refused() -> None:
+def test_folder_in_memory_is_refused() -> None:
     shown = run("--directory", "/dev/shm")
     assert shown.returncode == 2
     assert "/dev/shm lies in memory" in shown.stderr
 
 
 @pytest.mark.system
-def test_a_small_run_measures_everything_and_leaves_nothing(tmp_path: Path) -> None:
+def test_small_run_measures_everything_and_leaves_nothing(tmp_path: Path) -> None:
     if is_in_memory(tmp_path):
         pytest.skip(f"{tmp_path} lies in memory: set TMPDIR to a folder on a disk")
     shown = run("--size", "1MB", "--rounds", "1", "--directory", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The sums over the windows of jobs that compare and do not."""
+"""Figures of jobs with and without comparisons."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def measured(rate: float, cpu_ms: float) -> Turns:
     return turns
 
 
-def test_all_orders_are_taken_and_the_smaller_models_compare_as_often_as_by_default() -> None:
+def test_all_orders_are_used_and_smaller_models_compare_at_the_default_interval() -> None:
     assert all(rounds % len(ORDERS) == 0 for rounds in (ROUNDS_QUICK, *(load.rounds for load in LOADS.values())))
     assert str(EVERY) == next(one.default for one in VARIABLES if one.name == "CONSISTENCY_EVERY")
     assert LOADS["mlp"].every == LOADS["wide"].every == EVERY
     assert {*USUAL, *QUICK} == LOADS.keys()
 
 
-def test_ratios_are_of_windows_of_one_round_and_what_is_worked_out_says_so() -> None:
+def test_ratios_are_of_windows_of_one_round_and_computed_ones_are_marked() -> None:
     both = {"mlp": measured(0.99, 10.1), "transformer": measured(0.9, 12.5)}
     document = report(both).document()
     ratios = document["ratios"]

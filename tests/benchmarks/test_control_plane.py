@@ -1,4 +1,4 @@
-"""The sums of the control plane's benchmark; its clients with a real scheduler and bare sockets, without a clock."""
+"""Figures of the control plane benchmark; its clients with a real scheduler and bare sockets, without timing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_our_figures() -> None:
     assert (ours["journal_load_ms"], ours["registrations_lost_count"]) == (45, 3)
 
 
-def test_the_ratios_that_are_promised() -> None:
+def test_promised_ratios() -> None:
     against = ratios(found())
     assert against["form_vs_router"] == pytest.approx(1.3)
     assert against["form_vs_router_echo"] == against["form_vs_tcpstore"] == pytest.approx(2)
@@ -59,7 +59,7 @@ def test_the_ratios_that_are_promised() -> None:
     assert against["router_curve_form_vs_plain"] == pytest.approx(2.5)
 
 
-def test_the_report_shows_the_largest_world_on_top_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_shows_the_largest_world_first_and_missing_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_plane, "PEER_MODULES", {TCPSTORE: "torch", GRPC: "a_module_that_nobody_has"})
     made = report({100: found(), 50: found()})
     document = made.document()
@@ -76,7 +76,7 @@ def test_the_report_shows_the_largest_world_on_top_and_what_is_missing(monkeypat
     assert [line.split()[2:] for line in lines if line.startswith("gRPC")] == [[MISSING, MISSING]]
 
 
-def test_a_limit_that_is_too_low_is_said_with_the_mend() -> None:
+def test_low_descriptor_limit_is_reported_with_the_fix() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert descriptor_problem(10, 2) is None
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
@@ -87,7 +87,7 @@ def test_a_limit_that_is_too_low_is_said_with_the_mend() -> None:
     assert "--clients" not in (descriptor_problem(hard, 100) or "--clients")
 
 
-def test_what_the_bare_router_says_are_messages_of_a_scheduler() -> None:
+def test_bare_router_sends_messages_of_a_scheduler() -> None:
     for packed, tag in (
         (control_plane_bare.ADMITTED, 20),
         (control_plane_bare.ROUND_OPENED, 24),
@@ -97,7 +97,7 @@ def test_what_the_bare_router_says_are_messages_of_a_scheduler() -> None:
         assert messages.SCHEMA.pack(messages.SCHEMA.unpack(packed)) == packed
 
 
-def test_a_process_is_told_by_its_own_clock() -> None:
+def test_cpu_time_is_that_of_the_process() -> None:
     before_s = cpu_s(os.getpid())
     sum(range(100_000))
     assert before_s < cpu_s(os.getpid())
@@ -105,7 +105,7 @@ def test_a_process_is_told_by_its_own_clock() -> None:
 
 
 @pytest.mark.system
-def test_a_crowd_lives_with_a_real_scheduler() -> None:
+def test_crowd_works_with_a_real_scheduler() -> None:
     life, kept, mass = control_plane_trials.ours(20, 2, 1.1)
     assert life.beats >= 20
     assert min(life.form_s, life.admit_cpu_s, life.back_s) > 0
@@ -115,7 +115,7 @@ def test_a_crowd_lives_with_a_real_scheduler() -> None:
 
 
 @pytest.mark.system
-def test_a_crowd_lives_with_a_bare_router_and_bare_pub() -> None:
+def test_crowd_works_with_a_bare_router_and_a_bare_pub() -> None:
     life = control_plane_trials.bare(20, 2, 1.1)
     assert life.beats >= 20
     assert min(life.form_s, life.told_s, life.back_s) > 0
@@ -124,7 +124,7 @@ def test_a_crowd_lives_with_a_bare_router_and_bare_pub() -> None:
 
 
 @pytest.mark.system
-def test_a_crowd_with_a_secret_is_heard() -> None:
+def test_crowd_with_a_secret_is_heard() -> None:
     for life in (control_plane_trials.encrypted(20, 2, 1.1), control_plane_trials.bare_encrypted(20, 2, 1.1)):
         assert life.beats >= 20
     assert life.form_s > 0
@@ -135,9 +135,9 @@ def test_every_victim_is_decided_on() -> None:
     losses = control_plane_trials.losses(12, 2, 4)
     assert len(losses.decision_s) == 4
     assert all(decision_s > 0 for decision_s in losses.decision_s)
-    assert losses.decision_s[0] + losses.told_s > 0, "they were told before the kill"
+    assert losses.decision_s[0] + losses.told_s > 0, "they were notified before the kill"
 
 
 @pytest.mark.system
-def test_torchs_store_is_asked_in_its_own_words() -> None:
+def test_tcpstore_is_used_by_its_own_protocol() -> None:
     assert control_plane_trials.peer("tcpstore", 20, 2) > 0

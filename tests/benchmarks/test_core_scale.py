@@ -1,4 +1,4 @@
-"""The stories of the core's benchmark come to the end they tell of, and a steep one is named. Without a clock."""
+"""The core benchmark's stories reach their intended end, and a steep one is named. Without timing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORKERS = 64
         ("journal_lost", 1, 64),
     ],
 )
-def test_a_story_ends_in_training(story: str, generation: int, members: int) -> None:
+def test_story_ends_in_training(story: str, generation: int, members: int) -> None:
     core = STORIES[story](WORKERS).core
     assert core.phase() == "training"
     assert core.state.generation is not None
@@ -32,7 +32,7 @@ def test_a_story_ends_in_training(story: str, generation: int, members: int) -> 
     assert core.state.job == "job"
 
 
-def test_the_last_story_ends_the_job() -> None:
+def test_last_story_ends_the_job() -> None:
     assert STORIES["finish"](WORKERS).core.state.finished
 
 
@@ -40,7 +40,7 @@ def test_every_story_is_tested() -> None:
     assert len(STORIES) == 11
 
 
-def test_a_story_that_is_steeper_than_linear_is_named() -> None:
+def test_story_with_more_than_linear_cost_is_named() -> None:
     linear, steep = Told(Cost(1.0, 0.1), Cost(4.0, 0.4)), Told(Cost(1.0, 0.1), Cost(16.0, 0.4))
     found = {"repeated_heartbeats": linear, "half_lost": steep}
     assert people(found, 4000).splitlines()[-1].startswith("steeper than linear: half lost (")

@@ -1,4 +1,4 @@
-"""What is on by default and off in the other jobs, and the sums over their windows."""
+"""Which settings are off in the other jobs, and the figures of their windows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_everything_that_can_be_off_is_off() -> None:
     assert WATCHERS["health"] == {"HEALTH": "off"}
 
 
-def test_each_has_windows_enough_and_every_workload_is_known() -> None:
+def test_workloads_are_known_and_have_enough_windows() -> None:
     assert len(ORDERS) >= 5 and all(set(order) == set(starts(2)) for order in ORDERS)
     assert {*USUAL, *QUICK} == BLOCKS.keys()
 
 
-def test_the_report_is_of_windows_of_one_round() -> None:
+def test_report_uses_windows_of_one_round() -> None:
     turns = Turns(OFF)
     for rate in (100.0, 50.0, 200.0, 10.0, 80.0):
         turns.windows.setdefault(OFF, []).append(Window(rate, 10.0))

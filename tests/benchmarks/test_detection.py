@@ -1,4 +1,4 @@
-"""The detection benchmark: what counts as noticed and as named right, and that its report has the agreed form."""
+"""The detection benchmark: what counts as noticed and as correctly named, and the form of its report."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ RIGHT = {
     "gil": f"{SILENT}runs no Python: something in it holds Python's lock (the GIL). Fix: x",
     "loader": f"no step for 5 s: worker 1 is in {line_of('loader')} (time.sleep) and waits for data, worker 0 waits",
     "returns": "no step for 5 s: worker 1 has returned from the training function, worker 0 waits for it in x #9",
-    "partition": f"{SILENT}runs, but none of its messages arrives: the network between it and the scheduler is cut",
+    "partition": f"{SILENT}runs, but its messages do not arrive: the network between it and the scheduler is down",
 }
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
-def test_a_sentence_is_right_for_its_own_fault_only(name: str) -> None:
+def test_sentence_is_right_only_for_its_own_fault(name: str) -> None:
     asked = f"{line_of('gil')} in fail_if_told"
     assert [other for other in BY_NAME if is_right(BY_NAME[other], RIGHT[name], asked)] == [name]
-    assert not is_right(BY_NAME[name], RIGHT[name].replace("worker 1", "worker 0"), asked), "the other one is blamed"
+    assert not is_right(BY_NAME[name], RIGHT[name].replace("worker 1", "worker 0"), asked), "the other worker is blamed"
 
 
 @pytest.mark.parametrize("asked", ["", "detection.py:1 in fail_if_told"])
-def test_where_the_line_is_asked_for_it_must_be_right_too(asked: str) -> None:
+def test_requested_line_must_be_right_too(asked: str) -> None:
     assert not is_right(BY_NAME["gil"], RIGHT["gil"], asked)
 
 
 @pytest.mark.parametrize("name", ["exception", "sleep", "deadlock", "loader"])
-def test_another_line_is_wrong(name: str) -> None:
+def test_other_line_is_wrong(name: str) -> None:
     assert not is_right(BY_NAME[name], RIGHT[name].replace(line_of(name), "detection.py:1"))
 
 
-def test_the_first_line_about_it_is_the_notice() -> None:
+def test_first_line_about_it_is_the_notice() -> None:
     head = "2026-11-25 10:00:00 samebits scheduler: "
     log = f"{head}generation 2 starts\n{head}{RIGHT['stop']}\n{head}{RIGHT['sleep']}\n"
     assert first_notice(log) == RIGHT["stop"]
@@ -72,7 +72,7 @@ def test_the_first_line_about_it_is_the_notice() -> None:
         ("[replica_2 - step 53] got exception in future", True),
     ],
 )
-def test_what_torchft_says_in_every_step_is_no_notice(line: str, is_about_it: bool) -> None:
+def test_torchfts_line_of_every_step_is_no_notice(line: str, is_about_it: bool) -> None:
     assert bool(PEERS_SAY["torchft"].search(line.encode())) == is_about_it
 
 
@@ -88,7 +88,7 @@ def some_trials(into: Path | None = None) -> Trials:
     return trials
 
 
-def test_the_report_has_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> None:
     report(some_trials())
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["ours"]["stop"] == {"noticed_s": 5.01, "slowest_s": 5.01, "right_count": 1, "wrong_count": 1}
@@ -107,9 +107,7 @@ def test_the_report_has_the_agreed_form(capsys: pytest.CaptureFixture[str]) -> N
     }
 
 
-def test_parts_add_to_a_file_and_the_report_is_of_all_of_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_are_added_to_a_file_and_reported_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "detection.jsonl"
     some_trials(file)
     Trials(into=file).add(OURS, "kill", Trial(0.3, "y", True))
@@ -126,7 +124,7 @@ def test_parts_add_to_a_file_and_the_report_is_of_all_of_them(
 @pytest.mark.parametrize(
     "line", ["", "{", "[]", '{"who": "samebits"}', '{"who":"x","fault":"y","trial":{"noticed_s":"1"}}']
 )
-def test_a_line_that_is_no_trial_is_named(tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_line_is_named(tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "detection.jsonl"
     some_trials(file)
     with file.open("a") as written:

@@ -1,4 +1,4 @@
-"""The sums of the formation benchmark; and one real formation of each kind, without a clock."""
+"""Figures of the formation benchmark, and one real formation of each kind, without timing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.formation import Formation, PlainFormation, Trials, form_ours, f
 from benchmarks.report import problems
 
 
-def test_the_report() -> None:
+def test_report() -> None:
     trials = Trials(
         ours={size: [Formation(1, 2, 4 * size, 5, ready_ms, 9, 3) for ready_ms in (20, 24, 99)] for size in (2, 4)},
         plain={size: [PlainFormation(10, ready_ms) for ready_ms in (11, 12, 13)] for size in (2, 4)},
@@ -29,7 +29,7 @@ def test_the_report() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.system
-def test_real_formations_pass_through_all_points_in_order() -> None:
+def test_real_formations_pass_all_points_in_order() -> None:
     *points, from_init_ms = astuple(form_ours(2))
     assert from_init_ms > 0
     assert points[0] > 0

@@ -1,4 +1,4 @@
-"""What the goodput benchmark makes of its runs: the figure, its buckets, a peer that is missing."""
+"""Figures of the goodput benchmark, its buckets, and a missing peer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPARE = Part("spare", 4, 15, LOST, PLAIN, PLAIN)
 ODD = Part("spare", 4, 15, LOST, PLAIN, SLOWER)
 
 
-def test_goodput_is_the_share_of_steps_that_an_undisturbed_run_would_have_made() -> None:
+def test_goodput_is_the_share_of_undisturbed_steps() -> None:
     peer = Part("torchrun", 4, 15, Run(wall_s=100, steps=5000, kills=6), PLAIN, PLAIN)
     document = report(by_name([SPARE, peer])).document()
     assert problems(document) == []
@@ -32,7 +32,7 @@ def test_goodput_is_the_share_of_steps_that_an_undisturbed_run_would_have_made()
     assert document["floor"]["undisturbed_step_ms"] == 10
 
 
-def test_a_contestant_is_held_against_the_windows_around_it_alone() -> None:
+def test_contestant_is_compared_only_with_the_windows_around_it() -> None:
     fast, slow = Run(wall_s=10, steps=2000), Run(wall_s=10, steps=1000)
     restart = Part("restart", 4, 15, Run(wall_s=10, steps=900), slow, slow)
     document = report(by_name([Part("spare", 4, 15, Run(wall_s=10, steps=1900), fast, fast), restart])).document()
@@ -41,7 +41,7 @@ def test_a_contestant_is_held_against_the_windows_around_it_alone() -> None:
     assert (floor["undisturbed_fastest_step_ms"], floor["undisturbed_slowest_step_ms"]) == (5, 10)
 
 
-def test_windows_that_differ_make_a_figure_that_is_shown_and_no_ratio() -> None:
+def test_differing_windows_give_a_figure_without_a_ratio() -> None:
     assert not ODD.is_comparable and Part("spare", 4, 15, LOST, PLAIN, Run(wall_s=10, steps=960)).is_comparable
     document = report(by_name([ODD])).document()
     assert problems(document) == [] and document["ratios"] == {}
@@ -51,7 +51,7 @@ def test_windows_that_differ_make_a_figure_that_is_shown_and_no_ratio() -> None:
     assert "not comparable" in said and "(1.000)" in said
 
 
-def test_parts_of_one_contestant_and_interval_are_added_up() -> None:
+def test_parts_of_one_contestant_and_interval_are_summed() -> None:
     half = Part("spare", 4, 15, Run(wall_s=300, steps=15000, kills=18), PLAIN, PLAIN)
     rarer = Part("spare", 4, 60, LOST, PLAIN, PLAIN)
     document = report(by_name([SPARE, ODD, half, rarer])).document()
@@ -60,13 +60,13 @@ def test_parts_of_one_contestant_and_interval_are_added_up() -> None:
     assert (ours["parts_count"], ours["comparable_parts_count"], ours["kills_count"]) == (3, 2, 30)
 
 
-def test_a_peer_that_is_missing_is_said_to_be() -> None:
+def test_missing_peer_is_reported() -> None:
     measured = by_name([SPARE])
     assert report(measured).document()["peers"] == {"torchrun": MISSING, "torchft": MISSING}
     assert "torchrun" not in people(measured)
 
 
-def test_who_trains_is_who_stepped_of_late(tmp_path: Path) -> None:
+def test_training_processes_are_those_with_recent_steps(tmp_path: Path) -> None:
     channel = Channel(tmp_path / "moments", lambda: None)
     notebook = Notebook(tmp_path / "moments", "worker_1")
     notebook.note("stepped", 7)
@@ -80,12 +80,12 @@ def test_who_trains_is_who_stepped_of_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_no_step_at_all_is_a_goodput_of_nothing(steps: int) -> None:
+def test_no_step_gives_zero_goodput(steps: int) -> None:
     part = Part("spare", 4, 15, Run(wall_s=10, steps=steps), PLAIN, PLAIN)
     assert report(by_name([part])).document()["ratios"] == {"goodput_spare_every_15": steps / 1000}
 
 
-def test_the_report_is_of_all_that_is_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_covers_the_whole_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "goodput.jsonl"
     for part in (SPARE, ODD):
         parts.add(file, part)
@@ -105,9 +105,7 @@ def test_the_report_is_of_all_that_is_in_the_file(tmp_path: Path, capsys: pytest
         (msgspec.json.encode(SPARE).decode().replace('"workers":4', '"workers":2'), "found [2, 4]. Fix: a file for"),
     ],
 )
-def test_a_file_of_something_else_is_refused(
-    tmp_path: Path, line: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_file_is_refused(tmp_path: Path, line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "goodput.jsonl"
     parts.add(file, SPARE)
     with file.open("a") as written:

@@ -1,4 +1,4 @@
-"""The look for hidden state costs the difference of a pair of jobs, and a swap what it adds to itself and to a step."""
+"""Figures of the hidden-state benchmark: differences within pairs of jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks.hidden_state import report
 from benchmarks.report import problems
 
 
-def test_the_report_is_of_differences_within_a_pair() -> None:
+def test_report_uses_differences_within_a_pair() -> None:
     swaps = {"step_ms": 4.0, "swap_ms": 9.0, "bare_ms": 2.0}
     document = report([50.0, 80.0, 20.0], [70.0, 90.0, 60.0], swaps).document()
     assert problems(document) == []

@@ -1,4 +1,4 @@
-"""Moments on their way from several processes to one; real FIFOs, and one process that is killed while it writes."""
+"""Events from several processes in real FIFOs, one of which is killed while it writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def channel(tmp_path: Path) -> Iterator[Channel]:
     channel.close()
 
 
-def test_moments_come_in_the_order_of_their_writer(channel: Channel) -> None:
+def test_events_arrive_in_the_order_of_their_writer(channel: Channel) -> None:
     notebook = Notebook(channel.path, "worker_3")
     for step in (1, 2, 3):
         notebook.note("stepped", step)
@@ -44,7 +44,7 @@ def test_moments_come_in_the_order_of_their_writer(channel: Channel) -> None:
     assert channel.reached == {os.getpid(): 3}
 
 
-def test_moments_are_selected_by_name_time_and_process(channel: Channel) -> None:
+def test_events_are_selected_by_name_time_and_process(channel: Channel) -> None:
     notebook = Notebook(channel.path, "worker_0")
     for name in ("asks", "seated", "asks"):
         notebook.note(name)
@@ -55,7 +55,7 @@ def test_moments_are_selected_by_name_time_and_process(channel: Channel) -> None
     assert channel.select("asks", pids=frozenset({os.getpid() + 1})) == []
 
 
-def test_no_line_is_torn_by_kill_9(channel: Channel, repository: Path) -> None:
+def test_kill_9_tears_no_line(channel: Channel, repository: Path) -> None:
     environment = {**os.environ, CHANNEL: str(channel.path), "PYTHONPATH": str(repository)}
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER], env={**environment, WHO: f"worker_{number}"})
@@ -92,7 +92,7 @@ def test_waiting_is_watched(tmp_path: Path) -> None:
         channel.close()
 
 
-def test_a_probed_method_does_what_it_did() -> None:
+def test_probed_method_still_does_its_work() -> None:
     heard: list[tuple[object, ...]] = []
 
     class Agent:
@@ -111,9 +111,9 @@ def test_a_probed_method_does_what_it_did() -> None:
     assert heard == [("asks", 6), ("register", 6), ("has", 6), ("asks", -1), ("register", -1)]
 
 
-def test_a_method_that_is_not_there_cannot_be_probed() -> None:
+def test_missing_method_cannot_be_probed() -> None:
     class Agent:
-        """Without the method."""
+        """Lacks the method."""
 
     with pytest.raises(AttributeError, match="register"):
         before_and_after(Agent, "register", lambda: None, lambda: None)

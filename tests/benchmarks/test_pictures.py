@@ -1,4 +1,4 @@
-"""The README's pictures: drawn from the figures that it names, and from a record of what was said."""
+"""The README's pictures agree with the stored figures and the recorded output."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ SAID = [
 
 
 @pytest.mark.parametrize(("file", "language"), [("until-stepping.svg", ""), ("until-stepping.zh-CN.svg", "_zh")])
-def test_the_bars_of_the_readme_are_those_of_its_figures(file: str, language: str) -> None:
+def test_bars_in_the_readme_match_the_figures(file: str, language: str) -> None:
     drawn = chart(*bars_of(FIGURES.read_text(encoding="utf-8"), language))
     assert (ROOT / "docs" / file).read_text(encoding="utf-8") == drawn
 
 
-def test_every_figure_that_is_drawn_stands_in_the_comparison() -> None:
+def test_every_drawn_figure_is_in_the_comparison() -> None:
     _, bars = bars_of(FIGURES.read_text(encoding="utf-8"))
     page = ROOT / "docs" / "explanation" / "comparison.md"
     table = page.read_text(encoding="utf-8").partition("## Recovery time")[2].partition("\n## ")[0]
@@ -57,9 +57,7 @@ RUN = {
 }
 
 
-def test_one_command_puts_a_run_into_the_figures_and_draws_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_command_stores_a_runs_figures_and_draws_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, run = tmp_path / "until-stepping.json", tmp_path / "run.txt"
     kept.write_text(FIGURES.read_text(encoding="utf-8"), encoding="utf-8")
     run.write_text(f"a table\n\n{json.dumps(RUN)}\n")
@@ -76,18 +74,18 @@ def test_one_command_puts_a_run_into_the_figures_and_draws_them(
 
 
 @pytest.mark.parametrize("run", [{**RUN, "benchmark": "goodput"}, {**RUN, "ours": {"total_s": 2.0}}])
-def test_what_is_no_whole_run_of_recovery_changes_no_figure(run: dict[str, object]) -> None:
+def test_incomplete_run_changes_no_figure(run: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"output of benchmarks\.recovery|has no ours\.spare_median_s"):
         renewed(FIGURES.read_text(encoding="utf-8"), json.dumps(run), "2026-11-26")
 
 
-def test_bars_are_as_long_as_their_figures_from_zero() -> None:
+def test_bars_are_proportional_to_their_figures() -> None:
     drawn = ElementTree.fromstring(chart("a < b", [Bar("one & two", 1.0, True), Bar("other", 4.0, False)]))
     widths = [float(one.get("width", "")) for one in drawn.iter("{http://www.w3.org/2000/svg}rect")][1:]
     assert widths[1] == pytest.approx(4 * widths[0])
 
 
-def test_the_terminal_of_the_readme_plays_its_record() -> None:
+def test_terminal_in_the_readme_plays_its_record() -> None:
     record = RECORD.read_text(encoding="utf-8")
     assert (ROOT / "docs/kill.svg").read_text(encoding="utf-8") == terminal(from_text(record), TITLE)
     assert as_text(from_text(record)) == record
@@ -97,7 +95,7 @@ def test_the_terminal_of_the_readme_plays_its_record() -> None:
     assert len(finals) == 1, "all ranks end with the same bits"
 
 
-def test_of_several_lines_of_one_phase_the_first_is_shown() -> None:
+def test_first_line_of_a_phase_is_shown() -> None:
     texts = [
         "a.py · filling; waiting for 0, 1 · step 0",
         "a.py · filling; waiting for 1 · step 0",
@@ -108,11 +106,11 @@ def test_of_several_lines_of_one_phase_the_first_is_shown() -> None:
     assert shown == [text for number, text in enumerate(texts) if number != 1]
 
 
-def test_long_waits_are_cut_and_order_stays() -> None:
+def test_long_waits_are_cut_and_the_order_stays() -> None:
     assert [round(one.at_s, 3) for one in cut(SAID)] == [0, 0.5, 0.5 + MOST_WAIT_S, 1 + MOST_WAIT_S]
 
 
-def test_a_terminal_shows_each_line_at_its_time_and_all_where_nothing_may_move() -> None:
+def test_terminal_shows_each_line_at_its_time_or_all_without_animation() -> None:
     drawn = terminal(SAID, "a < b", columns=40)
     texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     assert texts == ["$ samebits run -n 4 train.py", "train.py · step 1 <b>", "x" * 39 + "…"]
@@ -120,7 +118,7 @@ def test_a_terminal_shows_each_line_at_its_time_and_all_where_nothing_may_move()
 
 
 @pytest.mark.parametrize("file", ["kill.svg", "until-stepping.svg", "until-stepping.zh-CN.svg"])
-def test_the_pictures_are_small_and_name_nothing_elsewhere(file: str) -> None:
+def test_pictures_are_small_and_reference_nothing_external(file: str) -> None:
     content = (ROOT / "docs" / file).read_text(encoding="utf-8")
     ElementTree.fromstring(content)
     assert len(content) < 60_000

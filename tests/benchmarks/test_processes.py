@@ -1,4 +1,4 @@
-"""A stage leaves nothing behind, and what it starts knows nothing of the jobs around the benchmark."""
+"""A stage leaves nothing behind, and its processes are isolated from surrounding jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ child.kill()
 child.wait()
 print("ended", child.pid, flush=True)
 """
-"""Blocks SIGTERM and waits for it: a handler and pause() would wait for ever if the signal came just before pause()."""
+"""Blocks SIGTERM and waits for it: with a handler, pause() would wait forever if the signal came just before it."""
 BENCHMARK = f"""
 import sys
 from benchmarks.processes import Stage
@@ -58,7 +58,7 @@ def test_leaving_a_stage_ends_its_processes_and_removes_its_folder() -> None:
     assert not folder.exists()
 
 
-def test_so_does_an_error_which_shows_the_logs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_ends_them_too_and_shows_the_logs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="in the middle"), Stage() as stage:
         stage.start("worker_0", [sys.executable, "-c", "print('my last words')"], {}).wait()
         pid = stage.start("worker_1", SLEEPER, {}).pid
@@ -67,13 +67,13 @@ def test_so_does_an_error_which_shows_the_logs(capsys: pytest.CaptureFixture[str
     assert "== worker_0.log\nmy last words" in capsys.readouterr().err
 
 
-def test_a_process_that_ends_by_itself_ends_the_waiting() -> None:
+def test_process_that_ends_by_itself_ends_the_wait() -> None:
     with pytest.raises(ChildProcessError, match="worker_0 ended with status 3"), Stage() as stage:
         stage.start("worker_0", [sys.executable, "-c", "import sys; sys.exit(3)"], {})
         stage.channel.wait_for(lambda: False, 30, "anything")
 
 
-def test_a_parent_is_given_the_time_to_end_its_own() -> None:
+def test_parent_gets_time_to_end_its_children() -> None:
     with Stage() as stage:
         log = stage.folder / "torchrun.log"
         stage.start("torchrun", [sys.executable, "-c", PARENT], {}, is_parent=True)
@@ -85,7 +85,7 @@ def test_a_parent_is_given_the_time_to_end_its_own() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
-def test_a_benchmark_that_is_ended_takes_along_what_it_has_started(number: signal.Signals) -> None:
+def test_terminated_benchmark_ends_its_processes(number: signal.Signals) -> None:
     words = ["env", "--default-signal", sys.executable, "-c", BENCHMARK]  # the tests themselves may run under nohup
     with subprocess.Popen(words, cwd=processes.REPOSITORY, stdout=subprocess.PIPE, text=True) as benchmark:
         assert benchmark.stdout is not None
@@ -99,7 +99,7 @@ def test_a_benchmark_that_is_ended_takes_along_what_it_has_started(number: signa
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_the_environment_of_another_job_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_another_job_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ROLE", "NODE_ID", "HEARTBEAT_INTERVAL", "MS_WORKER_NUM", "RANK", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.setenv(name, "another")
     monkeypatch.setenv("DATA_PATH", "kept")
@@ -115,7 +115,7 @@ def test_the_environment_of_another_job_is_left_behind(monkeypatch: pytest.Monke
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(processes.REPOSITORY), "elsewhere"]
 
 
-def test_the_scheduler_of_a_job_listens_when_it_is_started() -> None:
+def test_jobs_scheduler_listens_once_it_is_started() -> None:
     with Stage() as stage:
         job = Job(stage, "formation", 2)
         job.start_scheduler()
@@ -124,7 +124,7 @@ def test_the_scheduler_of_a_job_listens_when_it_is_started() -> None:
         stage.require_alive()
 
 
-def test_no_benchmark_loads_torch_before_it_says_a_word() -> None:
+def test_no_benchmark_loads_torch_before_its_first_output() -> None:
     names = ["checkpoint", "control_plane", "core_scale", "formation", "recovery", "steady_state"]
     program = f"import sys, {', '.join(f'benchmarks.{name}' for name in names)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=processes.REPOSITORY, timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""What the moments of a recovery by restart say, from moments written down by hand; and one real recovery."""
+"""Evaluation of recoveries by restart, from handwritten events; and one real recovery."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write(channel: Channel, *moments: tuple[str, int, float] | tuple[str, int, f
             channel.reached[pid] = step[0]
 
 
-def test_the_timeline_of_a_recovery(channel: Channel) -> None:
+def test_timeline_of_a_recovery(channel: Channel) -> None:
     write(
         channel,
         *(("asks", pid, 50.0) for pid in (1, 2, 3)),
@@ -83,8 +83,8 @@ def test_the_timeline_of_a_recovery(channel: Channel) -> None:
     assert found.above_start_and_script_s == 3.125
 
 
-def test_a_recovery_behind_a_step_that_was_committed_but_not_noted(channel: Channel) -> None:
-    """The victim committed step 17 and was killed before it could say so: the first new step is 18."""
+def test_recovery_after_a_step_that_was_committed_but_not_recorded(channel: Channel) -> None:
+    """The victim committed step 17 and was killed before it could record it: the first new step is 18."""
     write(
         channel,
         *(("stepped", 1, 99.0, 16), ("stepped", 2, 99.5, 16), ("told", 1, 100.25), ("told", 2, 100.375)),
@@ -95,14 +95,14 @@ def test_a_recovery_behind_a_step_that_was_committed_but_not_noted(channel: Chan
     )
     assert not is_recovered(channel, KILLED_S, LEFT, NEW), "one survivor has left twice, the other never"
     write(channel, ("enters", 2, 100.625))
-    assert not is_recovered(channel, KILLED_S, LEFT, NEW), "nobody has taken a step"
+    assert not is_recovered(channel, KILLED_S, LEFT, NEW), "no process has made a step"
     write(channel, *(("stepped", pid, 105.5, 18) for pid in (1, 2, NEW)))
     assert is_recovered(channel, KILLED_S, LEFT, NEW)
     found = timeline(channel, KILLED_S, SPAWNED_S, LEFT, NEW)
     assert (found.redone_steps, found.stepped_s, found.total_s) == (0, 5.5, 5.5)
 
 
-def test_the_timeline_of_a_restart(channel: Channel) -> None:
+def test_timeline_of_a_restart(channel: Channel) -> None:
     write(
         channel,
         *(("stepped", 1, 99.0, 16), ("stepped", 2, 99.5, 17)),
@@ -114,7 +114,7 @@ def test_the_timeline_of_a_restart(channel: Channel) -> None:
     assert found == Restart(asks_s=3.5, stepped_s=5.0, total_s=7.5, redone_steps=7)
 
 
-def test_the_timeline_of_one_who_comes_back_to_the_others(channel: Channel) -> None:
+def test_timeline_of_a_process_that_rejoins_the_others(channel: Channel) -> None:
     write(
         channel,
         *(("stepped", 1, 99.0, 16), ("stepped", 2, 99.5, 17)),
@@ -147,7 +147,7 @@ def some_trials(peers: dict[str, list[Restart | None]]) -> Trials:
     )
 
 
-def test_the_report() -> None:
+def test_report() -> None:
     restarts: dict[str, list[Restart | None]] = {
         TORCHRUN: [Restart(4, 6, total_s, 3) for total_s in (7, 8, 9)],
         "torchrun_default": [None],
@@ -178,7 +178,7 @@ def test_the_report() -> None:
     assert "1 of 1 never" in people(trials)
 
 
-def test_a_peer_that_fails_once_has_no_figures() -> None:
+def test_peer_that_fails_once_has_no_figures() -> None:
     trials = some_trials({TORCHRUN: [Restart(4, 6, 7, 3), None]})
     document = report(trials).document()
     assert document["peers"]["torchrun"]["total_s"] is None
@@ -186,13 +186,13 @@ def test_a_peer_that_fails_once_has_no_figures() -> None:
     assert "1 of 2 never" in people(trials)
 
 
-def test_a_peer_that_is_not_installed_is_missing() -> None:
+def test_peer_that_is_not_installed_is_missing() -> None:
     trials = some_trials({})
     assert report(trials).document()["peers"] == {TORCHRUN: MISSING, TORCHFT: MISSING}
     assert MISSING in people(trials)
 
 
-def test_a_run_in_which_no_loss_ended_is_reported_all_the_same() -> None:
+def test_run_without_a_completed_loss_is_still_reported() -> None:
     trials = some_trials({})
     trials.spares, trials.stopped = Spares(never=1), []
     document = report(trials).document()
@@ -201,12 +201,12 @@ def test_a_run_in_which_no_loss_ended_is_reported_all_the_same() -> None:
     assert "hangs" in people(trials)
 
 
-def test_the_percentile_is_a_value_of_the_sample() -> None:
+def test_percentile_is_a_value_of_the_sample() -> None:
     assert percentile_95([float(value) for value in range(100, 0, -1)]) == 95
     assert percentile_95([1.0]) == 1
 
 
-def test_the_phases_that_follow_each_other_leave_no_gap() -> None:
+def test_consecutive_phases_leave_no_gap() -> None:
     following = [(begin, end) for _, key, begin, end in RESTART_PHASES if key not in ("notice_ms", "break_ms")]
     assert following[0][0] is None
     assert [begin for begin, _ in following[1:]] == [end for _, end in following[:-1]]
@@ -214,14 +214,14 @@ def test_the_phases_that_follow_each_other_leave_no_gap() -> None:
     assert {end for _, _, _, end in RESTART_PHASES} == {one.name for one in fields(Timeline)} - {"redone_steps"}
 
 
-def test_the_phases_of_a_loss_are_all_its_points() -> None:
+def test_phases_of_a_loss_cover_all_its_points() -> None:
     points = [one.name for one in fields(Loss) if one.name.endswith("_s")]
     assert list(SPARE_PHASES) == points
 
 
 @pytest.mark.thorough
 @pytest.mark.system
-def test_a_real_recovery_passes_through_all_points_in_order() -> None:
+def test_real_recovery_passes_all_points_in_order() -> None:
     found, step_ms = recover_ours(victim=1, rng=random.Random(1))
     told_s, waits_s, *following = astuple(found)[:-1]
     assert 0 < told_s <= waits_s <= found.placed_s
@@ -231,17 +231,17 @@ def test_a_real_recovery_passes_through_all_points_in_order() -> None:
 
 
 @pytest.mark.system
-def test_the_kernel_tells_of_a_death() -> None:
+def test_kernel_reports_a_death() -> None:
     assert 0 < detection_s() < 60
 
 
-# ---- peers that are not there
+# ---- missing peers
 
 
-def test_a_peer_without_its_packages_takes_no_part_and_says_what_it_needs(
+def test_peer_without_its_packages_is_left_out_with_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """As after the README's first command, which installs what a job needs and no more."""
+    """As after the README's first command, which installs only what a job needs."""
     find_spec, measured = importlib.util.find_spec, []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "safetensors" else find_spec(name))
     for name in ("measure_spares", "compare_weights", "measure_stops"):
@@ -258,12 +258,12 @@ def test_a_peer_without_its_packages_takes_no_part_and_says_what_it_needs(
     assert TORCHRUN not in trials.peers and TORCHFT not in trials.peers
 
 
-def test_torchrun_takes_part_where_safetensors_is_installed() -> None:
+def test_torchrun_takes_part_if_safetensors_is_installed() -> None:
     assert torchrun_needs() == ""
     assert "--torchft names another" in torchft_needs(sys.executable)
 
 
-def test_torchft_is_named_from_any_folder_and_stays_in_its_environment(
+def test_torchft_is_found_from_any_folder_and_keeps_its_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (python := tmp_path / "python").symlink_to(sys.executable)

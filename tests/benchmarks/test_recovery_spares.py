@@ -1,4 +1,4 @@
-"""What the moments around a loss say, from moments written down by hand; and two real losses to a spare."""
+"""Evaluation of losses to a spare, from handwritten events; and two real losses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def noted(*moments: tuple[str, int, float] | tuple[str, int, float, int]) -> lis
 
 
 def a_recovery(*, restored: int, extra: Iterable[Moment] = ()) -> list[Moment]:
-    """Two survivors that have finished step 16, and 17 the first of them; and a spare."""
+    """Two survivors that have finished step 16, the first of them also 17; and a spare."""
     members = (1, 2, NEW)
     return [
         *noted(("stepped", 1, 99.0, 16), ("stepped", 2, 99.25, 16), ("stepped", 1, 99.5, 17), ("enters", NEW, 50.0)),
@@ -39,7 +39,7 @@ def a_recovery(*, restored: int, extra: Iterable[Moment] = ()) -> list[Moment]:
     ]  # fmt: skip
 
 
-def test_the_points_of_a_loss() -> None:
+def test_points_of_a_loss() -> None:
     assert loss_from(a_recovery(restored=17), LOST_S, LEFT, NEW) == Loss(
         noticed_s=0.125,
         told_s=0.25,
@@ -56,42 +56,42 @@ def test_the_points_of_a_loss() -> None:
     )
 
 
-def test_a_step_that_a_survivor_had_finished_is_lost() -> None:
+def test_step_that_a_survivor_had_finished_is_lost() -> None:
     loss = loss_from(a_recovery(restored=15), LOST_S, LEFT, NEW)
     assert (loss.lost_steps, loss.victims_steps) == (2, 0)
     assert loss.total_s == 3.0 + (18 - 15) / 2
 
 
-def test_a_step_that_only_the_victim_had_finished_is_not_the_survivors() -> None:
+def test_step_that_only_the_victim_had_finished_is_not_the_survivors() -> None:
     moments = a_recovery(restored=17, extra=noted(("stepped", VICTIM, 99.75, 18)))
     loss = loss_from(moments, LOST_S, LEFT, NEW)
     assert (loss.lost_steps, loss.victims_steps) == (0, 1)
     assert loss.total_s == 4.0
 
 
-def test_a_job_that_takes_every_step_once_has_a_clean_account() -> None:
+def test_job_that_makes_every_step_once_has_a_clean_account() -> None:
     moments = a_recovery(restored=17, extra=noted(*(("stepped", 2, 50.0 + step, step) for step in range(1, 16))))
     assert account(moments) == Account(last_step=20, repeated_steps=0, skipped_steps=0)
 
 
-def test_a_step_that_a_process_does_twice_is_repeated() -> None:
+def test_step_that_a_process_makes_twice_is_repeated() -> None:
     moments = a_recovery(restored=15, extra=noted(*(("stepped", 2, 50.0 + step, step) for step in range(1, 16))))
     assert account(moments).repeated_steps == 3  # 16 and 17 of the first, 16 of the second
 
 
-def test_a_step_that_nobody_did_is_skipped() -> None:
+def test_step_that_no_process_made_is_skipped() -> None:
     moments = noted(("stepped", 1, 1.0, 1), ("stepped", 1, 2.0, 2), ("trains", 2, 3.0, 4), ("stepped", 2, 4.0, 5))
     assert account(moments) == Account(last_step=5, repeated_steps=0, skipped_steps=1)
 
 
-def test_a_step_is_timed_within_one_process() -> None:
+def test_step_is_timed_within_one_process() -> None:
     first = noted(*(("stepped", 1, at_s, step) for step, at_s in enumerate((1.0, 1.5, 2.0, 9.0, 9.5), start=1)))
-    second = noted(("stepped", 2, 1.25, 3), ("stepped", 2, 5.0, 7))  # not one after the other
+    second = noted(("stepped", 2, 1.25, 3), ("stepped", 2, 5.0, 7))  # not consecutive
     assert step_ms(first + second) == 500
     assert math.isnan(step_ms(second))
 
 
-def test_a_pace_stops_all_at_the_same_step(tmp_path: Path) -> None:
+def test_pace_stops_all_at_the_same_step(tmp_path: Path) -> None:
     setter = Pace(tmp_path / "pace")
     getter = Pace(tmp_path / "pace")
     said: list[str] = []
@@ -110,7 +110,7 @@ def test_a_pace_stops_all_at_the_same_step(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.system
-def test_a_spare_takes_over_twice_and_every_step_is_taken_once() -> None:
+def test_spare_takes_over_twice_and_every_step_is_made_once() -> None:
     with LossyJob(2) as job:
         losses = [job.lose(signal.SIGKILL, random.Random(1)) for _ in range(2)]
     for loss in losses:

@@ -1,4 +1,4 @@
-"""The form of a report's last line, and the statistics and the table above it."""
+"""The form of a report's last line, its statistics and its table."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def whole() -> dict[str, Any]:
     }
 
 
-def test_a_whole_document_has_no_problems() -> None:
+def test_complete_document_has_no_problems() -> None:
     assert problems(whole()) == []
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_is_needed(key: str) -> None:
+def test_every_key_is_required(key: str) -> None:
     document = whole()
     del document[key]
     assert problems(document) == [f"{key} is missing"]
@@ -50,7 +50,7 @@ def test_every_key_is_needed(key: str) -> None:
         ("ratios", {"total_vs_torchrun": "half"}, "ratios.total_vs_torchrun is 'half'"),
     ],
 )
-def test_a_figure_that_says_too_little_is_found(section: str, figures: dict[str, Any], expected: str) -> None:
+def test_figure_without_a_unit_is_found(section: str, figures: dict[str, Any], expected: str) -> None:
     (problem,) = problems({**whole(), section: figures})
     assert expected in problem
 
@@ -58,17 +58,17 @@ def test_a_figure_that_says_too_little_is_found(section: str, figures: dict[str,
 @pytest.mark.parametrize(
     "name", ["cpu_us_per_registration", "kib_per_worker", "heartbeat_vs_bare", "steps_lost", "hangs"]
 )
-def test_a_unit_may_stand_before_what_it_is_for(name: str) -> None:
+def test_unit_may_precede_its_subject(name: str) -> None:
     assert problems({**whole(), "ours": {name: 1.5}}) == []
     (problem,) = problems({**whole(), "ours": {"seats_per_worker": 1.5}})
     assert problem.startswith("ours.seats_per_worker names no unit")
 
 
-def test_an_unknown_section_is_found() -> None:
+def test_unknown_section_is_found() -> None:
     assert problems({**whole(), "theirs": {}}) == ["theirs is unknown"]
 
 
-def test_the_last_line_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_line_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     report = Report("formation", {"fsync_ms": 0.8}, {"torchft": MISSING}, {"total_s": 1.5}, {"total_vs_floor": 2})
     report.print("a table\nfor people")
     *lines, last = capsys.readouterr().out.splitlines()
@@ -80,13 +80,13 @@ def test_the_last_line_is_the_document(capsys: pytest.CaptureFixture[str]) -> No
     assert document["versions"]["torch"].startswith("2.")
 
 
-def test_a_malformed_report_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_report_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"benchmarks\.formation is malformed: ours\.total names no unit"):
         Report("formation", {}, {}, {"total": 1.5}, {}).print("a table")
     assert capsys.readouterr().out == ""
 
 
-def test_a_spread_holds_the_sample() -> None:
+def test_spread_describes_the_sample() -> None:
     sample = spread([5, 1, 4, 2, 3])
     assert (sample.lowest, sample.lower_quartile, sample.median) == (1, 2, 3)
     assert (sample.upper_quartile, sample.highest) == (4, 5)
@@ -100,7 +100,7 @@ def test_figures_are_rounded_to_four_digits(value: float, shown: float) -> None:
     assert median([value]) == shown
 
 
-def test_columns_line_up() -> None:
+def test_columns_are_aligned() -> None:
     assert table(["phase", "ms"], [["notice", 1.5], ["break, then wait", 12]]).splitlines() == [
         "phase              ms",
         "----------------  ---",

@@ -1,4 +1,4 @@
-"""The order of the windows, and the sums over them."""
+"""The order of the windows, and their figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from benchmarks.steady_state import (
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS.keys())
-def test_everybody_runs_once_in_a_round_and_equally_often_in_every_place(workload: Workload) -> None:
+def test_each_contestant_runs_once_per_round_and_equally_often_in_every_place(workload: Workload) -> None:
     rounds = workload.rounds
     assert all(sorted(order) == sorted(CONTESTANTS) for order in rounds)
     for place in range(len(CONTESTANTS)):
@@ -52,7 +52,7 @@ def some_windows(rates: Iterable[tuple[float, float, float]]) -> Windows:
     return windows
 
 
-def test_the_report_compares_windows_of_one_round() -> None:
+def test_report_compares_windows_of_one_round() -> None:
     rates = ((100, 98, 100), (50, 45, 55), (200, 200, 190), (10, 9.9, 10), (80, 80, 80))
     windows = some_windows(rates)
     assert windows.ratios(OURS) == pytest.approx([0.98, 0.9, 1.0, 0.99, 1.0])
@@ -73,7 +73,7 @@ def test_the_report_compares_windows_of_one_round() -> None:
     assert "0.980 (wanted: 0.99 or more)" in people({"mlp": windows})
 
 
-def test_the_figures_of_both_workloads_stand_side_by_side() -> None:
+def test_figures_of_both_workloads_are_reported_side_by_side() -> None:
     document = report({"mlp": some_windows([(100, 90, 100)]), "transformer": some_windows([(1, 0.8, 1)])}).document()
     assert problems(document) == []
     assert document["ratios"]["steps_vs_plain_ddp"] == pytest.approx(0.9)
@@ -83,7 +83,7 @@ def test_the_figures_of_both_workloads_stand_side_by_side() -> None:
 
 
 @pytest.mark.system
-def test_a_workload_is_as_large_as_it_says() -> None:
+def test_workload_has_its_stated_size() -> None:
     program = (
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"

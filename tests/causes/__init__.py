@@ -1,1 +1,1 @@
-"""A job that fails in every way that is known, and whether its first cause is named right each time."""
+"""A job that fails in every known way, and whether its first cause is named correctly."""

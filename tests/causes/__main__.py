@@ -1,7 +1,8 @@
-"""``python -m tests.causes --count 200 --seed S``: so many faults, and whether each was named right.
+"""``python -m tests.causes --count 200 --seed S``: inject this many faults and check how each was named.
 
-Every fault is a line; the last line is one JSON object. It ends with 1 where any was named wrong. ``--seconds`` stops
-after a while and says how many were given, so that a long campaign can be run in pieces, each with a seed of its own.
+Every fault is a line, and the last line is one JSON object. The exit status is 1 if any was named wrongly.
+``--seconds`` stops after a while and reports how many faults were injected, so that a long campaign can be run in parts
+with different seeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One job after the other is failed on purpose, again and again, and what is on record of each fault is judged.
+"""Make one job after another fail repeatedly, and judge what is recorded about each fault.
 
-Processes and waiting live here; the faults and the judgement are ``faults``'. The one idea: a fault is over when every
-member trains again, and by then whatever will ever be known of it is in the journal, so nothing is timed.
+``faults`` has the faults and the judgement. A fault is over when all members train again. By then the journal has
+everything that will ever be known about it, so nothing is timed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tests.system.processes import PATIENCE, free_port
 WORKERS = 3
 PATIENCE_S = 90.0 * PATIENCE
 LOOK_S = 0.05
-AHEAD_STEPS = 100  # some seconds: the events tell of a step a second later, and more where the machine is busy
-STEPS_FIRST = 6  # the first steps of a generation have an allowance of their own
+AHEAD_STEPS = 100  # some seconds: the events record a step a second later, and more on a busy machine
+STEPS_FIRST = 6  # a generation's first steps have an allowance of their own
 EVERYWHERE = "everywhere"
-"""All workers meet the same error at one step: one of them is the cause, and the others have followed."""
+"""All workers meet the same error at one step: one is the cause, the others are consequences."""
 SETTINGS = {
     "REGISTER_COOLDOWN": "0",
     "HEARTBEAT_INTERVAL": "0.5",
@@ -53,7 +53,7 @@ Plan = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One fault or two at once; ``wrong`` is empty where all that is on record of it is right."""
+    """One fault or two at once; ``wrong`` is empty if everything recorded about it is right."""
 
     faults: Plan
     wrong: str
@@ -61,7 +61,7 @@ class Trial:
 
 
 def plan_of(count: int, seed: int, only: Sequence[str] = ()) -> list[Plan]:
-    """So many trials, every kind as often as any other, in an order that the seed gives."""
+    """Return this many trials, every kind equally often, in an order determined by the seed."""
     kinds: list[Plan] = [(fault.name,) for fault in FAULTS] + list(PAIRS) + [(EVERYWHERE,)]
     kinds = [kind for kind in kinds if not only or "+".join(kind) in only]
     rng = random.Random(seed)
@@ -73,14 +73,14 @@ def plan_of(count: int, seed: int, only: Sequence[str] = ()) -> list[Plan]:
 
 
 class FailingJob:
-    """A job of three workers in a folder of its own, whose follower starts again whoever dies."""
+    """A job of three workers in its own folder, whose follower restarts dead workers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._log = folder / "device" / "scheduler.log"
         self._screen = folder / "follower.log"
         words = ["run", "-n", str(WORKERS), "--max-restarts", "100000", "--sched-port", str(free_port())]
-        script = folder / WORKER.name  # its lines are then named from there
+        script = folder / WORKER.name  # so that its lines are named from there
         shutil.copy(WORKER, script)
         with self._screen.open("ab") as screen:
             self._follower = subprocess.Popen(
@@ -100,7 +100,7 @@ class FailingJob:
         for identity in self._running().values():
             end(identity, 0.1)
 
-    # ---- what is on record
+    # ---- records
 
     def _events(self) -> list[Event]:
         return read_events(self._folder / "recovery")
@@ -119,11 +119,11 @@ class FailingJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return is_over(self._events())
 
     def wait_until(self, is_so: Callable[[list[Event]], bool], what: str) -> None:
-        """Until the job's events show it.
+        """Wait until the job's events show it.
 
         Raises:
             TimeoutError: they do not.
@@ -135,7 +135,7 @@ class FailingJob:
             time.sleep(LOOK_S)
 
     def _wait_for_training(self) -> dict[str, ProcessIdentity]:
-        """Until all have made some steps; the members' processes by node, in the order of their slots."""
+        """Wait until all have made some steps; return the members' processes by node, in slot order."""
 
         def trains(events: list[Event]) -> bool:
             if trains_since(events) is None or len(self._running()) <= WORKERS:
@@ -153,7 +153,7 @@ class FailingJob:
     # ---- faults
 
     def fail(self, plan: Plan, rng: random.Random) -> str:
-        """Give these faults; what is wrong with what is on record of them."""
+        """Inject these faults; return what is wrong with the records about them."""
         members = self._wait_for_training()
         if plan == (EVERYWHERE,):
             given = dict.fromkeys(members, BY_NAME["exception"])
@@ -172,10 +172,10 @@ class FailingJob:
             return trains or is_over(events)
 
         self.wait_until(is_made_good, f"the end of {plan}")
-        if is_over(self._events()) and plan != (EVERYWHERE,):  # that one may end a job whose workers start slowly
+        if is_over(self._events()) and plan != (EVERYWHERE,):  # which may end a job whose workers start slowly
             return f"the job ended: {_since(self._screen, screen_at)[-1000:]}"
         causes = {one.node: one.text for one in self._records()[records:] if isinstance(one, CauseFound)}
-        if plan == (EVERYWHERE,) and causes:  # whoever was first: the others met the same, and followed
+        if plan == (EVERYWHERE,) and causes:  # whichever was first: the others met the same error
             given = {node: given[node] for node in list(causes)[:1]}
         said = wrong(given, Said(tuple(causes.items()), _since(self._log, log_at).splitlines()))
         if said:
@@ -189,7 +189,7 @@ class FailingJob:
         return ""
 
     def _give(self, given: Mapping[str, Fault], members: Mapping[str, ProcessIdentity]) -> None:
-        """One at once; several at one step that is still to come, each by an order to itself."""
+        """Inject one at once; several are due at one later step, each by its own order."""
         step = 0 if len(given) == 1 else max(event.step for event in self._events()) + AHEAD_STEPS
         for node, fault in given.items():
             if fault.sent and len(given) == 1:
@@ -201,7 +201,7 @@ class FailingJob:
 
 
 def _since(log: Path, at: int) -> str:
-    """What was written there from this byte on."""
+    """Return what was written there from this byte on."""
     with log.open("rb") as file:
         file.seek(at)
         return file.read().decode(errors="replace")
@@ -209,7 +209,7 @@ def _since(log: Path, at: int) -> str:
 
 @contextmanager
 def failing_job(folder: Path) -> Iterator[FailingJob]:
-    """A job that is ended with all its processes."""
+    """Return a job that is ended with all its processes."""
     folder.mkdir(parents=True)
     job = FailingJob(folder)
     try:
@@ -219,7 +219,7 @@ def failing_job(folder: Path) -> Iterator[FailingJob]:
 
 
 def run(folder: Path, plans: Sequence[Plan], seed: int) -> Iterator[Trial]:
-    """All these trials, in as few jobs as they leave standing."""
+    """Run all these trials, in as few jobs as they leave alive."""
     left, rng, number = list(plans), random.Random(seed), 0
     while left:
         number += 1

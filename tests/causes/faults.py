@@ -1,8 +1,8 @@
-"""The ways to fail, and what a job must say of each: who, of what class, in which words and line.
+"""The ways to fail, and what must be recorded about each: worker, class, words and line.
 
-Only the list lives here, and the judgement. The one idea: what is judged is what somebody reads afterwards, the causes
-in the journal; they must name exactly those who failed, with class and words, and nobody else. The ten of NVRx's twelve
-kinds (its ``inject_fault.py``) that need no GPU are among them, under its names.
+The journal's causes are judged, since these are what a user reads afterwards. They must name exactly the failed
+workers, with class and words. The faults include the ten of NVRx's twelve kinds (its ``inject_fault.py``) that need no
+GPU, under their names.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Fault:
 
     Attributes:
         cause: the class.
-        says: what the cause must begin with; LINE is the line of the script.
-        sent: the signal from outside; 0: the worker is told to do it itself.
-        nvrx: NVRx's name of it; empty: it has none.
-        ends: whether the worker is lost by it; else it is only warned of.
-        goes_on: whether the generation goes on.
+        says: how the cause must begin; LINE is the line of the script.
+        sent: the signal from outside; 0: the worker does it on command.
+        nvrx: NVRx's name for it, or empty.
+        ends: whether the worker is lost by it; otherwise there is only a warning.
+        goes_on: whether the generation continues.
     """
 
     name: str
@@ -82,25 +82,25 @@ PAIRS = (
     ("sigkill", "os-exit"),
     ("exit", "disk"),
 )
-"""Two at once, each of its own cause."""
+"""Two at once, each with its own cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What is on record: of each cause the node and its text; and what was warned of."""
+    """The records: the node and text of each cause, and the warnings."""
 
     causes: Sequence[tuple[str, str]]
     notes: Sequence[str]
 
 
 def line_of(fault: str) -> str:
-    """The number of the line that the comment at its end names so; empty where there is none."""
+    """Return the number of the line marked by this comment, or an empty string."""
     ends = f"# fault: {fault}"
     return next((str(at) for at, line in enumerate(WORKER.read_text().splitlines(), 1) if line.endswith(ends)), "")
 
 
 def wrong(given: Mapping[str, Fault], said: Said) -> str:
-    """What is wrong with what is on record of these faults, by node; empty where nothing is."""
+    """Return what is wrong with the records about these faults, by node, or an empty string."""
     for node, fault in given.items():
         words = fault.says.replace("LINE", line_of(fault.name) or "none").replace("<NODE>", re.escape(node))
         if not fault.ends:

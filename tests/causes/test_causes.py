@@ -1,4 +1,4 @@
-"""What a campaign of faults judges, that its judgement can fail, and one real fault of each sort."""
+"""The judgement of the fault campaign and its own failure cases, and one real fault of each kind."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SEGFAULT = {"1": BY_NAME["segfault"]}
 DIED = "was killed by signal 11 (SIGSEGV)"
 
 
-def test_the_kinds_of_nvrx_that_need_no_gpu_are_among_the_faults_and_every_line_is_there() -> None:
+def test_nvrx_kinds_without_a_gpu_are_included_and_every_line_exists() -> None:
     assert {fault.nvrx for fault in FAULTS} - {""} == NVRX
     assert [fault.name for fault in FAULTS if "LINE" in fault.says and not line_of(fault.name)] == []
     assert {name for pair in PAIRS for name in pair} <= BY_NAME.keys()
 
 
-def test_a_plan_has_every_kind_as_often_as_any_other_and_the_seed_gives_it_again() -> None:
+def test_plan_has_every_kind_equally_often_and_follows_from_the_seed() -> None:
     kinds = len(FAULTS) + len(PAIRS) + 1
     plan = plan_of(2 * kinds, 7)
     assert {plan.count(one) for one in plan} == {2} and (EVERYWHERE,) in plan
@@ -33,7 +33,7 @@ def test_a_plan_has_every_kind_as_often_as_any_other_and_the_seed_gives_it_again
     assert plan_of(3, 1, ["sigkill"]) == [("sigkill",)] * 3
 
 
-def test_what_is_right() -> None:
+def test_correct_records_are_accepted() -> None:
     assert wrong(SEGFAULT, Said([("1", f"{DIED} (software; another process is to take its place)")], ())) == ""
     thread = {"1": BY_NAME["thread"]}
     told = (
@@ -53,7 +53,7 @@ def test_what_is_right() -> None:
         ([("1", f"{DIED} (software; x)"), ("0", "its connection closed (node; x)")], "worker 0 is blamed as well"),
     ],
 )
-def test_what_is_wrong(causes: list[tuple[str, str]], said: str) -> None:
+def test_wrong_records_are_rejected(causes: list[tuple[str, str]], said: str) -> None:
     assert said in wrong(SEGFAULT, Said(causes, ()))
 
 
@@ -68,6 +68,6 @@ def test_what_is_wrong(causes: list[tuple[str, str]], said: str) -> None:
     ],
     ids="+".join,
 )
-def test_a_real_fault_is_named_in_the_journal_with_its_class(plan: tuple[str, ...], tmp_path: Path) -> None:
+def test_real_fault_is_named_in_the_journal_with_its_class(plan: tuple[str, ...], tmp_path: Path) -> None:
     with failing_job(tmp_path / "job") as job:
         assert job.fail(plan, random.Random(1)) == ""

@@ -1,7 +1,7 @@
-"""A worker that trains until it is told to fail: then it does so in one of the ways that users know, in a known line.
+"""A worker that trains until it is told to fail, and then fails in a given way in a known line.
 
-The order is a file in the job's folder, named for the worker's place, that holds the way and the step from which on it
-is due, so that several can fail at one step; it is taken once. What comes from outside (a signal) needs no order.
+The order is a file in the job's folder, named after the worker's place, with the way and the step from which it is due,
+so that several can fail at one step; it is consumed once. Signals from outside need no order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAUSE_S = 0.02
 
 
 class Samples(Dataset[torch.Tensor]):
-    """float32 (2,); one of them may never come."""
+    """float32 (2,); one of them may never arrive."""
 
     def __len__(self) -> int:
         return 1 << 24
@@ -37,7 +37,7 @@ class Samples(Dataset[torch.Tensor]):
 
 
 class Deadly(Dataset[int]):
-    """One sample, which ends the process that loads it."""
+    """One sample that ends the process which loads it."""
 
     def __len__(self) -> int:
         return 1
@@ -48,13 +48,13 @@ class Deadly(Dataset[int]):
 
 
 class Progress:
-    """How many steps are behind this worker."""
+    """The number of this worker's steps."""
 
     step = 0
 
 
 def takes(way: str) -> bool:
-    """Whether this worker is to fail so, now."""
+    """Return whether this worker is to fail this way now."""
     order = Path(f"order-{os.environ['NODE_ID'].partition('.')[0]}")
     if not order.exists():
         return False
@@ -66,17 +66,17 @@ def takes(way: str) -> bool:
 
 
 def fail_in_a_thread() -> None:
-    """Where nobody waits for it."""
+    """Fail in a thread that is not joined."""
     raise RuntimeError("a fault")  # fault: thread
 
 
 def raise_at_signal(*_: object) -> None:
-    """A script's own handler."""
+    """The script's own handler."""
     raise RuntimeError("a fault")  # fault: signal-exception
 
 
 def fail_if_told() -> None:
-    """The faults that are a line of the script's own."""
+    """Cause a fault that is a line of the script's own."""
     if takes("exception"):
         raise RuntimeError("a fault")  # fault: exception
     if takes("async-exception"):
@@ -110,12 +110,13 @@ def fail_if_told() -> None:
         for _ in DataLoader(Deadly(), num_workers=1, timeout=0):  # fault: loader-killed
             pass
     if takes("thread"):
-        threading.Thread(target=fail_in_a_thread, name=f"feeder-{Progress.step}").start()  # else said once in a while
+        # otherwise reported only once in a while
+        threading.Thread(target=fail_in_a_thread, name=f"feeder-{Progress.step}").start()
     fail_to_go_on_if_told()
 
 
 def fail_to_go_on_if_told() -> None:
-    """Those that end nothing: the others wait."""
+    """Cause a fault that ends nothing, so that the others wait."""
     if takes("sleep"):
         time.sleep(FOR_EVER_S)  # fault: sleep
     if takes("deadlock"):
@@ -130,7 +131,7 @@ def fail_to_go_on_if_told() -> None:
 
 def main() -> None:
     signal.signal(signal.SIGUSR1, raise_at_signal)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # `samebits run` has workers ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `samebits run` makes workers ignore it
     samebits.init()
     torch.manual_seed(1)
     model = DistributedDataParallel(torch.nn.Linear(2, 2))

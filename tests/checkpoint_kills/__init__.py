@@ -1,1 +1,1 @@
-"""A rank that loads, saves and deletes its points, killed again and again: what is left must always be whole."""
+"""A rank that loads, saves and deletes its points is killed repeatedly; the remains must always be complete."""

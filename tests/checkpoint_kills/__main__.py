@@ -1,7 +1,7 @@
 """``python -m tests.checkpoint_kills [--kills 500] [--seed 1]``: kill -9 a rank that loads, saves, copies and deletes.
 
-Prints what was killed while it did what, and in the end what was found; the status is 1 if that is anything at all. The
-points lie below the current folder, or ``--directory``, and the memory slots in ``/dev/shm``; both go afterwards.
+Prints what was killed during which action, and finally the violations; the status is 1 if there are any. The points are
+stored below the current folder, or ``--directory``, and the memory slots in ``/dev/shm``; both are removed afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn; the moments also depend on the machine")
     parser.add_argument("--directory", type=Path, default=Path())
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # a victim is a fork, and a pool of threads does not outlive a fork
+    torch.set_num_threads(1)  # a victim is a fork, and a thread pool does not survive a fork
     began_s = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="checkpoint-kills-", dir=arguments.directory) as folder,

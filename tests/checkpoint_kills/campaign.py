@@ -1,10 +1,9 @@
-"""The killing: a victim, a moment drawn in what it says, kill -9, a look at what is left, and again on the same folder.
+"""The kills: a victim, a random time in its output, kill -9, a check of what is left, and again on the same folder.
 
-Here live the draws, the kill, and the judgement, which is the same after every kill: every directory with a point's
-name is whole, whatever loads is right, what was durable or something newer is held, at least one point is verified
-that every rank had, and what was copied to another host, or something newer, is kept there. The one idea: victims
-follow one another on one folder, as the processes of one rank do, so each also begins from what the kill of the one
-before has left.
+The check is the same after every kill: every directory with a point's name is complete, whatever loads is right, what
+was durable or something newer is held, at least one point that every rank had is verified, and what was copied to
+another host, or something newer, is kept there. Victims succeed each other on one folder, as the processes of one rank
+do, so each also starts from what the previous kill left.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ VICTIMS = (
     "trainer, writer and keeper",
 )
 ELEMENTS = (1_000, 100_000, 1_000_000)
-UNPROVEN = "its writer died before it was hashed"
+UNPROVEN = "its writer died before hashing it"
 MOST_OCCURRENCES = 6
 MEAN_DELAY_S = 0.01
 WITHIN_S = 120.0
@@ -47,7 +46,7 @@ WITHIN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One kill: at which of the victim's words, how long after it, and of whom."""
+    """One kill: after which output of the victim, how much later, and of which process."""
 
     moment: str
     occurrence: int
@@ -69,15 +68,15 @@ class Draw:
 
 @dataclass(slots=True)
 class Found:
-    """What all kills together came to."""
+    """The results of all kills."""
 
     kills: int = 0
     doing: Counter[str] = field(default_factory=Counter)
-    """what the victim had said last"""
+    """the victim's last output"""
     killed: Counter[str] = field(default_factory=Counter)
     unloadable: list[str] = field(default_factory=list)
     unproven: int = 0
-    """slots whose writer was killed before it had hashed them: passed over, and said"""
+    """slots whose writer was killed before it had hashed them: skipped with a message"""
     copies: int = 0
     """copies on the other host that were verified and right"""
     wrong: list[str] = field(default_factory=list)
@@ -106,7 +105,7 @@ class Campaign:
         self._global: set[int] = set()
 
     def kill_once(self) -> None:
-        """One victim, from its start to the look at what it left."""
+        """Run one victim, from its start to the check of what it left."""
         draw = Draw.of(self._chance)
         life = draw.life if not draw.life.is_async else replace(draw.life, buddy=self.keeper.endpoint())
         pid, listen = victim.start(self._place, life)
@@ -125,9 +124,9 @@ class Campaign:
         self._judge()
 
     def _kill(self, pid: int, draw: Draw, lines: Lines) -> list[int]:
-        """Returns the writers, which may still have something to finish."""
+        """Kill; return the writers, which may have work left."""
         lines.read_until(draw.moment, draw.occurrence)
-        time.sleep(draw.delay_s)  # the moment is the draw's: nothing is waited for
+        time.sleep(draw.delay_s)  # the time is drawn: no event is waited for
         writers = _children(pid)
         if draw.whom == "trainer":
             os.kill(pid, signal.SIGKILL)
@@ -157,7 +156,7 @@ class Campaign:
         self._global.update(lines.numbers("global"))
 
     def _judge(self) -> None:
-        """As the next process of the rank finds it."""
+        """Check as the next process of the rank would."""
         found = self.found
         case = f"after kill {found.kills}"
         on_disk = checkpoints.scan(self._place.rank_folder, JOB)
@@ -187,7 +186,7 @@ class Campaign:
                 found.lost.append(f"{case}: of the points that every rank had, none is left: {on_disk}")
 
     def _judge_copies(self, case: str) -> None:
-        """As a process of the other host finds them, after this one is lost."""
+        """Check as a process of the other host would after the loss of this one."""
         found, copies = self.found, KeptCopies(JOB, memory=self._place.elsewhere)
         copies.begin(1, (victim.SLOT,))
         self.keeper.stop()
@@ -204,7 +203,7 @@ class Campaign:
 
 
 class Lines:
-    """What a victim has said, as it comes."""
+    """A victim's output as it arrives."""
 
     def __init__(self, descriptor: int) -> None:
         self.all: list[str] = []
@@ -212,11 +211,11 @@ class Lines:
         self._partial = b""
 
     def numbers(self, word: str) -> list[int]:
-        """All that it has said with that word."""
+        """Return the numbers of all lines with that word."""
         return [int(line.split()[1]) for line in self.all if line.startswith(f"{word} ")]
 
     def read_until(self, word: str, times: int) -> None:
-        """Until it has said so ``times`` more times, or nothing more comes."""
+        """Read until the word has appeared ``times`` more times, or the output ends."""
         begin = len(self.all)
         deadline_s = time.monotonic() + WITHIN_S
         while sum(line.split()[0] == word for line in self.all[begin:]) < times:
@@ -251,7 +250,7 @@ def _kill_all(pids: list[int]) -> None:
 
 
 def _wait_for_end(pid: int) -> None:
-    """Of a process that is nobody's child any more."""
+    """Wait for the end of a process whose parent is gone."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -265,7 +264,7 @@ def _wait_for_end(pid: int) -> None:
 
 @contextlib.contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """What the user is warned of inside the block."""
+    """Collect the warnings to the user within the block."""
     told: list[str] = []
 
     class Collector(logging.Handler):

@@ -1,7 +1,7 @@
 """The victim's buddy: a process that keeps copies of its points, as on another host, and is killed as well.
 
-``python -m tests.checkpoint_kills.keeper MEMORY`` says where it listens and keeps copies there until it is killed;
-``Keeper`` is that process as the campaign sees it.
+``python -m tests.checkpoint_kills.keeper MEMORY`` prints its address and keeps copies until it is killed; ``Keeper`` is
+that process as the campaign sees it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OWN_SLOT = SLOT + 1
 
 
 class Keeper:
-    """One keeper after another, on one memory.
+    """A succession of keepers on one memory.
 
     Args:
         memory: the folder of the slots.
@@ -35,23 +35,23 @@ class Keeper:
         self._endpoint = ""
 
     def endpoint(self) -> str:
-        """Where a keeper listens, which is started if there is none."""
+        """Return a keeper's address, starting one if there is none."""
         if self._process is None:
             command = [sys.executable, "-m", "tests.checkpoint_kills.keeper", str(self._memory)]
             self._process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
             assert self._process.stdout is not None
             self._endpoint = self._process.stdout.readline().strip()
-            assert self._endpoint, "the keeper ended before it said where it listens"
+            assert self._endpoint, "the keeper ended before it printed its address"
         return self._endpoint
 
     def stop(self) -> None:
-        """It stands still, in the middle of whatever it does, when this returns."""
+        """Stop it (SIGSTOP), in the middle of any action, before this returns."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
             os.waitpid(self._process.pid, os.WUNTRACED)
 
     def go_on(self) -> None:
-        """After :meth:`stop`."""
+        """Continue it after :meth:`stop`."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 

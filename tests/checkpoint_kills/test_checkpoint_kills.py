@@ -1,4 +1,4 @@
-"""A few of the kills that ``python -m tests.checkpoint_kills`` makes by the hundred; and it finds what is broken."""
+"""A few of the kills that ``python -m tests.checkpoint_kills`` makes by the hundred, and tests of its check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.mark.system
-def test_kills_at_any_moment_leave_whole_points(tmp_path: Path, repository: Path) -> None:
+def test_kills_at_random_times_leave_complete_points(tmp_path: Path, repository: Path) -> None:
     command = [sys.executable, "-m", "tests.checkpoint_kills", "--kills", "10", "--directory", str(tmp_path)]
     shown = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=240)
     assert shown.returncode == 0, shown.stdout + shown.stderr
@@ -35,7 +35,7 @@ def test_kills_at_any_moment_leave_whole_points(tmp_path: Path, repository: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_moment_and_every_victim_is_drawn() -> None:
+def test_every_time_and_every_victim_is_drawn() -> None:
     chance = random.Random(1)
     draws = [Draw.of(chance) for _ in range(200)]
     assert {draw.moment for draw in draws} == set(MOMENTS)
@@ -44,7 +44,7 @@ def test_every_moment_and_every_victim_is_drawn() -> None:
 
 
 def saved(place: Place, steps: int, *, content_of: int | None = None) -> None:
-    """Points of the first steps on disk; ``content_of``: what they all contain is another step's."""
+    """Save points of the first steps on disk; ``content_of``: give all of them another step's content."""
     checkpoints = place.open(is_async=False)
     for step in range(1, steps + 1):
         tree, tensors = snapshot.take_apart(victim.state_of(content_of or step, 10), "state")
@@ -52,17 +52,17 @@ def saved(place: Place, steps: int, *, content_of: int | None = None) -> None:
     checkpoints.release()
 
 
-def test_the_judge_finds_a_damaged_point(place: Place) -> None:
+def test_check_finds_a_damaged_point(place: Place) -> None:
     campaign = Campaign(place, seed=1)
     saved(place, 2)
     campaign._judge()
     assert campaign.found.problems == []
     change_byte(place.rank_folder / "step_0000000002_gen_000001" / "data.safetensors", -1)
     campaign._judge()
-    assert len(campaign.found.unloadable) == 2, "the judge's own look, and the rank's"
+    assert len(campaign.found.unloadable) == 2, "the campaign's own check, and the rank's"
 
 
-def test_the_judge_finds_a_wrong_point(place: Place) -> None:
+def test_check_finds_a_wrong_point(place: Place) -> None:
     campaign = Campaign(place, seed=1)
     saved(place, 1, content_of=9)
     campaign._judge()
@@ -70,7 +70,7 @@ def test_the_judge_finds_a_wrong_point(place: Place) -> None:
     assert "step 1" in problem
 
 
-def test_the_judge_finds_that_a_durable_point_is_gone(place: Place) -> None:
+def test_check_finds_that_a_durable_point_is_gone(place: Place) -> None:
     campaign = Campaign(place, seed=1)
     saved(place, 2)
     campaign._durable = 3
@@ -81,7 +81,7 @@ def test_the_judge_finds_that_a_durable_point_is_gone(place: Place) -> None:
 
 
 def kept_elsewhere(place: Place, *steps: int, content_of: int | None = None) -> Path:
-    """Copies of these steps, as a keeper has them; the newest one's slot."""
+    """Keep copies of these steps as a keeper does; return the newest one's slot."""
     room = MemoryRoom(place.elsewhere, victim.JOB, victim.SLOT, is_copy=True)
     staging = Staging(room)
     name = ""
@@ -90,12 +90,12 @@ def kept_elsewhere(place: Place, *steps: int, content_of: int | None = None) -> 
         header = PointHeader(victim.JOB, Point(step, 1), 1, 0, victim.SLOT, "0")
         name, _ = staging.stage(header, tensors, tree, {})
         with memory_buffer.hashed(room.path / name, room.descriptor):
-            """What its writer does first."""
+            """Hash the slot, as its writer does first."""
     room.close()
     return room.path / name
 
 
-def test_the_judge_finds_a_damaged_copy(place: Place) -> None:
+def test_check_finds_a_damaged_copy(place: Place) -> None:
     campaign = Campaign(place, seed=1)
     newest = kept_elsewhere(place, 1, 2)
     campaign._judge()
@@ -107,7 +107,7 @@ def test_the_judge_finds_a_damaged_copy(place: Place) -> None:
     assert "step 2 was copied" in problem
 
 
-def test_the_judge_finds_a_wrong_copy(place: Place) -> None:
+def test_check_finds_a_wrong_copy(place: Place) -> None:
     campaign = Campaign(place, seed=1)
     kept_elsewhere(place, 1, content_of=9)
     campaign._judge()
@@ -115,7 +115,7 @@ def test_the_judge_finds_a_wrong_copy(place: Place) -> None:
     assert "the copy" in problem
 
 
-def test_the_judge_finds_that_no_global_point_is_left(place: Place) -> None:
+def test_check_finds_that_no_common_point_is_left(place: Place) -> None:
     campaign = Campaign(place, seed=1)
     saved(place, 2)
     campaign._global = {3}

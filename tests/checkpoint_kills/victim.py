@@ -1,8 +1,8 @@
-"""The process that is killed: a rank without a job, which loads its newest point and then saves one after another.
+"""The process that is killed: a rank without a job that loads its newest point and then saves repeatedly.
 
-Here lives what it does and what it says of it, a line each, through a pipe: ``load``, ``save N``, ``delete``, ``durable
-N`` once the point of step N is on disk, and ``global N`` once every rank of its job, which is this one, has reported
-it. What a point must contain follows from its step alone, so whoever loads it knows whether it is right.
+It reports its actions through a pipe, one per line: ``load``, ``save N``, ``delete``, ``durable N`` once the point of
+step N is on disk, and ``global N`` once every rank of its job, which is this one, has reported it. A point's content
+follows from its step alone, so that any reader can check it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Place:
         return checkpoints.rank_directory(self.root, SLOT)
 
     def open(self, committed: Committed | None = None, *, is_async: bool = True, buddy: str = "") -> RankCheckpoints:
-        """``buddy``: where a keeper listens."""
+        """Open the checkpoints. ``buddy``: where a keeper listens."""
         committed, listener = committed or Committed(), CopyListener("127.0.0.1") if buddy else None
         checkpoints = RankCheckpoints(
             CheckpointConfig(keep_checkpoint_max=KEEP, async_save=is_async),
@@ -87,12 +87,12 @@ class Place:
         return checkpoints
 
     def newest_on_disk(self) -> int:
-        """The step of the newest directory with a point's name; 0 where there is none."""
+        """Return the step of the newest directory with a point's name, or 0."""
         return max((found.point.step for found in checkpoints.scan(self.rank_folder, JOB)), default=0)
 
 
 def state_of(step: int, elements: int) -> dict[str, object]:
-    """What the point of that step contains."""
+    """Return the content of that step's point."""
     return {
         "steps": step,
         "weight": torch.arange(elements, dtype=torch.float32) + step,
@@ -101,7 +101,7 @@ def state_of(step: int, elements: int) -> dict[str, object]:
 
 
 def is_right(checkpoint: checkpoints.Checkpoint) -> bool:
-    """Whether every value is that of the point's step."""
+    """Return whether every value is that of the point's step."""
     saved = snapshot.join(checkpoint.tree, checkpoint.tensors)
     expected = state_of(checkpoint.header.point.step, saved["weight"].numel())
     moments = zip(saved["moments"], expected["moments"], strict=True)  # type: ignore[call-overload]
@@ -119,8 +119,8 @@ class Life:
     Attributes:
         elements: of its largest tensor.
         is_async: whether a writer process writes.
-        is_heard: whether its scheduler is there; nothing is to be deleted while it is not.
-        buddy: where its copies go; none where empty.
+        is_heard: whether its scheduler is there; without it nothing may be deleted.
+        buddy: where its copies go; empty: nowhere.
     """
 
     elements: int
@@ -137,7 +137,7 @@ def live(place: Place, life: Life, say: Callable[[str], None]) -> None:
         life: how.
         say: takes a line.
     """
-    for owner in (pruning, Writer):  # who deletes beside the training is asked for it
+    for owner in (pruning, Writer):  # both that delete beside the training are hooked
         owner.prune = _told(say, owner.prune)  # type: ignore[attr-defined]
     checkpoints = place.open(Committed(is_there=life.is_heard, say=say), is_async=life.is_async, buddy=life.buddy)
     step = load(checkpoints, say)
@@ -160,7 +160,7 @@ def _told(say: Callable[[str], None], prune: Callable[..., object]) -> Callable[
 
 
 def load(checkpoints: RankCheckpoints, say: Callable[[str], None]) -> int:
-    """The step of the newest point, which was loaded and is right; 0 where there is none."""
+    """Load the newest point and check it; return its step, or 0 if there is none."""
     say("load")
     held = checkpoints.held()
     if not held:
@@ -171,7 +171,7 @@ def load(checkpoints: RankCheckpoints, say: Callable[[str], None]) -> int:
 
 
 def start(place: Place, life: Life) -> tuple[int, int]:
-    """Begin to live in a process of its own; its pid, and the end of the pipe to read what it says from."""
+    """Start a victim; return its pid and the reading end of its pipe."""
     listen, speak = os.pipe()
     pid = os.fork()
     if pid:

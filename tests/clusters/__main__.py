@@ -1,7 +1,7 @@
-"""``python -m tests.clusters [--faults 200] [--seed 1]``: random faults over three hosts, and what became of the bits.
+"""``python -m tests.clusters [--faults 200] [--seed 1]``: random faults over three hosts; the bits must not change.
 
-Prints each job's faults, and in the end what was found; the status is 1 if that is anything at all. Needs root and
-iproute2. Everything lies below the current folder, or ``--directory``; a job that went wrong keeps its logs there.
+Prints each job's faults and finally the violations; the status is 1 if there are any. Needs root and iproute2.
+Everything is stored below the current folder, or ``--directory``; a job that failed keeps its logs there.
 """
 
 from __future__ import annotations

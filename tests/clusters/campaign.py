@@ -1,8 +1,7 @@
-"""Random faults over three hosts: a rank killed or stopped, hosts cut apart or lost, the scheduler killed and moved.
+"""Random faults over three hosts: a rank killed or stopped, hosts partitioned or lost, the scheduler killed or moved.
 
-Each job trains from gate to gate; between two of them one fault happens, at a moment that is drawn, and is made good.
-Never here: how a host is made (``namespaces``) or what a job is (``hosts``). The one idea: whatever is drawn, the job
-ends with the bits of an undisturbed one, its journal names nobody twice, and nothing of it is left.
+Each job trains from gate to gate. Between two gates one fault happens, at a random time, and is repaired. In every case
+the job must end with the bits of an undisturbed one, its journal must be consistent, and nothing may be left.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from tests.system.processes import Running, WarmStarter
 
 RANKS = 3
 GATE_EVERY = 10
-LONGEST_PAUSE_S = 4.0  # twice NODE_TIMEOUT: what is cut or stopped so long is lost meanwhile, and comes back
+LONGEST_PAUSE_S = 4.0  # twice NODE_TIMEOUT: anything cut or stopped that long is lost and returns
 SETTINGS = {"NODE_TIMEOUT": "2", "HEARTBEAT_INTERVAL": "0.5"}
 
 
 class Campaign:
-    """Jobs of some faults each, one after the other.
+    """Jobs with some faults each, one after the other.
 
     Args:
-        folder: everything is kept below it, and removed where nothing was found.
-        seed: of what is drawn; what comes of it also depends on the machine.
+        folder: everything is kept below it, and removed after a success.
+        seed: determines the draws; the result also depends on the machine.
 
     Attributes:
-        done: how often each kind of fault was done.
+        done: how often each kind of fault was injected.
     """
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -53,7 +52,7 @@ class Campaign:
         self._starter.close()
 
     def run_job(self, faults: int) -> list[str]:
-        """One job with so many faults; what is wrong with it."""
+        """Run one job with this many faults; return what is wrong with it."""
         self._jobs += 1
         arguments = _arguments(faults)
         expected = self._sha256_of(faults)
@@ -95,7 +94,7 @@ class Campaign:
 
 
 class _Disturbed:
-    """One job, and what is done to it."""
+    """One job and its faults."""
 
     def __init__(self, job: HostsJob, chance: random.Random, done: Counter[str]) -> None:
         self._job = job
@@ -114,7 +113,7 @@ class _Disturbed:
             for rank in job.ranks:
                 job.wait_for(rank, rf"waits at the gate of step {gate}\b")
             kind = self._chance.choice(sorted(kinds))
-            is_first = self._chance.random() < 0.5  # while all stand at the gate, or while they train
+            is_first = self._chance.random() < 0.5  # while all wait at the gate, or while they train
             self.story.append(f"{kind} at step {gate}{'' if is_first else ' and later'}")
             if not is_first:
                 job.open_gates(gate)
@@ -137,7 +136,7 @@ class _Disturbed:
         problems += faults_in(job.folder / "shared" / "recovery")
         return problems
 
-    # ---- the kinds
+    # ---- kinds of faults
 
     def _kinds(self) -> dict[str, Callable[[], None]]:
         return {
@@ -191,7 +190,7 @@ class _Disturbed:
         self._start_scheduler(self._elsewhere())
 
     def _replace_scheduler(self) -> None:
-        """On a file system without locks, by someone who takes the old one for dead."""
+        """Replace it as an operator would who takes it for dead, on a file system without locks."""
         job, old = self._job, self._job.scheduler
         (job.folder / "shared" / "recovery" / "lock").unlink()
         self._start_scheduler(self._elsewhere())
@@ -200,12 +199,12 @@ class _Disturbed:
             self._problems.append(f"a scheduler that was replaced left with {status}")
 
     def _start_scheduler(self, host: Host) -> None:
-        """It has the lock when this returns: the next one finds it as a scheduler, and not as one that begins."""
+        """Start one and return when it has the lock, so that the next one finds a running scheduler."""
         since = self._job.count("scheduler")
         self._job.move_scheduler(host)
         self._job.wait_for("scheduler", "listening on", since=since)
 
-    # ---- what is drawn
+    # ---- random choices
 
     def _rank(self) -> int:
         return self._chance.choice(list(self._job.ranks))
@@ -229,7 +228,7 @@ def _arguments(faults: int) -> tuple[str, ...]:
 
 
 def faults_in(recovery: Path) -> list[str]:
-    """What a journal must not say: a rank held twice, a generation or a term that does not rise, an owner left over."""
+    """Return a journal's contradictions: a rank held twice, a number that does not rise, a leftover owner."""
     contents = read_journal(recovery)
     assert contents is not None
     history = [records.SCHEMA.unpack(payload) for payload in contents.payloads]

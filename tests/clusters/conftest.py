@@ -1,4 +1,4 @@
-"""Hosts to run a job on, and the proof that nothing of it is left."""
+"""Hosts to run a job on, with a check that nothing is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def can_have_hosts() -> None:
 
 @pytest.fixture
 def new_switch(can_have_hosts: None) -> Iterator[Callable[..., Switch]]:
-    """Makes a switch with hosts of these names on it."""
+    """Return a factory of switches with hosts of these names."""
     switches: list[Switch] = []
 
     def make(*names: str, networks: int = 1) -> Switch:
@@ -47,7 +47,7 @@ def new_switch(can_have_hosts: None) -> Iterator[Callable[..., Switch]]:
 def new_hosts_job(
     tmp_path: Path, warm: WarmStarter, new_switch: Callable[..., Switch], watched: Callable[[JobFolder], None]
 ) -> Callable[..., HostsJob]:
-    """Makes jobs of three ranks on three hosts, or on what ``switch`` has."""
+    """Return a factory of jobs of three ranks on three hosts, or on those of ``switch``."""
     numbers = itertools.count()
 
     def make(*args: str, switch: Switch | None = None, **options: Any) -> HostsJob:

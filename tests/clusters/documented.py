@@ -1,6 +1,6 @@
 """Read the commands of docs/how-to/slurm.md and kubernetes.md, so that the tests run what the pages show.
 
-A line keeps its words. Only placeholders are replaced: the script, the number of workers per host, the checkout's path.
+Only placeholders are replaced: the script, the number of workers per host, the checkout's path.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ GUIDES = REPOSITORY / "docs" / "how-to"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A command: the variables that stand before it, and its words."""
+    """A command: the variables before it, and its words."""
 
     variables: Mapping[str, str]
     words: tuple[str, ...]
 
     def option(self, name: str) -> str:
-        """The value of ``--name=value``."""
+        """Return the value of ``--name=value``."""
         return next(word.partition("=")[2] for word in self.words if word.startswith(f"--{name}="))
 
 
@@ -36,9 +36,9 @@ def lines_in(guide: str) -> list[str]:
 
 
 def taken_apart(text: str, instead: Mapping[str, str]) -> Line:
-    """What a shell would make of the line; every key of ``instead`` has to stand in it."""
+    """Split the line as a shell does; every key of ``instead`` must occur in it."""
     for old, new in instead.items():
-        assert old in text, f"{old!r} does not stand in {text!r}"
+        assert old in text, f"{old!r} does not occur in {text!r}"
         text = text.replace(old, new)
     words = shlex.split(text)
     variables = {}

@@ -1,8 +1,7 @@
-"""A job over hosts: where each process runs, what a lost host takes along, and what stands in for it.
+"""A job over hosts: where each process runs, what is lost with a host, and what replaces it.
 
-Each process of a host works in that host's folder, which is its disk: checkpoints go there, and so does the journal
-unless a folder is shared. Logs lie outside, as if they were shipped. Never here: how a host is made (``namespaces``),
-or a promise.
+Each process of a host works in that host's folder, which is its disk: checkpoints are stored there, and so is the
+journal unless a folder is shared. Logs are outside, as if they were shipped.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ class HostsJob(Job):
 
     Args:
         hosts: where it runs, in order.
-        network: which of the hosts' networks SCHED_HOST lies in.
-        shared: whether RECOVERY_PATH lies where every host sees it; else on the scheduler's host's disk.
-        standbys: that many hosts besides the first may have the scheduler: SCHED_HOST names them all.
+        network: which of the hosts' networks SCHED_HOST is in.
+        shared: whether RECOVERY_PATH is visible to every host; otherwise it is on the scheduler's host's disk.
+        standbys: how many hosts besides the first may have the scheduler: SCHED_HOST names them all.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class HostsJob(Job):
         super().__init__(folder, starter, script=script, args=args, workers=workers, settings=ours | (settings or {}))
 
     def disk_of(self, host: Host) -> Path:
-        """The host's own folder."""
+        """Return the host's own folder."""
         return self.folder / f"{host.number}-{host.name}"
 
     def ranks_on(self, host: Host) -> list[int]:
@@ -69,12 +68,12 @@ class HostsJob(Job):
         return self._starter.start(command)
 
     def move_scheduler(self, host: Host) -> None:
-        """Start one on this host, whatever became of the last one."""
+        """Start a scheduler on this host, whatever happened to the last one."""
         self.place["scheduler"] = host
         self.start_scheduler()
 
     def lose(self, host: Host) -> None:
-        """The host with all that runs on it, its memory and its disk; its ranks' processes are gone when it returns."""
+        """Lose the host with its processes, memory and disk; return when its ranks' processes are gone."""
         ranks = self.ranks_on(host)
         host.lose()
         self.switch.hosts.remove(host)
@@ -83,7 +82,7 @@ class HostsJob(Job):
         shutil.rmtree(self.disk_of(host))
 
     def replace(self, host: Host, name: str, number: int | None = None) -> Host:
-        """A new host, whose processes start with nothing, in the place of one that is lost; ``number``: its address."""
+        """Replace a lost host by a new one with an empty disk; ``number``: its address."""
         new = self.switch.host(name, number)
         self.place = {who: new if place is host else place for who, place in self.place.items()}
         return new

@@ -1,9 +1,9 @@
-"""Hosts of one machine: each with its own network, host name, pids and /dev/shm, on one switch; and how they are cut.
+"""Simulated hosts on one machine: own network, host name, pids and /dev/shm, on one switch that can be cut.
 
-A host is a process that holds namespaces (namespaces(7)) and does nothing else; whatever is started inside dies with
-it, as with a power cut, and so does all that was made here when the test dies. Nothing of it touches the machine's own
-network. Needs root and iproute2. The one idea: a link that loses everything is a neighbour entry with nobody's address
-(ip-neighbour(8)): the sender is told nothing, one direction is cut at a time, and no packet filter is needed.
+A host is a process that only holds namespaces (namespaces(7)). Everything started inside dies with it, as in a power
+cut, and everything made here is removed when the test dies. The machine's own network is untouched. Needs root and
+iproute2. A link that loses everything is a neighbour entry with an unused address (ip-neighbour(8)): the sender gets no
+error, one direction is cut at a time, and no packet filter is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PATIENCE_S = 60.0
 
 
 def missing() -> str:
-    """Why this machine cannot have hosts in it, in a few words; empty where it can."""
+    """Return briefly why this machine cannot have hosts, or an empty string."""
     try:
         with Switch():
             return ""
@@ -34,9 +34,9 @@ def missing() -> str:
 
 
 def fork_inside(host: int | None) -> int:
-    """``os.fork``, into the namespaces of the process that ``host`` is the pid of; for a process with one thread.
+    """``os.fork`` into the namespaces of the process with the pid ``host``; for a process with one thread.
 
-    The parent is told the child's pid as the parent sees it.
+    The parent gets the child's pid as the parent sees it.
     """
     if host is None:
         return os.fork()
@@ -59,7 +59,7 @@ def fork_inside(host: int | None) -> int:
 
 
 def listening_inside(host: Host) -> socket.socket:
-    """A socket of this process that listens in the host's network, on its address and some port."""
+    """Return a socket of this process that listens in the host's network, on its address and a free port."""
     made: list[socket.socket] = []
 
     def listen() -> None:
@@ -108,7 +108,7 @@ class Holder:
         self.pid = int(children[0]) if children else self._process.pid
 
     def run(self, *words: str) -> str:
-        """A command with this holder's network, on this machine's files; what it wrote."""
+        """Run a command in this holder's network, on this machine's files; return its output."""
         done = subprocess.run(
             ["nsenter", "--target", str(self.pid), "--net", *words],
             stdin=subprocess.DEVNULL,
@@ -180,11 +180,11 @@ class Host:
         return self._holder.run(*words)
 
     def cut_towards(self, other: Host) -> None:
-        """Nothing that this host sends to the other one arrives, and nobody says so."""
+        """Lose everything that this host sends to the other one, without an error."""
         self._set_neighbour(other, NOBODY)
 
     def mend_towards(self, other: Host) -> None:
-        """The reverse of :meth:`cut_towards`."""
+        """Undo :meth:`cut_towards`."""
         self._set_neighbour(other, None)
 
     def _set_neighbour(self, other: Host, mac: str | None) -> None:
@@ -194,36 +194,38 @@ class Host:
                 self.run("ip", "neighbour", "replace", theirs.address(family), *entry)
 
     def unplug(self) -> None:
-        """Cut this host off from everybody, both ways."""
+        """Cut this host off from all others, both ways."""
         for link in self.links:
             self.run("ip", "link", "set", link.interface, "down")
 
     def slow_down(self, rate: str, network: int = 0) -> None:
-        """Let the interface send no faster than this, such as ``10mbit`` (tc-tbf(8))."""
+        """Limit the interface's sending rate, such as ``10mbit`` (tc-tbf(8))."""
         limit = ("root", "tbf", "rate", rate, "burst", "16kb", "latency", "500ms")
         self.run("tc", "qdisc", "replace", "dev", self.links[network].interface, *limit)
 
     def lose_packets(self, percent: int) -> None:
-        """Lose that many of a hundred packets that arrive, drawn by chance (nft(8))."""
+        """Drop this percentage of arriving packets at random (nft(8))."""
         rule = "table inet lossy {{ chain in {{ type filter hook input priority 0; iif lo accept; "
         rule += f"numgen random mod 100 < {percent} drop; }}; }}"
         self.run("nft", rule)
 
     def segments_sent_again(self) -> int:
-        """TCP segments of this host that had to be sent once more, so far (RFC 4022, tcpRetransSegs)."""
+        """Return this host's number of retransmitted TCP segments (RFC 4022, tcpRetransSegs)."""
         names, values = (
             line.split() for line in self.run("cat", "/proc/net/snmp").splitlines() if line.startswith("Tcp:")
         )
         return int(values[names.index("RetransSegs")])
 
     def bytes_sent(self, network: int) -> int:
-        """Of the interface, since it was made."""
+        """Return the bytes sent by the interface since it was made."""
         text = self.run("cat", "/proc/net/dev")  # /proc/net is the reader's own network: proc_pid_net(5)
         fields = next(line for line in text.splitlines() if f"{self.links[network].interface}:" in line).split()
         return int(fields[9])
 
     def lose(self) -> None:
-        """A power cut: off the network at once, so that nobody hears of it, then every process and the memory."""
+        """Simulate a power cut: off the network at once, so that no peer notices, then kill every process and the
+        memory.
+        """
         self.unplug()
         self.close()
 
@@ -232,7 +234,7 @@ class Host:
 
 
 class Switch:
-    """What connects hosts: one bridge for each network, in a network namespace of its own. A context manager."""
+    """Connects hosts: one bridge for each network, in a network namespace of its own. A context manager."""
 
     def __init__(self, networks: int = 1) -> None:
         self.networks = networks
@@ -244,9 +246,9 @@ class Switch:
         self._made = self._ports = 0
 
     def host(self, name: str, number: int | None = None, up_s: int = 0) -> Host:
-        """One more host, with an address in every network: of its own, or of the lost host that had this number.
+        """Add a host with an address in every network: its own, or that of the lost host with this number.
 
-        It says that it has run for ``up_s`` longer than this machine (time_namespaces(7)).
+        It reports an uptime ``up_s`` longer than this machine's (time_namespaces(7)).
         """
         if number is None:
             self._made += 1
@@ -255,7 +257,7 @@ class Switch:
         return made
 
     def connect(self, host: Host, link: Link) -> None:
-        self._ports += 1  # a lost host's port goes with its namespace, in the kernel's own time
+        self._ports += 1  # a lost host's port is removed with its namespace, some time later
         port = f"port{self._ports}"
         bridge = f"br{link.network}"
         self._holder.run(
@@ -274,7 +276,7 @@ class Switch:
         self.close()
 
     def close(self) -> None:
-        """End every host that is left, then the switch."""
+        """End every remaining host, then the switch."""
         for host in self.hosts:
             host.close()
         self._holder.close()

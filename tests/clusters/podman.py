@@ -1,8 +1,8 @@
-"""The pods of deploy/kubernetes, run for real by podman, with all that it keeps in a folder of its own.
+"""The pods of deploy/kubernetes, run by podman with all its data in a folder of the test.
 
-A StatefulSet's pods are made as its controller makes them; what stands for the image is an empty one with this
-machine's Python and this repository mounted. podman runs in a mount and a network namespace of its own, so nothing of
-the machine's is changed. Never here: a promise.
+A StatefulSet's pods are made as its controller makes them. An empty image with this machine's Python and this
+repository mounted stands in for the real one. podman runs in its own mount and network namespace, so the machine is
+unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PATIENCE_S = 120.0
 
 
 def missing() -> str:
-    """Why no pod can be run here, in a few words; empty where one can."""
+    """Return briefly why no pod can be run here, or an empty string."""
     if shutil.which("podman") is None:
         return "no podman"
     try:
@@ -52,8 +52,8 @@ class Podman:
     """podman, whose pods, images and networks end with this object. A context manager."""
 
     def __init__(self) -> None:
-        self.folder = folder = Path(tempfile.mkdtemp(prefix="pods-"))  # podman takes no path above 50 characters
-        # crun knows cgroups of either version, and not both at once: cgroups(7).
+        self.folder = folder = Path(tempfile.mkdtemp(prefix="pods-"))  # podman accepts no path above 50 characters
+        # crun supports cgroups of either version, but not both at once: cgroups(7).
         hybrid = f"umount {_HYBRID}; " if _HYBRID.is_mount() else ""
         self._holder = Holder(
             f"mount --make-rprivate /; {hybrid}mount -t tmpfs pods /dev/shm; ip link set lo up", "--mount", "--net"
@@ -80,7 +80,7 @@ class Podman:
         self.run("import", "--change", f"ENV PATH={path}", "-", IMAGE, given=made.getvalue())
 
     def run(self, *words: str, given: bytes = b"", may_fail: bool = False) -> str:
-        """One of podman's commands; what it wrote."""
+        """Run a podman command; return its output."""
         done = subprocess.run(
             [*self._entering(), *words], input=given, capture_output=True, timeout=_PATIENCE_S, check=False
         )
@@ -89,7 +89,7 @@ class Podman:
         return said
 
     def status(self, *words: str) -> int:
-        """How one of podman's commands ended."""
+        """Run a podman command; return its exit status."""
         done = subprocess.run([*self._entering(), *words], capture_output=True, timeout=_PATIENCE_S, check=False)
         return done.returncode
 
@@ -101,7 +101,7 @@ class Podman:
         return [*inside, "podman", "--storage-driver", "vfs", *folders]
 
     def play(self, objects: Sequence[Mapping[str, Any]], *options: str) -> None:
-        """Start what these objects of Kubernetes describe."""
+        """Start what these Kubernetes objects describe."""
         text = yaml.safe_dump_all(map(dict, objects))
         self.run("play", "kube", "--network", "samebits", *options, "-", given=text.encode())
 
@@ -127,14 +127,16 @@ class Podman:
 
 
 def _at_most(limit: int) -> str:
-    """What podman may set, where it asks for more than this process is allowed to."""
+    """Lower podman's limits to what this process is allowed."""
     _, most = resource.getrlimit(limit)
     wanted = 10_000 if most == resource.RLIM_INFINITY else min(10_000, most)
     return f"{wanted}:{wanted}"
 
 
 def pods_of(statefulset: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """The pods that the StatefulSet's controller makes, in order; ``folder`` is mounted as well, at its own path."""
+    """Return the pods that the StatefulSet's controller makes, in order; ``folder`` is mounted as well, at its own
+    path.
+    """
     name, spec = statefulset["metadata"]["name"], statefulset["spec"]
     made = []
     for index in range(spec["replicas"]):
@@ -144,7 +146,7 @@ def pods_of(statefulset: Mapping[str, Any], folder: Path) -> list[dict[str, Any]
         metadata["labels"] |= {"apps.kubernetes.io/pod-index": str(index), "statefulset.kubernetes.io/pod-name": pod}
         inside = template["spec"]
         for volume in inside["volumes"]:
-            volume.get("secret", {}).setdefault("optional", False)  # podman 4.3 ends where nothing is said
+            volume.get("secret", {}).setdefault("optional", False)  # podman 4.3 fails without an explicit value
             if "emptyDir" in volume:
                 rename_volume(inside, volume, f"{volume['name']}-{pod}")  # podman 4.3: one for all pods of that name
         inside["volumes"] += [
@@ -157,7 +159,7 @@ def pods_of(statefulset: Mapping[str, Any], folder: Path) -> list[dict[str, Any]
 
 
 def rename_volume(spec: dict[str, Any], volume: dict[str, Any], name: str) -> None:
-    """Of a pod, and where its containers mount it."""
+    """Rename a pod's volume and its mounts."""
     for container in spec["containers"]:
         for mount in container["volumeMounts"]:
             if mount["name"] == volume["name"]:
@@ -166,7 +168,7 @@ def rename_volume(spec: dict[str, Any], volume: dict[str, Any], name: str) -> No
 
 
 def mount_machine(spec: dict[str, Any], folder: Path) -> None:
-    """What an image would hold: Python, torch and this package."""
+    """Mount what an image would contain: Python, torch and this package."""
     for number, path in enumerate(dict.fromkeys(("/usr", sys.base_prefix, str(REPOSITORY), str(folder)))):
         spec["volumes"].append({"name": f"machine-{number}", "hostPath": {"path": path}})
         for container in spec["containers"]:
@@ -174,7 +176,7 @@ def mount_machine(spec: dict[str, Any], folder: Path) -> None:
 
 
 def wait_until(holds: Any, what: str, tails: Any, timeout_s: float = _PATIENCE_S) -> None:
-    """Until the function's value is true."""
+    """Wait until the function's value is true."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"no {what} within {timeout_s:g} s\n{tails()}"

@@ -1,7 +1,7 @@
-"""A real Slurm of several hosts on this machine: munged, slurmctld, and a slurmd on every host, all in a test's folder.
+"""A real Slurm of several hosts on this machine: munged, slurmctld and one slurmd per host, in a test's folder.
 
-Each daemon runs in its host's namespaces (``namespaces``), as root, from files of the test's own; none of the machine's
-own configuration is read or changed. Never here: a promise.
+Each daemon runs in its host's namespaces (``namespaces``), as root, from files of the test. The machine's own
+configuration is neither read nor changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.clusters.namespaces import Host, Switch
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo", "scontrol", "squeue", "scancel")
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 60.0
-CPUS = 8  # what Slurm believes: steps of one job share them
+CPUS = 8  # what Slurm assumes: steps of one job share them
 
 CONFIGURATION = """\
 ClusterName=test
@@ -58,7 +58,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=
 
 
 def missing() -> str:
-    """Which programs this machine lacks for it, in a few words; empty where it has them."""
+    """Return briefly which programs this machine lacks, or an empty string."""
     lacking = [name for name in PROGRAMS if shutil.which(name, path=SYSTEM_PATH) is None]
     return f"no {', '.join(lacking)} (Debian's slurmctld, slurmd, slurm-client and munge)" if lacking else ""
 
@@ -67,7 +67,7 @@ class SlurmCluster:
     """Slurm on the hosts of a switch: the first, ``head``, controls, the others compute.
 
     Args:
-        folder: of this cluster alone, which every host sees.
+        folder: for this cluster alone, visible to every host.
         switch: with its hosts.
     """
 
@@ -92,7 +92,7 @@ class SlurmCluster:
         self._wait(lambda: self.states() == {host.name: "idle" for host in self.computing}, "idle hosts")
 
     def start_host(self, host: Host) -> None:
-        """slurmd, on a host that has none."""
+        """Start slurmd on a host that has none."""
         (self.folder / f"spool-{host.name}").mkdir(exist_ok=True)
         self._daemon(host, "slurmd", "-D", "-N", host.name)
 
@@ -137,25 +137,25 @@ class SlurmCluster:
         return done.stdout
 
     def command(self, *words: str) -> str:
-        """One of Slurm's commands, on the head; what it printed."""
+        """Run a Slurm command on the head; return its output."""
         return self._inside(self.head, *words)
 
     def submit(self, folder: Path, environment: Mapping[str, str], *words: str) -> int:
-        """``sbatch`` from that folder; the job's number."""
+        """Run ``sbatch`` from that folder; return the job's number."""
         return int(self._inside(self.head, "sbatch", "--parsable", *words, more=environment, folder=folder))
 
     def states(self) -> dict[str, str]:
-        """Of the computing hosts, as Slurm has them."""
+        """Return the states of the compute hosts according to Slurm."""
         rows = self.command("sinfo", "--noheader", "--Node", "--format=%n %t").split("\n")
         return dict(row.split() for row in rows if row)
 
     def state_of(self, job: int) -> str:
-        """Such as RUNNING, COMPLETED, FAILED."""
+        """Return the job's state, such as RUNNING, COMPLETED, FAILED."""
         text = self.command("scontrol", "--oneliner", "show", "job", str(job))
         return next(word.partition("=")[2] for word in text.split() if word.startswith("JobState="))
 
     def steps_of(self, job: int) -> dict[str, str]:
-        """The job's running steps: their numbers, by name."""
+        """Return the numbers of the job's running steps by name."""
         rows = self.command("squeue", "--noheader", "--steps", "--jobs", str(job), "--format=%j %i").split("\n")
         return dict(row.split() for row in rows if row)
 
@@ -166,24 +166,24 @@ class SlurmCluster:
             time.sleep(0.1)
 
     def wait_for_state(self, job: int, *states: str, timeout_s: float) -> str:
-        """Until the job is in one of these states; which."""
+        """Wait until the job is in one of these states; return it."""
         self._wait(lambda: self.state_of(job) in states, f"state {states} of job {job}", timeout_s)
         return self.state_of(job)
 
     def lose(self, name: str) -> None:
-        """The host of that name, as in a power cut."""
+        """Lose the host of that name, as in a power cut."""
         host = next(one for one in self.computing if one.name == name)
         host.lose()
         self.computing.remove(host)
         self.switch.hosts.remove(host)
 
     def tails(self) -> str:
-        """The ends of the daemons' logs."""
+        """Return the ends of the daemons' logs."""
         logs: Sequence[Path] = sorted([*self.folder.glob("*.log"), *self.folder.glob("*.out")])
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
 
     def close(self) -> None:
-        """End the daemons this one started, and all hosts."""
+        """End the daemons this object started, and all hosts."""
         for daemon in self._daemons:
             daemon.terminate()
         self.switch.close()

@@ -1,4 +1,4 @@
-"""A real sshd as a plain process on a free port, with keys of its own; nothing of the machine's is read."""
+"""A real sshd as a plain process on a free port with its own keys; the machine's configuration is not read."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ LogLevel ERROR
 
 
 def missing() -> str:
-    """What this machine lacks for it; empty where it has all."""
+    """Return what this machine lacks for it, or an empty string."""
     if SSHD is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         return "no sshd, ssh and ssh-keygen (Debian's openssh-server and openssh-client)"
     return "" if os.geteuid() == 0 else "sshd lets nobody in without root"
 
 
 class SshServer:
-    """Every one of these names leads to it, by ``ssh -F config``; ``config`` is the path."""
+    """Each of these names leads to it with ``ssh -F config``; ``config`` is the path."""
 
     def __init__(self, folder: Path, *names: str) -> None:
         folder.mkdir()
@@ -54,7 +54,7 @@ class SshServer:
             subprocess.run(words, check=True, stdin=subprocess.DEVNULL, timeout=START_S)
         (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder))
         self.config.write_text(CLIENT.format(names=" ".join(names), port=port, folder=folder))
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # its own separation of privileges wants an empty folder
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's privilege separation needs an empty folder
         self._log = (folder / "sshd.log").open("ab")
         words = [str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")]
         self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
@@ -64,7 +64,7 @@ class SshServer:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """No further connection; those that stand end with what runs in them."""
+        """Accept no more connections; existing ones end with the processes in them."""
         self._process.terminate()
         self._process.wait(START_S)
         self._log.close()

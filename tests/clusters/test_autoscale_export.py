@@ -1,4 +1,4 @@
-"""``samebits autoscale --export``: what it prints is valid to the letter, and says what the policy says."""
+"""``samebits autoscale --export``: the output is valid Kubernetes YAML and agrees with the policy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCALED_OBJECT: Shape = {
         "triggers": [{"type": str, "metricType": str, "metadata": {str: str}}],
     },
 }
-"""The fields that are used of KEDA's definition (keda.sh/v1alpha1, ScaledObject), with their types.
+"""The fields in use of KEDA's definition (keda.sh/v1alpha1, ScaledObject) with their types.
 
 Compared with config/crd/bases/keda.sh_scaledobjects.yaml of kedacore/keda at 8b4f083 (20 August 2026).
 """
@@ -48,7 +48,7 @@ def exported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def require_shape(found: Any, shape: Any, where: str = "") -> None:
-    """Exactly these fields, of these types."""
+    """Require exactly these fields, of these types."""
     if isinstance(shape, type):
         assert type(found) is shape, where
     elif isinstance(shape, list):
@@ -64,7 +64,7 @@ def require_shape(found: Any, shape: Any, where: str = "") -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_hpa_is_what_kubernetes_knows_and_nothing_else(version: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hpa_has_only_fields_known_to_kubernetes(version: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = exported(capsys, "hpa", "--cpu", "0.75", "--memory", "0.9", "--shrink-after", "86400")
     require_valid(json.dumps(found), version)
     spec = found["spec"]
@@ -72,23 +72,23 @@ def test_an_hpa_is_what_kubernetes_knows_and_nothing_else(version: str, capsys: 
     assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "samebits-worker"}
     told = {one["resource"]["name"]: one["resource"]["target"]["averageUtilization"] for one in spec["metrics"]}
     assert told == {"cpu": 75, "memory": 90}
-    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 3600, "Kubernetes takes no longer one"
+    assert spec["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 3600, "Kubernetes accepts no longer one"
     assert spec["behavior"]["scaleUp"]["policies"] == [{"type": "Pods", "value": 8, "periodSeconds": 30}]
 
 
-def test_without_a_target_it_is_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_target_defaults_to_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     (metric,) = exported(capsys, "hpa")["spec"]["metrics"]
     assert metric["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
 
 
-def test_what_kubernetes_does_not_know_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_field_is_detected(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = exported(capsys, "hpa")
     wrong["spec"]["minReplica"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, NEWEST, strict=True)
 
 
-def test_kedas_object_has_the_queue_and_what_else_is_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keda_object_has_the_queue_and_other_targets(capsys: pytest.CaptureFixture[str]) -> None:
     found = exported(capsys, "keda", *QUEUE, "--cpu", "0.5", "--target", "other")
     require_shape(found, SCALED_OBJECT)
     assert (found["apiVersion"], found["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
@@ -105,7 +105,7 @@ def test_kedas_object_has_the_queue_and_what_else_is_a_target(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(("given", "written"), [("100", "100"), ("0.25", "250m"), ("1.5", "1500m"), ("1e6", "1000000")])
-def test_an_hpa_asks_prometheus_adapter_for_the_queue(
+def test_hpa_reads_the_queue_from_prometheus_adapter(
     given: str, written: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = exported(capsys, "hpa", "--queue-per-worker", given)
@@ -125,7 +125,7 @@ def test_an_hpa_asks_prometheus_adapter_for_the_queue(
     assert rule["name"]["as"] == queue["external"]["metric"]["name"]
 
 
-def test_the_queue_is_asked_for_where_the_metrics_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_queue_metric_name_matches_the_exported_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     state = {"job": None, "linked": True, "recovery_count": 0, "losses": 0, "buckets_s": {}, "goodput": None}
     row = {"role": "worker", "node": "0", "slot": 0, "state": "alive", "step": 3, "figures": {"queue": 7.0}}
     text = exposition({**state, "committed_step": None, "recoveries": [], "ranks": [row]})
@@ -144,13 +144,13 @@ def test_the_queue_is_asked_for_where_the_metrics_have_it(capsys: pytest.Capture
         (["hpa", *BOUNDS, "--cpu", "1.5"], "expected shares from 0 to 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused(words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match="Fix: ") as refused:
         main(["--export", *words])
     assert said in str(refused.value)
 
 
-def test_a_name_that_kubernetes_does_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_name_invalid_in_kubernetes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--export", "hpa", *BOUNDS, "--target", "a: b"])
     assert "expected lower-case letters" in capsys.readouterr().err

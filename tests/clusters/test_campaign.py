@@ -1,4 +1,4 @@
-"""The campaign of random faults over three hosts: it runs, and what it looks for in a journal it finds."""
+"""The campaign of random faults over three hosts, and its check of journals."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def journal_of(folder: Path, history: Sequence[Record], claims: Sequence[int] = 
 
 
 def trained() -> list[Record]:
-    """What a scheduler has written of a job of two that trains."""
+    """Return the journal of a training job of two."""
     house = House()
     house.fill().train()
     return list(house.journal)
 
 
-def test_a_right_journal_has_no_faults(tmp_path: Path) -> None:
+def test_correct_journal_has_no_faults(tmp_path: Path) -> None:
     history = trained()
     assert {GenerationCommitted, SeatGranted, TermStarted} <= {type(record) for record in history}
     assert faults_in(journal_of(tmp_path / "recovery", history)) == []
 
 
 @pytest.mark.parametrize("kind", [GenerationCommitted, TermStarted, SeatGranted])
-def test_what_was_given_twice_is_found(kind: type[Record], tmp_path: Path) -> None:
+def test_duplicate_grant_is_found(kind: type[Record], tmp_path: Path) -> None:
     history = trained()
     again = next(record for record in history if isinstance(record, kind))
     [fault] = faults_in(journal_of(tmp_path / "recovery", [*history, again]))
     assert "do not rise" in fault or "given twice" in fault
 
 
-def test_a_claim_that_is_left_over_is_found(tmp_path: Path) -> None:
+def test_leftover_claim_is_found(tmp_path: Path) -> None:
     [fault] = faults_in(journal_of(tmp_path / "recovery", trained(), claims=(1, 2)))
     assert fault == "claims are left over: ['term.1', 'term.2']"
 

@@ -1,4 +1,4 @@
-"""The page of a job, asked for from another host: nothing is seen without the token, whatever name or site asks.
+"""The page as seen from another host: nothing without the token, whatever name or site is used.
 
 Two hosts on a switch; the dashboard listens on the address of one of them, and curl asks from the other.
 """
@@ -34,7 +34,7 @@ PATHS = (
     "/report",
 )
 TELLS = ("job-1", "train.py", "worker", "epoch", "host-a", "samebits_", "<html")
-"""What every answer would have some of that tells of the job, or is the page."""
+"""Texts of which every answer about the job, or the page, would have some."""
 
 pytestmark = [
     pytest.mark.system,
@@ -44,7 +44,7 @@ pytestmark = [
 
 
 def started(host: Host, settings: Settings, **more: str) -> tuple[subprocess.Popen[str], str]:
-    """A dashboard on this host's address, and what it said first."""
+    """Start a dashboard on this host's address; return its first output."""
     process = subprocess.Popen(
         [
             *("nsenter", "--target", str(host.pid), "--net", sys.executable, "-P", "-m", "samebits", "dashboard"),
@@ -63,7 +63,7 @@ def started(host: Host, settings: Settings, **more: str) -> tuple[subprocess.Pop
 
 @pytest.fixture
 def page(make_folder: Callable[..., Settings], new_switch: Callable[..., Switch]) -> Iterator[tuple[Host, str]]:
-    """Another host, and the address that the dashboard printed."""
+    """Return another host, and the address that the dashboard printed."""
     server, other = new_switch("a", "b").hosts
     process, said = started(server, make_folder(2), CLUSTER_SECRET=SECRET, DASHBOARD_ACTIONS="1")
     try:
@@ -76,13 +76,13 @@ def page(make_folder: Callable[..., Settings], new_switch: Callable[..., Switch]
 
 
 def ask(host: Host, url: str, *words: str) -> tuple[int, str]:
-    """The status of an answer, and its body; at most what comes within two seconds."""
+    """Return an answer's status and at most what arrives within two seconds of its body."""
     out = host.run("curl", "--silent", "--max-time", "60", "--write-out", "\n%{http_code}", *words, url)
     body, _, status = out.rpartition("\n")
     return int(status), body
 
 
-def test_from_another_host_nothing_is_seen_without_the_token(page: tuple[Host, str]) -> None:
+def test_nothing_is_visible_from_another_host_without_the_token(page: tuple[Host, str]) -> None:
     other, shown = page
     address, _, token = shown.partition("?token=")
     assert token and SECRET not in shown
@@ -96,12 +96,12 @@ def test_from_another_host_nothing_is_seen_without_the_token(page: tuple[Host, s
     assert status == 200 and "job-1" in body
 
 
-def test_with_the_token_neither_another_name_nor_another_site_gets_an_answer(page: tuple[Host, str]) -> None:
+def test_token_does_not_help_another_name_or_site(page: tuple[Host, str]) -> None:
     other, shown = page
     address, _, token = shown.partition("?token=")
     everything, own = f"{address}api/everything", ("-H", f"authorization: Bearer {token}")
     for words, expected in (
-        (("-H", f"Host: evil.example:{PORT}"), 421),  # a name that was made to lead here: DNS rebinding
+        (("-H", f"Host: evil.example:{PORT}"), 421),  # a name made to lead here: DNS rebinding
         (("-H", "Origin: http://evil.example"), 403),
         (("-H", "Sec-Fetch-Site: cross-site"), 403),
         (("-X", "POST", "-H", "Origin: http://evil.example", "-d", "{}"), 403),
@@ -116,7 +116,7 @@ def test_with_the_token_neither_another_name_nor_another_site_gets_an_answer(pag
         assert status in (401, 403), words
 
 
-def test_without_a_secret_it_does_not_listen_where_others_are(
+def test_without_a_secret_it_does_not_listen_beyond_loopback(
     make_folder: Callable[..., Settings], new_switch: Callable[..., Switch]
 ) -> None:
     (server,) = new_switch("a").hosts

@@ -1,7 +1,7 @@
-"""Twenty comings and goings of real hosts: each with its own address, pids and memory, found by a script.
+"""Twenty real hosts that come and go, each with its own address, pids and memory, found by a script.
 
-The driver and the scheduler run on host ``a``; workers of the others are started by a template that enters the host, as
-ssh would, and tells nobody of a signal. One host is lost as in a power cut.
+The driver and the scheduler run on host ``a``. Workers of the others are started by a template that enters the host as
+ssh would, without passing signals on. One host is lost as in a power cut.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from samebits.launcher import job_spec
 from samebits.launcher.job_view import Presence, stored_view
 from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
-from tests.ops.shell_job import ROOT, WAIT_S, Shell, ShellJob
+from tests.launcher.shell_job import ROOT, WAIT_S, Shell, ShellJob
 from tests.system.samples_probe import SAMPLES
 
 pytestmark = pytest.mark.system
@@ -48,7 +48,7 @@ def job(tmp_path: Path) -> Iterator[ShellJob]:
 
 
 def drive(job: ShellJob, switch: Switch) -> Shell:
-    """``samebits run`` on the first host."""
+    """Start ``samebits run`` on the first host."""
     (job.folder / "on-host.sh").write_text(ON_HOST)
     (job.folder / "on-host.sh").chmod(0o700)
     (job.folder / "secret").write_text(SECRET)
@@ -84,7 +84,7 @@ def say(job: ShellJob, hosts: dict[str, int]) -> None:
 
 
 def stands(job: ShellJob, hosts: dict[str, int]) -> bool:
-    """Whether a worker trains in each slot, by what the driver keeps and the journal proves, and nobody else."""
+    """Return whether exactly one worker trains in each slot, according to the driver's record and the journal."""
     kept = job_spec.read(job.log_dir)
     view = stored_view(job.folder / "recovery")
     if kept is None or view is None or kept.nodes is None:
@@ -105,8 +105,8 @@ def until(shell: Shell, is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.thorough  # → the shell's own test of discovery, and two hundred drawn ones
-def test_twenty_comings_and_goings_lose_and_repeat_no_sample(job: ShellJob, new_switch: Callable[..., Switch]) -> None:
+@pytest.mark.thorough  # → the shell's own test of discovery, and two hundred random ones
+def test_twenty_host_changes_lose_and_repeat_no_sample(job: ShellJob, new_switch: Callable[..., Switch]) -> None:
     switch, draw = new_switch("a", "b", "c", "d"), random.Random(11)
     hosts = {"a": 1, "b": 1}
     say(job, hosts)
@@ -132,7 +132,7 @@ def test_twenty_comings_and_goings_lose_and_repeat_no_sample(job: ShellJob, new_
 
 
 def require_each_sample_once(job: ShellJob) -> None:
-    """Of every step what its last generation took; what fills up an epoch's last round aside. All end equal."""
+    """Check what each step's last generation used, apart from an epoch's padding. All end equal."""
     by_step: dict[int, list[tuple[int, int, int, list[int]]]] = defaultdict(list)
     finals = set()
     for log in job.log_dir.glob("worker_*.log"):

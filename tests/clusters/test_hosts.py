@@ -23,10 +23,10 @@ INTERVAL = 10
 TRAINED = ("--steps", "60", "--interval", str(INTERVAL))
 WORKERS = 3
 MIDDLE = 25  # no multiple of the interval
-GATE = 30  # here the job waits until it was disturbed, however late that comes
+GATE = 30  # the job waits here until it was disturbed
 QUICK = {"NODE_TIMEOUT": "2", "HEARTBEAT_INTERVAL": "0.5"}
 FREE_OF_TRAINING_BYTES = 20_000
-"""What an interface sends that nobody trains over: neighbour discovery and the like."""
+"""Bytes sent by an interface without training: neighbour discovery and the like."""
 
 
 def journaled(recovery: Path) -> list[records.Record]:
@@ -35,10 +35,10 @@ def journaled(recovery: Path) -> list[records.Record]:
     return [records.SCHEMA.unpack(payload) for payload in contents.payloads]
 
 
-def test_a_lost_host_is_replaced_and_no_bit_changes(
+def test_lost_host_is_replaced_and_no_bit_changes(
     new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """The host goes as in a power cut: nothing closes its connections, and its memory and disk are gone."""
+    """The host is lost as in a power cut: no connection is closed, and its memory and disk are gone."""
     job = new_hosts_job(*TRAINED, "--gates", str(GATE), settings=QUICK)
     job.start()
     job.open_gates(0)
@@ -52,7 +52,7 @@ def test_a_lost_host_is_replaced_and_no_bit_changes(
 
 
 @pytest.mark.thorough
-def test_hosts_of_one_name_are_several_hosts(
+def test_hosts_with_equal_names_are_distinguished(
     new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
     """Pids are equal as well: every host counts from 1, as machines and containers do."""
@@ -71,7 +71,7 @@ def test_hosts_of_one_name_are_several_hosts(
 def test_hosts_whose_clocks_differ_by_weeks(
     new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """A scheduler on another host cannot tell by the journal how long ago anybody was heard, and does not try to."""
+    """A scheduler on another host cannot tell from the journal how long ago a worker was heard, and does not try to."""
     switch = new_switch("a")
     for name, up_s in (("b", 3_000_000), ("c", -int(time.clock_gettime(time.CLOCK_BOOTTIME) // 2))):
         switch.host(name, up_s=up_s)
@@ -90,9 +90,7 @@ def test_hosts_whose_clocks_differ_by_weeks(
 
 
 @pytest.mark.thorough
-def test_hosts_that_know_each_other_by_ipv6(
-    new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
-) -> None:
+def test_hosts_that_use_ipv6(new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]) -> None:
     job = new_hosts_job(*TRAINED, family="IPv6")
     job.start()
     job.wait_for_step(MIDDLE)
@@ -103,10 +101,10 @@ def test_hosts_that_know_each_other_by_ipv6(
 
 
 @pytest.mark.thorough
-def test_all_that_the_job_says_goes_over_the_network_of_sched_host(
+def test_all_traffic_uses_the_network_of_sched_host(
     new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """Gradients, restored states and copies too; the hosts' first network is slow and hears nothing of the job."""
+    """Includes gradients, restored states and copies. The hosts' first network is slow and carries none of them."""
     switch = new_switch("a", "b", "c", networks=2)
     for host in switch.hosts:
         host.slow_down("64kbit")
@@ -121,7 +119,7 @@ def test_all_that_the_job_says_goes_over_the_network_of_sched_host(
 
 
 @pytest.mark.thorough
-def test_a_network_that_is_slow_and_loses_packets_changes_no_bit(
+def test_slow_lossy_network_changes_no_bit(
     new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_hosts_job(*TRAINED)
@@ -137,10 +135,10 @@ def test_a_network_that_is_slow_and_loses_packets_changes_no_bit(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ways", ["one way", "both ways"])
-def test_a_worker_cut_off_from_the_scheduler_comes_back(
+def test_worker_cut_off_from_the_scheduler_returns(
     ways: str, new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """Cut for longer than a lease: its seat is lost, its process is not."""
+    """It is cut for longer than a lease: its seat is lost, its process is not."""
     job = new_hosts_job(*TRAINED, settings=QUICK)
     job.start()
     job.wait_for_step(MIDDLE)
@@ -161,7 +159,7 @@ def test_a_worker_cut_off_from_the_scheduler_comes_back(
 def test_workers_cut_off_from_each_other_but_not_from_the_scheduler(
     ways: str, new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """Nobody is lost, and nobody may be: the collective goes on where it was, as TCP sends again what was lost."""
+    """No worker may be lost: the collective resumes where it was, since TCP retransmits."""
     job = new_hosts_job(*TRAINED, settings=QUICK)
     job.start()
     job.wait_for_step(MIDDLE)
@@ -179,10 +177,10 @@ def test_workers_cut_off_from_each_other_but_not_from_the_scheduler(
 
 
 @pytest.mark.thorough
-def test_the_schedulers_host_is_lost_and_its_address_moves(
+def test_schedulers_host_is_lost_and_its_address_moves(
     new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """Its journal is lost with it: the new one is made from what the workers report."""
+    """Its journal is lost with it; the new one is rebuilt from the workers' reports."""
     job = new_hosts_job(*TRAINED, "--gates", "30", switch=new_switch("head", "a", "b", "c"))
     lost = job.place["scheduler"]
     job.place |= {rank: job.switch.hosts[1 + rank] for rank in job.ranks}
@@ -193,20 +191,20 @@ def test_the_schedulers_host_is_lost_and_its_address_moves(
     job.lose(lost)
     job.replace(lost, "head2", number=lost.number)
     job.start_scheduler()
-    job.wait_for("scheduler", "made anew|rebuilt|taken up|goes on")
+    job.wait_for("scheduler", "rebuilt|resumes")
     gate_of(job.folder, 30).touch()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kill", ["backward", "stepped", "committed"])
-def test_a_ranks_generators_are_fetched_from_the_host_where_it_died(
+def test_ranks_generators_are_fetched_from_the_host_where_it_died(
     kill: str,
     new_switch: Callable[..., Switch],
     new_hosts_job: Callable[..., HostsJob],
     undisturbed: Callable[..., str],
 ) -> None:
-    """Its page lies in that host's memory; rank 0, which lives there, lends it. There are no checkpoints."""
+    """Its page is in that host's memory, and rank 0, which runs there, lends it. There are no checkpoints."""
     trained = ("--steps", "40", "--interval", "1000", "--rng", "saved")
     job = new_hosts_job(*trained, "--kill", f"2:{kill}:{MIDDLE}", switch=new_switch("a", "b"))
     job.start()
@@ -215,7 +213,7 @@ def test_a_ranks_generators_are_fetched_from_the_host_where_it_died(
     job.place[2] = job.place[1]
     job.start_worker(2)
     assert job.wait_finished() == undisturbed(*trained, workers=WORKERS)
-    assert job.matches("scheduler", r"the generators of rank (\d, )*2(, \d)* go on as its page in memory has them")
+    assert job.matches("scheduler", r"the generators of rank (\d, )*2(, \d)* are restored from its page in memory")
     for rank in (0, 1):
         numbers = [step.number for step in job.steps(rank)]
         assert numbers == sorted(set(numbers)), f"rank {rank} took a step twice: {numbers}"

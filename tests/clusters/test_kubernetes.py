@@ -1,4 +1,4 @@
-"""deploy/kubernetes: what kustomize makes of it is valid to the letter, and says what the runtime says."""
+"""deploy/kubernetes: the output of kustomize is valid and agrees with the runtime."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rendered(folder: str) -> list[dict[str, Any]]:
 
 @cache
 def require_valid(text: str, version: str) -> None:
-    """Each object once: most are the same in all overlays, and looking at one takes a second."""
+    """Validate each object once: most are the same in all overlays, and validation takes a second."""
     kubernetes_validate.validate(json.loads(text), version, strict=True)
 
 
@@ -70,13 +70,13 @@ def settings_in(folder: str) -> dict[str, str]:
 @needs_kustomize
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_object_is_what_kubernetes_knows_and_nothing_else(overlay: str, version: str) -> None:
+def test_every_object_has_only_fields_known_to_kubernetes(overlay: str, version: str) -> None:
     for one in rendered(overlay):
         require_valid(json.dumps(one), version)
 
 
 @needs_kustomize
-def test_what_kubernetes_does_not_know_is_found() -> None:
+def test_unknown_field_is_detected() -> None:
     wrong = the("cpu", "StatefulSet", "samebits-worker") | {"replicas": 4}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, NEWEST, strict=True)
@@ -84,8 +84,8 @@ def test_what_kubernetes_does_not_know_is_found() -> None:
 
 @needs_kustomize
 @pytest.mark.parametrize("folder", VARIANTS)
-def test_the_variants_are_what_their_controllers_know(folder: str) -> None:
-    """A field that the model has no place for does not come back from it."""
+def test_variants_are_valid_for_their_controllers(folder: str) -> None:
+    """A field that the model lacks is dropped by it."""
     objects = rendered(folder)
     assert any(one["kind"] in CUSTOM for one in objects)
     for one in objects:
@@ -99,7 +99,7 @@ def test_the_variants_are_what_their_controllers_know(folder: str) -> None:
 
 
 def missing_from(wanted: Any, found: Any, path: str = "") -> list[str]:
-    """Where ``found`` lacks, or has otherwise, what ``wanted`` has."""
+    """Return where ``found`` lacks or contradicts ``wanted``."""
     if isinstance(wanted, dict):
         there = found if isinstance(found, dict) else {}
         return [lost for key in wanted for lost in missing_from(wanted[key], there.get(key), f"{path}/{key}")]
@@ -111,7 +111,7 @@ def missing_from(wanted: Any, found: Any, path: str = "") -> list[str]:
 
 @needs_kustomize
 @pytest.mark.parametrize("folder", [*OVERLAYS, *VARIANTS])
-def test_every_variable_is_one_and_its_value_can_be_read(folder: str) -> None:
+def test_every_variable_is_known_and_valid(folder: str) -> None:
     known = {variable.name for variable in VARIABLES}
     values = settings_in(folder)
     ours = {name: value for name, value in values.items() if name in known}
@@ -122,7 +122,7 @@ def test_every_variable_is_one_and_its_value_can_be_read(folder: str) -> None:
 
 
 @needs_kustomize
-def test_the_rank_table_is_where_its_variable_says() -> None:
+def test_rank_table_is_where_its_variable_says() -> None:
     pod = the("ascend-ranktable", "StatefulSet", "samebits-worker")["spec"]["template"]["spec"]
     (table,) = [one["value"] for one in pod["containers"][0]["env"] if one["name"] == "RANK_TABLE_FILE"]
     (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "ranktable"]
@@ -133,7 +133,7 @@ def test_the_rank_table_is_where_its_variable_says() -> None:
 
 @needs_kustomize
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_there_are_as_many_workers_as_the_job_has_seats(overlay: str) -> None:
+def test_number_of_workers_equals_the_jobs_seats(overlay: str) -> None:
     values = settings_in(overlay)
     workers = the(overlay, "StatefulSet", "samebits-worker")["spec"]["replicas"]
     assert workers == int(values["WORKER_NUM"]) + int(values.get("SPARE_NUM", 0))
@@ -141,7 +141,7 @@ def test_there_are_as_many_workers_as_the_job_has_seats(overlay: str) -> None:
 
 @needs_kustomize
 @pytest.mark.parametrize("folder", [*OVERLAYS, *VARIANTS])
-def test_every_pod_is_one_that_the_runtime_can_live_in(folder: str) -> None:
+def test_every_pod_satisfies_the_runtimes_needs(folder: str) -> None:
     pods = list(pods_in(rendered(folder)))
     assert len(pods) == 2
     for pod in pods:
@@ -163,7 +163,7 @@ def test_every_pod_is_one_that_the_runtime_can_live_in(folder: str) -> None:
 
 
 def pods_in(value: Any) -> Any:
-    """Every pod's spec, however deep it lies."""
+    """Return every pod's spec at any depth."""
     if isinstance(value, dict):
         if "containers" in value:
             yield value
@@ -177,8 +177,8 @@ def pods_in(value: Any) -> Any:
 
 @needs_kustomize
 @pytest.mark.parametrize("folder", VARIANTS)
-def test_the_rules_of_restarting_are_the_exit_codes(folder: str) -> None:
-    """In place where starting again can help, else the whole job fails, but for 0 and for who was asked to leave."""
+def test_restart_rules_match_the_exit_codes(folder: str) -> None:
+    """Restart in place if that can help; otherwise the job fails, except for 0 and for a worker asked to leave."""
     for pod in pods_in(rendered(folder)):
         (container,) = pod["containers"]
         assert container["restartPolicy"] == "Never"
@@ -205,7 +205,7 @@ def values_of(value: Any, key: str) -> Any:
 
 @needs_kustomize
 @pytest.mark.parametrize("folder", VARIANTS)
-def test_the_job_level_is_a_new_job_and_what_cannot_be_helped_is_none(folder: str) -> None:
+def test_job_level_is_a_new_job_and_hopeless_failures_are_not_retried(folder: str) -> None:
     (policy,) = values_of(rendered(folder), "failurePolicy")
     job_level, hopeless = policy["rules"]
     message = f"Container worker for pod default/x failed with exit code {LevelsSpentError.exit_code} matching FailJob"
@@ -218,8 +218,8 @@ def test_the_job_level_is_a_new_job_and_what_cannot_be_helped_is_none(folder: st
 
 @needs_kustomize
 @pytest.mark.parametrize("folder", [*OVERLAYS, *VARIANTS])
-def test_the_levels_are_said_as_ascend_spells_them(folder: str) -> None:
-    """By the pod's labels and its annotation, told to ``samebits keep``; a StatefulSet has no job to make anew."""
+def test_levels_use_ascends_spelling(folder: str) -> None:
+    """By the pod's labels and its annotation, passed to ``samebits keep``; a StatefulSet has no job to recreate."""
     templates = [one for one in values_of(rendered(folder), "template") if "containers" in one["spec"]]
     assert len(templates) == 2
     for template in templates:
@@ -240,7 +240,7 @@ def test_the_levels_are_said_as_ascend_spells_them(folder: str) -> None:
 
 
 @needs_kustomize
-def test_the_commands_of_the_page_name_what_is_there() -> None:
+def test_commands_on_the_page_use_existing_names() -> None:
     lines = lines_in("kubernetes")
     (folder,) = [found[1] for one in lines if (found := re.fullmatch(r"kubectl apply -k deploy/kubernetes/(\w+)", one))]
     assert folder in OVERLAYS

@@ -1,4 +1,4 @@
-"""Workers that a real ssh and a real srun start on other hosts: killed, started again there, and sent away."""
+"""Workers started on other hosts by a real ssh and a real srun: killed, restarted there, and drained."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.ssh_server import SshServer
-from tests.ops.shell_job import ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
+from tests.launcher.shell_job import ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 from tests.system.processes import signal_process
 
 pytestmark = [pytest.mark.system, pytest.mark.thorough]
@@ -47,13 +47,13 @@ def server(job: ShellJob) -> Iterator[SshServer]:
 
 
 def hosts(job: ShellJob, *lines: str) -> None:
-    """What the discovery script prints from now on."""
+    """Set what the discovery script prints from now on."""
     (job.folder / "hosts.new").write_text("".join(f"{line}\n" for line in lines))
     (job.folder / "hosts.new").rename(job.folder / "hosts")
 
 
 def drive(job: ShellJob, launch: str, *before: str, **more: str) -> Shell:
-    """``samebits run`` with discovery and this template; ``before`` stands before the command."""
+    """Start ``samebits run`` with discovery and this template; ``before`` precedes the command."""
     settings = {name: text for name, text in job.settings.items() if name != "WORKER_NUM"}
     settings |= {"SHRINK_GRACE": "0.5", "PYTHONPATH": str(ROOT), **more}
     found = ("--host-discovery-script", "cat hosts", "--nnodes", "1:2", "--launch", launch)
@@ -70,7 +70,7 @@ def words_of(identity: ProcessIdentity, name: str) -> list[bytes]:
     return Path(f"/proc/{identity.pid}/{name}").read_bytes().split(b"\0")
 
 
-def test_ssh_starts_a_worker_and_its_death_is_no_fault_of_its_host(job: ShellJob, server: SshServer) -> None:
+def test_worker_started_by_ssh_and_its_death_is_no_fault_of_its_host(job: ShellJob, server: SshServer) -> None:
     hosts(job, "localhost:1", "b:1")
     shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
     first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")
@@ -80,7 +80,7 @@ def test_ssh_starts_a_worker_and_its_death_is_no_fault_of_its_host(job: ShellJob
     signal_process(first.identity, signal.SIGKILL)
     again = job.wait_view(_moved)
     assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(again.workers[1].identity, "environ"))
-    assert "rests" not in "\n".join(shell.all_lines()), "a worker that is killed is no failure of its host"
+    assert "rests" not in "\n".join(shell.all_lines()), "a killed worker is no failure of its host"
     hosts(job, "localhost:1")
     job.wait_view(lambda view: trains(view, "0"))
     shell.wait_for(r"leaves at the next commit: host b is gone\n")
@@ -89,12 +89,12 @@ def test_ssh_starts_a_worker_and_its_death_is_no_fault_of_its_host(job: ShellJob
 
 
 def _moved(view: JobView) -> bool:
-    """Whether another process than the first has the second slot, as the first one's replacement or anew."""
+    """Return whether another process has the second slot, as the first one's replacement or as a new worker."""
     return len(view.workers) == 2 and trains(view, "0", view.workers[1].node) and view.workers[1].node != "1"
 
 
-def test_where_ssh_dies_alone_its_worker_leaves_and_another_takes_its_place(job: ShellJob, server: SshServer) -> None:
-    """As where the network between driver and host breaks: the worker goes on, and nobody holds it any more."""
+def test_worker_whose_ssh_dies_leaves_and_is_replaced(job: ShellJob, server: SshServer) -> None:
+    """As when the network between driver and host breaks: the worker runs on without a launcher."""
     hosts(job, "localhost:1", "b:1")
     shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}")
     first = job.wait_view(lambda view: trains(view, "0", "1")).node("1")
@@ -102,12 +102,12 @@ def test_where_ssh_dies_alone_its_worker_leaves_and_another_takes_its_place(job:
     job.kill("worker_1")  # the ssh
     seen = job.wait_view(_moved)
     assert any(one.startswith(b"SSH_CONNECTION=") for one in words_of(seen.workers[-1].identity, "environ"))
-    assert first.identity.wait_for_exit(60.0), "nobody asked it to leave"
+    assert first.identity.wait_for_exit(60.0), "no process asked it to leave"
     job.let_finish()
     assert shell.end() == 0, shell.text
 
 
-def test_ssh_that_does_not_get_there_is_a_failure_of_its_host(job: ShellJob, server: SshServer) -> None:
+def test_failing_ssh_is_a_failure_of_its_host(job: ShellJob, server: SshServer) -> None:
     server.close()
     hosts(job, "localhost:1", "b:1")
     shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}", START_GRACE="0.5")
@@ -128,7 +128,7 @@ def cluster(tmp_path: Path, new_switch: Callable[..., Switch]) -> Iterator[Slurm
 
 
 @pytest.mark.timeout(400)
-def test_srun_starts_a_worker_on_each_host_and_one_that_is_killed_again(job: ShellJob, cluster: SlurmCluster) -> None:
+def test_srun_starts_a_worker_on_each_host_and_restarts_a_killed_one(job: ShellJob, cluster: SlurmCluster) -> None:
     (job.folder / "secret").write_text(SECRET)
     (job.folder / "secret").chmod(0o600)
     hosts(job, "n1:1", "n2:1")
@@ -147,7 +147,7 @@ def test_srun_starts_a_worker_on_each_host_and_one_that_is_killed_again(job: She
     (killed,) = _workers(cluster, "n2")
     os.kill(killed, signal.SIGKILL)
     shell.wait_until(lambda: any(pid != killed for pid in _workers(cluster, "n2")))
-    assert "rests" not in "\n".join(shell.all_lines()), "a worker that is killed is no failure of its host"
+    assert "rests" not in "\n".join(shell.all_lines()), "a killed worker is no failure of its host"
     hosts(job, "n1:1")
     shell.wait_for(r"leaves at the next commit: host n2 is gone\n")
     shell.wait_until(lambda: _workers(cluster, "n2") == [])
@@ -156,9 +156,7 @@ def test_srun_starts_a_worker_on_each_host_and_one_that_is_killed_again(job: She
 
 
 @pytest.mark.timeout(400)
-def test_in_an_allocation_slurms_own_list_of_hosts_is_the_discovery_script(
-    job: ShellJob, cluster: SlurmCluster
-) -> None:
+def test_slurms_host_list_is_the_discovery_script_in_an_allocation(job: ShellJob, cluster: SlurmCluster) -> None:
     (job.folder / "secret").write_text(SECRET)
     (job.folder / "secret").chmod(0o600)
     words = [sys.executable, "-P", "-m", "samebits", "run", "--nnodes", "1:2"]
@@ -184,12 +182,12 @@ def test_in_an_allocation_slurms_own_list_of_hosts_is_the_discovery_script(
 def _until(is_so: Callable[[], bool], said: Path) -> None:
     deadline = time.monotonic() + WAIT_S
     while not is_so():
-        assert time.monotonic() < deadline, said.read_text() if said.exists() else "nothing was said"
+        assert time.monotonic() < deadline, said.read_text() if said.exists() else "no output"
         time.sleep(0.05)
 
 
 def _workers(cluster: SlurmCluster, name: str) -> list[int]:
-    """Workers' processes on this host, by the pids that they have here."""
+    """Return the workers' processes on this host by the pids that they have here."""
     (host,) = [one for one in cluster.computing if one.name == name]
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

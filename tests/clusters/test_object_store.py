@@ -1,4 +1,4 @@
-"""A job over hosts whose checkpoints lie in a bucket: hosts are lost with their disks, in turn and all; same bits."""
+"""A job over hosts with checkpoints in a bucket: hosts are lost with their disks, one by one and all; same bits."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def s3() -> Iterator[S3Server]:
 
 
 def newest_in(s3: S3Server, slot: int) -> int:
-    """The step of the slot's newest whole point in the bucket; 0 where it has none."""
+    """Return the step of the slot's newest complete point in the bucket, or 0."""
     steps = [step_of(name) for name in s3.names() if f"/{slot}/step" in name and name.endswith(".msgpack")]
     return max(steps, default=0)
 
 
 class BucketJob:
-    """Two ranks, each on a host of its own; the scheduler and the store on another one."""
+    """Two ranks on separate hosts; the scheduler and the store on another one."""
 
     def __init__(self, s3: S3Server, switch: Switch, new_hosts_job: Callable[..., HostsJob]) -> None:
         self.s3 = s3
@@ -46,14 +46,14 @@ class BucketJob:
         self.job.open_gates(0)
 
     def wait_at(self, gate: int) -> None:
-        """Until every rank waits there and has a point in the bucket: a save is left out while one is under way."""
+        """Wait until every rank waits there and has a point in the bucket, since a save is skipped during another."""
         job = self.job
         for rank in job.ranks:
             job.wait_for(rank, f"waits at the gate of step {gate}")
             job.wait_until(lambda rank=rank: newest_in(self.s3, rank) or None, f"point of rank {rank} in the bucket")
 
     def lose(self, *ranks: int) -> list[Host]:
-        """The hosts of these ranks, with memory and disk."""
+        """Lose the hosts of these ranks, with memory and disk."""
         lost = [self.job.place[rank] for rank in ranks]
         for host in lost:
             self.job.lose(host)
@@ -64,13 +64,13 @@ class BucketJob:
             self.job.replace(host, f"{host.name}-again")
 
 
-def test_hosts_are_lost_in_turn_and_then_all_of_them(
+def test_hosts_are_lost_one_by_one_and_then_all_of_them(
     s3: S3Server,
     new_switch: Callable[..., Switch],
     new_hosts_job: Callable[..., HostsJob],
     undisturbed: Callable[..., str],
 ) -> None:
-    """One lost rank goes on from the other's memory; where all memory is lost, the bucket is what is left."""
+    """A single lost rank resumes from the other's memory. When all memory is lost, only the bucket is left."""
     bucket = BucketJob(s3, new_switch("head", "a", "b"), new_hosts_job)
     job = bucket.job
     for rank, gate in ((0, GATES), (1, 2 * GATES)):

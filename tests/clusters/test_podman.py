@@ -1,7 +1,7 @@
-"""deploy/kubernetes' pods run for real: a process is tried again, then its container, and the bits are one machine's.
+"""deploy/kubernetes' pods run by podman: a process is restarted, then its container, with one machine's bits.
 
-What podman 4.3 lacks of Kubernetes is put in its place: the pod's own address in SCHED_BIND, the Service's name in
-/etc/hosts, a word of the command that is a variable of the ConfigMap, and probes, which are asked by hand.
+What podman 4.3 lacks of Kubernetes is replaced: the pod's own address in SCHED_BIND, the Service's name in /etc/hosts,
+a word of the command that is a variable of the ConfigMap, and probes, which the test runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def can_run_pods(can_have_hosts: None) -> None:
 
 
 class Pods:
-    """A job of two workers, each process in a pod of the overlay."""
+    """A job of two workers with each process in a pod of the overlay."""
 
     def __init__(self, folder: Path, engine: Podman) -> None:
         self.marks = folder / "marks"
@@ -95,7 +95,7 @@ class Pods:
         return "\n".join(f"--- {one}\n{self.log(one)[-2000:]}" for one in (SCHEDULER, *WORKERS))
 
     def kill(self, container: str) -> None:
-        """kill -9 of the process that the container's first one keeps."""
+        """kill -9 the process that the container's first one keeps."""
         kill = "for child in $(cat /proc/1/task/1/children); do kill -9 $child; done"
         self.engine.run("exec", container, "sh", "-c", kill)
 
@@ -103,7 +103,7 @@ class Pods:
         return int(self.engine.run("inspect", "--format", "{{.RestartCount}}", container))
 
     def is_ready(self, container: str) -> bool:
-        """By the command of the pod's readiness probe."""
+        """Run the command of the pod's readiness probe."""
         return self.engine.status("exec", container, "samebits", "probe", "ready") == 0
 
     def sha256(self) -> str:
@@ -120,9 +120,7 @@ def pods(tmp_path: Path, can_run_pods: None) -> Iterator[Pods]:
 
 
 @needs_kustomize
-def test_a_process_then_its_container_is_started_again_and_no_other(
-    pods: Pods, undisturbed: Callable[..., str]
-) -> None:
+def test_process_then_its_container_is_restarted_and_no_other(pods: Pods, undisturbed: Callable[..., str]) -> None:
     gate_of(pods.marks, 0).touch()
     for worker in WORKERS:
         pods.wait_for(worker, f"waits at the gate of step {MIDDLE}")
@@ -130,7 +128,7 @@ def test_a_process_then_its_container_is_started_again_and_no_other(
     pods.kill(WORKERS[1])
     pods.wait_for(WORKERS[1], "worker 1: process level, attempt 1 of 1: started again in its place after SIGKILL")
     pods.wait_for(WORKERS[1], r"samebits worker 1: seated", times=2)
-    pods.kill(WORKERS[1])  # soon: a seat that is held for a minute would begin anew
+    pods.kill(WORKERS[1])  # soon: a seat held for a minute would reset the escalation
     pods.wait_for(WORKERS[1], "worker 1: pod level, attempt 1 of 1, as 1 attempt at the process level failed")
     pods.wait_for(WORKERS[1], r"samebits worker 1: seated", times=3)
     assert [pods.restarts(one) for one in (SCHEDULER, *WORKERS)] == [0, 0, 1]

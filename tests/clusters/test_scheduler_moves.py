@@ -1,4 +1,4 @@
-"""The scheduler goes on on another host: the first one is lost, or lives behind a cut and is believed by nobody."""
+"""Scheduler failover to another host: the first is lost, or lives behind a partition without effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ NOBODY_LOST = r"worker \d .* is lost"
 
 @pytest.fixture
 def on_four(new_switch: Callable[..., Switch], new_hosts_job: Callable[..., HostsJob]) -> Callable[..., HostsJob]:
-    """Makes a job whose scheduler has the first host for itself, and may have the second; each rank has its own."""
+    """Return a factory of jobs whose scheduler has the first host alone and may move to the second; each rank has its
+    own.
+    """
 
     def make(*args: str, settings: dict[str, str] | None = None, **options: object) -> HostsJob:
         switch = new_switch("head", "a", "b", "c")
@@ -53,10 +55,10 @@ def mend(host: Host, others: list[Host]) -> None:
         other.mend_towards(host)
 
 
-def test_the_schedulers_host_is_lost_and_another_has_it(
+def test_another_host_takes_over_from_the_lost_scheduler(
     on_four: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """No address moves: SCHED_HOST names both hosts, and the journal lies where both see it."""
+    """No address moves: SCHED_HOST names both hosts, and the journal is visible to both."""
     job = on_four(standbys=1)
     job.start()
     job.open_gates(0)
@@ -68,14 +70,14 @@ def test_the_schedulers_host_is_lost_and_another_has_it(
     for rank in job.ranks:
         job.wait_for(rank, r"the scheduler is back after .* s, term 2, at 10\.99\.0\.2:")
     assert job.wait_finished() == undisturbed(*TRAINED, workers=3)
-    assert not job.matches("scheduler", NOBODY_LOST), "everybody found it in time"
+    assert not job.matches("scheduler", NOBODY_LOST), "all workers found it in time"
 
 
 @pytest.mark.thorough
-def test_the_host_of_the_scheduler_and_of_a_rank_is_lost(
+def test_host_of_the_scheduler_and_a_rank_is_lost(
     new_hosts_job: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """With its disk: the rank goes on on a new host, from a peer's memory, led by a scheduler that never saw it."""
+    """Its disk is lost too. The rank resumes on a new host from a peer's memory, under a new scheduler."""
     job = new_hosts_job(*TRAINED, "--gates", str(GATE), shared=True, standbys=1, settings=QUICK)
     job.start()
     job.open_gates(0)
@@ -93,10 +95,10 @@ def test_the_host_of_the_scheduler_and_of_a_rank_is_lost(
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["IPv4", "IPv6"])
 @pytest.mark.parametrize("hears", ["nobody", "one worker"])
-def test_the_old_one_lives_behind_a_cut_and_is_believed_by_nobody(
+def test_superseded_scheduler_behind_a_partition_has_no_effect(
     hears: str, family: Family, on_four: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """The lock is lost, as on a file system without any: only the claim of the term tells them apart."""
+    """The lock is lost, as on a file system without locks; only the claim of the term distinguishes them."""
     job = on_four(standbys=1, family=family)
     job.start()
     job.open_gates(0)
@@ -104,7 +106,7 @@ def test_the_old_one_lives_behind_a_cut_and_is_believed_by_nobody(
     old, head, workers = job.scheduler, job.place["scheduler"], [job.place[rank] for rank in job.ranks]
     cut = workers if hears == "nobody" else workers[:-1]
     cut_off(head, cut)
-    job.wait_for("scheduler", r"worker \d .* is lost")  # the old one writes, and is right so far
+    job.wait_for("scheduler", r"worker \d .* is lost")  # the old one writes, correctly so far
     since = job.count("scheduler")
     (job.folder / "shared" / "recovery" / "lock").unlink()
     job.move_scheduler(job.place[0])
@@ -121,10 +123,10 @@ def test_the_old_one_lives_behind_a_cut_and_is_believed_by_nobody(
 
 
 @pytest.mark.thorough
-def test_one_that_is_stopped_and_replaced_says_nothing_when_it_goes_on(
+def test_scheduler_stopped_and_replaced_sends_nothing_when_it_continues(
     on_four: Callable[..., HostsJob], undisturbed: Callable[..., str]
 ) -> None:
-    """As a virtual machine that is paused: it wakes up with all connections as they were."""
+    """Like a paused virtual machine, it wakes up with all connections as they were."""
     job = on_four(standbys=1)
     job.start()
     job.open_gates(0)
@@ -142,8 +144,8 @@ def test_one_that_is_stopped_and_replaced_says_nothing_when_it_goes_on(
 
 
 @pytest.mark.thorough
-def test_a_file_says_where_the_scheduler_is(on_four: Callable[..., HostsJob], undisturbed: Callable[..., str]) -> None:
-    """Written anew while the job runs, and half written first."""
+def test_file_names_the_schedulers_address(on_four: Callable[..., HostsJob], undisturbed: Callable[..., str]) -> None:
+    """The file is rewritten while the job runs, at first incompletely."""
     job = on_four()
     hosts = job.folder / "hosts"
     job.settings["SCHED_HOST"] = f"file:{hosts}"

@@ -28,7 +28,7 @@ PYTHON = str(REPOSITORY / ".venv" / "bin" / "python")
 
 PLAIN, SPARE_HOST, ROOM_FOR_SPARES = "^sbatch --nodes=2 --ntasks", "^SPARE_HOSTS=1 ", "^SPARE_NUM=8 "
 ARRAY, SINGLETON, WRAP = " --array=", " --dependency=singleton ", " --wrap "
-"""What the page's lines are known by."""
+"""How the page's lines are recognised."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def cluster(tmp_path: Path, new_switch: Callable[..., Switch]) -> Iterator[Slurm
 
 
 def documented_line(mark: str) -> Line:
-    """A line of the page for hosts of one worker each."""
+    """Return a line of the page for hosts of one worker each."""
     (text,) = [one for one in lines_in("slurm") if re.search(mark, one)]
     instead = {"train.py": str(PROBE)}
     instead |= {"SPARE_NUM=8": "SPARE_NUM=1"} if "SPARE_NUM" in text else {}
@@ -56,7 +56,7 @@ def documented_line(mark: str) -> Line:
 
 
 class SlurmJob(JobFolder):
-    """A job that a line of the page started: one worker on each host, and a gate in its middle."""
+    """A job started by a line of the page: one worker on each host, and a gate in the middle."""
 
     def __init__(self, folder: Path, cluster: SlurmCluster, mark: str, *options: str, gates: int = MIDDLE) -> None:
         folder.mkdir()
@@ -69,7 +69,7 @@ class SlurmJob(JobFolder):
         gate_of(folder, 0).touch()
 
     def submit(self, mark: str, *options: str) -> int:
-        """The page's line, in this folder; the job's number."""
+        """Submit the page's line in this folder; return the job's number."""
         line = documented_line(mark)
         unsaid = dict.fromkeys(("WORKER_NUM", "ENABLE_RECOVERY", "SCHED_PORT"), "")
         environment = self.environment(SAMEBITS_PYTHON=PYTHON, **unsaid) | line.variables
@@ -80,7 +80,7 @@ class SlurmJob(JobFolder):
         return self.cluster.submit(self.folder, environment, *options, *self.with_arguments(words, arguments))
 
     def with_arguments(self, words: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
-        """The line's words with those of the script."""
+        """Return the line's words with those of the script."""
         return (*words, *arguments)
 
     def wait_for_the_gate(self, *ranks: int) -> None:
@@ -120,7 +120,7 @@ def new_slurm_job(
     return make
 
 
-def test_a_killed_worker_and_a_killed_scheduler_are_steps_that_start_again(
+def test_killed_worker_and_killed_scheduler_are_restarted_as_steps(
     new_slurm_job: Callable[..., SlurmJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_slurm_job(PLAIN)
@@ -128,13 +128,13 @@ def test_a_killed_worker_and_a_killed_scheduler_are_steps_that_start_again(
     job.kill("worker_1")
     job.wait_for("scheduler", "worker 1 .* is lost")
     job.kill("scheduler")
-    job.wait_for("scheduler", "goes on, term 2", timeout_s=120)
+    job.wait_for("scheduler", "resumes, term 2", timeout_s=120)
     assert job.finish() == undisturbed(*TRAINED, workers=2)
     assert (job.log_dir / "steps" / "done").exists()
 
 
 @pytest.mark.thorough
-def test_a_lost_host_is_made_good_by_a_spare_one(
+def test_lost_host_is_replaced_by_a_spare_host(
     new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
 ) -> None:
     job = new_slurm_job(SPARE_HOST)
@@ -146,7 +146,7 @@ def test_a_lost_host_is_made_good_by_a_spare_one(
 
 
 @pytest.mark.thorough
-def test_a_lost_host_is_made_good_by_an_array_of_spares(
+def test_lost_host_is_replaced_by_an_array_of_spares(
     new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
 ) -> None:
     job = new_slurm_job(ROOM_FOR_SPARES)
@@ -160,54 +160,54 @@ def test_a_lost_host_is_made_good_by_an_array_of_spares(
 
 
 @pytest.mark.thorough
-def test_a_requeued_job_goes_on(
+def test_requeued_job_resumes(
     new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
 ) -> None:
-    """Its processes wait in a step until Slurm kills them; what goes on is what is on disk."""
+    """Its processes wait in a step until Slurm kills them, so only the disk's content remains."""
     job = new_slurm_job(PLAIN)
     job.wait_for_the_gate(0, 1)
     cluster.command("scontrol", "requeue", str(job.number))
-    job.wait_for("scheduler", "goes on, term 2", timeout_s=120)
+    job.wait_for("scheduler", "resumes, term 2", timeout_s=120)
     assert job.finish() == undisturbed(*TRAINED, workers=2)
 
 
 @pytest.mark.thorough
-def test_a_job_whose_first_host_is_lost_goes_on_elsewhere(
+def test_job_whose_first_host_is_lost_resumes_elsewhere(
     new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
 ) -> None:
     """Batch script and scheduler ran there."""
     job = new_slurm_job(PLAIN)
     job.wait_for_the_gate(0, 1)
     cluster.lose("n1")
-    job.wait_for("scheduler", "goes on, term 2", timeout_s=180)
+    job.wait_for("scheduler", "resumes, term 2", timeout_s=180)
     assert job.finish() == undisturbed(*TRAINED, workers=2)
 
 
 @pytest.mark.thorough
-def test_a_job_that_has_to_go_leaves_at_a_commit_and_the_next_in_line_goes_on(
+def test_job_at_its_time_limit_leaves_at_a_commit_and_the_next_one_resumes(
     new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster, undisturbed: Callable[..., str]
 ) -> None:
-    """The signal that Slurm sends before the time limit; the next job has the same name, and waits for this one."""
+    """Slurm sends a signal before the time limit; the next job has the same name and waits for this one."""
     job = new_slurm_job(SINGLETON, gates=10)
     job.wait_for(0, "waits at the gate of step 10", timeout_s=120)
     second = job.submit(SINGLETON)
     cluster.command("scancel", "--batch", "--signal=USR1", str(job.number))
     job.wait_for("scheduler", "2 workers are to leave at their next commit")
-    for gate in (10, 20, 30, 40):  # not all at once: it must not come to its end before its workers have heard of it
+    for gate in (10, 20, 30, 40):  # not all at once: it must not finish before its workers have been told
         gate_of(job.folder, gate).touch()
         job.wait_for(0, f"asked to leave|waits at the gate of step {gate + 10}")
     cluster.wait_for_state(job.number, "FAILED", timeout_s=60)
     gate_of(job.folder, 50).touch()
     job.number = second
     assert job.finish() == undisturbed(*TRAINED, workers=2)
-    job.wait_for("scheduler", "goes on, term 2")
+    job.wait_for("scheduler", "resumes, term 2")
     for rank in (0, 1):
         numbers = [step.number for step in job.steps(rank)]
         assert numbers == sorted(set(numbers)), f"rank {rank} took a step twice: {numbers}"
 
 
 @pytest.mark.thorough
-def test_a_cancelled_job_stays_cancelled(new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster) -> None:
+def test_cancelled_job_stays_cancelled(new_slurm_job: Callable[..., SlurmJob], cluster: SlurmCluster) -> None:
     job = new_slurm_job(PLAIN)
     job.wait_for_the_gate(0, 1)
     cluster.command("scancel", str(job.number))
@@ -217,7 +217,7 @@ def test_a_cancelled_job_stays_cancelled(new_slurm_job: Callable[..., SlurmJob],
 
 
 class SrunJob(SlurmJob):
-    """A job that ``srun samebits run`` starts on each host: the words say how many workers a host has, nothing else."""
+    """A job that ``srun samebits run`` starts on each host, with only the number of workers per host given."""
 
     def environment(self, **more: str) -> dict[str, str]:
         secret = self.folder / "secret"

@@ -1,4 +1,4 @@
-"""The names, defaults and snippets of the five documents that the system was asked for by."""
+"""The names, defaults and snippets of the five documents that specified the system."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Node:
 # ---- CANN
 
 
-def test_at_most_so_many_failed_nodes_are_returned() -> None:
+def test_number_of_returned_failed_nodes_is_bounded() -> None:
     clock = SimpleNamespace(now=0.0)
     detector = samebits.HeartbeatDetector(capacity=10, timeout=30, clock=lambda: clock.now)
     for node_id in range(4):
@@ -49,19 +49,19 @@ def test_at_most_so_many_failed_nodes_are_returned() -> None:
     assert detector.detect_failure(max_nodes=10) == [0, 1, 2]
 
 
-def test_a_health_check_keeps_the_status_of_its_node(tmp_path: Path) -> None:
+def test_health_check_keeps_the_status_of_its_node(tmp_path: Path) -> None:
     healthy = samebits.HealthChecker(2, cpu_limit=1, memory_limit=1, disk_limit=1, paths=[tmp_path])
     assert [healthy.get_health_status(node_id) for node_id in (0, 1, 2, -1)] == [0, 0, 0, 0]
     assert healthy.perform_health_check(1) == 1
     assert [healthy.get_health_status(node_id) for node_id in (0, 1)] == [0, 1]
-    assert (healthy.perform_health_check(2), healthy.get_health_status(2)) == (1, 0), "2 is beyond the capacity"
+    assert (healthy.perform_health_check(2), healthy.get_health_status(2)) == (1, 0), "2 exceeds the capacity"
     full = samebits.HealthChecker(capacity=2, cpu_limit=1, memory_limit=1, disk_limit=1e-6, paths=[tmp_path])
     assert (full.perform_health_check(1), full.get_health_status(1)) == (0, 0)
     with pytest.raises(UsageError, match="expected 0 or more"):
         full.perform_health_check(-1)
 
 
-def test_a_state_is_synchronized_by_its_version_and_survives_serialization() -> None:
+def test_state_is_synchronized_by_its_version_and_survives_serialization() -> None:
     one, two = samebits.StateSynchronization(), samebits.StateSynchronization()
     assert (one.get_state("lr"), one.version) == (None, 0)
     one.update_state("lr", 0.1)
@@ -75,7 +75,7 @@ def test_a_state_is_synchronized_by_its_version_and_survives_serialization() -> 
     assert (one.state, one.version) == ({"lr": 0.3, "epoch": 4}, 3)
     one.update_state("lr", 0.4)
     one.sync_state(newer)
-    assert one.get_state("lr") == 0.4, "what was changed after a synchronization is newer"
+    assert one.get_state("lr") == 0.4, "a change after a synchronization is newer"
     other = samebits.StateSynchronization()
     other.update_state("gone", 1)
     other.deserialize_state(one.serialize_state())
@@ -85,7 +85,7 @@ def test_a_state_is_synchronized_by_its_version_and_survives_serialization() -> 
 
 
 @pytest.mark.parametrize("lie", [b"", b"\xc1", b"\x01", b"\x92\x01\x02", b"\x92\xff\xc4\x00", b"\x92\x01\xc4\x01\xc1"])
-def test_no_other_bytes_are_taken_for_a_state(lie: bytes) -> None:
+def test_other_bytes_are_not_accepted_as_a_state(lie: bytes) -> None:
     state = samebits.StateSynchronization()
     state.update_state("a", 1)
     with pytest.raises(UsageError, match="these are not the bytes"):
@@ -93,7 +93,7 @@ def test_no_other_bytes_are_taken_for_a_state(lie: bytes) -> None:
     assert (state.state, state.version) == ({"a": 1}, 1)
 
 
-def test_sequence_numbers_tell_whether_nodes_are_consistent() -> None:
+def test_sequence_numbers_show_whether_nodes_are_consistent() -> None:
     protocol = samebits.ConsistencyProtocol(2)
     assert (protocol.get_sequence_number(0), protocol.check_consistency()) == (0, True)
     assert [protocol.update_sequence_number(node_id, 7) for node_id in (0, 1, 2, -1)] == [0, 0, -1, -1]
@@ -119,7 +119,7 @@ def test_nodes_are_brought_to_one_state() -> None:
         recovery.recovery_strategy = "vote"
 
 
-def test_a_recovery_saves_finds_and_loads_its_checkpoints(tmp_path: Path) -> None:
+def test_recovery_saves_finds_and_loads_its_checkpoints(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -138,7 +138,7 @@ def test_a_recovery_saves_finds_and_loads_its_checkpoints(tmp_path: Path) -> Non
         recovery.load_checkpoint(latest.parent / "none")
 
 
-def test_step_0_is_a_step_and_no_checkpoint_is_none(tmp_path: Path) -> None:
+def test_step_0_is_distinguished_from_no_checkpoint(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     recovery = samebits.CheckpointRecovery(tmp_path)
     recovery.save_checkpoint(model, torch.optim.SGD(model.parameters(), lr=0.1), 0)
@@ -169,7 +169,7 @@ model.train(10, data_set, callbacks=[loss_cb, ckpoint_cb])
 """
 
 
-def test_the_training_script_of_mindspore_runs_with_pytorchs_network(tmp_path: Path) -> None:
+def test_mindspores_training_script_runs_with_a_pytorch_network(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PORTED)
     done = subprocess.run(
         [sys.executable, "train.py"],
@@ -188,7 +188,7 @@ def test_the_training_script_of_mindspore_runs_with_pytorchs_network(tmp_path: P
     assert samebits.CheckpointRecovery(tmp_path / "ckpt_of_rank").load_checkpoint(latest)["step"] == 80
 
 
-def test_a_model_checkpoint_takes_its_numbers_from_a_config(tmp_path: Path) -> None:
+def test_model_checkpoint_takes_its_numbers_from_a_config(tmp_path: Path) -> None:
     config = samebits.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2)
     saves = samebits.ModelCheckpoint(prefix="train", directory=tmp_path, config=config)
     model = torch.nn.Linear(2, 1)
@@ -214,7 +214,7 @@ def text_of(number: int) -> str:
 
 
 @needs_documents
-def test_the_examples_of_canns_library_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_canns_library_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     calls = re.findall(
         r"(?:detector|failed_nodes|recovery|step)?=?(?:comm|detector|recovery)\.\w+\([^()]*\)", text_of(0)
@@ -243,22 +243,22 @@ def test_canns_classes_have_the_printed_methods_with_their_arguments() -> None:
 
 
 @needs_documents
-def test_the_training_of_mindspores_document_is_what_runs_here() -> None:
-    """Its lines are those of PORTED, but for torch's own names."""
+def test_training_of_mindspores_document_is_what_runs_here() -> None:
+    """Its lines are those of PORTED, except for torch's own names."""
     lines = [line for line in text_of(3).splitlines() if re.match(r"(loss_|ckp|model)\w*[. =]", line)]
     translated = [line.replace("ms.Model", "train.Model") for line in lines]
     assert len(lines) == 6 and [line for line in translated if line not in PORTED.splitlines()] == []
 
 
 @needs_documents
-def test_the_tested_run_sh_exports_no_more_than_the_documents() -> None:
+def test_tested_run_sh_exports_only_what_the_documents_do() -> None:
     ours = (REPOSITORY / "tests" / "system" / "original" / "run.sh").read_text()
     exported = r"^\s*export (\w+)="
     assert set(re.findall(exported, ours, re.M)) <= set(re.findall(exported, text_of(3), re.M))
 
 
 @needs_documents
-def test_horovods_command_lines_are_taken() -> None:
+def test_horovods_command_lines_are_accepted() -> None:
     lines = re.findall(r"^horovodrun (.*)$", text_of(2), re.M)
     asked = [parse(line.split(), {}, devices=0) for line in lines]
     assert [one.script for one in asked] == ["train.py"] * 2

@@ -1,4 +1,4 @@
-"""The names that other frameworks' users look for: each usable alone, with its bounds and its liars."""
+"""The compat classes, under names of other frameworks: each usable alone, bounded, robust to false input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clock:
 # ---- heartbeats
 
 
-def test_a_silent_node_is_found_and_one_that_speaks_again_is_back() -> None:
+def test_silent_node_is_found_and_one_that_speaks_again_recovers() -> None:
     clock = Clock()
     detector = samebits.HeartbeatDetector(capacity=3, timeout=5.0, clock=clock)
     for node in ("a", "b"):
@@ -43,7 +43,7 @@ def test_a_silent_node_is_found_and_one_that_speaks_again_is_back() -> None:
     assert detector.detect_failure() == []
 
 
-def test_a_pause_of_the_watcher_is_nobodys_silence() -> None:
+def test_pause_of_the_monitor_counts_as_no_nodes_silence() -> None:
     clock = Clock()
     detector = samebits.HeartbeatDetector(capacity=3, timeout=5.0, clock=clock)
     detector.send_heartbeat("a")
@@ -67,7 +67,7 @@ def test_more_nodes_than_the_capacity_are_refused() -> None:
 # ---- health
 
 
-def test_a_disk_over_its_limit_is_told_after_two_looks(tmp_path: Path) -> None:
+def test_disk_over_its_limit_is_reported_after_two_checks(tmp_path: Path) -> None:
     checker = samebits.HealthChecker(cpu_limit=1, memory_limit=1, disk_limit=1e-6, paths=[tmp_path / "not there"])
     assert checker.check() == [] and checker.is_healthy
     (told,) = [text for text in checker.check() if "disk" in text]
@@ -79,7 +79,7 @@ def test_a_disk_over_its_limit_is_told_after_two_looks(tmp_path: Path) -> None:
 # ---- consistency
 
 
-def test_merging_loses_no_newer_value_in_whatever_order() -> None:
+def test_merging_in_any_order_loses_no_newer_value() -> None:
     one, two = samebits.StateSynchronization(), samebits.StateSynchronization()
     one.update("epoch", 3)
     for epoch in (1, 2):
@@ -112,7 +112,7 @@ def test_merging_loses_no_newer_value_in_whatever_order() -> None:
         b"\xdf\xff\xff\xff\xff",
     ],
 )
-def test_what_is_no_export_changes_nothing(lie: bytes) -> None:
+def test_invalid_export_changes_nothing(lie: bytes) -> None:
     state = samebits.StateSynchronization()
     state.update("a", 1)
     before = state.export()
@@ -142,9 +142,7 @@ def test_replicas_are_judged_and_named() -> None:
         ("leader", {}, UsageError),
     ],
 )
-def test_a_state_is_chosen_by_the_strategy(
-    strategy: str, states: dict[int, str], chosen: str | type[Exception]
-) -> None:
+def test_state_is_chosen_by_the_strategy(strategy: str, states: dict[int, str], chosen: str | type[Exception]) -> None:
     recovery = samebits.ConsistencyRecovery(strategy)
     if isinstance(chosen, str):
         assert recovery.recover(states) == chosen
@@ -153,7 +151,7 @@ def test_a_state_is_chosen_by_the_strategy(
             recovery.recover(states)
 
 
-def test_an_unknown_strategy_and_a_missing_leader_are_refused() -> None:
+def test_unknown_strategy_and_missing_leader_are_refused() -> None:
     with pytest.raises(UsageError, match=r"expected majority, leader, default\. Fix: "):
         samebits.ConsistencyRecovery("vote")
     with pytest.raises(UsageError, match="rank 7, the leader, has given no state"):
@@ -177,7 +175,7 @@ def bits(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes
     return [one.detach().numpy().tobytes() for one in (*model.state_dict().values(), *moments)]
 
 
-def test_what_was_saved_comes_back_to_the_bit(tmp_path: Path) -> None:
+def test_saved_point_is_restored_to_the_bit(tmp_path: Path) -> None:
     saves = samebits.ModelCheckpoint(tmp_path, save_checkpoint_steps=5, keep_checkpoint_max=2)
     model, optimizer = model_and_optimizer(1)
     assert saves.step_end(4, model, optimizer) is None
@@ -190,10 +188,10 @@ def test_what_was_saved_comes_back_to_the_bit(tmp_path: Path) -> None:
     assert recovery.recover_from_failure(other, its_optimizer) == 15
     assert bits(other, its_optimizer) == bits(model, optimizer)
     points = [entry.name for entry in rank_directory(tmp_path, 0).iterdir() if entry.is_dir()]
-    assert len(points) == 2, "the oldest has gone"
+    assert len(points) == 2, "the oldest is gone"
 
 
-def test_a_damaged_point_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_point_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     saves = samebits.ModelCheckpoint(tmp_path)
     model, optimizer = model_and_optimizer(1)
     first = saves.save(1, model, optimizer)
@@ -217,7 +215,7 @@ def test_without_a_point_nothing_is_changed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_model_and_a_jobs_folder_are_refused(tmp_path: Path) -> None:
+def test_other_model_and_a_jobs_folder_are_refused(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer(1)
     samebits.ModelCheckpoint(tmp_path).save(1, model, optimizer)
     with pytest.raises(CheckpointError, match="it is not of this model and optimizer"):
@@ -234,7 +232,7 @@ def test_another_model_and_a_jobs_folder_are_refused(tmp_path: Path) -> None:
 # ---- losses
 
 
-def test_a_loss_is_said_and_one_that_is_no_number_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_loss_is_reported_and_a_nan_named(caplog: pytest.LogCaptureFixture) -> None:
     monitor = samebits.LossMonitor(per_print_times=2)
     with caplog.at_level("INFO", logger="samebits"):
         assert [monitor.step_end(step, torch.tensor(step / 4)) for step in (1, 2)] == [True, True]
@@ -242,7 +240,7 @@ def test_a_loss_is_said_and_one_that_is_no_number_named(caplog: pytest.LogCaptur
     assert [record.getMessage() for record in caplog.records] == ["step 2 loss 0.5", "epoch 1 step 3: the loss is nan"]
 
 
-def test_none_of_them_loads_torch_before_it_is_needed() -> None:
+def test_no_class_loads_torch_before_it_is_needed() -> None:
     program = (
         "import sys, samebits\n"
         "samebits.HeartbeatDetector(1, 1.0), samebits.HealthChecker(), samebits.StateSynchronization()\n"

@@ -1,4 +1,4 @@
-"""CHECKPOINT_PATH as a folder or a URL: what it is taken for, and what is refused without showing a secret."""
+"""CHECKPOINT_PATH as a folder or a URL: interpretation, and refusals that show no secret."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRET = "verysecret"
         ("1st://odd", Path("1st://odd")),
     ],
 )
-def test_what_it_is_taken_for(text: str, found: Path | str) -> None:
+def test_interpretation(text: str, found: Path | str) -> None:
     settings, warnings = config.read({"CHECKPOINT_PATH": text}, role_required=False)
     assert (settings.checkpoint_path, warnings) == (found, [])
     assert type(settings.checkpoint_path) is type(found) or isinstance(settings.checkpoint_path, Path)
@@ -46,7 +46,7 @@ def test_what_it_is_taken_for(text: str, found: Path | str) -> None:
         (f"s3://AKIA:ab/{SECRET}@bucket/folder", "credentials do not belong in a URL"),
     ],
 )
-def test_what_is_refused(text: str, why: str) -> None:
+def test_refused_values(text: str, why: str) -> None:
     with pytest.raises(SettingsError) as refused:
         config.read({"CHECKPOINT_PATH": text}, role_required=False)
     assert why in str(refused.value) and SECRET not in str(refused.value)
@@ -55,7 +55,7 @@ def test_what_is_refused(text: str, why: str) -> None:
     assert why in str(wrong.value) and SECRET not in str(wrong.value)
 
 
-def test_where_a_state_lies(tmp_path: Path) -> None:
+def test_path_of_a_state(tmp_path: Path) -> None:
     assert CheckpointConfig(prefix="big").folder_below("s3://bucket/job") == "s3://bucket/job/big"
     assert CheckpointConfig().folder_below("s3://bucket/job") == "s3://bucket/job"
     assert CheckpointConfig(directory="s3://other/x").folder_below(tmp_path) == "s3://other/x"

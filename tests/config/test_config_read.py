@@ -1,4 +1,4 @@
-"""The reader: names, prefixes, defaults, and every single wrong value with its own sentence."""
+"""Reading the settings: names, prefixes, defaults, and a message for every wrong value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def health(for_all: str, every_s: float = 10.0, **own: tuple[str, float]) -> Hea
     return Health(every_s, tuple((looks | {sign: Look(*one) for sign, one in own.items()}).values()))
 
 
-def test_defaults_are_those_of_the_design() -> None:
+def test_defaults() -> None:
     settings, warnings = read(WORKER)
     assert warnings == []
     assert settings == Settings(
@@ -191,18 +191,18 @@ GIVEN: list[tuple[str, str, str, object]] = [
 
 @pytest.mark.parametrize("prefix", ["", "MS_"])
 @pytest.mark.parametrize(("name", "text", "field", "value"), GIVEN)
-def test_a_given_value_is_read_under_both_names(prefix: str, name: str, text: str, field: str, value: object) -> None:
+def test_given_value_is_read_under_both_names(prefix: str, name: str, text: str, field: str, value: object) -> None:
     environ = {key: kept for key, kept in WORKER.items() if key != name}
     settings, warnings = read({**environ, prefix + name: text})
     assert getattr(settings, field) == value
     assert [line for line in warnings if "NODE_ID" not in line] == []
 
 
-def test_every_variable_of_the_table_is_given_a_value_somewhere() -> None:
+def test_every_variable_of_the_table_is_covered_by_a_value() -> None:
     assert {name for name, *_ in GIVEN} == {variable.name for variable in VARIABLES}
 
 
-def test_an_empty_text_counts_as_unset() -> None:
+def test_empty_text_counts_as_unset() -> None:
     everything_empty = {prefix + variable.name: "" for variable in VARIABLES for prefix in ("", "MS_")}
     assert read({**everything_empty, **WORKER}) == read(WORKER)
     assert read({**WORKER, "SCHED_PORT": "", "MS_SCHED_PORT": "9000"})[0].sched_port == 9000
@@ -292,7 +292,7 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("MIN_WORKER_NUM", "0", ("from 1 to 100000", "unset MIN_WORKER_NUM")),
     ("MAX_WORKER_NUM", "100001", ("from 1 to 100000", "unset MAX_WORKER_NUM")),
     ("JOB_NAME", "a\tb", ("printable", "export JOB_NAME=digits")),
-    # Each breaks a relation with a default.
+    # Each contradicts a default.
     (
         "HEARTBEAT_INTERVAL",
         "3",
@@ -309,7 +309,7 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize("prefix", ["", "MS_"])
 @pytest.mark.parametrize(("name", "text", "said"), WRONG)
-def test_a_wrong_value_is_one_problem_with_name_value_expectation_and_fix(
+def test_wrong_value_is_one_problem_with_name_value_expectation_and_fix(
     prefix: str, name: str, text: str, said: tuple[str, ...]
 ) -> None:
     environ = {key: kept for key, kept in WORKER.items() if key != name}
@@ -323,7 +323,7 @@ def test_a_wrong_value_is_one_problem_with_name_value_expectation_and_fix(
         assert (part.replace(name, prefix + name) if part.startswith(("export", "unset")) else part) in problem
 
 
-def test_what_an_earlier_release_stored_is_read_under_todays_names() -> None:
+def test_settings_stored_by_an_earlier_release_are_read_under_current_names() -> None:
     stored = {"MS_HEALTH_DISK_LIMIT": "0.95", "HEALTH_CPU": "off", "HEALTH_INTERVAL": "2", "WATCHDOG": "0", "PATH": "/"}
     now = config.translated({**stored, "LEASE_DETECTOR": "phi"})
     assert now == {"PATH": "/", "HANG": "off", "HEALTH": "every=2,cpu=off,disk=tell:0.95"}
@@ -331,19 +331,19 @@ def test_what_an_earlier_release_stored_is_read_under_todays_names() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "MS_"])
-def test_a_removed_variable_is_refused_with_what_holds_instead(prefix: str) -> None:
+def test_removed_variable_is_refused_with_its_successor(prefix: str) -> None:
     with pytest.raises(SettingsError, match=rf"^{prefix}LEASE_DETECTOR no longer exists: .*Fix: unset {prefix}LEASE"):
         read({"ROLE": "scheduler", "WORKER_NUM": "2", f"{prefix}LEASE_DETECTOR": "phi"})
 
 
 @pytest.mark.parametrize(("name", "fix"), [("ROLE", "export ROLE=worker"), ("WORKER_NUM", "export WORKER_NUM=4")])
-def test_what_is_required_is_asked_for(name: str, fix: str) -> None:
+def test_required_variable_is_requested(name: str, fix: str) -> None:
     problem = the_problem({key: text for key, text in WORKER.items() if key != name})
     assert problem.startswith(f"{name} is not set: expected ")
     assert problem.endswith(fix)
 
 
-def test_a_script_that_was_started_by_hand_is_told_how_to_start_it_in_one_sentence() -> None:
+def test_script_started_by_hand_gets_one_sentence_on_how_to_start_it() -> None:
     problem = the_problem({"HOME": "/home/me", "WORLD_SIZE": "4"})
     assert "ROLE and WORKER_NUM are not set" in problem
     assert problem.count("Fix: ") == 1
@@ -364,14 +364,14 @@ def test_a_script_that_was_started_by_hand_is_told_how_to_start_it_in_one_senten
         ("MS_SCHED_PROT", "MS_SCHED_PORT"),
     ],
 )
-def test_a_misspelt_name_is_warned_of_with_the_one_that_was_meant(wrong: str, meant: str) -> None:
+def test_misspelt_name_gets_a_warning_with_a_suggestion(wrong: str, meant: str) -> None:
     settings, warnings = read({**WORKER, wrong: "9"})
     assert settings == read(WORKER)[0]
     assert len(warnings) == 1
     assert warnings[0] == f"{wrong}=9 is read by nobody: did you mean {meant}? Fix: rename it or unset {wrong}"
 
 
-def test_a_misspelt_secret_is_not_shown() -> None:
+def test_misspelt_secret_is_not_shown() -> None:
     (warning,) = read({**WORKER, "CLUSTER_SECRETS": "a secret text of more"})[1]
     assert "CLUSTER_SECRETS=(hidden)" in warning
     assert "a secret text" not in warning
@@ -385,11 +385,11 @@ UNRELATED = (
 )
 
 
-def test_a_name_of_somebody_else_is_not_taken_for_a_misspelt_one() -> None:
+def test_unrelated_name_is_not_taken_for_a_misspelt_one() -> None:
     assert read({**WORKER, **dict.fromkeys(UNRELATED, "1")})[1] == []
 
 
-def test_a_tool_needs_neither_role_nor_worker_num_but_wrong_values_stay_wrong() -> None:
+def test_tool_needs_neither_role_nor_worker_num_but_rejects_wrong_values() -> None:
     settings, warnings = read({"SCHED_PORT": "9000"}, role_required=False)
     assert (settings.role, settings.worker_num, settings.min_worker_num, settings.max_worker_num) == (None, 0, 0, 0)
     assert settings.sched_port == 9000
@@ -398,7 +398,7 @@ def test_a_tool_needs_neither_role_nor_worker_num_but_wrong_values_stay_wrong() 
     assert len(problems_of({"ROLE": "x", "WORKER_NUM": "0", "MIN_WORKER_NUM": "2"}, role_required=False)) == 2
 
 
-def test_all_problems_are_shown_at_once_in_the_tables_order() -> None:
+def test_all_problems_are_shown_at_once_in_table_order() -> None:
     problems = problems_of(
         {
             "ROLE": "bogus",
@@ -436,27 +436,27 @@ def test_all_problems_are_shown_at_once_in_the_tables_order() -> None:
         ({"MAX_WORKER_NUM": "3"}, ("MIN_WORKER_NUM=4 (default)", "WORKER_NUM=4", "MAX_WORKER_NUM=3")),
     ],
 )
-def test_bounds_out_of_order_show_all_three_values(given: dict[str, str], shown: tuple[str, ...]) -> None:
+def test_contradictory_bounds_show_all_three_values(given: dict[str, str], shown: tuple[str, ...]) -> None:
     last = problems_of({**WORKER, **given})[-1]
     assert "expected MIN_WORKER_NUM ≤ WORKER_NUM ≤ MAX_WORKER_NUM. Fix: " in last
     for part in shown:
         assert part in last
 
 
-def test_two_heartbeats_may_just_fit() -> None:
+def test_two_heartbeats_just_fit() -> None:
     assert read({**WORKER, "HEARTBEAT_INTERVAL": "2.5"})[0].heartbeat_interval_s == 2.5
     assert read({**WORKER, "NODE_TIMEOUT": "3", "TOPO_TIMEOUT": "3"})[0].topo_timeout_s == 3.0
     # Nothing else is checked: a cool-down may be shorter than the lease, a grace longer.
     assert read({**WORKER, "REGISTER_COOLDOWN": "0", "RECONNECT_GRACE": "60"})[1] == []
 
 
-def test_a_ported_script_in_plain_mode_is_not_sent_to_a_role() -> None:
+def test_script_in_plain_mode_is_not_asked_for_a_role() -> None:
     told = the_problem({"PLAIN": "1", "RANK": "0", "WORKER_NUM": "2"})
     assert "whose launcher holds the seat" in told and "Fix: start the job without --plain" in told
     assert the_problem({"PLAIN": "1", "WORKER_NUM": "2"}).endswith("export ROLE=worker"), "its launcher, by hand"
 
 
-def test_a_plain_name_wins_over_a_prefixed_one_that_differs_with_one_warning() -> None:
+def test_plain_name_overrides_a_different_prefixed_one_with_one_warning() -> None:
     settings, warnings = read({**WORKER, "SCHED_PORT": "9000", "MS_SCHED_PORT": "9001"})
     assert settings.sched_port == 9000
     assert len(warnings) == 1
@@ -464,18 +464,18 @@ def test_a_plain_name_wins_over_a_prefixed_one_that_differs_with_one_warning() -
     assert "MS_SCHED_PORT=9001" in warnings[0]
 
 
-def test_a_prefixed_name_that_means_the_same_is_silent_and_an_unreadable_one_only_warns() -> None:
+def test_equal_prefixed_name_is_silent_and_an_invalid_one_only_warns() -> None:
     assert read({**WORKER, "MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "04", "MS_SCHED_PORT": "8118"})[1] == []
     settings, warnings = read({**WORKER, "SCHED_PORT": "9000", "MS_SCHED_PORT": "tcp://10.0.0.1:8118"})
     assert settings.sched_port == 9000
     assert len(warnings) == 1
 
 
-def test_a_plain_name_that_is_wrong_is_a_problem_even_beside_a_right_prefixed_one() -> None:
+def test_invalid_plain_name_is_a_problem_beside_a_valid_prefixed_one() -> None:
     assert the_problem({**WORKER, "SCHED_PORT": "99999", "MS_SCHED_PORT": "9000"}).startswith("SCHED_PORT=99999: ")
 
 
-def test_the_originals_own_start_script_works() -> None:
+def test_original_start_script_works() -> None:
     shared = {"MS_WORKER_NUM": "8", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "8118", "MS_NODE_ID": "7"}
     shared |= {"MS_ENABLE_RECOVERY": "1", "MS_RECOVERY_PATH": "/jobs/recovery/", "MS_TOPO_TIMEOUT": "600"}
     worker, warnings = read({**shared, "MS_ROLE": "MS_WORKER"})
@@ -488,12 +488,12 @@ def test_the_originals_own_start_script_works() -> None:
 
 
 @pytest.mark.parametrize("leak", ["7", "sched", "not / a name", "x" * 500])
-def test_a_node_id_that_leaks_into_the_scheduler_is_ignored(leak: str) -> None:
+def test_node_id_inherited_by_the_scheduler_is_ignored(leak: str) -> None:
     assert read({**SCHEDULER, "NODE_ID": "1", "MS_NODE_ID": leak}) == read(SCHEDULER)
     assert read({**SCHEDULER, "NODE_ID": leak}) == read(SCHEDULER)
 
 
-def test_recovery_without_a_node_id_warns_the_worker_alone() -> None:
+def test_recovery_without_a_node_id_warns_only_the_worker() -> None:
     nameless = {"ROLE": "worker", "WORKER_NUM": "4"}
     (warning,) = read({**nameless, "ENABLE_RECOVERY": "1"})[1]
     assert warning.startswith("NODE_ID is not set although ENABLE_RECOVERY=1")
@@ -503,7 +503,7 @@ def test_recovery_without_a_node_id_warns_the_worker_alone() -> None:
     assert read({**SCHEDULER, "ENABLE_RECOVERY": "1"})[1] == []
 
 
-def test_a_capability_that_gets_built_needs_only_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_capability_needs_only_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     built = tuple(
         dataclasses.replace(variable, capability=dataclasses.replace(variable.capability, built=True))
         for variable in VARIABLES
@@ -521,7 +521,7 @@ def test_a_capability_that_gets_built_needs_only_its_flag(monkeypatch: pytest.Mo
     assert bounds.startswith("MIN_WORKER_NUM=8, WORKER_NUM=4, MAX_WORKER_NUM=2: ")
 
 
-def test_without_an_argument_the_process_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.removeprefix("MS_") in {variable.name for variable in VARIABLES}:
             monkeypatch.delenv(name)
@@ -530,7 +530,7 @@ def test_without_an_argument_the_process_environment_is_read(monkeypatch: pytest
     assert read() == read(WORKER)
 
 
-def test_every_field_and_name_is_there_once() -> None:
+def test_every_field_and_name_is_unique() -> None:
     for column in ("name", "field"):
         names = [getattr(variable, column) for variable in VARIABLES]
         assert len(names) == len(set(names))
@@ -548,11 +548,11 @@ def test_every_field_and_name_is_there_once() -> None:
         {"RANK": "0"},
     ],
 )
-def test_whatever_says_something_of_a_job_is_no_world_of_one(said: dict[str, str]) -> None:
+def test_any_setting_of_a_job_rules_out_a_world_of_one(said: dict[str, str]) -> None:
     assert alone({"PATH": "/bin", **said}) is None
 
 
-def test_a_script_that_nobody_told_anything_is_a_world_of_one_that_recovers() -> None:
+def test_script_without_settings_is_a_world_of_one_that_recovers() -> None:
     told = alone({"PATH": "/bin", "CHECKPOINT_PATH": "points", "WORLD_SIZE": "1", "ROLE": ""})
     assert told is not None
     settings, warnings = read(told)

@@ -1,4 +1,4 @@
-"""Listening beyond loopback needs a secret or a plain word, and a secret is never shown."""
+"""Listening beyond loopback needs a secret or explicit consent, and a secret is never shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_loopback(address: str) -> None:
 
 @pytest.mark.parametrize("name", ["SCHED_HOST", "SCHED_BIND", "MS_SCHED_HOST"])
 @pytest.mark.parametrize("address", ["10.0.0.1", "0.0.0.0", "::", "[fd00::1]", "::ffff:10.0.0.1"])
-def test_a_scheduler_beyond_loopback_is_refused_with_all_three_ways_out(name: str, address: str) -> None:
+def test_scheduler_beyond_loopback_is_refused_with_all_three_alternatives(name: str, address: str) -> None:
     with pytest.raises(SettingsError) as caught:
         read({**SCHEDULER, name: address})
     (problem,) = caught.value.problems
@@ -36,7 +36,7 @@ def test_a_scheduler_beyond_loopback_is_refused_with_all_three_ways_out(name: st
     assert read({**SCHEDULER, name: address, "CLUSTER_INSECURE": "1"})[0].cluster_insecure
 
 
-def test_sched_bind_decides_where_it_is_set() -> None:
+def test_sched_bind_decides_if_it_is_set() -> None:
     assert read({**SCHEDULER, "SCHED_HOST": "10.0.0.1", "SCHED_BIND": "127.0.0.1"})[0].sched_host == "10.0.0.1"
 
 
@@ -45,7 +45,7 @@ def test_only_the_scheduler_listens() -> None:
     assert read({"SCHED_HOST": "10.0.0.1"}, role_required=False)[1] == []
 
 
-def test_what_a_name_resolves_to_is_judged_by_whoever_binds() -> None:
+def test_resolved_address_is_judged_by_the_process_that_binds() -> None:
     settings, _ = read({**SCHEDULER, "SCHED_HOST": "head.cluster"})
     require_secret(["127.0.0.1", "::1"], settings)
     require_secret([], settings)
@@ -60,12 +60,12 @@ def test_what_a_name_resolves_to_is_judged_by_whoever_binds() -> None:
 
 
 @pytest.mark.parametrize("given_as", [{"CLUSTER_SECRET": SECRET}, {"CLUSTER_SECRET_FILE": "/run/secret"}])
-def test_a_secret_opens_the_door(given_as: dict[str, str]) -> None:
+def test_secret_allows_other_addresses(given_as: dict[str, str]) -> None:
     settings, _ = read({**SCHEDULER, "SCHED_HOST": "10.0.0.1", **given_as})
     require_secret(["10.0.0.1"], settings)
 
 
-def test_a_secret_is_in_no_repr_and_no_warning() -> None:
+def test_secret_is_in_no_repr_and_no_warning() -> None:
     settings, warnings = read({**WORKER, "CLUSTER_SECRET": SECRET, "MS_CLUSTER_SECRET": SECRET + "2"})
     assert settings.cluster_secret == SECRET
     assert SECRET not in f"{settings} {settings!r} {warnings}"
@@ -73,14 +73,14 @@ def test_a_secret_is_in_no_repr_and_no_warning() -> None:
     assert "CLUSTER_SECRET=(hidden) is used; MS_CLUSTER_SECRET=(hidden) differs" in warning
 
 
-def test_secrets_are_found_for_a_process_and_never_kept_for_another() -> None:
+def test_secret_is_found_for_a_process_and_never_saved_for_another() -> None:
     environ = {"CLUSTER_SECRET": SECRET, "MS_CLUSTER_SECRET": SECRET, "CLUSTER_SECRET_FILE": "/run/secret", "ROLE": "x"}
     assert secret_environment(environ) == {"CLUSTER_SECRET": SECRET, "MS_CLUSTER_SECRET": SECRET}
     assert secret_environment({"CLUSTER_SECRET": ""}) == {}
     assert kept_environment(environ) == {"CLUSTER_SECRET_FILE": "/run/secret"}
 
 
-def test_the_table_says_how_long_a_secret_must_be() -> None:
+def test_table_states_the_minimum_length_of_a_secret() -> None:
     rows = [row for row in config.environment_table().splitlines() if row.startswith("| `CLUSTER_SECRET` |")]
     assert len(rows) == 1
     assert f"{LEAST_SECRET_BYTES} bytes" in rows[0]
@@ -106,7 +106,7 @@ NAMES = st.sampled_from([prefix + variable.name for variable in VARIABLES for pr
     ),
     role_required=st.booleans(),
 )
-def test_any_environment_gives_settings_or_a_settings_error_and_never_the_secret(
+def test_any_environment_gives_settings_or_a_settings_error_without_the_secret(
     environ: dict[str, str], secrets: dict[str, str], role_required: bool
 ) -> None:
     environ = {**environ, **secrets}

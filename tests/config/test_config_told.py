@@ -1,4 +1,4 @@
-"""What others are told: the pages' tables, what a restart keeps, what a job shares, what torch finds."""
+"""Settings as used elsewhere: the documented table, restarts, the job's common settings, torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cells(table: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("table", [environment_table(), environment_table_zh()], ids=["en", "zh"])
-def test_the_table_has_one_whole_row_per_variable(table: str) -> None:
+def test_table_has_one_complete_row_per_variable(table: str) -> None:
     head, rule, *rows = cells(table)
     assert len(head) == 4
     assert rule == ["---"] * 4
@@ -38,7 +38,7 @@ def test_the_table_has_one_whole_row_per_variable(table: str) -> None:
     assert all(len(row) == 4 and all(row) for row in rows)
 
 
-def test_the_table_says_defaults_and_what_is_refused() -> None:
+def test_table_states_defaults_and_refused_values() -> None:
     rows = {row[0].strip("`"): row for row in cells(environment_table())}
     assert rows["SCHED_PORT"][1:3] == ["8118", "a whole number from 1 to 65535"]
     assert rows["MIN_WORKER_NUM"][1] == "WORKER_NUM"
@@ -54,7 +54,7 @@ def test_this_release_refuses_none_of_its_variables() -> None:
     assert {variable.name for variable in VARIABLES if not variable.capability.built} == set()
 
 
-def test_what_is_not_built_is_refused_and_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unbuilt_capability_is_refused_and_marked_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     (spares,) = [variable for variable in VARIABLES if variable.name == "SPARE_NUM"]
     unbuilt = replace(spares, capability=Capability("spares", built=False, meanwhile="do without"))
     rest = tuple(unbuilt if variable is spares else variable for variable in VARIABLES)
@@ -70,7 +70,7 @@ def test_what_is_not_built_is_refused_and_the_table_says_so(monkeypatch: pytest.
     assert cells(environment_table_zh())[2:][VARIABLES.index(spares)][3].startswith("（尚未实现")
 
 
-def test_a_restart_keeps_the_jobs_names_and_the_allow_list_and_nothing_else() -> None:
+def test_restart_keeps_exactly_the_jobs_names_and_the_allow_list() -> None:
     kept = {
         "WORKER_NUM": "4",
         "MS_SCHED_HOST": "127.0.0.1",
@@ -109,7 +109,7 @@ def test_a_restart_keeps_the_jobs_names_and_the_allow_list_and_nothing_else() ->
     assert "CLUSTER_SECRET" not in KEPT_NAMES
 
 
-def test_the_settings_a_job_shares() -> None:
+def test_settings_a_job_shares() -> None:
     assert fixed_settings(read({**WORKER, "MS_ENABLE_RECOVERY": "1"})[0]) == (
         ("WORKER_NUM", "4"),
         ("ENABLE_RECOVERY", "1"),
@@ -121,22 +121,22 @@ def test_the_settings_a_job_shares() -> None:
         ("MAX_WORKER_NUM", "4"),
         ("SPARE_NUM", "0"),
     )
-    # What differs from process to process, or is only another way to the same scheduler, refuses nobody.
+    # What differs between processes, or is another way to the same scheduler, is no reason to refuse.
     elsewhere = {**WORKER, "NODE_ID": "3", "SCHED_HOST": "::1", "LOG_DIR": "/logs", "NODE_TIMEOUT": "9"}
     assert fixed_settings(read(elsewhere)[0]) == fixed_settings(read(WORKER)[0])
 
 
-def test_a_collective_that_is_given_up_takes_no_process_down_unless_the_user_wants_that() -> None:
+def test_abandoned_collective_ends_no_process_unless_the_user_wants_that() -> None:
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     leave_failures_to_us(environ)
     hccls = {"TORCH_HCCL_ASYNC_ERROR_HANDLING": "0", "HCCL_ASYNC_ERROR_HANDLING": "0"}
     assert environ == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **hccls}
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "HCCL_ASYNC_ERROR_HANDLING": "1"}
     leave_failures_to_us(environ)
-    assert "TORCH_HCCL_ASYNC_ERROR_HANDLING" not in environ, "the user has said it by the older name"
+    assert "TORCH_HCCL_ASYNC_ERROR_HANDLING" not in environ, "set by the user under the older name"
 
 
-def test_publish_writes_torchs_names() -> None:
+def test_publish_sets_torchs_variables() -> None:
     environ = {"RANK": "9", "HOME": "/root"}
     publish(2, 1, 4, 3, "::1", 29500, environ)
     assert environ == {
@@ -152,7 +152,7 @@ def test_publish_writes_torchs_names() -> None:
     }
 
 
-def test_with_what_is_published_torchs_rank_0_joins_the_store_that_holds_the_port(
+def test_torchs_rank_0_joins_the_store_that_holds_the_published_port(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dist = pytest.importorskip("torch.distributed")

@@ -1,4 +1,4 @@
-"""One option for this folder: write the golden scenarios anew instead of comparing with them."""
+"""Add an option that rewrites the golden scenarios instead of comparing with them."""
 
 from __future__ import annotations
 

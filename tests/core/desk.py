@@ -1,6 +1,7 @@
-"""One agent with a clock in the test's hand: what the tables of the worker's side drive.
+"""One agent with a clock that the test sets, for the tests of the worker's side.
 
-``Desk`` hands events to a real :class:`AgentCore`; the functions below bring one to each stage of a worker's life.
+``Desk`` passes events to a real :class:`AgentCore`. The functions below bring an agent to each stage of a worker's
+life.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ POINTS = (Point(10, 1), Point(20, 1))
 
 @dataclass
 class Desk:
-    """One agent on a desk: events go in by hand."""
+    """One agent that receives its events from the test."""
 
     topo_timeout_s: float = 1800.0
     first_beat_s: float = 1.0
-    elsewhere_s: float | None = None
+    failover_s: float | None = None
     job: str = ""
     now: float = 50.0
     ready: AgentReady = field(default_factory=AgentReady)
@@ -57,9 +58,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         patience = {"first_beat_s": self.first_beat_s, "topo_timeout_s": self.topo_timeout_s}
-        policy = AgentPolicy(
-            "3", "mine", ME, JOB_NAME, SETTINGS, elsewhere_s=self.elsewhere_s, job=self.job, **patience
-        )
+        policy = AgentPolicy("3", "mine", ME, JOB_NAME, SETTINGS, failover_s=self.failover_s, job=self.job, **patience)
         self.agent = AgentCore(policy, self.now)
 
     def step(self, event: AgentEvent) -> AgentReady:
@@ -82,7 +81,7 @@ class Desk:
     def told(self, kind: type[T]) -> list[T]:
         return [notice for notice in self.ready.notices if isinstance(notice, kind)]
 
-    # ---- the usual beginnings
+    # ---- common starting points
 
     def admitted(self, *, term: int = 1, finished: Point | None = None) -> AgentReady:
         return self.hear(Admitted("mine", "job-1", term, 3, 1, 4, finished))

@@ -1,7 +1,7 @@
-"""A scheduler core with a clock in the test's hand: what the tables of this folder drive.
+"""A scheduler core with a clock that the test sets, for the tests of this folder.
 
-``House`` hands events to a real :class:`SchedulerCore`, keeps every record as a journal would (so that it can be
-started again from it) and sorts what was sent by session. Nothing is simulated: every message is written in the test.
+``House`` passes events to a real :class:`SchedulerCore`, keeps every record as a journal would (so that the core can be
+restarted from it) and sorts sent messages by session. Nothing is simulated: every message is written in the test.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ M = TypeVar("M")
 
 
 def policy(world_size: int = 2, **changes: float | bool | str | bytes | Pairs) -> Policy:
-    """The defaults of docs/reference/variables.md."""
+    """Return the defaults of docs/reference/variables.md."""
     return Policy(world_size, JOB_NAME, SETTINGS, **changes)  # type: ignore[arg-type]
 
 
 @dataclass
 class House:
-    """One scheduler host: its journal survives :meth:`crash`, its clock only moves forward."""
+    """A scheduler whose journal survives :meth:`crash` and whose clock only moves forward."""
 
     policy: Policy = field(default_factory=policy)
     now: float = 100.0
@@ -82,14 +82,14 @@ class House:
         return self._take(_both(ready, self.core.step(Tick(), self.now)) if self._is_due() else ready)
 
     def crash(self, after_s: float = 0.0, *, keep: int | None = None, boot_id: str | None = None) -> Ready:
-        """kill -9 and a new start ``after_s`` later, with the first ``keep`` records of the journal."""
+        """Kill the scheduler and restart it ``after_s`` later with the first ``keep`` records of the journal."""
         del self.journal[len(self.journal) if keep is None else keep :]
         self.now += after_s
         self.boot_id = boot_id or self.boot_id
         return self.load()
 
     def step(self, event: Event) -> Ready:
-        """One event, and the Tick that it makes due, as every shell adds it: a round opens there."""
+        """Apply one event and the Tick that becomes due, as every shell does: rounds open in the Tick."""
         was_due = self._is_due()
         ready = self.core.step(event, self.now)
         return self._take(_both(ready, self.core.step(Tick(), self.now)) if self._is_due() and not was_due else ready)
@@ -103,7 +103,7 @@ class House:
         return self.step(Tick())
 
     def stall(self, gap_s: float) -> Ready:
-        """The scheduler stood still for ``gap_s``; its queue is empty."""
+        """Stop the scheduler for ``gap_s`` while its queue is empty."""
         self.now += gap_s
         self.step(Stalled(gap_s))
         return self.step(Tick())
@@ -122,7 +122,7 @@ class House:
         return ready
 
     def _compare_counts(self) -> None:
-        """What the ledger keeps up to date is what would be counted."""
+        """Check the ledger's incremental counts against a recount."""
         ledger = self.core._ledger
         by_slot, absent = ledger.state.by_slot, ledger.absent
         assert ledger.vacated == absent.keys() & by_slot.keys()
@@ -139,7 +139,7 @@ class House:
         return self.step(Closed(session, gone))
 
     def register(self, node: str, session: str = "", **changes: object) -> Ready:
-        """A Register of this node's session (by default ``s<node>``) with the house's own settings."""
+        """Send a Register for this node's session (by default ``s<node>``) with the job's settings."""
         session = session or f"s{node}"
         values: dict[str, object] = {
             "protocol": PROTOCOL,
@@ -154,7 +154,7 @@ class House:
         return self.receive(session, Register(**(values | changes)))  # type: ignore[arg-type]
 
     def credential(self, node: str) -> Credential:
-        """Of the process that holds the node's seat."""
+        """Return the credential of the process that holds the node's seat."""
         seat = self.seat(node)
         return Credential(self.core.state.job, node, seat.session, seat.incarnation)
 
@@ -167,9 +167,9 @@ class House:
         step: int = 0,
         term: int | None = None,
     ) -> Ready:
-        """A heartbeat of the node's holder, by default to this scheduler start and in the last generation.
+        """Send a heartbeat of the node's holder, by default for this term and the last generation.
 
-        Who is done has told its digest before.
+        A worker that is done has reported its digest before.
         """
         state = self.core.state
         number = state.generation_number if generation is None else generation
@@ -209,13 +209,13 @@ class House:
         return self.receive(credential.session, Publish(credential, generation, blob))
 
     def saved(self, node: str, *points: tuple[int, int]) -> Ready:
-        """The node's holder says that its disk holds these (step, generation), and that they are as everybody's."""
+        """Report that the node's disk holds these (step, generation), with the same digest as on every rank."""
         self.told(node, *points)
         credential = self.credential(node)
         return self.receive(credential.session, Said(credential, SavedPoints(tuple(Point(*point) for point in points))))
 
     def told(self, node: str, *points: tuple[int, int], shared: bytes = b"same", commits: int = 1) -> Ready:
-        """The node's holder says what its state was at these (step, generation)."""
+        """Report the digest of the node's state at these (step, generation)."""
         credential = self.credential(node)
         digests = tuple(Digest(Point(*point), commits, shared) for point in points)
         return self.receive(credential.session, Said(credential, Digests(digests)))
@@ -225,24 +225,24 @@ class House:
         return self.receive(credential.session, Leave(credential, on_purpose, text, status=status))
 
     def say_last(self, node: str, text: str) -> Ready:
-        """An error of the script's own: its last words."""
+        """Send an error of the script as last words."""
         credential = self.credential(node)
         return self.receive(credential.session, Said(credential, LastWords(text)))
 
-    # ---- what came of it
+    # ---- results
 
     def seat(self, node: str) -> Seat:
         return self.core.state.seats[node]
 
     def answer(self, session: str, kind: type[M]) -> M:
-        """The one message of this kind that the last step sent to the session."""
+        """Return the only message of this kind that the last step sent to the session."""
         (found,) = [
             send.message for send in self.ready.sends if send.session == session and isinstance(send.message, kind)
         ]
         return found
 
     def last(self, session: str, kind: type[M]) -> M:
-        """The last message of this kind that was ever sent to the session."""
+        """Return the last message of this kind that was sent to the session."""
         return [message for message in self.sent.get(session, []) if isinstance(message, kind)][-1]
 
     def refusal(self, session: str) -> Refused:
@@ -252,7 +252,7 @@ class House:
         return self.answer(session, Admitted)
 
     def records(self, kind: type[M]) -> list[M]:
-        """What the last step wrote of this kind."""
+        """Return the records of this kind that the last step wrote."""
         return [record for record in self.ready.records if isinstance(record, kind)]
 
     def start_of(self, node: str) -> GenerationStarted:
@@ -264,19 +264,19 @@ class House:
         return generation
 
     def invited(self) -> dict[str, RoundId]:
-        """Who was told of which round by the last step."""
+        """Return the round of each session that the last step invited."""
         return {send.session: send.message.round for send in self.ready.sends if isinstance(send.message, RoundOpened)}
 
-    # ---- the usual beginnings
+    # ---- common starting points
 
     def fill(self) -> House:
-        """Every node of digits registers."""
+        """Register a node for every slot, named by digits."""
         for slot in range(self.policy.world_size):
             self.register(str(slot))
         return self
 
     def train(self, **points: Iterable[tuple[int, int]]) -> House:
-        """Form the next generation of the nodes that hold the seats; ``n0=[(step, generation)]`` for their points."""
+        """Form the next generation of all seated nodes; ``n0=[(step, generation)]`` are node 0's points."""
         nodes = [node for _, node in sorted(self.core.state.by_slot.items())]
         for node in nodes:
             self.join(node, points.get(f"n{node}", ()))
@@ -286,12 +286,12 @@ class House:
 
 
 def training_house(world_size: int = 2, **changes: float | bool | str | bytes | Pairs) -> House:
-    """A house of digits in its first generation."""
+    """Return a scheduler in its first generation, with nodes named by digits."""
     return House(policy(world_size, **changes)).fill().train()
 
 
 def _both(first: Ready, second: Ready) -> Ready:
-    """What one pass of a shell's loop carries out together."""
+    """Combine two results, as one pass of a shell's loop does."""
     return Ready(
         first.records + second.records,
         first.sends + second.sends,

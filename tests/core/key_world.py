@@ -1,8 +1,8 @@
-"""Callers, a line that loses, repeats and reorders, a scheduler that is killed, its journal: the keys under faults.
+"""The key-value store under faults: callers, a lossy network, a scheduler that is killed, and its journal.
 
-Everything is drawn from one seed and nothing waits for a clock, so a thousand histories take seconds. The scheduler is
-the shell's contract in small: it takes what has come, makes the records durable, all or none of them, and only then
-speaks; it may be killed between any two of these.
+Everything is drawn from one seed and nothing waits for a clock, so a thousand histories take seconds. The scheduler
+follows the shell's contract: it takes pending messages, makes all or none of the records durable, and only then
+answers. It may be killed between any two of these steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATIENCE_STEPS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What a mutant changes."""
+    """The code under test, with what a mutant changes."""
 
     store: Callable[[int], KeyStore] = KeyStore
     calls: Callable[[], KeyCalls] = KeyCalls
@@ -41,11 +41,11 @@ class Build:
 
 @dataclass(slots=True)
 class Caller:
-    """One process that calls."""
+    """One process that calls the store."""
 
     session: str
     calls: KeyCalls
-    term: int  # of the scheduler that it was let in by
+    term: int  # of the scheduler that admitted it
     under_way: dict[int, Called] = field(default_factory=dict)  # by ticket
 
     @property
@@ -54,15 +54,15 @@ class Caller:
 
 
 class Unanswered(AssertionError):
-    """Faults have ended, and still a call is not answered."""
+    """A call is still unanswered after the faults have ended."""
 
 
 class World:
     """One run.
 
     Args:
-        seed: of everything drawn.
-        is_durable: the scheduler is killed as well; else keys may be durable or not.
+        seed: determines every random choice.
+        is_durable: the scheduler is killed as well; without it, keys may be durable or not.
     """
 
     def __init__(self, seed: int, *, is_durable: bool, build: Build | None = None) -> None:
@@ -85,12 +85,12 @@ class World:
             self.let_in()
 
     def run(self) -> dict[bytes, list[Called]]:
-        """The history of each key; :class:`Unanswered` where a call never ends."""
+        """Return the history of each key. Raise :class:`Unanswered` if a call never returns."""
         faults = self.draw.choice((0.02, 0.08, 0.2))
         while sum(map(len, self.history.values())) < CALLS:
             self.moment += 1
             self.step(faults)
-        for key in KEYS:  # what is left of it all
+        for key in KEYS:  # the final value of each key
             self.call(self.callers[0], KeyAsk(KeyOp.GET, key))
         for _ in range(PATIENCE_STEPS):
             self.moment += 1
@@ -130,7 +130,7 @@ class World:
             case 3 if self.to_scheduler:
                 self.to_scheduler.insert(draw.randrange(len(self.to_scheduler) + 1), draw.choice(self.to_scheduler))
                 self.repeated += 1
-            case 4:  # a partition of one caller: its connection breaks and comes again
+            case 4:  # a partition: one caller's connection breaks and returns
                 self.to_scheduler = [call for call in self.to_scheduler if call.sender.session != caller.session]
                 self.to_callers = [answer for answer in self.to_callers if answer.session != caller.session]
                 caller.calls.say_all_again(self.now)
@@ -138,7 +138,7 @@ class World:
                 ticket = draw.choice(list(caller.under_way))
                 caller.calls.give_up(ticket)
                 del caller.under_way[ticket]
-            case 6:  # kill -9 of a caller; somebody else takes its place
+            case 6:  # kill -9 of a caller; a new one replaces it
                 self.callers.remove(caller)
                 self.let_in()
                 self.to_scheduler = [call for call in self.to_scheduler if call.sender.session != caller.session]
@@ -164,7 +164,7 @@ class World:
                 return KeyAsk(KeyOp.DELETE, key, version=version if draw.random() < 0.5 else 0)
             case KeyOp.ADD:
                 return KeyAsk(KeyOp.ADD, key, amount=draw.randint(1, 3), is_durable=durable)
-            case KeyOp.COMPARE_AND_SET:  # where the key is there it is durable already
+            case KeyOp.COMPARE_AND_SET:  # an existing key is already durable
                 return KeyAsk(KeyOp.COMPARE_AND_SET, key, value, version, is_durable=durable and version == 0)
             case KeyOp.WAIT:
                 return KeyAsk(KeyOp.WAIT, key, version=version)
@@ -190,7 +190,7 @@ class World:
     # ---- the scheduler
 
     def pass_of_scheduler(self, kill_at: int) -> None:
-        """Take some of what came, save, speak. Killed at 1: before it saves; 2: before it speaks; 3: in the midst."""
+        """Take some messages, save, answer. Killed at 1: before saving; 2: before answering; 3: while answering."""
         taken = [self.to_scheduler.pop(0) for _ in range(min(len(self.to_scheduler), self.draw.randint(1, 4)))]
         records: list[bytes] = []
         answers: list[KeyAnswer] = []
@@ -215,7 +215,7 @@ class World:
             self.killed()
 
     def killed(self) -> None:
-        """Another one is started; what was on the way to the old one is gone with its connections, or comes late."""
+        """Start a new scheduler. Messages on the way to the old one are lost or arrive late."""
         self.kills += 1
         self.term += 1
         self.store = self.build.reads([SCHEMA.unpack(record) for record in self.journal], self.term)

@@ -1,11 +1,11 @@
-"""Whether a history of calls to one key can be put into an order that a single key would give (Wing and Gong, 1993).
+"""Check whether a history of calls to one key is linearizable (Wing and Gong, 1993).
 
-Pure: a history is who called when, with what answer. The order must keep every call that had returned before another
-one began in front of it. A call without an answer may have been done at any time since, or never. Versions are part of
-what is checked: they rise, and a compare-and-set is done exactly where its version is the key's.
+A history lists each call with its caller, its times and its answer. A call that returned before another began must
+precede it in the order. A call without an answer may have taken effect at any later time, or never. Versions are
+checked too: they rise, and a compare-and-set succeeds exactly if its version is the key's.
 
-The search goes depth first over "which calls are placed, and what the key is then", and remembers what led nowhere
-(Lowe, "Testing for Linearizability", 2017).
+The search is depth first over (placed calls, key state) and remembers dead ends (Lowe, "Testing for Linearizability",
+2017).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEVER = 1 << 60
 
 @dataclass(slots=True)
 class Called:
-    """One call: when it began and ended, and what it was answered; None: never."""
+    """One call: its start, its end and its answer. The answer is None if there was none."""
 
     ask: KeyAsk
     began: int
@@ -33,21 +33,21 @@ class Called:
 
 
 class Key(NamedTuple):
-    """What the key is; absent: None. Where nobody was told the version it is above ``version``."""
+    """The key's state; None if absent. While no caller has seen the version, it is only known to exceed ``version``."""
 
     value: bytes | None = None
     version: int = 0
     is_known: bool = True
 
     def at(self, version: int) -> Key | None:
-        """The same with this version; None where that is not its."""
+        """Return the key with this version, or None if the key cannot have it."""
         if self.is_known:
             return self if version == self.version else None
         return Key(self.value, version) if version > self.version else None
 
 
 def is_linearizable(calls: Sequence[Called]) -> bool:
-    """Whether one key can have given these answers."""
+    """Return whether a single key can have given these answers."""
     history = sorted(calls, key=lambda call: call.began)
     must = sum(1 << index for index, call in enumerate(history) if call.answer is not None)
     seen: set[tuple[int, Key]] = set()
@@ -69,7 +69,7 @@ def is_linearizable(calls: Sequence[Called]) -> bool:
 
 
 def _after(key: Key, call: Called) -> Iterator[Key]:
-    """What the key may be when this call was done; nothing where it would not have been answered so."""
+    """Return the possible states after this call, or nothing if it cannot have been answered so."""
     ask, answer = call.ask, call.answer
     if answer is None:
         yield from _after_unanswered(key, ask)

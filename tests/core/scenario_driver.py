@@ -1,7 +1,7 @@
 """The commands of a scenario: what each line of text does to the stage.
 
-``Scenario.run`` takes one command line (README.md beside the scenarios explains them) and returns its trace. Nothing is
-decided here; the stage and the cores on it decide, ``scenario_words.py`` words it.
+``Scenario.run`` takes one command line (README.md beside the scenarios explains them) and returns its trace. The stage
+and its cores make all decisions; ``scenario_words.py`` words the trace.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ SETTINGS: dict[str, tuple[str, Callable[[str], float | bool]]] = {
 
 
 class ScenarioError(Exception):
-    """The scenario's text asks for something that cannot be done; the message says what."""
+    """The scenario asks for something impossible; the message names it."""
 
 
 class Scenario(Stage):
-    """One story: its commands, played one after the other."""
+    """One scenario whose commands are run in order."""
 
     # ---- one command
 
     def run(self, command: str) -> list[str]:
-        """Carry out one line; returns the lines of its trace."""
+        """Carry out one line and return its trace."""
         self._trace, self._repeats = Trace(), 0
         is_quiet = command.startswith("quietly ")
         line = command.removeprefix("quietly ")
@@ -105,7 +105,7 @@ class Scenario(Stage):
         self._connect_everybody()
 
     def _dead_at_load(self, state: JobState) -> list[Closed]:
-        """The journal's seats whose process, on this host, is seen to be gone."""
+        """Return the journal's seats whose process on this host no longer exists."""
         held = [seat for seat in state.seats.values() if seat.process.host == HERE and seat.is_held]
         return [Closed(seat.session, gone=True) for seat in held if not self._workers[seat.session].is_alive]
 

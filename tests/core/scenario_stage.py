@@ -1,9 +1,9 @@
-"""The stage a scenario plays on: the real cores, a network in which nothing moves by itself, and a clock in the hand.
+"""The stage of a scenario: real cores, a network that delivers on command, and a manual clock.
 
-Here live the wire, the two loops and a worker's main thread in a few lines; what a command does to them is in
-``scenario_driver.py``. The one idea: everybody goes on until nobody has anything left to say, in passes like the real
-loops': the scheduler takes in all that has arrived, writes once, then speaks; then every worker takes in what it was
-told; then their main threads act.
+This module has the wire, the two loops and a minimal main thread for each worker; ``scenario_driver.py`` has the
+commands. After each command all processes run until none has anything left to send. Each pass works like the real
+loops: the scheduler takes in all that has arrived, writes once, then sends; then every worker reads its messages; then
+the main threads act.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from tests.core.scenario_trace import Trace
 from tests.core.scenario_words import notice_line, order_line, record_line, report_line
 
 SCRIPT = "train.py"
-HERE = "host-a"  # the scheduler's own host: only there a process can be seen dead
+HERE = "host-a"  # the scheduler's own host: only there can it see that a process is dead
 NUMERICS: Pairs = (("torch", "2.13.0"),)
-MOST_PASSES = 100_000  # in one command: beyond, two of them answer each other for ever
+MOST_PASSES = 100_000  # in one command; beyond that, two processes answer each other forever
 
 
 @dataclass(eq=False)
 class Worker:
-    """One process: its agent, and what its main thread has come to."""
+    """One process: its agent and the state of its main thread."""
 
-    name: str  # w2 is the first process of node 2, w2' its second; also the session
+    name: str  # w2 is the first process of node 2, w2' its second; also used as the session
     node: str
     process: Process
     agent: AgentCore
@@ -79,7 +79,7 @@ class Worker:
         return self.runs and not self.is_cut and not self.is_connected
 
     def repeats(self, message: FromWorker) -> bool:
-        """Whether this message tells the reader nothing new: the heartbeat and the question of before."""
+        """Return whether this message repeats the last heartbeat or question."""
         match message:
             case Heartbeat(activity=activity, generation=generation):
                 said: tuple[object, ...] = (activity, generation)
@@ -93,7 +93,7 @@ class Worker:
 
 
 class Stage:
-    """A scheduler, its journal, workers by name, the wire between them."""
+    """A scheduler, its journal, its workers by name, and the wire between them."""
 
     def __init__(self) -> None:
         self._policy = Policy(1, SCRIPT, ())
@@ -101,12 +101,12 @@ class Stage:
         self._journal: list[Record] = []
         self._jobs = 0
         self._core: SchedulerCore | None = None
-        self._frozen_since: float | None = None  # the scheduler's
+        self._frozen_since: float | None = None  # applies to the scheduler
         self._wake_at: float | None = None
         self._arrivals: deque[tuple[str, Event]] = deque()  # at the scheduler
         self._workers: dict[str, Worker] = {}
-        self._points: dict[str, list[Point]] = {}  # node → what its disk holds
-        self._held: dict[str, list[tuple[str, Callable[[], None]]]] = {}  # "w2->s" → what is kept back there
+        self._points: dict[str, list[Point]] = {}  # node → points on its disk
+        self._held: dict[str, list[tuple[str, Callable[[], None]]]] = {}  # "w2->s" → deliveries held back there
         self._trace = Trace()
         self._repeats = 0
 
@@ -117,7 +117,7 @@ class Stage:
             self._disconnect(worker)
 
     def _note(self, who: str, text: str) -> None:
-        """A line of its own in the trace."""
+        """Add a line of its own to the trace."""
         self._trace.add(self._now, "", who, text)
 
     # ---- the network
@@ -186,7 +186,7 @@ class Stage:
         raise RuntimeError("the messages of this command never end")
 
     def _scheduler_pass(self) -> None:
-        """Drain, judge deadlines, write, speak."""
+        """Read all messages, judge deadlines, write, send."""
         assert self._core is not None
         readies = []
         while self._arrivals:
@@ -231,7 +231,7 @@ class Stage:
 
     def _tell(self, worker: Worker, event: AgentEvent) -> None:
         if not isinstance(event, Passed) and worker.agent.step_count != worker.step:
-            self._tell(worker, Passed(worker.step))  # what it says is said of the present step
+            self._tell(worker, Passed(worker.step))  # its messages carry the current step
         ready = worker.agent.step(event, self._now)
         worker.wake_at = ready.wake_at
         for message in ready.sends:
@@ -267,14 +267,14 @@ class Stage:
         self._tell(worker, Entered(Holdings(points, False, NUMERICS, worker.name.encode(), worker.agent.offered_place)))
 
     def _form(self, addresses: tuple[str, ...]) -> None:
-        """The group stands once every member has the same addresses."""
+        """Form the group once every member has the same addresses."""
         members = [self._workers[name] for name in addresses]
         if all(member.runs and member.addresses == addresses for member in members):
             for member in members:
                 self._tell(member, Trains(member.agent.generation))
 
     def _exit(self, worker: Worker) -> None:
-        """The process is gone; its connection's end is the last that is heard of it."""
+        """End the process; the close of its connection is the last event."""
         if worker.is_connected:
             self._arrive(worker, Closed(worker.name, gone=worker.process.host == HERE))
         worker.is_alive = worker.is_connected = False

@@ -1,6 +1,6 @@
-"""The trace of one command: what happened, in lines that a newcomer can read and a diff can compare.
+"""The trace of one command, in lines that a newcomer can read and a diff can compare.
 
-What several workers do alike in one pass becomes one line, as long as no worker's own order is changed by it.
+If several workers do the same in one pass, they share one line, unless that would change a worker's own order.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from tests.core.scenario_words import seconds
 
 @dataclass(slots=True)
 class Line:
-    """One line: who did what, when. ``kind`` "" stands alone."""
+    """One line: which processes did what, and when. A ``kind`` of "" is never merged."""
 
     at: float
     kind: str
     actors: list[str]
     text: str
-    number: int  # of the pass
+    number: int  # number of the pass
 
     def who(self) -> str:
         names = " ".join(self.actors)
@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(slots=True)
 class Trace:
-    """Collects lines; a new pass begins with ``next_pass``."""
+    """Collects lines; ``next_pass`` begins a new pass."""
 
     _lines: list[Line] = field(default_factory=list)
     _number: int = 0
@@ -36,7 +36,7 @@ class Trace:
         self._number += 1
 
     def add(self, at: float, kind: str, actor: str, text: str) -> None:
-        """One event; joins the line of others who did the same in this pass."""
+        """Add one event. It joins the line of others that did the same in this pass."""
         for line in reversed(self._lines):
             if not kind or line.number != self._number or line.at != at:
                 break
@@ -48,7 +48,7 @@ class Trace:
         self._lines.append(Line(at, kind, [actor], text, self._number))
 
     def lines(self) -> list[str]:
-        """As text; the time stands where it changes."""
+        """Return the lines as text, with the time where it changes."""
         shown, before = [], None
         for line in self._lines:
             time = seconds(line.at) if line.at != before else ""

@@ -1,8 +1,7 @@
 """Messages, records and notices of a scenario, each as one plain line.
 
-Only the wording lives here, no behaviour. The one idea: a line holds what a decision depends on, and leaves out what
-the line before or after it says anyway; a free text is shown where its reader sees it, in the scheduler's log or at
-the worker.
+A line has what a decision depends on and omits what the lines around it show. Free text is shown where its reader sees
+it: in the scheduler's log or at the worker.
 """
 
 from __future__ import annotations
@@ -66,12 +65,12 @@ from samebits.core.reports import Digests, LastWords, PeerGone
 
 
 def seconds(value: float) -> str:
-    """``30`` or ``0.5``."""
+    """Format seconds as ``30`` or ``0.5``."""
     return f"{round(value, 3):g}"
 
 
 def report_line(message: FromWorker) -> str:
-    """What a worker says."""
+    """Describe a message of a worker."""
     match message:
         case Register():
             return _register_line(message)
@@ -104,7 +103,7 @@ def _register_line(message: Register) -> str:
 
 
 def order_line(message: FromScheduler) -> str:
-    """What the scheduler says."""
+    """Describe a message of the scheduler."""
     match message:
         case Admitted():
             over = f", finished at {message.finished}" if message.finished else ""
@@ -152,7 +151,7 @@ def _started_line(message: GenerationStarted) -> str:
 
 
 def record_line(record: Record) -> str:
-    """What the scheduler writes down."""
+    """Describe a record of the journal."""
     match record:
         case JobCreated():
             return f"JobCreated {record.job}, {record.name!r}"
@@ -195,7 +194,7 @@ def _committed_line(record: GenerationCommitted) -> str:
 
 
 def notice_line(notice: Notice) -> str | None:
-    """What a worker's user is shown; None for what only moves its process on."""
+    """Describe a notice to the worker's user; None for notices that only concern the process."""
     match notice:
         case ToldToWait():
             return f"waits {seconds(notice.retry_after_s)} s: {notice.text}" if notice.retry_after_s else notice.text

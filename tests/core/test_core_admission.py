@@ -22,7 +22,7 @@ def on(host: str, pid: int = 7) -> Process:
 # ---- rule 1: unknown nodes
 
 
-def test_digits_name_the_slot() -> None:
+def test_numeric_node_id_is_its_slot() -> None:
     house = House(policy(3))
     house.register("2")
     assert house.ready.records == [
@@ -46,13 +46,13 @@ def test_digits_name_the_slot() -> None:
         ([("²", "a"), ("h", "½")], ["½", "a"]),
     ],
 )
-def test_other_names_get_slots_by_host_and_node_once_the_house_is_full(
+def test_other_names_get_slots_by_host_and_node_once_all_have_registered(
     nodes: list[tuple[str, str]], order: list[str]
 ) -> None:
     house = House(policy(len(nodes)))
     for count, (host, node) in enumerate(nodes[:-1], start=1):
         house.register(node, process=on(host))
-        assert house.ready.records == [], "nothing is written before the house is full"
+        assert house.ready.records == [], "nothing is written before every slot can be filled"
         assert house.answer(f"s{node}", Pending) == Pending(f"s{node}", 1, count, len(nodes))
     host, node = nodes[-1]
     house.register(node, process=on(host))
@@ -62,7 +62,7 @@ def test_other_names_get_slots_by_host_and_node_once_the_house_is_full(
         assert house.admission(f"s{name}").slot == slot
 
 
-def test_the_rest_of_the_slots_when_some_are_named() -> None:
+def test_unnamed_nodes_fill_the_slots_that_are_left() -> None:
     house = House(policy(4))
     house.register("b")
     house.register("1")
@@ -72,7 +72,7 @@ def test_the_rest_of_the_slots_when_some_are_named() -> None:
     assert house.core.state.by_slot == {0: "a", 1: "1", 2: "b", 3: "c"}
 
 
-def test_a_named_slot_that_fills_the_house_seats_those_who_wait() -> None:
+def test_numeric_node_that_completes_the_world_seats_the_pending_ones() -> None:
     house = House(policy(2))
     house.register("a")
     house.register("0")
@@ -81,7 +81,7 @@ def test_a_named_slot_that_fills_the_house_seats_those_who_wait() -> None:
     assert house.invited().keys() == {"s0", "sa"}
 
 
-def test_asking_again_while_the_house_fills_counts_once() -> None:
+def test_repeated_register_while_pending_counts_once() -> None:
     house = House(policy(3))
     house.register("a")
     house.register("a")
@@ -90,7 +90,7 @@ def test_asking_again_while_the_house_fills_counts_once() -> None:
     assert house.answer("again", Pending).registered == 1
 
 
-def test_a_pending_process_whose_connection_closes_is_forgotten() -> None:
+def test_pending_process_is_forgotten_when_its_connection_closes() -> None:
     house = House(policy(2))
     house.register("a")
     house.close("sa")
@@ -98,7 +98,7 @@ def test_a_pending_process_whose_connection_closes_is_forgotten() -> None:
     assert house.answer("sb", Pending).registered == 1
 
 
-def test_a_pending_process_that_falls_silent_is_forgotten() -> None:
+def test_pending_process_is_forgotten_after_its_timeout() -> None:
     house = House(policy(2))
     house.register("a")
     house.tick(4.9)
@@ -112,7 +112,7 @@ def test_a_pending_process_that_falls_silent_is_forgotten() -> None:
     assert house.answer("sb", Pending).registered == 1
 
 
-def test_a_node_id_that_names_a_spare_is_refused_for_good() -> None:
+def test_node_id_of_a_spare_is_refused_permanently() -> None:
     house = House(policy(2))
     house.register("2")
     assert house.refusal("s2") == Refused(
@@ -121,7 +121,7 @@ def test_a_node_id_that_names_a_spare_is_refused_for_good() -> None:
     assert house.ready.records == []
 
 
-def test_full_names_the_holders() -> None:
+def test_full_refusal_names_the_holders() -> None:
     house = training_house()
     house.register("x")
     refused = house.refusal("sx")
@@ -129,13 +129,13 @@ def test_full_names_the_holders() -> None:
     assert refused.text == "no seat for worker x: held by 0 (pid 1000 on host-a), 1 (pid 1001 on host-a)"
 
 
-def test_full_counts_the_holders_beyond_four() -> None:
+def test_full_refusal_counts_holders_beyond_four() -> None:
     house = House(policy(6)).fill()
     house.register("x")
     assert house.refusal("sx").text.endswith("3 (pid 1003 on host-a) and 2 more")
 
 
-def test_a_named_slot_is_refused_while_somebody_else_lives_in_it() -> None:
+def test_named_slot_held_by_another_node_is_refused() -> None:
     house = House(policy(2))
     house.register("a", process=on("h", 21))
     house.register("b", process=on("h", 22))
@@ -144,7 +144,7 @@ def test_a_named_slot_is_refused_while_somebody_else_lives_in_it() -> None:
     assert (refused.refusal, refused.text) == (Refusal.FULL, "no seat for worker 1: held by b (pid 22 on h)")
 
 
-def test_a_lost_seat_is_given_away_after_its_cool_down() -> None:
+def test_lost_seat_is_reassigned_after_its_cool_down() -> None:
     house = House(policy(2))
     house.register("a")
     house.register("b")
@@ -166,7 +166,7 @@ def test_a_lost_seat_is_given_away_after_its_cool_down() -> None:
     assert house.seat("b").slot is None
 
 
-def test_a_seat_that_was_left_is_given_away_at_once() -> None:
+def test_vacated_seat_is_reassigned_at_once() -> None:
     house = House(policy(2))
     house.register("a")
     house.register("b")
@@ -176,7 +176,7 @@ def test_a_seat_that_was_left_is_given_away_at_once() -> None:
     assert house.admission("sc").slot == 1
 
 
-def test_of_several_lost_seats_the_first_that_is_free_and_then_the_lowest_is_given_away() -> None:
+def test_of_several_lost_seats_the_earliest_then_lowest_is_reassigned() -> None:
     house = House(policy(3))
     for node in "abc":
         house.register(node)
@@ -191,7 +191,7 @@ def test_of_several_lost_seats_the_first_that_is_free_and_then_the_lowest_is_giv
     assert house.admission("sx").slot == 1, "both are free: the lower slot"
 
 
-def test_a_seat_of_a_node_that_is_silent_but_not_yet_lost_is_not_given_away() -> None:
+def test_seat_of_a_silent_node_is_not_reassigned_before_it_is_lost() -> None:
     house = training_house(cool_down_s=0.0)
     house.now += 100
     house.register("x")
@@ -199,21 +199,21 @@ def test_a_seat_of_a_node_that_is_silent_but_not_yet_lost_is_not_given_away() ->
 
 
 @pytest.mark.parametrize("name", ["²", "1" * 5000, "9" * 18, "node-" + "7" * 5000, "٣", "", "-1", "+1", "1_0", " 1"])
-def test_no_name_breaks_the_scheduler(name: str) -> None:
+def test_no_node_name_crashes_the_scheduler(name: str) -> None:
     house = House(policy(2))
     house.register(name, process=on(name))
     house.register("other", process=on("²"))
     assert house.sent["s" + name]
 
 
-def test_those_who_wait_for_a_full_house_are_counted_with_those_who_have_a_slot() -> None:
+def test_pending_nodes_are_counted_with_the_seated_ones() -> None:
     house = House(policy(3))
     house.register("blue")
     house.register("1")
     assert house.notes[-1] == "2/3 registered: worker 1 (pid 1001 on host-a) has slot 1"
 
 
-def test_it_is_said_once_that_somebody_waits_for_a_full_house() -> None:
+def test_waiting_for_a_full_world_is_logged_once() -> None:
     house = House(policy(2))
     house.register("blue")
     assert house.notes[-1] == "1/2 registered"
@@ -224,7 +224,7 @@ def test_it_is_said_once_that_somebody_waits_for_a_full_house() -> None:
 # ---- rule 2: the same session again
 
 
-def test_the_same_session_gets_the_same_answer_again() -> None:
+def test_repeated_register_gets_the_same_answer() -> None:
     house = House(policy(2))
     house.register("0")
     first = house.admission("s0")
@@ -234,7 +234,7 @@ def test_the_same_session_gets_the_same_answer_again() -> None:
     assert house.ready.records == []
 
 
-def test_the_same_session_again_in_a_running_generation_changes_nothing() -> None:
+def test_repeated_register_in_a_running_generation_changes_nothing() -> None:
     house = training_house()
     house.register("0")
     assert house.admission("s0").incarnation == 1

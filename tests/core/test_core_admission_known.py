@@ -22,10 +22,10 @@ def on(host: str, pid: int = 7) -> Process:
     return Process(host, pid, 1, "cpu")
 
 
-# ---- rule 3: somebody holds the lease
+# ---- rule 3: another process holds the lease
 
 
-def test_a_living_holder_is_named() -> None:
+def test_refusal_names_the_living_holder() -> None:
     house = House(policy(2))
     house.register("0", process=on("host-7", 4711))
     house.now += 1
@@ -35,21 +35,21 @@ def test_a_living_holder_is_named() -> None:
         Refusal.ALIVE,
         29.0,
         "worker 0 is held by pid 4711 on host-7, whose lease ends in 4.0 s of silence; "
-        "its seat is free 30 s (REGISTER_COOLDOWN) after its last word",
+        "its seat is free 30 s (REGISTER_COOLDOWN) after its last message",
         "job-1",
         1,
     )
     assert house.ready.records == []
 
 
-def test_a_first_refusal_says_thirty() -> None:
+def test_first_refusal_gives_thirty_seconds() -> None:
     house = House(policy(2))
     house.register("0")
     house.register("0", session="other")
     assert house.refusal("other").retry_after_s == 30.0
 
 
-def test_where_the_lease_is_longer_than_the_cool_down_it_is_what_one_waits_for() -> None:
+def test_wait_is_the_lease_if_it_is_longer_than_the_cool_down() -> None:
     house = House(policy(2, cool_down_s=1.0))
     house.register("0")
     house.now += 2
@@ -57,7 +57,7 @@ def test_where_the_lease_is_longer_than_the_cool_down_it_is_what_one_waits_for()
     assert house.refusal("other").retry_after_s == 3.0
 
 
-def test_a_closed_connection_shortens_what_is_left_of_the_lease() -> None:
+def test_closed_connection_shortens_the_rest_of_the_lease() -> None:
     house = House(policy(2, cool_down_s=0.0))
     house.register("0")
     house.close("s0")
@@ -66,16 +66,16 @@ def test_a_closed_connection_shortens_what_is_left_of_the_lease() -> None:
     assert house.refusal("other").retry_after_s == 0.5
 
 
-def test_a_refusal_is_never_of_no_seconds() -> None:
+def test_refusal_never_gives_zero_seconds() -> None:
     house = House(policy(2, cool_down_s=0.0))
     house.register("0")
     house.now += 5
     house.register("0", session="other")
-    assert house.refusal("other").refusal is Refusal.ALIVE, "the lease is over, and no Tick has judged it yet"
+    assert house.refusal("other").refusal is Refusal.ALIVE, "the lease has expired and no Tick has judged it yet"
     assert house.refusal("other").retry_after_s == 0.05
 
 
-def test_a_duplicate_does_not_renew_the_lease_of_the_holder() -> None:
+def test_duplicate_does_not_renew_the_holders_lease() -> None:
     house = House(policy(1))
     house.register("0")
     house.now += 4
@@ -88,7 +88,7 @@ def test_a_duplicate_does_not_renew_the_lease_of_the_holder() -> None:
 
 
 @pytest.mark.parametrize(("after_s", "left_s"), [(0.0, 30.0), (0.5, 29.5), (12.25, 17.75), (29.99, 0.05)])
-def test_a_known_node_waits_for_its_cool_down(after_s: float, left_s: float) -> None:
+def test_known_node_waits_for_its_cool_down(after_s: float, left_s: float) -> None:
     house = training_house()
     house.close("s1", gone=True)
     house.now += after_s
@@ -103,7 +103,7 @@ def test_a_known_node_waits_for_its_cool_down(after_s: float, left_s: float) -> 
     assert house.ready.records == []
 
 
-def test_a_refusal_never_extends_the_wait() -> None:
+def test_refusal_does_not_extend_the_wait() -> None:
     house = training_house()
     house.close("s1", gone=True)
     lost_at = house.now
@@ -116,17 +116,17 @@ def test_a_refusal_never_extends_the_wait() -> None:
     assert house.admission("new").incarnation == 2
 
 
-def test_the_first_words_of_a_dying_worker_are_the_reason_of_the_refusal() -> None:
+def test_refusal_quotes_the_last_words_of_the_dying_worker() -> None:
     house = training_house()
     house.leave("1", on_purpose=False, text="ValueError: no such sample")
     house.register("1", session="new")
     assert ", was lost (ValueError: no such sample); its seat is free again in" in house.refusal("new").text
 
 
-# ---- rule 5: both are over
+# ---- rule 5: lease and cool-down are over
 
 
-def test_a_known_node_comes_back_to_its_slot_with_the_next_incarnation() -> None:
+def test_known_node_returns_to_its_slot_with_the_next_incarnation() -> None:
     house = training_house()
     house.close("s1", gone=True)
     house.now += 30
@@ -137,7 +137,7 @@ def test_a_known_node_comes_back_to_its_slot_with_the_next_incarnation() -> None
     assert "2/2 registered: worker 1 (pid 1002 on host-a) has slot 1, incarnation 2" in house.notes
 
 
-def test_a_node_whose_slot_was_given_away_gets_a_lost_one_and_its_count_goes_on() -> None:
+def test_node_without_its_old_slot_gets_a_lost_one_and_keeps_its_incarnations() -> None:
     house = House(policy(2))
     house.register("a")
     house.register("b")
@@ -157,7 +157,7 @@ def test_a_node_whose_slot_was_given_away_gets_a_lost_one_and_its_count_goes_on(
     assert house.seat("a").slot is None
 
 
-def test_a_node_whose_slot_was_given_away_gets_a_free_one() -> None:
+def test_node_whose_slot_was_reassigned_gets_a_free_one() -> None:
     house = House(policy(2))
     house.register("a")
     house.register("b")
@@ -172,7 +172,7 @@ def test_a_node_whose_slot_was_given_away_gets_a_free_one() -> None:
     assert (house.admission("b again").slot, house.admission("b again").incarnation) == (1, 2)
 
 
-def test_a_number_whose_slot_was_given_away_gets_any_lost_one() -> None:
+def test_numeric_node_whose_slot_was_reassigned_gets_any_lost_one() -> None:
     house = training_house()
     house.close("s1", gone=True)
     house.now += 30
@@ -189,7 +189,7 @@ def test_a_number_whose_slot_was_given_away_gets_any_lost_one() -> None:
 # ---- rule 6: resume
 
 
-def test_a_session_resumes_at_once_after_its_connection_broke() -> None:
+def test_session_resumes_at_once_after_its_connection_broke() -> None:
     house = training_house()
     house.close("s1")
     house.now += 0.3
@@ -200,7 +200,7 @@ def test_a_session_resumes_at_once_after_its_connection_broke() -> None:
     assert not house.seat("1").is_lost, "the close is forgotten"
 
 
-def test_a_session_that_was_declared_lost_resumes_without_a_cool_down() -> None:
+def test_lost_session_resumes_without_a_cool_down() -> None:
     house = training_house()
     house.now += 5
     house.beat("0")
@@ -224,7 +224,7 @@ def test_any_accepted_message_resumes_a_lost_session() -> None:
     assert not house.seat("1").is_lost
 
 
-def test_a_session_resumes_after_a_scheduler_restart() -> None:
+def test_session_resumes_after_a_scheduler_restart() -> None:
     house = training_house()
     house.crash(after_s=2.0)
     house.register("1", incarnation=1, job="job-1")
@@ -232,7 +232,7 @@ def test_a_session_resumes_after_a_scheduler_restart() -> None:
     assert house.ready.records == [SeatResumed("1", 1)]
 
 
-def test_a_replaced_session_is_fenced() -> None:
+def test_replaced_session_is_fenced() -> None:
     house = training_house(cool_down_s=0.0)
     house.close("s1", gone=False)
     house.tick(0.5)
@@ -250,8 +250,8 @@ def test_a_replaced_session_is_fenced() -> None:
     assert house.ready.records == []
 
 
-def test_a_session_that_was_replaced_does_not_resume_what_its_late_word_has_got_it() -> None:
-    """It believes that it has the seat it had before the other: neither would take the other's word for it."""
+def test_replaced_session_cannot_resume_a_seat_by_a_late_message() -> None:
+    """It still claims the seat it had before. If the claim were accepted, neither process would yield to the other."""
     house = House(policy(2, cool_down_s=0.0)).fill()
     house.close("s1", gone=True)
     house.register("1", session="other")
@@ -263,26 +263,26 @@ def test_a_session_that_was_replaced_does_not_resume_what_its_late_word_has_got_
     house.register("1", incarnation=1, job="job-1")
     assert house.answer("s1", Fenced).incarnation == 1
     presence = house.core.presence("1")
-    assert presence is not None and presence.heard_at == heard_at, "what is fenced renews nothing"
+    assert presence is not None and presence.heard_at == heard_at, "a fenced session renews nothing"
     house.register("1", incarnation=3, job="job-1")
     assert house.admission("s1").incarnation == 3
 
 
-def test_a_session_whose_seat_was_given_to_another_node_is_fenced() -> None:
+def test_session_whose_seat_went_to_another_node_is_fenced() -> None:
     house = House(policy(1, cool_down_s=0.0))
     house.register("a")
     house.tick(5.0)
     house.register("b")
     house.register("a", incarnation=1, job="job-1")
     assert house.answer("sa", Fenced).text == (
-        "the seat of worker a is taken away: another node has its slot, or the world went on without it: "
+        "the seat of worker a is taken away: another node has its slot, or the world continued without it: "
         "this process must not touch the job again"
     )
 
 
 @pytest.mark.parametrize("how", ["said so", "seen dead"])
-def test_a_dead_process_does_not_resume(how: str) -> None:
-    """A Register that was still under way when its process died (invariant S17)."""
+def test_dead_process_does_not_resume(how: str) -> None:
+    """Its Register was still on the way when it died (invariant S17)."""
     house = training_house()
     if how == "said so":
         house.leave("1", on_purpose=False, text="ValueError")
@@ -297,14 +297,14 @@ def test_a_dead_process_does_not_resume(how: str) -> None:
 # ---- rule 7: leaving on purpose; recovery off
 
 
-def test_a_node_that_left_on_purpose_comes_back_at_once() -> None:
+def test_node_that_left_on_purpose_is_readmitted_at_once() -> None:
     house = training_house()
     house.leave("1")
     house.register("1", session="new")
     assert house.admission("new").incarnation == 2
 
 
-def test_a_node_that_left_on_purpose_may_come_back_after_a_scheduler_restart_too() -> None:
+def test_node_that_left_on_purpose_is_readmitted_after_a_scheduler_restart() -> None:
     house = training_house()
     house.leave("1")
     house.crash(1.0)
@@ -312,7 +312,7 @@ def test_a_node_that_left_on_purpose_may_come_back_after_a_scheduler_restart_too
     assert house.admission("new").incarnation == 2
 
 
-def test_an_exception_is_not_on_purpose() -> None:
+def test_exception_does_not_count_as_leaving_on_purpose() -> None:
     house = training_house()
     house.leave("1", on_purpose=False, text="SystemExit: 3")
     house.register("1", session="new")
@@ -320,7 +320,7 @@ def test_an_exception_is_not_on_purpose() -> None:
 
 
 @pytest.mark.parametrize("end", ["alive", "left"])
-def test_without_recovery_a_known_node_is_always_refused(end: str) -> None:
+def test_known_node_is_always_refused_with_recovery_off(end: str) -> None:
     house = House(policy(2, recovery=False)).fill()
     if end == "left":
         house.leave("1")
@@ -374,7 +374,7 @@ def test_without_recovery_a_known_node_is_always_refused(end: str) -> None:
         ),
     ],
 )
-def test_a_stranger_is_refused_with_both_values(changes: dict[str, object], refusal: Refusal, text: str) -> None:
+def test_stranger_is_refused_with_both_values(changes: dict[str, object], refusal: Refusal, text: str) -> None:
     house = House(policy(2))
     house.register("0", **changes)
     assert house.refusal("s0") == Refused("s0", refusal, 0.0, text, "job-1", 1)
@@ -382,7 +382,7 @@ def test_a_stranger_is_refused_with_both_values(changes: dict[str, object], refu
     assert house.core.state.seats == {}
 
 
-def test_a_stranger_with_the_node_id_of_a_member_changes_nothing() -> None:
+def test_stranger_with_a_members_node_id_changes_nothing() -> None:
     house = training_house()
     before = house.core.presence("0")
     assert before is not None
@@ -394,14 +394,14 @@ def test_a_stranger_with_the_node_id_of_a_member_changes_nothing() -> None:
     assert after is not None and after.lease_until == until
 
 
-def test_who_asks_while_the_job_ends_is_told_so() -> None:
+def test_register_while_the_job_ends_is_refused_with_the_reason() -> None:
     house = training_house()
     house.stop("Ctrl-C")
     house.register("1", session="new")
     assert house.answer("new", EndJob).text == "stopped by Ctrl-C"
 
 
-def test_who_has_to_wait_longest_says_when_a_seat_is_free() -> None:
+def test_refusal_of_the_longest_wait_gives_the_time_of_the_next_free_seat() -> None:
     house = training_house(3)
     assert house.core.seat_free_in_s() is None
     for node in "12":
@@ -415,9 +415,9 @@ def test_who_has_to_wait_longest_says_when_a_seat_is_free() -> None:
     assert house.core.seat_free_in_s() == 16.0
 
 
-def test_no_more_who_were_refused_are_remembered_than_stated() -> None:
+def test_number_of_remembered_refusals_is_bounded() -> None:
     house = training_house(2)
     for number in range(MAX_REFUSED + 10):
         house.register("0", session=f"duplicate-{number}")
     assert len(house.core._admission.refused) == MAX_REFUSED + 2 * 2
-    assert house.refusal(f"duplicate-{MAX_REFUSED + 9}").refusal is Refusal.ALIVE, "the others are told the same"
+    assert house.refusal(f"duplicate-{MAX_REFUSED + 9}").refusal is Refusal.ALIVE, "the others get the same answer"

@@ -28,7 +28,7 @@ from tests.core.desk import CREDENTIAL, STAGES, Desk, done, finished, forming, s
 
 
 @pytest.mark.parametrize("stage", [seated, waiting, forming, training, done])
-def test_the_end_is_told_once_in_every_stage(stage: Callable[[], Desk]) -> None:
+def test_end_of_training_is_reported_once_in_every_stage(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.hear(Finished("job-1", 1, Point(60, 1)))
     assert desk.ready.notices == [Over(Point(60, 1))]
@@ -37,7 +37,7 @@ def test_the_end_is_told_once_in_every_stage(stage: Callable[[], Desk]) -> None:
     assert desk.ready.notices == [] and desk.ready.sends == []
 
 
-def test_the_step_of_a_done_worker_is_its_commits() -> None:
+def test_step_of_a_finished_worker_is_its_last_commit() -> None:
     """Optimizer steps after the last commit are lost; the final point must be one that is on disk."""
     desk = training()
     desk.step(Completed(1, 60))
@@ -45,7 +45,7 @@ def test_the_step_of_a_done_worker_is_its_commits() -> None:
     assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.DONE, 1, RoundId(1, 1), 60)]
 
 
-def test_who_is_seated_after_the_end_is_told_at_once() -> None:
+def test_worker_seated_after_the_end_is_notified_at_once() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.admitted(finished=Point(60, 1))
@@ -58,7 +58,7 @@ def test_who_is_seated_after_the_end_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=[one.name for one in STAGES])
-def test_a_fenced_process_must_end_and_says_no_other_word(stage: Callable[[], Desk]) -> None:
+def test_fenced_process_ends_and_sends_nothing_more(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.hear(Fenced("job-1", "mine", 1, "the seat is held by another"))
     assert desk.ready.notices == [MustEnd(EndKind.FENCED, "the seat is held by another")]
@@ -69,7 +69,7 @@ def test_a_fenced_process_must_end_and_says_no_other_word(stage: Callable[[], De
     assert desk.ready.wake_at is None
 
 
-def test_a_fence_for_another_session_is_nothing() -> None:
+def test_fence_for_another_session_is_ignored() -> None:
     desk = training()
     desk.hear(Fenced("job-1", "other", 1, "text"))
     assert desk.ready.notices == []
@@ -78,19 +78,19 @@ def test_a_fence_for_another_session_is_nothing() -> None:
 @pytest.mark.parametrize(
     "kind", [EndKind.STOPPED, EndKind.INTERRUPTED, EndKind.FORMATION_TIMEOUT, EndKind.FAILED, EndKind.POINTS_LOST]
 )
-def test_the_end_of_the_job_ends_the_process(kind: EndKind) -> None:
+def test_end_of_the_job_ends_the_process(kind: EndKind) -> None:
     desk = training()
     desk.hear(EndJob("job-1", 1, kind, "why"))
     assert desk.ready.notices == [MustEnd(kind, "why")]
     desk.hear(EndJob("job-1", 1, kind, "why"))
     assert desk.ready.notices == []
     desk.passes(1.0)
-    assert desk.said(Heartbeat), "its seat is held until it really leaves"
+    assert desk.said(Heartbeat), "its seat is held until the process has left"
     desk.step(Leaving(True, "why"))
     assert desk.ready.sends == [Leave(CREDENTIAL, True, "why")]
 
 
-def test_the_end_of_an_earlier_scheduler_start_is_nothing() -> None:
+def test_job_end_from_an_earlier_term_is_ignored() -> None:
     desk = training()
     desk.step(Disconnected())
     desk.step(Connected())
@@ -99,7 +99,7 @@ def test_the_end_of_an_earlier_scheduler_start_is_nothing() -> None:
     assert desk.ready.notices == []
 
 
-def test_the_finished_job_turns_a_newcomer_away_and_leaves_members_alone() -> None:
+def test_finished_job_refuses_a_newcomer_and_leaves_members_alone() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.hear(EndJob("job-1", 1, EndKind.FINISHED, "job finished"))
@@ -109,7 +109,7 @@ def test_the_finished_job_turns_a_newcomer_away_and_leaves_members_alone() -> No
     assert desk.ready.notices == []
 
 
-def test_last_words_and_leave_go_out() -> None:
+def test_last_words_and_leave_are_sent() -> None:
     desk = training()
     desk.passes(0.1, step=17)
     desk.step(Observed(LastWords("ValueError: no such sample")))
@@ -120,7 +120,7 @@ def test_last_words_and_leave_go_out() -> None:
     assert desk.ready.sends == [] and desk.ready.wake_at is None
 
 
-def test_who_was_never_seated_leaves_without_a_word() -> None:
+def test_process_without_a_seat_leaves_silently() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.step(Observed(LastWords("text")))

@@ -1,4 +1,4 @@
-"""A worker and its place: spares, invitations to another place, disks that are looked at, and gentle leaving."""
+"""A worker and its place: spares, invitations to another place, disk checks and gentle leaving."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from samebits.core.point import Point
 from samebits.core.values import replace
 from tests.core.desk import NUMERICS, POINTS, STAGES, Desk, done, forming, seated, started, training, waiting
 
-MINE = Place(3, 3, 4)  # of the desk's seat in a full world
+MINE = Place(3, 3, 4)  # the desk's seat in a full world
 SMALLER = Place(3, 2, 3)
 
 
 def spare() -> Desk:
-    """A spare that has come to elastic.run and waits there."""
+    """Return a spare that has reached elastic.run and waits there."""
     desk = Desk()
     desk.step(Connected())
     desk.hear(Admitted("mine", "job-1", 1, None, 1, 4, None))
@@ -50,7 +50,7 @@ def spare() -> Desk:
 # ---- a spare
 
 
-def test_a_spare_has_no_slot_and_waits_uninvited() -> None:
+def test_spare_has_no_slot_and_waits_uninvited() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.hear(Admitted("mine", "job-1", 1, None, 1, 4, None))
@@ -61,7 +61,7 @@ def test_a_spare_has_no_slot_and_waits_uninvited() -> None:
     assert beat.activity is Activity.WAITING and not desk.said(Join)
 
 
-def test_a_spare_learns_its_slot_when_it_is_invited() -> None:
+def test_spare_learns_its_slot_from_the_invitation() -> None:
     desk = spare()
     desk.opens(5, place=Place(1, 1, 4))
     assert (desk.agent.slot, desk.agent.offered_place) == (1, Place(1, 1, 4))
@@ -71,14 +71,14 @@ def test_a_spare_learns_its_slot_when_it_is_invited() -> None:
     assert (join.holdings.blob, join.holdings.place) == (b"here", Place(1, 1, 4))
 
 
-def test_a_spare_reports_no_standing_before_its_first_generation() -> None:
+def test_spare_reports_no_standing_before_its_first_generation() -> None:
     desk = spare()
     desk.opens(5, place=Place(1, 1, 4))
     desk.step(Connected())
     assert [message.standing for message in desk.said(Register)] == [None]
 
 
-def test_a_members_standing_is_its_place_in_its_last_generation() -> None:
+def test_member_reports_its_place_in_its_last_generation() -> None:
     desk = spare()
     desk.opens(1, place=SMALLER)
     desk.enters(place=SMALLER)
@@ -93,13 +93,13 @@ def test_a_members_standing_is_its_place_in_its_last_generation() -> None:
 # ---- another place
 
 
-def test_a_full_worlds_place_needs_no_word() -> None:
+def test_place_in_a_full_world_needs_no_notice() -> None:
     desk = waiting()
     desk.opens(1, place=MINE)
     assert len(desk.said(Join)) == 1 and not desk.told(EnterAgain)
 
 
-def test_another_place_is_asked_for_once_and_entering_again_joins() -> None:
+def test_another_place_is_requested_once_and_entering_again_joins() -> None:
     desk = waiting()
     desk.opens(1, place=SMALLER)
     assert desk.told(EnterAgain) == [EnterAgain(SMALLER, look=False)] and not desk.said(Join)
@@ -111,7 +111,7 @@ def test_another_place_is_asked_for_once_and_entering_again_joins() -> None:
     assert len(desk.said(Join)) == 1 and not desk.told(EnterAgain)
 
 
-def test_entering_joins_whatever_the_place_and_is_not_asked_for_the_same_again() -> None:
+def test_entering_joins_in_any_place_and_asks_only_once() -> None:
     desk = waiting()
     desk.opens(1, place=SMALLER)
     desk.enters()
@@ -125,14 +125,14 @@ def test_entering_joins_whatever_the_place_and_is_not_asked_for_the_same_again()
     assert desk.told(EnterAgain) == [EnterAgain(SMALLER, look=False)]
 
 
-def test_the_first_place_again_joins_with_what_was_brought() -> None:
+def test_return_to_the_first_place_joins_with_its_old_address() -> None:
     desk = waiting()
     desk.opens(1, place=SMALLER)
     desk.opens(1, place=MINE)
     assert len(desk.said(Join)) == 1
 
 
-def test_what_was_made_for_another_place_is_not_published() -> None:
+def test_address_made_for_another_place_is_not_published() -> None:
     desk = waiting()
     desk.opens(1, place=SMALLER)
     desk.enters(blob=b"for three", place=SMALLER)
@@ -144,7 +144,7 @@ def test_what_was_made_for_another_place_is_not_published() -> None:
     assert [message.blob for message in desk.said(Publish)] == [b"for two"]
 
 
-def test_what_was_made_for_the_place_is_published_until_the_group_stands() -> None:
+def test_address_for_the_place_is_published_until_the_group_is_formed() -> None:
     desk = waiting()
     desk.opens(1, place=SMALLER)
     desk.enters(blob=b"for three", place=SMALLER)
@@ -156,7 +156,7 @@ def test_what_was_made_for_the_place_is_published_until_the_group_stands() -> No
 # ---- disks
 
 
-def test_a_disk_is_looked_at_when_asked_and_only_once() -> None:
+def test_disk_is_checked_once_when_asked() -> None:
     desk = seated()
     desk.enters(live=Point(7, 1), looked=False)
     desk.opens(1, place=MINE)
@@ -169,14 +169,14 @@ def test_a_disk_is_looked_at_when_asked_and_only_once() -> None:
     assert [join.holdings.looked for join in desk.said(Join)] == [True]
 
 
-def test_how_far_to_look_is_passed_on() -> None:
+def test_oldest_point_to_look_for_is_passed_on() -> None:
     desk = seated()
     desk.enters(looked=False)
     desk.opens(1, place=MINE, look=True, committed=Point(40, 1))
     assert desk.told(EnterAgain) == [EnterAgain(MINE, look=True, committed=Point(40, 1))]
 
 
-def test_who_enters_without_having_looked_is_asked_again() -> None:
+def test_worker_that_enters_without_a_disk_check_is_asked_again() -> None:
     desk = seated()
     desk.enters(looked=False)
     desk.opens(1, look=True)
@@ -184,7 +184,7 @@ def test_who_enters_without_having_looked_is_asked_again() -> None:
     assert desk.told(EnterAgain) and not desk.said(Join)
 
 
-def test_another_place_and_a_look_are_asked_for_together() -> None:
+def test_another_place_and_a_disk_check_are_requested_together() -> None:
     desk = seated()
     desk.enters(looked=False)
     desk.opens(1, place=SMALLER, look=True)
@@ -192,7 +192,7 @@ def test_another_place_and_a_look_are_asked_for_together() -> None:
 
 
 @pytest.mark.parametrize(("look", "looked"), [(False, False), (True, True)])
-def test_a_look_is_asked_for_only_where_it_is_wanted_and_was_not_taken(look: bool, looked: bool) -> None:
+def test_disk_check_is_requested_only_if_wanted_and_not_yet_done(look: bool, looked: bool) -> None:
     desk = seated()
     desk.enters(looked=looked)
     desk.opens(1, place=SMALLER, look=look)
@@ -203,7 +203,7 @@ def test_a_look_is_asked_for_only_where_it_is_wanted_and_was_not_taken(look: boo
 
 
 @pytest.mark.parametrize("activity", list(STAGES))
-def test_a_gentle_invitation(activity: Activity) -> None:
+def test_gentle_invitation(activity: Activity) -> None:
     desk = STAGES[activity]()
     desk.opens(9, gently=True, missing="7")
     gently = [LeaveGently("because; waiting for 7")] if activity is Activity.TRAINING else []
@@ -213,14 +213,14 @@ def test_a_gentle_invitation(activity: Activity) -> None:
     assert len(desk.told(Waits)) == (activity is Activity.WAITING)
 
 
-def test_a_gentle_invitation_is_said_once() -> None:
+def test_gentle_invitation_is_announced_once() -> None:
     desk = training()
     desk.opens(2, gently=True)
     desk.opens(2, gently=True)
     assert not desk.ready.notices
 
 
-def test_a_loss_makes_it_urgent_for_whoever_is_still_in_the_generation() -> None:
+def test_loss_makes_the_invitation_urgent_for_workers_still_in_the_generation() -> None:
     desk = training()
     desk.opens(2, gently=True)
     desk.opens(2)
@@ -234,14 +234,14 @@ def test_a_loss_makes_it_urgent_for_whoever_is_still_in_the_generation() -> None
     assert not gone.told(BreakGroup) and gone.said(Join)
 
 
-def test_a_new_round_after_a_gentle_one_breaks_the_group_once() -> None:
+def test_new_round_after_a_gentle_one_breaks_the_group_once() -> None:
     desk = training()
     desk.opens(2, gently=True)
     desk.opens(3)
     assert desk.told(BreakGroup) == [BreakGroup("because")]
 
 
-def test_who_leaves_gently_joins_with_its_commit() -> None:
+def test_worker_that_leaves_gently_joins_with_its_commit() -> None:
     desk = training()
     desk.opens(2, gently=True, place=MINE)
     desk.enters(live=Point(30, 1))
@@ -249,7 +249,7 @@ def test_who_leaves_gently_joins_with_its_commit() -> None:
     assert desk.agent.activity is Activity.WAITING and not desk.said(Heartbeat)
 
 
-def test_a_failure_after_a_gentle_invitation_is_said_at_once() -> None:
+def test_failure_after_a_gentle_invitation_is_reported_at_once() -> None:
     desk = training()
     desk.opens(2, gently=True)
     desk.step(Failed())
@@ -257,7 +257,7 @@ def test_a_failure_after_a_gentle_invitation_is_said_at_once() -> None:
     assert (beat.activity, beat.round) == (Activity.WAITING, RoundId(1, 1))
 
 
-def test_who_is_done_without_a_commit_to_leave_at_is_called_back() -> None:
+def test_done_worker_without_a_commit_to_leave_at_is_called_back() -> None:
     desk = training()
     desk.opens(2, gently=True)
     desk.step(Completed(1, 60))
@@ -265,7 +265,7 @@ def test_who_is_done_without_a_commit_to_leave_at_is_called_back() -> None:
     assert not done().told(BreakGroup)
 
 
-def test_who_is_done_in_the_generation_of_a_gentle_round_is_not_called_back() -> None:
+def test_done_worker_in_the_generation_of_a_gentle_round_is_not_called_back() -> None:
     desk = waiting()
     desk.opens(1, gently=True)
     desk.starts()
@@ -274,7 +274,7 @@ def test_who_is_done_in_the_generation_of_a_gentle_round_is_not_called_back() ->
     assert desk.agent.activity is Activity.DONE and not desk.told(BreakGroup)
 
 
-def test_who_is_done_after_an_urgent_invitation_was_called_back_by_that() -> None:
+def test_done_worker_is_called_back_only_once() -> None:
     desk = training()
     desk.opens(2)
     assert desk.told(BreakGroup)
@@ -282,7 +282,7 @@ def test_who_is_done_after_an_urgent_invitation_was_called_back_by_that() -> Non
     assert not desk.told(BreakGroup)
 
 
-def test_a_round_that_is_over_calls_nobody_back() -> None:
+def test_closed_round_calls_no_worker_back() -> None:
     desk = waiting()
     desk.opens(1, gently=True)
     desk.starts()
@@ -291,8 +291,8 @@ def test_a_round_that_is_over_calls_nobody_back() -> None:
     assert not desk.told(BreakGroup)
 
 
-def test_an_entry_that_crossed_the_start_of_a_generation_changes_nothing() -> None:
-    """It answers a question that is settled: taken for a failed collective it would strand the process."""
+def test_entry_that_crossed_the_start_of_a_generation_changes_nothing() -> None:
+    """It answers an earlier question. Taken for a failed collective, it would strand the process."""
     desk = seated()
     desk.opens()
     desk.step(Entered(Holdings(POINTS, False, NUMERICS, b"me"), 0))

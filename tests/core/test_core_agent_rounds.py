@@ -55,7 +55,7 @@ from tests.core.desk import (
 from tests.core.house import NUMERICS
 
 
-def test_the_stages_are_what_they_are_called() -> None:
+def test_each_helper_reaches_the_stage_it_is_named_for() -> None:
     assert {activity: stage().agent.activity for activity, stage in STAGES.items()} == {one: one for one in STAGES}
 
 
@@ -63,7 +63,7 @@ def test_the_stages_are_what_they_are_called() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=[one.name for one in STAGES])
-def test_a_heartbeat_every_interval_tells_the_whole_truth(stage: Callable[[], Desk]) -> None:
+def test_heartbeats_report_the_full_state_at_every_interval(stage: Callable[[], Desk]) -> None:
     desk = stage()
     activity, generation = desk.agent.activity, desk.agent.generation
     round_id = RoundId(1, 1) if generation else None
@@ -74,7 +74,7 @@ def test_a_heartbeat_every_interval_tells_the_whole_truth(stage: Callable[[], De
     assert desk.ready.sends == []
 
 
-def test_every_change_is_told_at_once() -> None:
+def test_every_change_is_reported_at_once() -> None:
     desk = seated()
     seen = []
     for event in (
@@ -96,7 +96,7 @@ def test_every_change_is_told_at_once() -> None:
     ]
 
 
-def test_nothing_but_the_question_is_said_to_a_scheduler_that_has_not_answered() -> None:
+def test_only_the_register_is_sent_before_the_scheduler_has_answered() -> None:
     desk = done()
     desk.step(Disconnected())
     desk.step(Connected())
@@ -107,7 +107,7 @@ def test_nothing_but_the_question_is_said_to_a_scheduler_that_has_not_answered()
     assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 2, Activity.DONE, 1, RoundId(1, 1), 60)]
 
 
-def test_where_it_stands_still_is_said_with_each_heartbeat_while_it_trains() -> None:
+def test_stall_position_is_sent_with_each_heartbeat_while_training() -> None:
     still = Progress(Phase.COMMUNICATION, 812, 10, 9.0, 0.5, rests=True, place="all_reduce")
     desk = training()
     for _ in range(2):
@@ -120,14 +120,14 @@ def test_where_it_stands_still_is_said_with_each_heartbeat_while_it_trains() -> 
     desk.step(Observed(StallReport(still)))
     desk.step(Passed(60))
     assert desk.reported(StallReport) == [Said(CREDENTIAL, StallReport(None), 1, 60)], (
-        "nobody waits for one that is done"
+        "no worker waits for one that is done"
     )
 
 
 # ---- rounds
 
 
-def test_it_joins_when_it_enters_after_the_invitation() -> None:
+def test_worker_invited_before_it_enters_joins_on_entering() -> None:
     desk = seated()
     desk.opens()
     assert desk.ready.sends == [] and desk.ready.notices == [Invited()]
@@ -135,25 +135,25 @@ def test_it_joins_when_it_enters_after_the_invitation() -> None:
     assert desk.said(Join) == [Join(CREDENTIAL, RoundId(1, 1), Holdings(POINTS, False, NUMERICS))]
 
 
-def test_it_joins_when_it_is_invited_after_it_entered() -> None:
+def test_waiting_worker_joins_when_it_is_invited() -> None:
     desk = waiting()
     assert desk.said(Join) == []
     desk.opens()
     assert desk.said(Join) == [Join(CREDENTIAL, RoundId(1, 1), Holdings(POINTS, False, NUMERICS))]
 
 
-def test_who_enters_again_uninvited_says_at_once_that_it_waits() -> None:
-    """Only that tells the scheduler that a collective has failed."""
+def test_entering_again_uninvited_reports_waiting_at_once() -> None:
+    """Only this tells the scheduler that a collective has failed."""
     desk = training()
     desk.enters()
     assert [beat.activity for beat in desk.said(Heartbeat)] == [Activity.WAITING]
     desk = training()
     desk.opens(number=2)
     desk.enters()
-    assert desk.said(Heartbeat) == [], "its join to the new round says it all"
+    assert desk.said(Heartbeat) == [], "the join to the new round carries it all"
 
 
-def test_it_joins_again_whenever_it_is_invited_again() -> None:
+def test_worker_joins_again_for_each_new_invitation() -> None:
     desk = waiting()
     for _ in range(3):
         desk.opens()
@@ -163,7 +163,7 @@ def test_it_joins_again_whenever_it_is_invited_again() -> None:
 
 
 @pytest.mark.parametrize("stage", [forming, training, done])
-def test_a_new_round_breaks_the_group_once(stage: Callable[[], Desk]) -> None:
+def test_new_round_breaks_the_group_once(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.opens(number=2, missing="1, 2")
     assert desk.ready.notices == [BreakGroup("because; waiting for 1, 2")]
@@ -175,19 +175,19 @@ def test_a_new_round_breaks_the_group_once(stage: Callable[[], Desk]) -> None:
 
 
 @pytest.mark.parametrize("stage", [seated, waiting, finished])
-def test_who_is_in_no_group_has_nothing_to_break(stage: Callable[[], Desk]) -> None:
+def test_worker_outside_a_group_has_nothing_to_break(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.opens(number=2)
     assert desk.told(BreakGroup) == []
 
 
-def test_the_round_that_formed_the_generation_does_not_break_it() -> None:
+def test_round_that_formed_the_generation_does_not_break_it() -> None:
     desk = training()
     desk.opens(number=1)
     assert desk.ready.notices == []
 
 
-def test_an_older_round_is_nothing() -> None:
+def test_older_round_is_ignored() -> None:
     desk = waiting()
     desk.opens(number=5)
     desk.opens(number=4)
@@ -198,7 +198,7 @@ def test_an_older_round_is_nothing() -> None:
     assert desk.ready.sends == []
 
 
-def test_words_to_another_incarnation_are_nothing() -> None:
+def test_message_to_another_incarnation_is_ignored() -> None:
     desk = training()
     desk.opens(number=2, incarnation=2)
     assert desk.ready.notices == []
@@ -208,7 +208,7 @@ def test_words_to_another_incarnation_are_nothing() -> None:
     assert desk.ready.notices == []
 
 
-def test_who_waits_is_told_for_whom_and_only_when_that_changes() -> None:
+def test_waiting_worker_is_told_once_per_change_what_it_waits_for() -> None:
     desk = waiting()
     desk.opens(missing="1, 2")
     assert desk.ready.notices == [Waits("because; waiting for 1, 2")]
@@ -221,7 +221,7 @@ def test_who_waits_is_told_for_whom_and_only_when_that_changes() -> None:
 
 
 @pytest.mark.parametrize("stage", [forming, training, done])
-def test_a_failed_collective_is_told_at_once(stage: Callable[[], Desk]) -> None:
+def test_failed_collective_is_reported_at_once(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.step(Failed())
     assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.WAITING, 1, RoundId(1, 1), desk.agent.step_count)]
@@ -232,7 +232,7 @@ def test_a_failed_collective_is_told_at_once(stage: Callable[[], Desk]) -> None:
 
 
 @pytest.mark.parametrize("stage", [seated, waiting, finished])
-def test_a_failure_outside_a_group_is_nothing(stage: Callable[[], Desk]) -> None:
+def test_failure_outside_a_group_is_ignored(stage: Callable[[], Desk]) -> None:
     desk = stage()
     activity = desk.agent.activity
     desk.step(Failed())
@@ -242,7 +242,7 @@ def test_a_failure_outside_a_group_is_nothing(stage: Callable[[], Desk]) -> None
 # ---- generations
 
 
-def test_a_generation_begins() -> None:
+def test_generation_begins() -> None:
     desk = waiting()
     desk.opens()
     desk.starts()
@@ -250,13 +250,13 @@ def test_a_generation_begins() -> None:
     assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.FORMING, 1, RoundId(1, 1), 0)]
 
 
-def test_a_start_said_twice_begins_once() -> None:
+def test_repeated_start_begins_once() -> None:
     desk = training()
     desk.starts()
     assert desk.ready.notices == [] and desk.agent.activity is Activity.TRAINING
 
 
-def test_a_start_of_a_round_it_did_not_join_is_nothing() -> None:
+def test_start_from_a_round_it_did_not_join_is_ignored() -> None:
     desk = waiting()
     desk.opens(number=2)
     desk.starts(number=1)
@@ -265,7 +265,7 @@ def test_a_start_of_a_round_it_did_not_join_is_nothing() -> None:
     assert desk.told(Began)
 
 
-def test_a_start_of_an_older_generation_is_nothing() -> None:
+def test_start_of_an_older_generation_is_ignored() -> None:
     desk = training()
     desk.step(Failed())
     desk.enters()
@@ -276,7 +276,7 @@ def test_a_start_of_an_older_generation_is_nothing() -> None:
     assert desk.agent.generation == 2
 
 
-def test_a_start_of_an_older_term_is_nothing() -> None:
+def test_start_of_an_older_term_is_ignored() -> None:
     desk = waiting()
     desk.opens()
     desk.opens(number=1, term=2)
@@ -284,8 +284,8 @@ def test_a_start_of_an_older_term_is_nothing() -> None:
     assert desk.ready.notices == []
 
 
-def test_a_start_by_a_round_that_was_overtaken_is_nothing() -> None:
-    """Else the process would form a group that nobody joins, and the newer round would not be new to it again."""
+def test_start_from_a_superseded_round_is_ignored() -> None:
+    """Otherwise the process would form a group that no other joins, and would take the newer round for known."""
     desk = waiting()
     desk.opens(number=1)
     desk.step(Disconnected())
@@ -295,14 +295,14 @@ def test_a_start_by_a_round_that_was_overtaken_is_nothing() -> None:
     assert desk.ready.notices == []
 
 
-def test_a_start_before_the_process_waits_is_nothing() -> None:
+def test_start_before_the_process_waits_is_ignored() -> None:
     desk = seated()
     desk.opens()
     desk.starts()
     assert desk.ready.notices == []
 
 
-def test_its_address_is_repeated_until_the_group_stands() -> None:
+def test_address_is_repeated_until_the_group_is_formed() -> None:
     desk = forming()
     desk.step(Addressed(1, b"me"))
     assert desk.said(Publish) == [Publish(CREDENTIAL, 1, b"me")]
@@ -318,7 +318,7 @@ def test_its_address_is_repeated_until_the_group_stands() -> None:
     assert desk.said(Publish) == []
 
 
-def test_an_address_that_is_known_travels_with_the_join_and_is_repeated_while_forming() -> None:
+def test_known_address_travels_with_the_join_and_is_repeated_while_forming() -> None:
     desk = seated()
     desk.opens()
     desk.step(Entered(Holdings(POINTS, False, NUMERICS, b"me")))
@@ -332,7 +332,7 @@ def test_an_address_that_is_known_travels_with_the_join_and_is_repeated_while_fo
     assert desk.said(Publish) == []
 
 
-def test_an_address_of_another_generation_is_nothing() -> None:
+def test_address_of_another_generation_is_ignored() -> None:
     desk = forming()
     desk.step(Addressed(2, b"me"))
     assert desk.ready.sends == []
@@ -341,7 +341,7 @@ def test_an_address_of_another_generation_is_nothing() -> None:
     assert desk.ready.sends == []
 
 
-def test_the_address_map_is_handed_on() -> None:
+def test_address_map_is_passed_on() -> None:
     desk = forming()
     desk.hear(AddressMap("job-1", 1, 1, (b"a", b"b")))
     assert desk.ready.notices == [Mapped(1, (b"a", b"b"))]

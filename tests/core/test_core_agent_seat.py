@@ -1,4 +1,4 @@
-"""The worker's side: asking for a seat, being told to wait, and a scheduler that is away."""
+"""The worker's side: registering, being told to wait, and a scheduler that is unreachable."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ LAUNCHED = "job-of-the-launcher"
 
 
 def launched() -> Desk:
-    """Return a worker whose launcher named the job, before it has a seat."""
+    """Return a worker without a seat whose launcher named the job."""
     desk = Desk(job=LAUNCHED)
     desk.step(Connected())
     return desk
 
 
-def test_a_worker_names_the_job_that_its_launcher_named() -> None:
+def test_worker_registers_with_the_job_its_launcher_named() -> None:
     desk = launched()
     assert [message.job for message in desk.said(Register)] == [LAUNCHED]
     desk.hear(Admitted("mine", LAUNCHED, 1, 3, 1, 4, None))
@@ -78,14 +78,14 @@ def test_a_worker_names_the_job_that_its_launcher_named() -> None:
     ],
     ids=["admitted", "finished", "stopped"],
 )
-def test_a_worker_takes_no_word_of_another_launchers_scheduler(message: FromScheduler) -> None:
+def test_worker_ignores_the_scheduler_of_another_launcher(message: FromScheduler) -> None:
     desk = launched()
     desk.hear(message)
     assert (desk.ready.sends, desk.ready.notices) == ([], [])
     assert not desk.agent.seated
 
 
-def test_it_registers_on_every_connection() -> None:
+def test_worker_registers_on_every_connection() -> None:
     desk = Desk()
     desk.step(Connected())
     assert desk.ready.sends == [Register(PROTOCOL, "", JOB_NAME, "3", "mine", 0, ME, SETTINGS)]
@@ -96,7 +96,7 @@ def test_it_registers_on_every_connection() -> None:
     assert desk.ready.sends == [Register(PROTOCOL, "job-1", JOB_NAME, "3", "mine", 1, ME, SETTINGS, term=1)]
 
 
-def test_it_asks_again_until_it_is_answered() -> None:
+def test_worker_registers_again_until_it_is_answered() -> None:
     desk = Desk()
     desk.step(Connected())
     assert desk.ready.wake_at == desk.now + 1
@@ -110,26 +110,26 @@ def test_it_asks_again_until_it_is_answered() -> None:
     assert desk.said(Register) == []
 
 
-def test_it_says_nothing_without_a_connection() -> None:
+def test_worker_sends_nothing_without_a_connection() -> None:
     desk = Desk()
     for _ in range(5):
         desk.passes(10.0)
         assert desk.ready.sends == []
 
 
-def test_the_seat_is_told_once_and_kept_by_heartbeats() -> None:
+def test_seat_is_announced_once_and_kept_by_heartbeats() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.admitted()
     assert desk.told(Seated) == [Seated(Admitted("mine", "job-1", 1, 3, 1, 4, None))]
-    assert desk.said(Heartbeat) == [], "its registration has said it all"
+    assert desk.said(Heartbeat) == [], "its Register has reported everything"
     desk.admitted()
     assert desk.told(Seated) == []
     desk.passes(1.0)
     assert desk.said(Heartbeat) == [Heartbeat(CREDENTIAL, 1, Activity.SEATED, 0, None, 0)]
 
 
-def test_after_what_all_do_at_once_it_beats_at_a_time_of_its_own() -> None:
+def test_heartbeats_spread_out_after_an_event_common_to_all() -> None:
     desk = Desk(first_beat_s=0.25)
 
     def beats_after(after_s: float) -> None:
@@ -158,8 +158,8 @@ def test_after_what_all_do_at_once_it_beats_at_a_time_of_its_own() -> None:
     beats_after(1.0)
 
 
-def test_an_admission_that_is_read_after_the_connection_closed_is_nothing() -> None:
-    """A process that was stopped reads of the close first, then what had come before it."""
+def test_admission_read_after_the_connection_closed_is_ignored() -> None:
+    """A process that was stopped reads of the close first, then what had arrived before it."""
     desk = Desk()
     desk.step(Connected())
     desk.admitted()
@@ -171,7 +171,7 @@ def test_an_admission_that_is_read_after_the_connection_closed_is_nothing() -> N
     assert [type(notice) for notice in desk.ready.notices] == [MustEnd]
 
 
-def test_an_admission_by_another_job_is_nothing() -> None:
+def test_admission_by_another_job_is_ignored() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.admitted()
@@ -179,7 +179,7 @@ def test_an_admission_by_another_job_is_nothing() -> None:
     assert (desk.agent.job, desk.agent.term) == ("job-1", 1)
 
 
-_ANOTHER_JOB = (  # of a path that was wiped: its first term, and this worker's first incarnation there, are 1 as well
+_ANOTHER_JOB = (  # A path that was wiped: its first term and this worker's first incarnation there are 1 as well.
     RoundOpened("job-0", 1, 1, RoundId(1, 2), "because", "", Place(1, 1, 4)),
     replace(started(2, number=1), job="job-0"),
     AddressMap("job-0", 1, 1, (b"a", b"b")),
@@ -192,7 +192,7 @@ _ANOTHER_JOB = (  # of a path that was wiped: its first term, and this worker's 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=[stage.name for stage in STAGES])
 @pytest.mark.parametrize("message", _ANOTHER_JOB, ids=lambda message: type(message).__name__)
-def test_a_late_word_of_another_jobs_scheduler_is_nothing(stage: Callable[[], Desk], message: FromScheduler) -> None:
+def test_late_message_of_another_jobs_scheduler_is_ignored(stage: Callable[[], Desk], message: FromScheduler) -> None:
     desk = stage()
     before = desk.agent.slot, desk.agent.offered_place
     desk.hear(message)
@@ -200,7 +200,7 @@ def test_a_late_word_of_another_jobs_scheduler_is_nothing(stage: Callable[[], De
     assert (desk.agent.slot, desk.agent.offered_place) == before
 
 
-_EARLIER = (  # of this job, said by a scheduler that another one has followed and that may still live
+_EARLIER = (  # Sent in this job by a scheduler that was superseded and may still be alive.
     Admitted("mine", "job-1", 1, 3, 1, 4, None),
     Refused("mine", Refusal.NUMERICS, 0.0, "text", "job-1", 1),
     Refused("mine", Refusal.OTHER_SETTINGS, 0.0, "text", "job-1", 1),
@@ -221,7 +221,7 @@ _EARLIER = (  # of this job, said by a scheduler that another one has followed a
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=[stage.name for stage in STAGES])
 @pytest.mark.parametrize("message", _EARLIER, ids=lambda message: type(message).__name__)
-def test_a_word_of_an_earlier_term_is_nothing(stage: Callable[[], Desk], message: FromScheduler) -> None:
+def test_message_of_an_earlier_term_is_ignored(stage: Callable[[], Desk], message: FromScheduler) -> None:
     desk = stage()
     desk.admitted(term=2)
     before = desk.agent.term, desk.agent.slot, desk.agent.offered_place, desk.agent.offered, desk.agent.generation
@@ -231,31 +231,31 @@ def test_a_word_of_an_earlier_term_is_nothing(stage: Callable[[], Desk], message
     assert after == before
 
 
-def test_every_message_but_the_true_ones_has_a_term() -> None:
-    """What a scheduler says without one is believed of any: a new message is put here on purpose or has a term."""
+def test_every_message_but_two_carries_a_term() -> None:
+    """A message without a term is accepted from any scheduler. A new one must get a term or be listed here."""
     without = {kind.__name__ for kind in get_args(FromScheduler) if "term" not in kind.__struct_fields__}
-    assert without == {"Status"}, "Status is no worker's"
+    assert without == {"Status"}, "Status is never sent to a worker"
     assert {type(message).__name__ for message in _EARLIER} == {kind.__name__ for kind in get_args(FromScheduler)} - {
         "Status",
         "Finished",
         "Pending",
-    }, "Finished is true in any term; Pending is for who has no seat"
+    }, "Finished is true in any term; Pending is for a worker without a seat"
 
 
-def test_an_admission_of_another_session_is_nothing() -> None:
+def test_admission_of_another_session_is_ignored() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.hear(Admitted("other", "job-1", 1, 3, 1, 4, None))
     assert not desk.agent.seated and desk.ready.notices == []
 
 
-def test_pending_is_told() -> None:
+def test_pending_is_announced() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.hear(Pending("mine", 1, 3, 8))
     assert desk.ready.notices == [ToldToWait("3/8 registered; waiting for the others", 0.0)]
     desk.passes(1.0)
-    assert desk.said(Register), "it stays known by asking"
+    assert desk.said(Register), "asking again keeps it known"
 
 
 # ---- refusals
@@ -266,7 +266,7 @@ def refused(desk: Desk, refusal: Refusal, retry_after_s: float, session: str = "
 
 
 @pytest.mark.parametrize("refusal", [Refusal.ALIVE, Refusal.COOLING_DOWN, Refusal.FULL])
-def test_who_is_told_to_wait_asks_again_at_that_moment(refusal: Refusal) -> None:
+def test_worker_told_to_wait_asks_again_at_that_time(refusal: Refusal) -> None:
     desk = Desk()
     desk.step(Connected())
     refused(desk, refusal, 12.5)
@@ -278,7 +278,7 @@ def test_who_is_told_to_wait_asks_again_at_that_moment(refusal: Refusal) -> None
     assert len(desk.said(Register)) == 1
 
 
-def test_a_new_connection_asks_at_once() -> None:
+def test_new_connection_asks_at_once() -> None:
     desk = Desk()
     desk.step(Connected())
     refused(desk, Refusal.COOLING_DOWN, 30.0)
@@ -298,7 +298,7 @@ def test_a_new_connection_asks_at_once() -> None:
         Refusal.STOPPING,
     ],
 )
-def test_where_waiting_cannot_help_the_process_must_end(refusal: Refusal) -> None:
+def test_process_ends_if_waiting_cannot_help(refusal: Refusal) -> None:
     desk = Desk()
     desk.step(Connected())
     refused(desk, refusal, 0.0)
@@ -309,20 +309,20 @@ def test_where_waiting_cannot_help_the_process_must_end(refusal: Refusal) -> Non
 
 
 @pytest.mark.parametrize("stage", [seated, waiting, forming, training])
-def test_other_bits_end_the_process_in_every_stage(stage: Callable[[], Desk]) -> None:
+def test_differing_settings_end_the_process_in_every_stage(stage: Callable[[], Desk]) -> None:
     desk = stage()
     refused(desk, Refusal.NUMERICS, 0.0)
     assert desk.ready.notices == [MustEnd(EndKind.NUMERICS, "text")]
 
 
-def test_a_refusal_of_another_session_is_nothing() -> None:
+def test_refusal_of_another_session_is_ignored() -> None:
     desk = Desk()
     desk.step(Connected())
     refused(desk, Refusal.OTHER_JOB, 0.0, session="other")
     assert desk.ready.notices == []
 
 
-def test_a_refusal_that_was_overtaken_by_the_admission_is_nothing() -> None:
+def test_refusal_overtaken_by_the_admission_is_ignored() -> None:
     desk = seated()
     refused(desk, Refusal.ALIVE, 30.0)
     assert desk.ready.notices == []
@@ -330,7 +330,7 @@ def test_a_refusal_that_was_overtaken_by_the_admission_is_nothing() -> None:
     assert len(desk.said(Heartbeat)) == 1
 
 
-def test_a_duplicate_gives_up_after_topo_timeout() -> None:
+def test_duplicate_gives_up_after_topo_timeout() -> None:
     desk = Desk(topo_timeout_s=60.0)
     desk.step(Connected())
     for _ in range(11):
@@ -344,7 +344,7 @@ def test_a_duplicate_gives_up_after_topo_timeout() -> None:
     ]
 
 
-def test_the_patience_of_a_duplicate_begins_anew_once_the_holder_is_lost() -> None:
+def test_patience_of_a_duplicate_restarts_once_the_holder_is_lost() -> None:
     desk = Desk(topo_timeout_s=60.0)
     desk.step(Connected())
     refused(desk, Refusal.ALIVE, 30.0)
@@ -356,7 +356,7 @@ def test_the_patience_of_a_duplicate_begins_anew_once_the_holder_is_lost() -> No
     assert desk.told(MustEnd) == []
 
 
-def test_who_waits_for_any_seat_gives_up_after_topo_timeout() -> None:
+def test_worker_waiting_for_any_seat_gives_up_after_topo_timeout() -> None:
     desk = Desk(topo_timeout_s=60.0)
     desk.step(Connected())
     for _ in range(12):
@@ -367,7 +367,7 @@ def test_who_waits_for_any_seat_gives_up_after_topo_timeout() -> None:
     ]
 
 
-def test_a_stranger_at_the_schedulers_address_does_not_stop_training() -> None:
+def test_stranger_at_the_schedulers_address_does_not_stop_training() -> None:
     desk = training()
     desk.step(Disconnected())
     desk.step(Connected())
@@ -382,11 +382,11 @@ def test_a_stranger_at_the_schedulers_address_does_not_stop_training() -> None:
     assert desk.told(MustEnd) == []
 
 
-# ---- a scheduler that is away
+# ---- an unreachable scheduler
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=[one.name for one in STAGES])
-def test_its_going_and_its_coming_back_are_told_once(stage: Callable[[], Desk]) -> None:
+def test_loss_and_return_of_the_scheduler_are_announced_once(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.step(Disconnected())
     assert desk.ready.notices == [SchedulerAway()]
@@ -400,14 +400,14 @@ def test_its_going_and_its_coming_back_are_told_once(stage: Callable[[], Desk]) 
     assert desk.agent.term == 2
 
 
-def test_an_admission_that_is_told_twice_is_no_coming_back() -> None:
+def test_repeated_admission_does_not_count_as_a_return() -> None:
     desk = seated()
     desk.admitted()
     assert desk.ready.notices == []
 
 
 @pytest.mark.parametrize("stage", [seated, waiting, forming, done])
-def test_who_does_not_train_waits_topo_timeout_for_a_scheduler(stage: Callable[[], Desk]) -> None:
+def test_idle_worker_waits_topo_timeout_for_a_scheduler(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.step(Disconnected())
     desk.passes(1799.9)
@@ -422,21 +422,21 @@ def test_who_does_not_train_waits_topo_timeout_for_a_scheduler(stage: Callable[[
 
 
 @pytest.mark.parametrize("stage", [training, finished])
-def test_who_trains_or_is_through_does_not_wait_at_all(stage: Callable[[], Desk]) -> None:
+def test_training_or_finished_worker_does_not_wait_for_a_scheduler(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.step(Disconnected())
     desk.passes(1e6)
     assert desk.ready.notices == []
 
 
-def test_who_never_found_a_scheduler_gives_up_too() -> None:
+def test_worker_that_never_found_a_scheduler_gives_up_too() -> None:
     desk = Desk(topo_timeout_s=60.0)
     assert desk.passes(59.9).notices == []
     desk.passes(0.1)
     assert desk.told(MustEnd)[0].reason is EndKind.UNREACHABLE
 
 
-def test_a_connection_that_nobody_answers_is_no_scheduler() -> None:
+def test_unanswered_connection_does_not_count_as_a_scheduler() -> None:
     desk = Desk(topo_timeout_s=60.0)
     desk.step(Connected())
     for _ in range(59):
@@ -445,8 +445,8 @@ def test_a_connection_that_nobody_answers_is_no_scheduler() -> None:
     assert desk.told(MustEnd)[0].reason is EndKind.UNREACHABLE
 
 
-def test_a_pending_process_is_not_alone() -> None:
-    """It is the scheduler that ends a house that never fills; until then its answers count as answers."""
+def test_pending_process_does_not_time_out() -> None:
+    """The scheduler ends a job that never fills up. Until then its answers count as contact."""
     desk = Desk(topo_timeout_s=60.0)
     desk.step(Connected())
     for _ in range(40):
@@ -456,7 +456,7 @@ def test_a_pending_process_is_not_alone() -> None:
     assert desk.told(MustEnd) == []
 
 
-def test_an_admission_of_an_older_term_is_nothing() -> None:
+def test_admission_of_an_older_term_is_ignored() -> None:
     desk = seated()
     desk.step(Disconnected())
     desk.step(Connected())

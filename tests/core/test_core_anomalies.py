@@ -1,4 +1,4 @@
-"""Bands: a spike, a number that is none, a series that moves; and no word of one that merely is noisy."""
+"""Anomaly detection: spikes, NaN and shifts are reported, noise is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.core.house import House, policy
 
 
 def falling(steps: int, seed: int = 0, noise: float = 0.1) -> list[float]:
-    """A loss as it is: it falls, with noise."""
+    """Return a realistic loss that falls with noise."""
     draw = random.Random(seed)
     return [2 * math.exp(-step / 300) + 0.5 + noise * draw.gauss(0, 1) for step in range(steps)]
 
@@ -32,34 +32,34 @@ def test_noise_is_no_anomaly(seed: int) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(math.nan, "is not a number"), (math.inf, "is infinite"), (-math.inf, "is infinite")]
 )
-def test_what_is_no_number_is_told_from_the_first_value_on_and_once(value: float, text: str) -> None:
+def test_nan_is_reported_from_the_first_value_on_and_once(value: float, text: str) -> None:
     band = Band()
     assert told(band, [value, value, 1.0, value]) == [text, text]
 
 
-def test_a_spike_is_told_once_and_does_not_widen_the_band() -> None:
+def test_spike_is_reported_once_and_does_not_widen_the_band() -> None:
     band = Band()
     values = falling(200, noise=0.02)
     assert told(band, values) == []
     first = told(band, [50.0])
     assert len(first) == 1 and first[0].startswith("is 50 after ")
-    assert told(band, [50.0, 60.0]) == [], "one word for one excursion"
-    assert len(told(band, [values[-1], 50.0])) == 1, "and the next is another"
+    assert told(band, [50.0, 60.0]) == [], "one report per excursion"
+    assert len(told(band, [values[-1], 50.0])) == 1, "the next one is new"
 
 
-def test_before_half_a_window_a_band_is_not_known() -> None:
+def test_no_band_exists_before_half_a_window() -> None:
     assert told(Band(), [1.0] * (WINDOW // 2 - 1) + [1e6]) == []
     assert told(Band(), [1.0] * (WINDOW // 2) + [1e6]) != []
 
 
-def test_a_series_that_has_moved_is_believed_after_a_while() -> None:
+def test_shifted_series_is_accepted_after_a_while() -> None:
     band = Band()
     told(band, [1.0] * WINDOW)
     assert len(told(band, [100.0] * (3 * MOVED))) == 1
     assert told(band, [101.0, 99.0]) == []
 
 
-def test_a_calm_series_has_a_band_all_the_same_and_a_fall_is_no_fault() -> None:
+def test_constant_series_has_a_band_and_a_drop_is_no_anomaly() -> None:
     band = Band()
     told(band, [1.0] * WINDOW)
     assert told(band, [1.2, 0.0, 1.0]) == []
@@ -69,7 +69,7 @@ def test_a_calm_series_has_a_band_all_the_same_and_a_fall_is_no_fault() -> None:
 # ---- the scheduler's side
 
 
-def test_it_is_said_with_step_and_rank_and_not_by_every_rank() -> None:
+def test_report_has_step_and_rank_and_comes_from_one_rank_only() -> None:
     house = House(policy(2)).fill().train()
     for node in ("1", "0", "1"):
         credential = house.credential(node)
@@ -81,7 +81,7 @@ def test_it_is_said_with_step_and_rank_and_not_by_every_rank() -> None:
     assert house.notes[-1] == "worker 0 (rank 0), step 500: the loss is infinite"
 
 
-def test_threads_that_end_in_other_words_are_each_said_but_not_without_bound() -> None:
+def test_threads_ending_in_different_errors_are_each_logged_up_to_a_bound() -> None:
     house = House(policy(2)).fill().train()
     first, second = house.credential("0"), house.credential("1")
     house.receive(first.session, Said(first, Anomaly(9, "the loss is not a number")))
@@ -103,7 +103,7 @@ def test_threads_that_end_in_other_words_are_each_said_but_not_without_bound() -
     assert house.notes[-1] == "worker 1 (rank 1), step 9: its thread feeder failed: ValueError: no"
 
 
-def test_hidden_state_is_shown_once_for_all_ranks_and_hides_no_odd_number() -> None:
+def test_hidden_state_is_reported_once_for_all_ranks_and_hides_no_anomaly() -> None:
     house = House(policy(2)).fill().train()
     for node in ("0", "1"):
         credential = house.credential(node)
@@ -115,7 +115,7 @@ def test_hidden_state_is_shown_once_for_all_ranks_and_hides_no_odd_number() -> N
     ]
 
 
-def test_what_was_at_fault_is_said_with_the_process_though_the_number_was_said_just_before() -> None:
+def test_identified_fault_is_reported_with_its_process_even_if_the_value_was() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
     house.receive(credential.session, Said(credential, Anomaly(412, "the loss is not a number")))
@@ -128,12 +128,12 @@ def test_what_was_at_fault_is_said_with_the_process_though_the_number_was_said_j
     ]
 
 
-def test_the_round_in_which_a_step_is_computed_again_has_that_for_its_reason() -> None:
+def test_round_that_recomputes_a_step_gives_that_as_its_reason() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
     house.receive(credential.session, Said(credential, Anomaly(412, "the loss is not a number", comes_again=True)))
     house.beat("0", Activity.WAITING)
-    why = "worker 1 reported what training cannot have: step 412 is computed again"
+    why = "worker 1 reported an implausible number: step 412 is repeated"
     assert house.answer("s0", RoundOpened).text == why
     for node in ("0", "1"):
         house.join(node)
@@ -142,7 +142,7 @@ def test_the_round_in_which_a_step_is_computed_again_has_that_for_its_reason() -
     assert house.answer("s0", RoundOpened).text == "a collective of generation 2 failed at worker 0"
 
 
-# ---- a number that was computed twice
+# ---- a value that was computed twice
 
 NAN, INF = float("nan"), float("inf")
 
@@ -161,11 +161,11 @@ NAN, INF = float("nan"), float("inf")
         (NAN, 41, 1.0, "", Verdict.MISSED),
     ],
 )
-def test_what_the_second_value_says(
+def test_conclusion_from_the_second_value(
     first: float, step: int, value: float, problem: str, verdict: Verdict | None
 ) -> None:
     odd = Odd(40, "loss", first, "is odd")
     assert odd.judge(step, value, problem) is verdict
     if verdict is not None:
         said = odd.sentence(verdict, value)
-        assert said.startswith("the loss is odd, and ") and len(said) <= MAX_ANOMALY_CHARS and said.isprintable()
+        assert said.startswith("the loss is odd, ") and len(said) <= MAX_ANOMALY_CHARS and said.isprintable()

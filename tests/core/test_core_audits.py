@@ -1,4 +1,4 @@
-"""Whose gradient is computed again by whom, who is believed, and what follows."""
+"""Audits: which rank recomputes whose gradient, which result is trusted, and what follows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREE, TWO = Roles(1, 2, 0), Roles(1, 0, None)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7])
-def test_every_rank_is_audited_in_its_turn_by_another(world_size: int) -> None:
+def test_every_rank_is_audited_in_turn_by_another(world_size: int) -> None:
     found = [roles(step, 50, world_size) for step in range(50, 50 * (world_size + 1), 50)]
     assert sorted(one.audited for one in found if one) == list(range(world_size))
     for one in found:
@@ -38,7 +38,7 @@ def test_other_steps_and_a_world_of_one_have_no_audit() -> None:
     assert roles(50, 50, 1) is None
 
 
-def test_who_is_believed_of_three() -> None:
+def test_majority_of_three_decides() -> None:
     expected = {
         (0, 0, 0): Fault.NOBODY, (0, 0, 1): Fault.NOBODY, (0, 1, 1): Fault.AUDITED, (0, 1, 0): Fault.AUDITOR,
         (0, 1, 2): Fault.UNKNOWN,
@@ -47,27 +47,27 @@ def test_who_is_believed_of_three() -> None:
         assert judge(THREE, dict(zip((1, 2, 0), values, strict=True)), own=1, times=1) is fault
 
 
-def test_of_two_nobody_is_believed() -> None:
+def test_of_two_neither_is_trusted() -> None:
     assert judge(TWO, {0: 4, 1: 5}, own=4, times=1) is Fault.UNKNOWN
     assert judge(TWO, {0: 5, 1: 5}, own=5, times=2) is Fault.NOBODY
 
 
 @pytest.mark.parametrize("who", [THREE, TWO])
-def test_what_differs_twice_and_is_no_devices_is_the_loops(who: Roles) -> None:
+def test_repeated_difference_that_is_not_the_devices_is_the_loops(who: Roles) -> None:
     def fault(audited: int, auditor: int, third: int, own: int, times: int = 2) -> Fault:
         return judge(who, {1: audited, who.auditor: auditor, **({} if who.third is None else {0: third})}, own, times)
 
-    assert fault(7, 4, 4, own=4) is Fault.LOOP  # a part of the gradient comes by another way
-    assert fault(7, 4, 5, own=6) is Fault.LOOP  # nothing is computed twice alike
-    assert fault(7, 4, 4, own=4, times=1) is not Fault.LOOP  # an error that passes
+    assert fault(7, 4, 4, own=4) is Fault.LOOP  # part of the gradient arrives another way
+    assert fault(7, 4, 5, own=6) is Fault.LOOP  # no computation repeats exactly
+    assert fault(7, 4, 4, own=4, times=1) is not Fault.LOOP  # a transient error
     broken = Fault.UNKNOWN if who.third is None else Fault.AUDITED
-    assert fault(7, 4, 4, own=7) is broken  # it errs in what it computes again
+    assert fault(7, 4, 4, own=7) is broken  # it computes the audit wrongly
     if who.third is not None:
         assert fault(7, 4, 4, own=8) is broken
         assert fault(7, 4, 7, own=4) is Fault.AUDITOR
 
 
-def test_a_wrong_gradient_is_taken_again_once_and_an_auditors_error_costs_no_step() -> None:
+def test_wrong_gradient_is_recomputed_once_and_an_auditors_error_costs_no_step() -> None:
     for fault in Fault:
         first, second = (follows(fault, times) for times in (1, 2))
         if fault in (Fault.NOBODY, Fault.AUDITOR):
@@ -78,26 +78,26 @@ def test_a_wrong_gradient_is_taken_again_once_and_an_auditors_error_costs_no_ste
             assert (first, second) == (Follows.TAKE_AGAIN, Follows.STOP)
 
 
-def test_who_was_wrong_tells_it() -> None:
+def test_faulty_rank_reports_it() -> None:
     assert [teller(THREE, fault) for fault in (Fault.AUDITED, Fault.AUDITOR, Fault.UNKNOWN)] == [1, 2, 1]
 
 
-def test_the_sentences_name_ranks_and_parameter() -> None:
+def test_messages_name_ranks_and_parameter() -> None:
     said = sentence(THREE, Fault.AUDITED, "0.weight", Follows.TAKE_AGAIN)
     assert "rank 1's gradient of 0.weight is not what rank 2 and rank 0 compute" in said
-    assert said.endswith("takes the step again")
+    assert said.endswith("repeat the step")
     assert "rank 2's device is at fault" in sentence(THREE, Fault.AUDITOR, "0.weight", Follows.GO_ON)
-    assert "on rank 1, 0: nobody knows" in sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.TAKE_AGAIN)
-    assert sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.STOP).endswith("taken again; the job ends")
+    assert "on rank 1, 0: it is unknown" in sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.TAKE_AGAIN)
+    assert sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.STOP).endswith("repeated; the job ends")
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-def test_the_scheduler_takes_the_whole_sentence(fault: Fault) -> None:
+def test_scheduler_accepts_the_longest_message(fault: Fault) -> None:
     who, part = Roles(10_000, 10_001, 10_002), "encoder.layers.31.attention.output.weight"
     assert len(sentence(who, fault, part, Follows.TAKE_AGAIN)) <= MAX_ANOMALY_CHARS
 
 
-def test_the_checkpoint_before_the_last_clean_audit_is_named() -> None:
+def test_last_checkpoint_before_the_last_clean_audit_is_named() -> None:
     said = why_it_ends(300, "it differs", THREE, Known(250, 200))
     assert said.startswith("step 300: it differs. ") and "last found right at step 250" in said
     assert "samebits ckpt export 0/200 clean --format dcp" in said

@@ -1,4 +1,4 @@
-"""Sizes by load and by gain: bounded, with a reason, and without turning to and fro."""
+"""World sizes by load and by gain: bounded, with a reason, and without oscillation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(
     room: int | None = None,
     of: str = "queue",
 ) -> list[Decision]:
-    """The decisions of a job that follows each of them at once; ``loads`` are for all workers together."""
+    """Return the decisions of a job that follows each at once; ``loads`` are sums over all workers."""
     scaler, decisions = Autoscaler(limits), []
     for number, load in enumerate(loads):
         value = load if of == "queue" else load / size
@@ -37,7 +37,7 @@ def run(
 
 
 def turns(decisions: Sequence[Decision]) -> int:
-    """How often the direction changes."""
+    """Count the changes of direction."""
     sizes = [one.size for one in decisions]
     steps = [math.copysign(1, now - before) for before, now in itertools.pairwise(sizes) if now != before]
     return sum(now != before for before, now in itertools.pairwise(steps))
@@ -46,7 +46,7 @@ def turns(decisions: Sequence[Decision]) -> int:
 LIMITS = Limits(1, 8, queue=10, settle_s=20, shrink_after_s=60)
 
 
-def test_a_queue_makes_it_grow_at_once_and_its_end_shrink_later() -> None:
+def test_queue_grows_the_world_at_once_and_shrinks_it_later() -> None:
     decisions = run(LIMITS, [20] * 5 + [60] * 10 + [10] * 20)
     sizes = [one.size for one in decisions]
     assert sizes[:5] == [2] * 5
@@ -57,18 +57,18 @@ def test_a_queue_makes_it_grow_at_once_and_its_end_shrink_later() -> None:
     assert "would have been enough for 60 s" in next(one.reason for one in decisions[15:] if one.size == 1)
 
 
-def test_it_shrinks_as_soon_as_the_smaller_size_would_have_been_enough_for_long() -> None:
-    sizes = [one.size for one in run(LIMITS, [10] * 10)]  # the first is taken into account at 20 s
+def test_world_shrinks_as_soon_as_the_smaller_size_would_have_sufficed_for_long() -> None:
+    sizes = [one.size for one in run(LIMITS, [10] * 10)]  # the first counts at 20 s
     assert sizes == [2] * 8 + [1] * 2
-    sizes = [one.size for one in run(LIMITS, [20] * 3 + [10] * 8)]  # what fell at 30 s says nothing of a smaller size
+    sizes = [one.size for one in run(LIMITS, [20] * 3 + [10] * 8)]  # the drop at 30 s is no evidence for a smaller size
     assert sizes == [2] * 10 + [1]
 
 
-def test_within_the_tolerance_nothing_changes() -> None:
+def test_nothing_changes_within_the_tolerance() -> None:
     assert {one.size for one in run(LIMITS, [18.5, 21.5] * 30)} == {2}
 
 
-def test_the_bounds_hold_and_are_said() -> None:
+def test_bounds_hold_and_are_reported() -> None:
     decisions = run(LIMITS, [1000] * 10)
     assert decisions[-1].size == 8
     assert run(LIMITS, [0] * 30)[-1].size == 1
@@ -76,7 +76,7 @@ def test_the_bounds_hold_and_are_said() -> None:
     assert short[-1].size == 3 and "above what is allowed or there" in short[-1].reason
 
 
-def test_what_does_not_pay_is_taken_back_and_not_tried_again_at_this_load() -> None:
+def test_growth_without_gain_is_undone_and_not_retried_at_this_load() -> None:
     decisions = run(LIMITS, [60] * 40, NO_GAIN)
     sizes = [one.size for one in decisions]
     assert max(sizes) == 6
@@ -85,7 +85,7 @@ def test_what_does_not_pay_is_taken_back_and_not_tried_again_at_this_load() -> N
     assert any("of what they cost beside 2" in one.reason for one in decisions)
 
 
-def test_a_growth_that_somebody_else_made_is_not_judged() -> None:
+def test_growth_by_another_cause_is_not_judged() -> None:
     scaler = Autoscaler(Limits(1, 8, queue=10, settle_s=0))
     sizes = [
         scaler.decide(Reading(number * EVERY_S, size, queue=60, speed=2.0, room=size)).size
@@ -94,14 +94,14 @@ def test_a_growth_that_somebody_else_made_is_not_judged() -> None:
     assert sizes == [2, 2, 3, 3]
 
 
-def test_another_load_is_tried_again() -> None:
+def test_growth_is_tried_again_at_another_load() -> None:
     decisions = run(LIMITS, [60] * 20 + [78] * 20, NO_GAIN)
     sizes = [one.size for one in decisions]
     assert sizes[19] == 2
     assert max(sizes[20:]) == 8
 
 
-def test_without_a_target_the_room_is_used_while_it_pays() -> None:
+def test_without_a_target_free_capacity_is_used_while_it_pays() -> None:
     limits = Limits(1, 8, settle_s=0)
     scaler, size, sizes = Autoscaler(limits), 1, []
     for number in range(30):
@@ -111,7 +111,7 @@ def test_without_a_target_the_room_is_used_while_it_pays() -> None:
     assert sizes[-1] == 3
 
 
-def test_room_alone_is_used_only_where_nothing_is_a_target() -> None:
+def test_free_capacity_alone_counts_only_without_a_target() -> None:
     met = Autoscaler(Limits(1, 8, queue=10, settle_s=0))
     full = Autoscaler(Limits(1, 8, settle_s=0))
     for at_s in (0.0, 10.0, 20.0):
@@ -124,7 +124,7 @@ def test_room_alone_is_used_only_where_nothing_is_a_target() -> None:
 
 @pytest.mark.parametrize("of", ["cpu", "queue"])
 @pytest.mark.parametrize("seed", range(20))
-def test_no_turn_without_a_change_of_the_load(of: str, seed: int) -> None:
+def test_direction_never_turns_without_a_change_of_load(of: str, seed: int) -> None:
     draw = random.Random(seed)
     target = {
         "queue": Limits(1, 8, queue=10, settle_s=20, shrink_after_s=60),
@@ -134,7 +134,7 @@ def test_no_turn_without_a_change_of_the_load(of: str, seed: int) -> None:
     loads = [stay * draw.uniform(0.97, 1.03) for stay in stays for _ in range(50)]
     speed = draw.choice([LINEAR, NO_GAIN, math.sqrt])
     decisions = run(target[of], loads, speed, of=of)
-    # A growth that does not pay turns back once for each load.
+    # A growth without gain is undone once for each load.
     assert turns(decisions) <= 2 * len(stays)
     for begin in range(0, len(loads), 50):
         assert turns(decisions[begin : begin + 50]) <= 1
@@ -167,6 +167,6 @@ def test_limits_at_their_bounds_are_allowed(extreme: dict[str, float]) -> None:
         {"least": 1, "most": 3, "least_gain": math.nan},
     ],
 )
-def test_limits_that_are_none_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_limits_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=r"^autoscaling: .*\. Fix: "):
         Limits(**wrong)  # type: ignore[arg-type]

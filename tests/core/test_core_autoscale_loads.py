@@ -1,7 +1,7 @@
-"""Under loads of every shape no policy turns more often than the load, and none costs what a fixed size would not.
+"""Autoscaling under many loads: no oscillation, and no more cost than a fixed size.
 
-The loads, and what plays them, are the benchmark's (``benchmarks.autoscale``). Two builds as they were show that this
-can fail.
+The loads and the player are the benchmark's (``benchmarks.autoscale``). Two earlier builds with known faults show that
+these tests can fail.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from samebits.hosts.autoscale import Autoscaler, Decision, Limits, Reading
 
 LOADS = all_loads(Limits(1, MOST).settle_s, Limits(1, MOST).shrink_after_s)
 MOST_WAIT_S = 90.0
-"""On average, where the work does not all come at once."""
+"""Holds on average, if the work does not all arrive at once."""
 
 
 @pytest.mark.parametrize("way", POLICIES)
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
-def test_it_turns_at_most_once_for_each_change_of_the_load(load: Load, way: str) -> None:
+def test_direction_turns_at_most_once_per_change_of_load(load: Load, way: str) -> None:
     assert play(load, POLICIES[way]).turns <= load.changes
 
 
 @pytest.mark.parametrize("way", POLICIES)
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
-def test_it_is_as_fast_as_the_largest_size_and_costs_less(load: Load, way: str) -> None:
+def test_autoscaling_is_as_fast_as_the_largest_size_and_costs_less(load: Load, way: str) -> None:
     ours, largest = play(load, POLICIES[way]), play(load, None, MOST)
     assert ours.time_s <= 1.01 * largest.time_s
     assert ours.core_s < largest.core_s
@@ -34,25 +34,25 @@ def test_it_is_as_fast_as_the_largest_size_and_costs_less(load: Load, way: str) 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_of_any_drawn_load(seed: int) -> None:
+def test_random_loads(seed: int) -> None:
     for load in (noisy(seed), bursty(seed)):
         for limits in POLICIES.values():
             run = play(load, limits)
             assert run.turns <= load.changes and run.wait_s <= MOST_WAIT_S, (load.name, run.turns, run.wait_s)
 
 
-def test_all_work_is_done_by_whichever_size() -> None:
+def test_all_work_is_done_at_any_size() -> None:
     for size in FIXED.values():
         run = play(constant(), None, size)
         assert run.core_s >= sum(constant().busy) * LOOK_S - 1e-6
 
 
-def test_a_queue_that_is_empty_is_kept_so_by_the_size_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_queue_stays_empty_with_the_size_that_can_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Autoscaler, "_keeps_up", lambda scaler, queue, speed, size: 1)
     assert play(constant(), POLICIES["by queue"]).turns > 10
 
 
-def test_a_growth_that_has_met_its_load_has_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_that_has_met_its_load_has_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     def judged_always(scaler: Autoscaler, reading: Reading) -> Decision | None:
         before, scaler._before = scaler._before, None
         if before is None or reading.speed is None or reading.speed >= 1.3 * before[1]:
@@ -64,7 +64,7 @@ def test_a_growth_that_has_met_its_load_has_paid(monkeypatch: pytest.MonkeyPatch
     assert play(ramp(), POLICIES["by CPU"]).wait_s > 1000
 
 
-def test_the_report_has_a_row_for_each_load_and_size_and_the_agreed_form() -> None:
+def test_report_has_a_row_for_each_load_and_size_in_the_agreed_form() -> None:
     loads = [constant(), ramp()]
     found = run_all(loads)
     assert len(rows(loads, found)) == 2 * (len(POLICIES) + len(FIXED))

@@ -1,4 +1,4 @@
-"""The table of causes: what each observation is taken for, that nothing from outside ends a job, and what is done."""
+"""The table of causes: how each observation is classified and what is done about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from samebits.core.causes.table import (
     Signal,
     Strategy,
 )
-from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight
+from samebits.core.hangs import SILENT_KINDS, Doing, Hang, ProcessState
 from samebits.core.messages import GiveUp, Said
 from samebits.core.reports import LastWords
 from samebits.core.scheduler import Seen
@@ -33,7 +33,7 @@ from tests.core.test_core_progress import SLEEPS, pass_time, training_for_a_whil
 
 OF_A_DEVICE = ("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR")
 OF_A_LINK = ("SUSPECT REMOTE ERROR", "HCCS LINK ERROR", "UB LINK ERROR", "HCCL OP RETRY FAILED")
-"""As torch_npu 2.13.0's libtorch_npu.so has them."""
+"""The codes are those of torch_npu 2.13.0's libtorch_npu.so."""
 
 
 def failure(error: str) -> Observation:
@@ -83,7 +83,7 @@ def failure(error: str) -> Observation:
         (Observation(), CauseClass.UNKNOWN, Retry.YES),
     ],
 )
-def test_what_was_observed_has_its_class_and_whether_trying_again_helps(
+def test_observation_has_its_class_and_whether_a_retry_helps(
     seen: Observation, cause: CauseClass, retry: Retry
 ) -> None:
     row = DEFAULT.of(seen)
@@ -102,11 +102,11 @@ def test_only_software_and_data_end_a_job() -> None:
             assert row.strategies == (Strategy.STOP,), row.fault
 
 
-def test_every_row_is_reached_says_what_to_do_and_has_a_name_of_its_own() -> None:
+def test_every_row_is_reachable_has_a_remedy_and_a_unique_name() -> None:
     assert len({row.fault for row in TABLE}) == len(TABLE)
     for row in TABLE:
         example = Observation(
-            status=min(row.statuses, default=None) if row.fault != "it ended by itself with a status of its own" else 3,
+            status=min(row.statuses, default=None) if row.fault != "it exited with a status of its own" else 3,
             signal=max(row.signals, default=None) if len(row.signals) < 9 else signal.SIGKILL,
             error=row.texts[0] if row.texts else "",
             is_failure=bool(row.is_failure),
@@ -118,7 +118,7 @@ def test_every_row_is_reached_says_what_to_do_and_has_a_name_of_its_own() -> Non
         assert row.fix and row.fix.isprintable() and row.strategies
 
 
-def test_every_hang_has_one_row_and_a_silent_one_is_never_asked_to_leave() -> None:
+def test_every_hang_has_one_row_and_a_silent_worker_is_never_asked_to_leave() -> None:
     for hang in set(Hang) - {Hang.SILENT}:
         assert sum(hang in row.hangs for row in TABLE) == 1, hang
     assert all(cure_of(hang) is Cure.NONE for hang in SILENT_KINDS)
@@ -127,8 +127,8 @@ def test_every_hang_has_one_row_and_a_silent_one_is_never_asked_to_leave() -> No
     assert {hang for hang in Hang if cure_of(hang) is Cure.FORM_ANEW} == {Hang.APART, Hang.LINK}
 
 
-def test_it_agrees_with_the_exit_codes() -> None:
-    """What a loop in a shell is told never to start again, no supervisor starts again for ever."""
+def test_table_agrees_with_the_exit_codes() -> None:
+    """A supervisor must not restart forever what an exit code marks as final for a shell's loop."""
     for one in EXIT_CODES:
         retry = DEFAULT.of(Observation(one.code)).retry
         if one.again is ExitAgain.NO and one.code not in (errors.FencedError.exit_code, 81, 130, 143):
@@ -137,7 +137,7 @@ def test_it_agrees_with_the_exit_codes() -> None:
             assert retry is Retry.YES, one
 
 
-# ---- what is done
+# ---- remedies
 
 
 ROW = DEFAULT.of(Observation(notice=Notice.GONE))
@@ -149,32 +149,32 @@ ROW = DEFAULT.of(Observation(notice=Notice.GONE))
         (Means(goes_on=False, spare="on its host"), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
         (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes over"),
         (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "another process is to take its place"),
-        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others go on without it after 10 s (SHRINK_GRACE)"),
+        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (SHRINK_GRACE)"),
         (Means(), Strategy.WAIT, "the others wait for it"),
     ],
 )
-def test_the_first_strategy_that_is_at_hand_is_followed(means: Means, strategy: Strategy, words: str) -> None:
+def test_first_available_strategy_is_followed(means: Means, strategy: Strategy, words: str) -> None:
     assert chosen(ROW, means) == (strategy, words)
 
 
 @pytest.mark.parametrize("error", ["KeyError: 1", "ValueError: loss is nan"])
-def test_what_the_program_does_twice_ends_the_job_where_somebody_tries_again(error: str) -> None:
+def test_repeated_script_error_ends_the_job_under_a_supervisor(error: str) -> None:
     row = DEFAULT.of(failure(error))
     assert chosen(row, Means(has_launcher=True))[1] == "the same twice at one step ends the job"
     assert chosen(row, Means()) == (Strategy.WAIT, "the others wait for it")
 
 
-def test_a_strategy_that_nobody_can_follow_is_a_wait() -> None:
+def test_strategy_without_an_actor_becomes_a_wait() -> None:
     row = Row("x", CauseClass.DEVICE, Retry.YES, (Strategy.SPARE, Strategy.DRAIN), "y")
     assert chosen(row, Means()) == (Strategy.WAIT, "the others wait for it")
     assert judged(UNKNOWN, Means(spare="on another host")) == "cause unknown; a spare on another host takes over"
 
 
-# ---- where it is read
+# ---- users of the table
 
 
 @pytest.mark.parametrize("seen", [Observation(status=status) for status in (None, *range(256))])
-def test_kills_and_all_that_comes_from_outside_never_end_a_job(seen: Observation) -> None:
+def test_kills_and_external_causes_never_end_a_job(seen: Observation) -> None:
     if sort_of(seen) is not Sort.OUTSIDE:
         return
     budget = Restarts(32767)
@@ -185,7 +185,7 @@ def causes_of(house: House) -> str:
     return house.core.first_cause
 
 
-def test_the_first_cause_says_class_and_what_is_done_and_keeps_both() -> None:
+def test_first_cause_gives_class_and_remedy_and_keeps_both() -> None:
     house = training_house(3)
     house.close("s1", gone=True)
     assert causes_of(house).endswith("its process is gone (node; the others wait for it)")
@@ -208,29 +208,29 @@ def test_with_a_launcher_another_process_takes_its_place() -> None:
         ("OSError: [Errno 28] No space left on device", "storage; the others wait for it"),
     ],
 )
-def test_last_words_are_judged(words: str, judgement: str) -> None:
+def test_last_words_are_classified(words: str, judgement: str) -> None:
     house = training_house(2)
     house.receive("s1", Said(house.credential("1"), LastWords(words), step=41))
     house.close("s1", gone=True)
     assert causes_of(house).endswith(f"{words} ({judgement})")
 
 
-def test_a_silent_one_is_unknown_and_a_stopped_one_is_not() -> None:
-    for sight, judgement in (
+def test_silent_worker_is_unknown_and_a_stopped_one_is_not() -> None:
+    for process_state, judgement in (
         (None, "cause unknown"),
-        (Sight(Doing.STOPPED), "node"),
-        (Sight(Doing.RUNS, 0.1), "network"),
+        (ProcessState(Doing.STOPPED), "node"),
+        (ProcessState(Doing.RUNS, 0.1), "network"),
     ):
         house = training_house(2)
         house.now += 6.0
         house.beat("0")
-        if sight is not None:
-            house.step(Seen("s1", sight))
+        if process_state is not None:
+            house.step(Seen("s1", process_state))
         house.tick()
         assert f"({judgement}; the others wait for it)" in causes_of(house)
 
 
-def test_one_that_was_told_to_give_up_is_judged_by_its_hang() -> None:
+def test_worker_ordered_to_give_up_is_classified_by_its_hang() -> None:
     house = training_for_a_while(step_timeout_s=6.0)
     pass_time(house, 13, n2=SLEEPS)
     (why,) = [one.text for sent in house.sent.values() for one in sent if isinstance(one, GiveUp)]
@@ -238,7 +238,7 @@ def test_one_that_was_told_to_give_up_is_judged_by_its_hang() -> None:
     assert "(HANG=end) (software; the others wait for it)" in causes_of(house)
 
 
-def test_a_job_whose_workers_all_met_a_full_disk_is_interrupted_and_not_failed() -> None:
+def test_job_with_full_disks_everywhere_is_interrupted_not_failed() -> None:
     house = training_house()
     for node in "10":
         house.say_last(node, "OSError: [Errno 28] No space left on device")

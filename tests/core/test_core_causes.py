@@ -1,4 +1,4 @@
-"""The first cause of a generation's end: named, durable, two where two died at once, and forgotten when made good."""
+"""The first cause of a generation's end: named, durable, doubled if two died at once, forgotten after recovery."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cause(rank: int, at: float = 10.0, *, step: int = 412, text: str = DIED, gen
     return CauseFound(generation, rank, str(rank), Process(f"h{rank}#boot", 4700 + rank, 1, "cpu"), step, at, text)
 
 
-def test_the_sentence() -> None:
+def test_sentence() -> None:
     first = cause(3, text="failed at train.py:88: RuntimeError: no")
     text = "rank 3 (node 3, host h3, pid 4703) failed first, at step 412: failed at train.py:88: RuntimeError: no"
     assert sentence([first]) == text
@@ -31,7 +31,7 @@ def test_the_sentence() -> None:
     assert "at step" not in sentence([cause(0, step=0)])
 
 
-def test_two_that_die_without_a_word_at_once_are_two() -> None:
+def test_two_simultaneous_silent_deaths_are_two_causes() -> None:
     causes = Causes()
     assert causes.take(cause(1, 10.0), spoke=False) and causes.take(cause(2, 10.3), spoke=False)
     assert causes.first == (
@@ -41,14 +41,14 @@ def test_two_that_die_without_a_word_at_once_are_two() -> None:
 
 
 @pytest.mark.parametrize(("at", "spoke"), [(10.6, False), (10.1, True)])
-def test_one_that_dies_later_or_of_an_error_has_followed(at: float, spoke: bool) -> None:
+def test_later_death_or_error_is_a_consequence(at: float, spoke: bool) -> None:
     causes = Causes()
     causes.take(cause(1, 10.0), spoke=True)
     assert not causes.take(cause(0, at), spoke=spoke)
     assert causes.first.startswith("rank 1 ") and causes.first.endswith("; rank 0 followed")
 
 
-def test_two_errors_at_once_are_two_and_a_broken_connection_behind_a_loss_is_its_echo() -> None:
+def test_two_simultaneous_errors_are_two_causes_but_a_broken_connection_is_none() -> None:
     causes = Causes()
     words = ("failed at a.py:1: KeyError: 'x' (software; y)", "failed at a.py:2: ValueError: z (data; y)")
     assert causes.take(cause(1, 10.0, text=words[0]), spoke=True)
@@ -58,7 +58,7 @@ def test_two_errors_at_once_are_two_and_a_broken_connection_behind_a_loss_is_its
     assert causes.first.startswith("2 failed at once: rank 1 ") and causes.first.endswith("; ranks 0, 3 followed")
 
 
-def test_many_at_once_are_bounded() -> None:
+def test_number_of_simultaneous_causes_is_bounded() -> None:
     causes = Causes()
     assert [causes.take(cause(rank), spoke=False) for rank in range(6)] == [True] * 4 + [False] * 2
     assert causes.first.startswith("4 failed at once: ") and causes.first.endswith("; ranks 4–5 followed")
@@ -71,7 +71,7 @@ def lost_house() -> House:
     return house
 
 
-def test_it_is_in_the_journal_before_anybody_is_told_and_survives_the_scheduler() -> None:
+def test_cause_is_journaled_before_it_is_sent_and_survives_the_scheduler() -> None:
     house = lost_house()
     said = f"rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: {DIED} (node; the others wait for it)"
     assert house.core.first_cause == said
@@ -81,7 +81,7 @@ def test_it_is_in_the_journal_before_anybody_is_told_and_survives_the_scheduler(
     assert house.core.first_cause == said, "and a second one"
 
 
-def test_who_says_of_what_it_dies_is_the_cause_before_its_seat_is_lost() -> None:
+def test_worker_that_reports_its_error_is_the_cause_before_its_seat_is_lost() -> None:
     house = training_house(3)
     house.receive("s1", Said(house.credential("1"), LastWords("failed at train.py:88: RuntimeError: no"), step=41))
     assert house.ready.notes[-1].text.endswith(" ends: failed at train.py:88: RuntimeError: no")
@@ -97,7 +97,7 @@ def test_who_says_of_what_it_dies_is_the_cause_before_its_seat_is_lost() -> None
     assert len(house.core.state.causes) == 1
 
 
-def test_every_later_message_names_it_after_a_restart() -> None:
+def test_every_later_message_names_the_cause_after_a_restart() -> None:
     house = lost_house()
     house.crash(1.0)
     for node in ("0", "2"):
@@ -110,7 +110,7 @@ def test_every_later_message_names_it_after_a_restart() -> None:
     assert f"first cause: rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: {DIED}" in house.ended.text
 
 
-def test_a_restarted_scheduler_does_not_name_what_was_made_good() -> None:
+def test_restarted_scheduler_does_not_name_a_cause_that_was_recovered() -> None:
     house = training_house(2, cool_down_s=0.0)
     house.close("s1", gone=True)
     house.register("1", session="new")
@@ -120,7 +120,7 @@ def test_a_restarted_scheduler_does_not_name_what_was_made_good() -> None:
     assert house.core.first_cause == ""
 
 
-def test_a_snapshot_keeps_it_and_an_old_journal_has_none() -> None:
+def test_snapshot_keeps_the_cause_and_an_old_journal_has_none() -> None:
     house = lost_house()
     state = JobState.replay(house.core.state.snapshot())
     assert state.causes == house.core.state.causes and len(state.causes) == 1
@@ -132,7 +132,7 @@ def ended(node: int, text: str = "was killed by signal 11 (SIGSEGV)", **more: An
     return ProcessEnded(str(node), "host-a", 1000 + node, 1, text, **{"signal": 11, **more})
 
 
-def test_who_started_a_process_says_how_it_ended_and_the_cause_says_so_durably() -> None:
+def test_launchers_exit_report_is_added_to_the_cause_durably() -> None:
     house = lost_house()
     house.step(ended(1))
     said = (
@@ -144,13 +144,13 @@ def test_who_started_a_process_says_how_it_ended_and_the_cause_says_so_durably()
         "worker 1 (pid 1001 on host-a) was killed by signal 11 (SIGSEGV) (software; the others wait for it)"
     ]
     house.step(ended(1))
-    assert house.ready.notes == [] and house.ready.records == [], "said again it is no news"
+    assert house.ready.notes == [] and house.ready.records == [], "a repeated report changes nothing"
     house.crash(1.0)
     assert house.core.first_cause == said
 
 
-def test_it_may_be_said_when_the_others_train_again() -> None:
-    """A spare takes over in a tenth of a second; whoever started the lost one may be slower."""
+def test_exit_report_is_accepted_after_training_has_resumed() -> None:
+    """A spare takes over in a tenth of a second; the launcher of the lost process may be slower."""
     house = training_house(2, spare_num=1)
     house.register("9")
     house.beat("9", Activity.WAITING, generation=0)
@@ -163,21 +163,21 @@ def test_it_may_be_said_when_the_others_train_again() -> None:
     assert (cause.generation, cause.text) == (1, f"was killed by signal 11 (SIGSEGV) (software; {done}")
     assert house.core.first_cause == ""
     house.step(ended(1))
-    assert house.ready.records == [], "said again it is no news"
+    assert house.ready.records == [], "a repeated report changes nothing"
     house.crash(1.0)
     assert house.core.first_cause == "" and house.core.state.causes == ()
 
 
-def test_it_may_be_said_before_the_loss_is_seen() -> None:
+def test_exit_report_is_accepted_before_the_loss_is_seen() -> None:
     house = training_house(3)
     house.step(ended(1))
-    assert house.ready.records == [] and not house.seat("1").is_lost, "only words follow from it"
+    assert house.ready.records == [] and not house.seat("1").is_lost, "it is informational only"
     house.close("s1", gone=True)
     assert house.records(SeatLost)[0].reason == "was killed by signal 11 (SIGSEGV)"
     assert "(SIGSEGV) (software; the others wait for it)" in house.core.first_cause
 
 
-def test_a_lie_about_one_who_lives_is_forgotten_when_it_speaks() -> None:
+def test_false_exit_report_is_dropped_when_the_worker_speaks() -> None:
     house = training_house(3)
     house.step(ended(1))
     house.beat("1", step=7)
@@ -186,14 +186,14 @@ def test_a_lie_about_one_who_lives_is_forgotten_when_it_speaks() -> None:
 
 
 @pytest.mark.parametrize("who", [ProcessEnded("1", "host-b", 1001, 1, "x"), ended(7), ended(0)])
-def test_what_is_said_of_another_process_changes_nothing(who: ProcessEnded) -> None:
+def test_exit_report_of_another_process_changes_nothing(who: ProcessEnded) -> None:
     house = lost_house()
     before = house.core.first_cause
     house.step(who)
     assert house.ready.records == [] and house.ready.notes == [] and house.core.first_cause == before
 
 
-def test_who_has_spoken_and_who_was_seen_to_hang_is_not_talked_over() -> None:
+def test_exit_report_does_not_override_last_words_or_a_hang() -> None:
     house = training_house(3)
     house.receive("s1", Said(house.credential("1"), LastWords("failed at train.py:88: RuntimeError: no"), step=41))
     house.close("s1", gone=True)

@@ -1,4 +1,4 @@
-"""Ranks that were equal and are not any more: who is believed, who goes back to what, and what ends the job."""
+"""Ranks that were equal and now differ: which are trusted, who rolls back to what, and what ends the job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BACK = Point(50, 1)
 
 
 def house_of(size: int, mends: Mend = Mend.MAJORITY, **changes: float | bool | str) -> House:
-    """A house that mends, in its first generation."""
+    """Return a scheduler that repairs differences, in its first generation."""
     house = House(policy(size, mends=mends, **changes)).fill()
     if not changes:
         house.train()
@@ -73,7 +73,7 @@ def all_say(house: House, step: int, *odd: str, wrong: bytes = b"other") -> None
 
 
 def explain(house: House, step: int, *odd: str, wrong: bytes = b"other") -> None:
-    """Whoever was asked for parts says them."""
+    """Answer the request for parts on behalf of each rank asked."""
     for node in sorted(house.core.state.by_slot.values()):
         asked = [one for one in house.sent.get(f"s{node}", []) if isinstance(one, Explain) and one.point.step == step]
         if asked:
@@ -81,14 +81,14 @@ def explain(house: House, step: int, *odd: str, wrong: bytes = b"other") -> None
 
 
 def flip(house: House, odd: str, *, equal: int = 50, seen: int = 100, wrong: bytes = b"other") -> None:
-    """All were equal; then one is not."""
+    """Make one rank differ after all were equal."""
     all_say(house, equal)
     all_say(house, seen, odd, wrong=wrong)
     explain(house, seen, odd, wrong=wrong)
 
 
 def go_back(house: House, *, live: tuple[int, int] = (50, 1), own_parts: bool = False) -> None:
-    """Everybody joins with what it has kept of the point that it was sent back to."""
+    """Let every rank join with its copy of the rollback point."""
     for node in sorted(house.core.state.by_slot.values()):
         credential, opened = house.credential(node), house.last(house.seat(node).session, RoundOpened)
         join = Join(
@@ -99,7 +99,7 @@ def go_back(house: House, *, live: tuple[int, int] = (50, 1), own_parts: bool = 
         house.receive(credential.session, join)
 
 
-def test_a_rank_that_is_steps_ahead_is_not_called_a_device_that_failed() -> None:
+def test_rank_that_is_steps_ahead_is_not_called_a_faulty_device() -> None:
     house = house_of(3)
     all_say(house, 50)
     steps = [Part(PartKind.STEPS, "completed_steps", one) for one in ("100", "102")]
@@ -113,7 +113,7 @@ def test_a_rank_that_is_steps_ahead_is_not_called_a_device_that_failed() -> None
     assert "it made more or fewer steps than the others" in text and "(device)" not in text
 
 
-def test_a_difference_within_one_step_and_of_no_known_rank_is_put_into_whole_words() -> None:
+def test_difference_within_one_step_with_unknown_rank_is_described_fully() -> None:
     house = house_of(3)
     for commits, odd in ((50, b"same"), (FINAL, b"other")):
         for node in "012":
@@ -122,7 +122,7 @@ def test_a_difference_within_one_step_and_of_no_known_rank_is_put_into_whole_wor
     record = next(record for record in house.journal if isinstance(record, RolledBack))
     assert ", since that commit: " in record.text and house.core.notices[-1][1] == record.text
     unknown = replace(record, suspects=())
-    assert unknown.reason == "all ranks go back to step 50: the ranks differed after step 50"
+    assert unknown.reason == "all ranks roll back to step 50: the ranks differed after step 50"
 
 
 # ---- the decision
@@ -136,11 +136,11 @@ def found(*values: bytes, step: int = 100, equal: Point | None = BACK, commits: 
 
 @pytest.mark.parametrize("mends", list(Mend))
 @pytest.mark.parametrize("size", [3, 4, 5])
-def test_whichever_rank_differs_it_is_the_one_that_takes_from_the_others(size: int, mends: Mend) -> None:
+def test_the_differing_rank_takes_its_state_from_the_others(size: int, mends: Mend) -> None:
     for odd in range(size):
         decision = decide(found(*(b"x" if rank == odd else b"a" for rank in range(size))), mends)
         if mends is Mend.STOP:
-            assert decision == Stop("nobody goes back (CONSISTENCY=stop)")
+            assert decision == Stop("no rollback (CONSISTENCY=stop)")
         elif mends is Mend.LEADER and odd == 0:
             assert decision == GoBack(BACK, tuple(range(1, size)))
         else:
@@ -148,7 +148,7 @@ def test_whichever_rank_differs_it_is_the_one_that_takes_from_the_others(size: i
 
 
 @pytest.mark.parametrize("values", [b"ab", b"aabb", b"abc", b"aabbc", b"aabc"])
-def test_without_a_majority_nobody_is_believed_but_a_leader(values: bytes) -> None:
+def test_without_a_majority_only_a_leader_is_trusted(values: bytes) -> None:
     difference = found(*(bytes([one]) for one in values))
     decision = decide(difference, Mend.MAJORITY)
     assert isinstance(decision, Stop) and decision.why.startswith("no majority: rank 0")
@@ -156,17 +156,17 @@ def test_without_a_majority_nobody_is_believed_but_a_leader(values: bytes) -> No
     assert isinstance(leader, GoBack) and 0 not in leader.suspects and leader.to == BACK
 
 
-def test_two_against_two_is_said() -> None:
+def test_two_against_two_is_reported() -> None:
     decision = decide(found(b"a", b"b", b"a", b"b"), Mend.MAJORITY)
-    assert decision == Stop("no majority: rank 0, 2 against rank 1, 3, and nobody knows who is right")
+    assert decision == Stop("no majority: rank 0, 2 against rank 1, 3, so it is unknown which is right")
 
 
-def test_where_they_never_were_equal_it_is_the_script() -> None:
+def test_ranks_that_were_never_equal_point_to_the_script() -> None:
     assert decide(found(b"a", b"a", b"b", equal=None), Mend.MAJORITY) == Stop("")
     assert decide(found(b"a", b"b", equal=Point(0, 1)), Mend.MAJORITY) == Stop("")
 
 
-def test_the_same_value_a_second_time_is_no_device() -> None:
+def test_same_wrong_value_twice_is_not_the_device() -> None:
     difference, before = found(b"a", b"x", b"a"), Repair(100, 50, {1: b"x"})
     assert isinstance(decide(difference, Mend.MAJORITY, [before]), Stop)
     assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {1: b"y"})]), GoBack), "another value"
@@ -174,20 +174,20 @@ def test_the_same_value_a_second_time_is_no_device() -> None:
     assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {2: b"x"})]), GoBack), "another rank"
 
 
-def test_who_differ_where_they_have_just_gone_back_to_are_no_devices_fault() -> None:
-    """A callback of the script's own, say, changes one rank's weights whenever a generation begins."""
+def test_difference_at_the_rollback_point_is_not_the_device() -> None:
+    """For example, a callback of the script changes one rank's weights whenever a generation begins."""
     difference = found(b"a", b"x", b"a", step=50, equal=BACK)
     assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {1: b"y"})]), Stop)
-    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(45, 40, {1: b"y"})]), GoBack), "they came past it"
+    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(45, 40, {1: b"y"})]), GoBack), "they trained past it"
 
 
-def test_who_never_comes_past_a_step_does_not_go_back_for_ever() -> None:
+def test_job_stuck_at_a_step_does_not_roll_back_forever() -> None:
     before = [Repair(100, 50, {1: b"1"}), Repair(100, 50, {1: b"2"})]
     assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before[:1]), GoBack)
     assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before), Stop)
 
 
-def test_who_took_anothers_state_is_no_witness_of_it() -> None:
+def test_rank_that_took_anothers_state_is_no_witness_of_it() -> None:
     a, b = ("0", 1), ("1", 1)
     difference = found(b"x", b"a", b"a", b"x")
     assert decide(difference, Mend.MAJORITY, (), {0: a, 1: b, 2: ("2", 1), 3: a}) == GoBack(BACK, (0, 3))
@@ -197,17 +197,17 @@ def test_who_took_anothers_state_is_no_witness_of_it() -> None:
     assert isinstance(decide(most, Mend.MAJORITY, (), {0: a, 1: b, 2: a}), Stop)
 
 
-def test_where_who_knew_better_is_lost_all_go_back_and_nobody_is_named() -> None:
-    """The other one was a member when all were equal, in the generation before."""
+def test_loss_of_the_rank_that_could_decide_rolls_all_back_and_names_none() -> None:
+    """The other rank was a member when all were equal, in the previous generation."""
     since = Point(40, 0)
     assert decide(found(b"x", b"a", equal=since), Mend.MAJORITY) == GoBack(since, ())
     assert isinstance(decide(found(b"x", b"a", equal=since), Mend.STOP), Stop)
     again = [Repair(100, 40, {0: b"x", 1: b"a"})]
-    assert isinstance(decide(found(b"x", b"a", equal=since), Mend.MAJORITY, again), Stop), "the same came out"
+    assert isinstance(decide(found(b"x", b"a", equal=since), Mend.MAJORITY, again), Stop), "the result was the same"
     assert isinstance(decide(found(b"y", b"a", equal=since), Mend.MAJORITY, again), GoBack)
 
 
-def test_a_state_is_followed_through_generations() -> None:
+def test_state_is_traced_through_generations() -> None:
     zero, one, two, three = ("0", 1), ("1", 1), ("2", 1), ("3", 1)
     witnesses = Witnesses()
     witnesses.begin(2, (zero, ("1", 2), two), {1: 0})
@@ -226,7 +226,7 @@ def test_a_state_is_followed_through_generations() -> None:
 
 @pytest.mark.parametrize("odd", ["0", "1", "2", "3"])
 @pytest.mark.parametrize("size", [3, 4])
-def test_a_flip_is_named_and_everybody_goes_back_to_where_all_were_equal(size: int, odd: str) -> None:
+def test_flip_is_named_and_all_return_to_the_last_equal_point(size: int, odd: str) -> None:
     if int(odd) >= size:
         return
     house = house_of(size)
@@ -240,7 +240,7 @@ def test_a_flip_is_named_and_everybody_goes_back_to_where_all_were_equal(size: i
         f"differs from rank {others} after step 100, first in model.linear.weight, since some step from 51 to 100"
         in (record.text)
     )
-    assert record.text.endswith("everybody goes back to step 50, where all were equal, and 53 steps are done again")
+    assert record.text.endswith("all ranks roll back to step 50, where all were equal, and repeat 53 steps")
     assert record.text in house.notes
     opened = [house.last(f"s{rank}", RoundOpened) for rank in range(size)]
     assert {one.back_to for one in opened} == {BACK} and house.ended is None
@@ -252,8 +252,8 @@ def test_a_flip_is_named_and_everybody_goes_back_to_where_all_were_equal(size: i
     assert house.core.state.rolled_back is None and house.core.state.generation_number == 2
 
 
-def test_nobody_is_asked_twice_for_what_came_before() -> None:
-    """What was said of the line that was left changes nothing, early or late."""
+def test_parts_of_an_earlier_line_are_not_requested_twice() -> None:
+    """Reports about the abandoned line change nothing, whether early or late."""
     house = house_of(3)
     flip(house, "1")
     for step in (101, 150):
@@ -269,8 +269,8 @@ def test_nobody_is_asked_twice_for_what_came_before() -> None:
     assert house.core.phase() == "training"
 
 
-def test_every_order_of_reports_doubled_or_not_leads_to_the_same() -> None:
-    """Six messages of three ranks in every order in which each rank's own stay in order; then each of them twice."""
+def test_every_order_of_reports_with_or_without_duplicates_has_the_same_result() -> None:
+    """Six messages of three ranks in every order that keeps each rank's own order; then each of them twice."""
     texts = set()
     for order in set(itertools.permutations("001122")):
         for often in (1, 2):
@@ -288,7 +288,7 @@ def test_every_order_of_reports_doubled_or_not_leads_to_the_same() -> None:
     assert len(texts) == 1
 
 
-def test_who_has_not_reported_is_waited_for() -> None:
+def test_rank_that_has_not_reported_is_waited_for() -> None:
     house = house_of(3)
     all_say(house, 50)
     says(house, "0", 100)
@@ -297,7 +297,7 @@ def test_who_has_not_reported_is_waited_for() -> None:
     assert not [one for one in house.sent["s0"] if isinstance(one, Explain)] and house.core.state.rolled_back is None
 
 
-def test_who_does_not_say_the_parts_is_not_waited_for() -> None:
+def test_rank_that_does_not_send_its_parts_is_not_waited_for() -> None:
     house = house_of(3)
     all_say(house, 50)
     all_say(house, 100, "2")
@@ -315,29 +315,31 @@ def test_two_against_two_ends_the_job() -> None:
     (record,) = [one for one in house.journal if isinstance(one, JobInterrupted)]
     assert record.kind is EndKind.UNEQUAL
     assert record.cause.startswith("the ranks are not equal after step 100: rank 1, 3 differs from rank 0, 2, first in")
-    assert record.cause.endswith("Not mended: no majority: rank 0, 2 against rank 1, 3, and nobody knows who is right")
+    assert record.cause.endswith(
+        "Not repaired: no majority: rank 0, 2 against rank 1, 3, so it is unknown which is right"
+    )
 
 
-def test_the_round_asks_again_whoever_has_joined_with_what_came_after() -> None:
+def test_round_asks_again_members_that_joined_with_later_points() -> None:
     house = house_of(3)
     all_say(house, 50)
     all_say(house, 100, "1")
-    house.core._failed_collective = "a collective failed"  # as a member's heartbeat would say
+    house.core._failed_collective = "a collective failed"  # as a member's heartbeat would report
     house.tick()
     house.join("0", live=(104, 1))
     house.join("1", live=(104, 1))
     house.join("2", live=(104, 1))
-    assert house.core.state.generation_number == 1, "held until it is known what to go back to"
+    assert house.core.state.generation_number == 1, "held until the rollback point is known"
     explain(house, 100, "1")
     assert house.last("s0", RoundOpened).back_to == BACK
     for node in "012":
         house.join(node, live=(104, 1))
-    assert house.core.state.generation_number == 1 and house.ended is None, "they were said before the news came there"
+    assert house.core.state.generation_number == 1 and house.ended is None, "sent before the news arrived"
     go_back(house)
     assert house.committed().restore == BACK and house.core.state.generation_number == 2
 
 
-def test_a_scheduler_that_dies_in_between_still_sends_everybody_back() -> None:
+def test_scheduler_killed_in_between_still_rolls_everyone_back() -> None:
     house = house_of(3)
     flip(house, "1")
     house.crash(after_s=0.1)
@@ -354,14 +356,14 @@ def test_a_scheduler_that_dies_in_between_still_sends_everybody_back() -> None:
     assert JobState.replay(JobState.replay(house.journal).snapshot()).rolled_back is None
 
 
-def test_what_is_to_be_gone_back_to_outlives_compaction() -> None:
+def test_rollback_survives_compaction() -> None:
     house = house_of(3)
     flip(house, "1")
     state = JobState.replay(house.journal)
     assert JobState.replay(state.snapshot()).rolled_back == state.rolled_back is not None
 
 
-def test_a_scheduler_that_was_away_finds_it_in_what_it_is_told_again() -> None:
+def test_restarted_scheduler_finds_the_difference_in_repeated_reports() -> None:
     house = house_of(3)
     house.crash(after_s=0.1)
     for node in "012":
@@ -376,7 +378,7 @@ def test_a_scheduler_that_was_away_finds_it_in_what_it_is_told_again() -> None:
     assert house.core.state.back_to == BACK
 
 
-def test_the_end_is_mended_as_well() -> None:
+def test_difference_at_the_end_of_training_is_repaired_too() -> None:
     house = house_of(3)
     all_say(house, 50)
     for node in "012":
@@ -389,7 +391,7 @@ def test_the_end_is_mended_as_well() -> None:
     assert house.core.state.final is None
 
 
-def test_where_no_point_of_before_is_left_the_job_ends() -> None:
+def test_job_ends_if_no_earlier_point_is_left() -> None:
     house = house_of(3)
     flip(house, "1")
     for node in "012":
@@ -404,7 +406,7 @@ def test_where_no_point_of_before_is_left_the_job_ends() -> None:
     assert record.kind is EndKind.UNEQUAL and "no rank's memory or disk holds a point" in record.cause
 
 
-def test_a_disk_that_holds_an_older_point_will_do() -> None:
+def test_older_point_on_a_disk_suffices() -> None:
     house = house_of(3)
     flip(house, "1")
     for node in "012":
@@ -417,10 +419,10 @@ def test_a_disk_that_holds_an_older_point_will_do() -> None:
                 Holdings((Point(40, 1), Point(75, 1)), False, NUMERICS, back_to=opened.back_to),
             ),
         )
-    assert house.committed().restore == Point(40, 1), "what came after the last comparison is nobody's"
+    assert house.committed().restore == Point(40, 1), "points after the last comparison are not trusted"
 
 
-def test_a_node_that_did_it_twice_is_asked_to_leave_where_a_spare_is_warm() -> None:
+def test_node_that_differed_twice_is_asked_to_leave_if_a_spare_is_warm() -> None:
     house = house_of(3, spare_num=1)
     house.register("9", "s9")
     house.train()
@@ -439,7 +441,7 @@ def test_a_node_that_did_it_twice_is_asked_to_leave_where_a_spare_is_warm() -> N
     assert not [one for node in "02" for one in house.sent[f"s{node}"] if isinstance(one, Depart)]
 
 
-def test_without_a_spare_it_stays_and_that_is_said() -> None:
+def test_without_a_spare_the_node_stays_and_that_is_logged() -> None:
     house = house_of(3)
     flip(house, "1")
     go_back(house)
@@ -447,10 +449,10 @@ def test_without_a_spare_it_stays_and_that_is_said() -> None:
         house.beat(node)
     flip(house, "1", equal=100, seen=150, wrong=b"again")
     assert not [one for one in house.sent["s1"] if isinstance(one, Depart)]
-    assert any("it stays: no spare is warm" in text for text in house.notes)
+    assert any("it stays: no spare is ready" in text for text in house.notes)
 
 
-def test_a_script_that_does_the_same_again_ends_the_job() -> None:
+def test_script_that_repeats_the_difference_ends_the_job() -> None:
     house = house_of(3)
     flip(house, "1")
     go_back(house)
@@ -459,10 +461,10 @@ def test_a_script_that_does_the_same_again_ends_the_job() -> None:
     all_say(house, 100, "1")
     explain(house, 100, "1")
     record = next(one for one in house.journal if isinstance(one, JobInterrupted))
-    assert record.kind is EndKind.UNEQUAL and "the same came out" in record.cause
+    assert record.kind is EndKind.UNEQUAL and "the same difference came again" in record.cause
 
 
-def test_ranks_that_come_to_a_step_by_unlike_numbers_of_commits_are_apart() -> None:
+def test_ranks_with_different_commit_counts_at_a_step_differ() -> None:
     house = house_of(3)
     all_say(house, 50)
     says(house, "0", 100)
@@ -473,7 +475,7 @@ def test_ranks_that_come_to_a_step_by_unlike_numbers_of_commits_are_apart() -> N
     assert record is not None and record.suspects == (("1", 1),) and "first in the number of commits" in record.text
 
 
-def test_a_second_commit_after_the_same_step_is_no_difference() -> None:
+def test_second_commit_after_the_same_step_is_no_difference() -> None:
     house = house_of(2)
     for node, commits in (("0", 50), ("1", 50), ("0", 51)):
         says(house, node, 50, commits=commits, is_kept=commits == 50)
@@ -481,7 +483,7 @@ def test_a_second_commit_after_the_same_step_is_no_difference() -> None:
     assert house.core.state.rolled_back is None and house.ended is None
 
 
-def test_recovery_off_ends_the_job() -> None:
+def test_difference_with_recovery_off_ends_the_job() -> None:
     house = house_of(3, recovery=False)
     house.train()
     all_say(house, 50)
@@ -491,7 +493,7 @@ def test_recovery_off_ends_the_job() -> None:
     assert [one.kind for one in house.journal if isinstance(one, JobInterrupted)] == [EndKind.UNEQUAL]
 
 
-def test_those_who_keep_copies_are_told_what_all_were_equal_at() -> None:
+def test_holders_of_copies_learn_the_last_equal_point() -> None:
     house = house_of(3)
     all_say(house, 50)
     for rank in range(3):
@@ -501,13 +503,13 @@ def test_those_who_keep_copies_are_told_what_all_were_equal_at() -> None:
     assert not [send for send in house.ready.sends if isinstance(send.message, EqualPoint)], "once"
     for node in "012":
         says(house, node, 60, is_kept=False)
-    assert not [send for send in house.ready.sends if isinstance(send.message, EqualPoint)], "nobody keeps it"
+    assert not [send for send in house.ready.sends if isinstance(send.message, EqualPoint)], "no rank keeps it"
 
 
-# ---- liars
+# ---- false reports
 
 
-def test_what_a_liar_says_changes_nothing() -> None:
+def test_false_reports_change_nothing() -> None:
     house = house_of(3)
     all_say(house, 50)
     honest, lie = house.credential("1"), (Digest(Point(100, 1), 100, b"lie"),)
@@ -521,7 +523,7 @@ def test_what_a_liar_says_changes_nothing() -> None:
     assert house.core.state.rolled_back is None and house.core.phase() == "training"
 
 
-def test_a_message_that_is_too_much_is_none() -> None:
+def test_oversized_report_is_ignored() -> None:
     credential = house_of(2).credential("0")
     digest = Digest(BACK, 1, b"x")
     with pytest.raises(ProtocolError):
@@ -542,18 +544,18 @@ def joined(live: Point | None, *, own_parts: bool = False, points: tuple[Point, 
 
 
 @pytest.mark.parametrize("own_parts", [False, True])
-def test_who_is_suspected_takes_the_point_from_another(own_parts: bool) -> None:
+def test_suspected_rank_takes_the_point_from_another(own_parts: bool) -> None:
     committed = GenerationCommitted(1, RoundId(1, 1), (("0", 1), ("1", 1), ("2", 1)), None, (), NUMERICS, (0, 1, 2))
     restore = choose({rank: joined(BACK, own_parts=own_parts) for rank in range(3)}, committed, suspects={0})
     assert (restore.point, restore.holders, dict(restore.sources)) == (BACK, {1, 2}, {0: 1})
     alone = choose({rank: joined(BACK if rank == 0 else None) for rank in range(3)}, committed, suspects={0})
-    assert alone.point == BACK and alone.holders == {0}, "nobody else has it"
+    assert alone.point == BACK and alone.holders == {0}, "no other rank has it"
 
 
 # ---- the agent
 
 
-def test_an_agent_that_has_joined_with_too_new_a_point_is_asked_to_go_back() -> None:
+def test_agent_that_joined_with_too_new_a_point_is_asked_to_roll_back() -> None:
     desk = waiting()
     desk.opens()
     desk.hear(opened(back_to=BACK))
@@ -565,7 +567,7 @@ def test_an_agent_that_has_joined_with_too_new_a_point_is_asked_to_go_back() -> 
     assert (join.holdings.live, join.holdings.back_to) == (BACK, BACK)
 
 
-def test_an_agent_that_trains_leaves_and_joins_only_when_it_has_gone_back() -> None:
+def test_training_agent_leaves_and_joins_only_after_rolling_back() -> None:
     desk = training()
     desk.hear(opened(back_to=BACK, number=2))
     desk.step(Entered(Holdings((), False, NUMERICS, live=Point(104, 1))))
@@ -574,8 +576,8 @@ def test_an_agent_that_trains_leaves_and_joins_only_when_it_has_gone_back() -> N
     assert desk.said(Join)
 
 
-def test_what_an_agent_has_gone_back_for_is_not_asked_of_it_again() -> None:
-    """Its next generation breaks before the next round is offered: nothing says yet that it is to go back."""
+def test_agent_is_not_asked_again_to_roll_back() -> None:
+    """Its next generation breaks before the next round is offered, so nothing indicates a rollback yet."""
     desk = training()
     desk.hear(opened(back_to=BACK, number=2))
     desk.step(Entered(Holdings((), False, NUMERICS, live=BACK, back_to=BACK)))
@@ -586,7 +588,7 @@ def test_what_an_agent_has_gone_back_for_is_not_asked_of_it_again() -> None:
     assert not desk.told(EnterAgain)
 
 
-def test_an_agent_believes_what_all_were_equal_at_of_its_own_generation() -> None:
+def test_agent_accepts_the_last_equal_point_only_of_its_own_generation() -> None:
     desk = training()
     desk.hear(EqualPoint("job-1", 1, 1, BACK))
     assert desk.told(FoundEqual) == [FoundEqual(BACK)]

@@ -1,4 +1,4 @@
-"""Asking nodes to leave: who is asked, what the history keeps of it, and that a worker is asked once."""
+"""Asking nodes to leave: which are asked, what the history keeps, and that a worker is asked once."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def asked(house: House) -> dict[str, str]:
     }
 
 
-def test_those_alive_are_asked_and_the_text_is_said() -> None:
+def test_living_nodes_are_asked_and_the_reason_is_logged() -> None:
     house = training_house(3)
     ready = house.step(Decision(WHY, ("1", "1", "7")))
     assert asked(house) == {house.seat("1").session: WHY}
     assert [note.text for note in ready.notes] == [WHY]
-    assert not ready.records, "leaving is the worker's to say"
+    assert not ready.records, "the worker decides when to leave"
 
 
-def test_who_is_lost_or_has_left_is_not_asked() -> None:
+def test_lost_or_departed_node_is_not_asked() -> None:
     house = training_house(3)
     house.leave("0")
     house.close(house.seat("2").session, gone=True)
@@ -33,13 +33,13 @@ def test_who_is_lost_or_has_left_is_not_asked() -> None:
     assert asked(house) == {}
 
 
-def test_asked_again_nothing_is_said_again() -> None:
+def test_repeated_request_is_not_logged_again() -> None:
     house = training_house(2)
     ready = house.step(Decision("", ("1",)))
     assert (len(asked(house)), ready.notes) == (1, [])
 
 
-def test_the_history_keeps_what_was_decided() -> None:
+def test_history_keeps_the_decision() -> None:
     house = training_house(2)
     chronicle = Chronicle(house.core.state, lambda _node: 7, 1000.0)
     chronicle.decided(WHY, ("1",), house.now)
@@ -52,7 +52,7 @@ def depart(job: str = "job-1", term: int = 1, incarnation: int = 1) -> Depart:
     return Depart(job, term, incarnation, WHY)
 
 
-def test_a_worker_takes_it_once_and_from_its_own_scheduler_only() -> None:
+def test_worker_accepts_the_request_once_and_only_from_its_own_scheduler() -> None:
     desk: Desk = training()
     for other in (depart(job="job-2"), depart(term=0), depart(incarnation=2)):
         desk.hear(other)
@@ -60,4 +60,4 @@ def test_a_worker_takes_it_once_and_from_its_own_scheduler_only() -> None:
     desk.hear(depart())
     assert desk.told(AskedToLeave) == [AskedToLeave(WHY)]
     desk.hear(depart())
-    assert desk.told(AskedToLeave) == [], "a second signal would end it in the middle of its leaving"
+    assert desk.told(AskedToLeave) == [], "a second signal would kill it while it leaves"

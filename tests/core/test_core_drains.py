@@ -1,6 +1,6 @@
-"""Who is asked to leave, over many drawn histories: a member that is unwell, one at a time, where a well spare is warm.
+"""Automatic drains over random histories: one unhealthy member at a time, only for a warm, healthy spare.
 
-The books are kept beside the core, from what was said to it and by it; broken builds show that they can fail.
+The books are kept beside the core, from the messages it receives and sends. Broken builds show that the test can fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from samebits.core.messages import Activity, Depart, Process, Said
 from samebits.core.reports import Ailment, HealthReport, Sign
 from samebits.core.scheduler import SchedulerCore
-from samebits.core.watch.host_health import UnwellHosts
+from samebits.core.watch.host_health import HostHealth
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
@@ -22,7 +22,7 @@ SEEDS, STEPS = 150, 40
 
 
 class Books:
-    """One drawn history, and what is known of it."""
+    """One random history and the facts known about it."""
 
     def __init__(self, seed: int, core_type: type[SchedulerCore]) -> None:
         self.draw = random.Random(seed)
@@ -40,7 +40,7 @@ class Books:
         return [seat.node for seat in self.house.core._ledger.live_seats()]
 
     def run(self) -> str:
-        """What is wrong; empty where nothing is."""
+        """Return what is wrong, or an empty string."""
         for _ in range(STEPS):
             before = len(self._departs())
             getattr(self, self.draw.choice(["feel", "feel", "feel", "come", "warm_up", "go", "pass_time"]))()
@@ -77,7 +77,7 @@ class Books:
         self.leaving = node
         return ""
 
-    # ---- what may happen
+    # ---- possible events
 
     def feel(self) -> None:
         node = self.draw.choice([*self.members, *self.house.core.state.spares])
@@ -99,7 +99,7 @@ class Books:
         self.house.tick(0.01)
 
     def go(self) -> None:
-        """Who was asked leaves, and all go on in the next generation, if there is one."""
+        """Let the node that was asked leave, and form the next generation if possible."""
         if not self.leaving:
             return
         self.house.leave(self.leaving, text="it was asked to (SIGTERM)")
@@ -129,30 +129,30 @@ def build(**changed: Callable[..., object]) -> type[SchedulerCore]:
     class Changed(SchedulerCore):
         def __init__(self, *arguments: object, **settings: object) -> None:
             super().__init__(*arguments, **settings)  # type: ignore[arg-type]
-            self._unwell_hosts = type("Broken", (UnwellHosts,), changed)(self._ledger)
+            self._host_health = type("Broken", (HostHealth,), changed)(self._ledger)
 
     return Changed
 
 
-def test_one_leaves_at_a_time_and_only_for_a_warm_spare() -> None:
+def test_one_node_leaves_at_a_time_and_only_for_a_warm_spare() -> None:
     asked = 0
     for seed in range(SEEDS):
         books = Books(seed, SchedulerCore)
         assert books.run() == "", f"seed {seed}"
         asked += books.asked
-    assert asked > SEEDS / 2, "else nothing was shown"
+    assert asked > SEEDS / 2, "otherwise nothing was shown"
 
 
-def _two_at_once(hosts: UnwellHosts, slow: Mapping[str, str]) -> None:
+def _two_at_once(hosts: HostHealth, slow: Mapping[str, str]) -> None:
     hosts._leaving = ""
-    UnwellHosts.judge(hosts, slow)
+    HostHealth.judge(hosts, slow)
 
 
-def _a_cold_one_will_do(hosts: UnwellHosts, activity: Activity, node: str) -> bool:
+def _a_cold_one_will_do(hosts: HostHealth, activity: Activity, node: str) -> bool:
     return True
 
 
-def _once_unwell_always_unwell(hosts: UnwellHosts, node: str) -> None:
+def _once_unwell_always_unwell(hosts: HostHealth, node: str) -> None:
     return None
 
 
@@ -165,5 +165,5 @@ def _once_unwell_always_unwell(hosts: UnwellHosts, node: str) -> None:
     ],
     ids=["two at once", "a cold spare", "never well again"],
 )
-def test_a_broken_build_is_caught(broken: type[SchedulerCore]) -> None:
+def test_broken_build_is_caught(broken: type[SchedulerCore]) -> None:
     assert any(Books(seed, broken).run() for seed in range(SEEDS))

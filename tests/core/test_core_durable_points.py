@@ -1,4 +1,4 @@
-"""Which restore point is committed: the newest that every member says it holds; and who is told of it, and when."""
+"""Committed points: the newest that every member holds, and which members learn of it when."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.core.house import House, policy, training_house
 
 
 def told(house: House, node: str) -> list[Point]:
-    """What the last step told the node of committed points."""
+    """Return the committed points that the last step sent to the node."""
     session = house.seat(node).session
     return [
         send.message.point
@@ -26,7 +26,7 @@ def told(house: House, node: str) -> list[Point]:
     ]
 
 
-def test_a_point_is_committed_when_the_last_member_holds_it() -> None:
+def test_point_is_committed_when_the_last_member_holds_it() -> None:
     house = training_house(3)
     house.saved("0", (10, 1))
     house.saved("2", (10, 1))
@@ -36,7 +36,7 @@ def test_a_point_is_committed_when_the_last_member_holds_it() -> None:
     assert [told(house, node) for node in "012"] == [[Point(10, 1)]] * 3
 
 
-def test_the_newest_that_all_hold_counts_whatever_each_has_besides() -> None:
+def test_newest_common_point_counts_whatever_else_each_rank_holds() -> None:
     """A rank whose disk refused the save of step 20 holds 10 and 30."""
     house = training_house(2)
     house.saved("0", (10, 1), (20, 1))
@@ -48,7 +48,7 @@ def test_the_newest_that_all_hold_counts_whatever_each_has_besides() -> None:
     assert house.records(PointCommitted) == [PointCommitted(Point(30, 1))]
 
 
-def test_what_is_said_again_commits_nothing() -> None:
+def test_repeated_report_commits_nothing() -> None:
     house = training_house(2)
     for _ in range(2):
         house.saved("0", (10, 1))
@@ -58,7 +58,7 @@ def test_what_is_said_again_commits_nothing() -> None:
     assert not house.records(PointCommitted) and not told(house, "1") and not told(house, "0")
 
 
-def test_a_point_that_a_member_has_deleted_is_held_no_longer() -> None:
+def test_deleted_point_no_longer_counts() -> None:
     house = training_house(2)
     house.saved("0", (10, 1))
     house.saved("0", (20, 1))
@@ -76,10 +76,10 @@ def test_only_members_of_the_generation_count() -> None:
     house.close("s1", gone=True)  # the spare takes its slot
     house.train(n0=[(10, 1)])
     house.saved("7", (10, 1))
-    assert house.core.state.committed_point == Point(10, 1), "what the survivor said before is still true"
+    assert house.core.state.committed_point == Point(10, 1), "the survivor's earlier report still holds"
 
 
-def test_what_a_dead_process_said_is_asked_again_of_the_one_that_follows_it() -> None:
+def test_report_of_a_dead_process_is_requested_again_from_its_successor() -> None:
     house = training_house(2, cool_down_s=0.0)
     house.saved("1", (10, 1))
     house.close("s1", gone=True)
@@ -91,17 +91,17 @@ def test_what_a_dead_process_said_is_asked_again_of_the_one_that_follows_it() ->
     assert house.core.state.committed_point == Point(10, 1)
 
 
-def test_a_point_of_an_abandoned_line_is_nobodys() -> None:
+def test_point_of_an_abandoned_line_is_never_committed() -> None:
     house = training_house(2, cool_down_s=0.0)
     house.close("s1", gone=True)
     house.register("1", session="1 again")
-    house.train(n0=[(10, 1)])  # generation 2 goes on from (10, 1): (20, 1) is off the line
+    house.train(n0=[(10, 1)])  # generation 2 resumes from (10, 1): (20, 1) is off the line
     for node in "01":
         house.saved(node, (10, 1), (20, 1))
     assert house.core.state.committed_point == Point(10, 1)
 
 
-def test_a_committed_point_outlives_the_scheduler_and_is_told_again() -> None:
+def test_committed_point_survives_the_scheduler_and_is_sent_again() -> None:
     house = training_house(2)
     for node in "01":
         house.saved(node, (10, 1))
@@ -112,10 +112,10 @@ def test_a_committed_point_outlives_the_scheduler_and_is_told_again() -> None:
     assert not house.records(PointCommitted) and told(house, "0") == [Point(10, 1)]
     house.saved("0", (10, 1), (20, 1))
     house.saved("1", (20, 1))
-    assert house.core.state.committed_point == Point(20, 1), "counted anew in this term"
+    assert house.core.state.committed_point == Point(20, 1), "counted afresh in this term"
 
 
-def test_where_every_copy_was_damaged_the_committed_point_goes_with_its_line() -> None:
+def test_committed_point_is_dropped_with_its_line_if_every_copy_is_damaged() -> None:
     house = training_house(2, cool_down_s=0.0)
     for node in "01":
         house.saved(node, (10, 1), (20, 1))
@@ -129,8 +129,8 @@ def test_where_every_copy_was_damaged_the_committed_point_goes_with_its_line() -
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])
-def test_no_step_0_after_a_point_that_was_gone_back_to_and_is_lost_as_well(is_compacted: bool) -> None:
-    """No point was saved by all since, so that none is committed, but every rank had the older one."""
+def test_no_restart_from_step_0_if_the_rollback_point_is_lost_as_well(is_compacted: bool) -> None:
+    """No point has been saved by all since, so none is committed, but every rank had the older one."""
     house = training_house(2, cool_down_s=0.0)
     for node in "01":
         house.saved(node, (10, 1), (20, 1))
@@ -154,7 +154,7 @@ def test_no_step_0_after_a_point_that_was_gone_back_to_and_is_lost_as_well(is_co
 # ---- the worker's side
 
 
-def test_who_is_asked_to_look_is_told_how_far() -> None:
+def test_request_for_a_disk_check_says_how_far() -> None:
     house = training_house(2, cool_down_s=0.0)
     for node in "01":
         house.saved(node, (10, 1))
@@ -167,7 +167,7 @@ def test_who_is_asked_to_look_is_told_how_far() -> None:
     assert (asked.look, asked.committed) == (True, Point(10, 1))
 
 
-def test_an_agent_reports_what_is_saved_and_again_when_it_returns() -> None:
+def test_agent_reports_saved_points_and_again_after_reconnecting() -> None:
     desk = training()
     points = tuple(Point(step, 1) for step in range(1, MAX_SAVED_POINTS + 3))
     desk.step(Observed(SavedPoints.of(points)))
@@ -180,7 +180,7 @@ def test_an_agent_reports_what_is_saved_and_again_when_it_returns() -> None:
     assert desk.reported(SavedPoints) == [Said(CREDENTIAL, SavedPoints(points[:1]), 1)]
 
 
-def test_an_agent_without_points_says_nothing_of_them() -> None:
+def test_agent_without_points_does_not_report_any() -> None:
     desk = seated()
     desk.step(Disconnected())
     desk.step(Reconnected())
@@ -188,7 +188,7 @@ def test_an_agent_without_points_says_nothing_of_them() -> None:
     assert not desk.reported(SavedPoints)
 
 
-def test_a_process_is_told_what_is_committed_but_not_by_an_earlier_scheduler() -> None:
+def test_process_learns_the_committed_point_but_not_from_an_earlier_term() -> None:
     desk = training()
     desk.hear(CommittedPoint("job-1", 1, 1, Point(10, 1)))
     assert desk.told(CommittedByAll) == [CommittedByAll(Point(10, 1))]
@@ -199,8 +199,8 @@ def test_a_process_is_told_what_is_committed_but_not_by_an_earlier_scheduler() -
     assert not desk.told(CommittedByAll)
 
 
-def test_a_process_believes_nothing_that_was_said_to_an_earlier_generation() -> None:
-    """The present one may have left that point behind, and started from an older one that would be deleted."""
+def test_process_ignores_messages_to_an_earlier_generation() -> None:
+    """The current one may have started from an older point, which would then be deleted."""
     desk = training()
     desk.hear(CommittedPoint("job-1", 1, 0, Point(30, 0)))
     assert not desk.told(CommittedByAll)

@@ -1,4 +1,4 @@
-"""Worlds that start with fewer, shrink, grow and give up: bounds, graces, places, and who is told what."""
+"""Elastic worlds: bounds, grace periods, places, and growing, shrinking or giving up."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from tests.core.house import House, policy
 
 
 def elastic(world_size: int = 3, low: int = 2, high: int = 4, **changes: float | bool | str | Pairs) -> House:
-    """A house that has not begun to fill."""
+    """Return a scheduler before any worker has registered."""
     return House(policy(world_size, min_world_size=low, max_world_size=high, **changes))
 
 
 def training(world_size: int = 3, low: int = 2, high: int = 4, **changes: float | bool | str | Pairs) -> House:
-    """A house of digits in its first generation."""
+    """Return a scheduler in its first generation, with nodes named by digits."""
     return elastic(world_size, low, high, **changes).fill().train()
 
 
 def places_told(house: House) -> dict[str, Place | None]:
-    """What the last step told of places, by session."""
+    """Return the places that the last step sent, by session."""
     return {send.session: send.message.place for send in house.ready.sends if isinstance(send.message, RoundOpened)}
 
 
@@ -57,21 +57,21 @@ def retired(house: House) -> list[int]:
 # ---- bounds
 
 
-def test_bounds_are_the_world_size_where_none_are_given() -> None:
+def test_bounds_default_to_the_world_size() -> None:
     assert (policy(5).min_world_size, policy(5).max_world_size, policy(5).is_elastic) == (5, 5, False)
     assert policy(5, min_world_size=2).is_elastic and policy(5, max_world_size=6).is_elastic
 
 
-# ---- the beginning
+# ---- the start
 
 
-def test_the_first_generation_forms_when_worker_num_are_in() -> None:
+def test_first_generation_forms_when_worker_num_have_registered() -> None:
     house = elastic().fill()
     assert set(house.invited()) == {"s0", "s1", "s2"}
     assert house.answer("s2", RoundOpened).text == "all 3 workers are registered"
 
 
-def test_worker_num_are_enough_whatever_slots_they_name() -> None:
+def test_worker_num_suffice_whatever_slots_they_name() -> None:
     house = elastic()
     for node in "013":
         house.register(node)
@@ -80,7 +80,7 @@ def test_worker_num_are_enough_whatever_slots_they_name() -> None:
     assert house.committed().slots == (0, 1, 3)
 
 
-def test_it_forms_with_fewer_after_start_grace() -> None:
+def test_world_forms_with_fewer_after_start_grace() -> None:
     house = elastic(start_grace_s=20.0, node_timeout_s=60.0)
     house.tick(500.0)
     house.register("2")
@@ -101,7 +101,7 @@ def test_it_forms_with_fewer_after_start_grace() -> None:
     assert (started.rank, started.slot, started.world_size) == (1, 2, 2)
 
 
-def test_start_grace_does_not_begin_below_the_minimum_and_ends_when_it_is_reached() -> None:
+def test_start_grace_needs_the_minimum_and_ends_when_it_is_reached() -> None:
     house = elastic(start_grace_s=20.0, node_timeout_s=60.0)
     house.register("2")
     house.tick(25.0)
@@ -110,7 +110,7 @@ def test_start_grace_does_not_begin_below_the_minimum_and_ends_when_it_is_reache
     assert set(house.invited()) == {"s1", "s2"}
 
 
-def test_after_start_grace_those_who_name_no_slot_are_seated() -> None:
+def test_unnamed_nodes_are_seated_after_start_grace() -> None:
     house = elastic(start_grace_s=20.0, node_timeout_s=60.0)
     house.register("b")
     house.register("a")
@@ -119,7 +119,7 @@ def test_after_start_grace_those_who_name_no_slot_are_seated() -> None:
     assert set(house.invited()) == {"sa", "sb"}
 
 
-def test_a_stalled_scheduler_prolongs_start_grace() -> None:
+def test_stalled_scheduler_prolongs_start_grace() -> None:
     house = elastic(start_grace_s=20.0, node_timeout_s=60.0)
     house.register("1")
     house.register("2")
@@ -130,7 +130,7 @@ def test_a_stalled_scheduler_prolongs_start_grace() -> None:
     assert set(house.invited()) == {"s1", "s2"}
 
 
-def test_who_comes_while_the_first_round_is_open_joins_it() -> None:
+def test_worker_that_arrives_during_the_first_round_joins_it() -> None:
     house = elastic(start_grace_s=0.0).fill()
     house.join("0")
     house.register("3")
@@ -140,7 +140,7 @@ def test_who_comes_while_the_first_round_is_open_joins_it() -> None:
     assert house.committed().slots == (0, 1, 2, 3)
 
 
-def test_a_loss_in_the_first_round_shrinks_it_after_the_grace() -> None:
+def test_loss_in_the_first_round_shrinks_it_after_the_grace() -> None:
     house = elastic(node_timeout_s=60.0).fill()
     house.close("s1", gone=True)
     house.join("0")
@@ -151,7 +151,7 @@ def test_a_loss_in_the_first_round_shrinks_it_after_the_grace() -> None:
     assert retired(house) == [1] and house.committed().slots == (0, 2)
 
 
-def test_one_more_than_the_world_to_form_takes_part_where_one_of_that_is_lost() -> None:
+def test_extra_worker_takes_part_if_a_needed_one_is_lost() -> None:
     house = elastic(2, 2, 3, node_timeout_s=60.0)
     house.register("a")
     house.register("b")
@@ -164,7 +164,7 @@ def test_one_more_than_the_world_to_form_takes_part_where_one_of_that_is_lost() 
 # ---- shrinking
 
 
-def test_the_world_shrinks_after_the_grace_and_not_before() -> None:
+def test_world_shrinks_after_the_grace_and_not_before() -> None:
     house = training(node_timeout_s=60.0)
     house.close("s1", gone=True)
     assert house.answer("s0", RoundOpened).missing == "1, at most 10 s (SHRINK_GRACE)"
@@ -176,12 +176,12 @@ def test_the_world_shrinks_after_the_grace_and_not_before() -> None:
     assert house.core.state.generation_number == 1 and not retired(house)
     house.tick(0.25)
     assert retired(house) == [1]
-    assert "the world goes on without worker 1: 2 are left" in house.notes
+    assert "the world continues without worker 1: 2 are left" in house.notes
     assert house.committed().members == (("0", 1), ("2", 1)) and house.committed().slots == (0, 2)
     assert [house.start_of(node).rank for node in ("0", "2")] == [0, 1]
 
 
-def test_a_loss_that_shrinks_an_open_round_opens_no_other_one() -> None:
+def test_loss_that_shrinks_an_open_round_opens_no_second_round() -> None:
     house = training(4, 2, 4, shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
@@ -195,7 +195,7 @@ def test_a_loss_that_shrinks_an_open_round_opens_no_other_one() -> None:
     assert house.invited() == {} and house.core.phase() == "training"
 
 
-def test_a_loss_with_which_an_open_round_closes_invites_nobody_to_it_again() -> None:
+def test_loss_that_closes_an_open_round_sends_no_second_invitation() -> None:
     house = training(shrink_grace_s=0.0)
     house.beat("0", Activity.WAITING)
     house.join("0", [(5, 1)])
@@ -204,7 +204,7 @@ def test_a_loss_with_which_an_open_round_closes_invites_nobody_to_it_again() -> 
     assert house.committed().slots == (0, 2) and house.invited() == {}
 
 
-def test_without_a_grace_the_world_shrinks_at_once() -> None:
+def test_world_shrinks_at_once_without_a_grace() -> None:
     house = training(shrink_grace_s=0.0)
     house.close("s1", gone=True)
     assert retired(house) == [1]
@@ -212,7 +212,7 @@ def test_without_a_grace_the_world_shrinks_at_once() -> None:
     assert house.committed().slots == (0, 2)
 
 
-def test_a_node_that_is_back_within_the_grace_keeps_its_slot() -> None:
+def test_node_that_returns_within_the_grace_keeps_its_slot() -> None:
     house = training(cool_down_s=0.0, node_timeout_s=60.0)
     house.close("s1", gone=True)
     house.join("0", [(5, 1)])
@@ -227,7 +227,7 @@ def test_a_node_that_is_back_within_the_grace_keeps_its_slot() -> None:
     assert house.committed().slots == (0, 1, 2)
 
 
-def test_each_slot_is_waited_for_as_long_as_the_other() -> None:
+def test_each_lost_slot_has_its_own_grace() -> None:
     house = training(4, 2, 4, node_timeout_s=60.0)
     house.close("s1", gone=True)
     house.tick(6.0)
@@ -241,7 +241,7 @@ def test_each_slot_is_waited_for_as_long_as_the_other() -> None:
     assert retired(house) == [3] and house.committed().slots == (0, 2)
 
 
-def test_the_world_never_shrinks_below_its_minimum() -> None:
+def test_world_never_shrinks_below_its_minimum() -> None:
     house = training(node_timeout_s=60.0, topo_timeout_s=100.0)
     house.close("s1", gone=True)
     house.close("s2", gone=True)
@@ -251,7 +251,7 @@ def test_the_world_never_shrinks_below_its_minimum() -> None:
     house.beat("0", Activity.WAITING)
 
 
-def test_below_the_minimum_everybody_waits_and_is_told_for_what() -> None:
+def test_below_the_minimum_all_wait_and_learn_what_for() -> None:
     house = training(node_timeout_s=60.0, topo_timeout_s=90.0)
     house.close("s1", gone=True)
     house.close("s2", gone=True)
@@ -265,7 +265,7 @@ def test_below_the_minimum_everybody_waits_and_is_told_for_what() -> None:
     assert house.records(JobInterrupted) == [JobInterrupted(EndKind.FORMATION_TIMEOUT, 0, text, generation=1)]
 
 
-def test_the_minimum_reached_again_the_others_grace_counts() -> None:
+def test_reaching_the_minimum_again_applies_the_other_slots_grace() -> None:
     house = training(cool_down_s=0.0, node_timeout_s=60.0)
     house.close("s1", gone=True)
     house.close("s2", gone=True)
@@ -277,7 +277,7 @@ def test_the_minimum_reached_again_the_others_grace_counts() -> None:
     assert house.committed().slots == (0, 1)
 
 
-def test_a_graceful_leave_shrinks_the_world_at_once() -> None:
+def test_graceful_leave_shrinks_the_world_at_once() -> None:
     house = training()
     house.leave("1", text="SIGTERM")
     assert retired(house) == [1]
@@ -286,7 +286,7 @@ def test_a_graceful_leave_shrinks_the_world_at_once() -> None:
     assert house.committed().slots == (0, 2)
 
 
-def test_a_graceful_leave_at_the_minimum_waits_for_the_node() -> None:
+def test_graceful_leave_at_the_minimum_waits_for_the_node() -> None:
     house = training(2, 2, 3)
     house.leave("1")
     house.tick()
@@ -295,7 +295,7 @@ def test_a_graceful_leave_at_the_minimum_waits_for_the_node() -> None:
     assert house.records(SeatGranted) == [SeatGranted("1", 1, 2, "again", house.seat("1").process)]
 
 
-def test_a_spare_comes_before_shrinking() -> None:
+def test_spare_is_preferred_to_shrinking() -> None:
     house = training(spare_num=1, shrink_grace_s=0.0)
     house.register("9")
     house.close("s1", gone=True)
@@ -305,7 +305,7 @@ def test_a_spare_comes_before_shrinking() -> None:
     assert house.committed().slots == (0, 1, 2)
 
 
-def test_a_stalled_scheduler_prolongs_the_grace() -> None:
+def test_stalled_scheduler_prolongs_the_grace() -> None:
     house = training(node_timeout_s=60.0)
     house.close("s1", gone=True)
     house.tick(5.0)
@@ -315,7 +315,7 @@ def test_a_stalled_scheduler_prolongs_the_grace() -> None:
     assert retired(house) == [1]
 
 
-def test_a_restarted_scheduler_gives_the_grace_again() -> None:
+def test_restarted_scheduler_starts_the_grace_again() -> None:
     house = training(node_timeout_s=60.0)
     house.close("s1", gone=True)
     house.crash(after_s=60.0)
@@ -327,7 +327,7 @@ def test_a_restarted_scheduler_gives_the_grace_again() -> None:
     assert retired(house) == [1]
 
 
-def test_a_world_that_shrank_to_its_minimum_waits_for_nobody_else_after_a_restart() -> None:
+def test_world_at_its_minimum_waits_for_no_other_worker_after_a_restart() -> None:
     house = training(node_timeout_s=60.0)
     house.close("s1", gone=True)
     house.join("0")
@@ -339,17 +339,17 @@ def test_a_world_that_shrank_to_its_minimum_waits_for_nobody_else_after_a_restar
     house.beat("0")
     house.beat("2")
     assert house.core.phase() == "training" and not house.core._ledger.absent
-    assert not any("goes on without" in note for note in house.notes)
+    assert not any("continues without" in note for note in house.notes)
 
 
-def test_a_job_of_fixed_size_never_shrinks() -> None:
+def test_fixed_size_job_never_shrinks() -> None:
     house = House(policy(3, shrink_grace_s=0.0, node_timeout_s=60.0)).fill().train()
     house.close("s1", gone=True)
     house.tick(50.0)
     assert not retired(house) and house.core.wake_at() is not None
 
 
-def test_the_finish_counts_the_members_of_the_smaller_world() -> None:
+def test_finish_counts_the_members_of_the_smaller_world() -> None:
     house = training(shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
@@ -362,7 +362,7 @@ def test_the_finish_counts_the_members_of_the_smaller_world() -> None:
     assert house.ended is not None and house.ended.kind is EndKind.FINISHED
 
 
-def test_the_rest_of_a_failing_program_is_not_waited_for() -> None:
+def test_remaining_workers_of_a_failing_script_are_not_waited_for() -> None:
     house = training(2, 1, 2, shrink_grace_s=0.0)
     for node in ("0", "1"):
         house.leave(node, on_purpose=False, text="ValueError")
@@ -376,14 +376,14 @@ def test_the_rest_of_a_failing_program_is_not_waited_for() -> None:
 
 
 def grown(activity: Activity = Activity.WAITING, **changes: float | bool | str | Pairs) -> House:
-    """A newcomer is admitted while a generation trains, and has come so far."""
+    """Admit a newcomer while a generation trains, and bring it to the given stage."""
     house = training(**changes)
     house.register("3")
     house.beat("3", activity, generation=0)
     return house
 
 
-def test_a_newcomer_disturbs_nobody_before_it_is_ready() -> None:
+def test_newcomer_disturbs_nothing_before_it_is_ready() -> None:
     house = training()
     house.register("3")
     assert house.records(SeatGranted)[0].slot == 3 and house.admission("s3").slot == 3
@@ -392,8 +392,8 @@ def test_a_newcomer_disturbs_nobody_before_it_is_ready() -> None:
     assert house.invited() == {} and house.core.phase() == "training"
 
 
-def test_a_newcomer_that_leaves_with_what_makes_it_ready_disturbs_nobody() -> None:
-    """Both were in one batch: the round would open for somebody who is known to be gone."""
+def test_newcomer_that_leaves_in_the_message_that_makes_it_ready_disturbs_nothing() -> None:
+    """Both were in one batch. The round would open for a process that is known to be gone."""
     house = training(high=5)
     for node in "34":
         house.register(node)
@@ -402,7 +402,7 @@ def test_a_newcomer_that_leaves_with_what_makes_it_ready_disturbs_nobody() -> No
         house.core.step(Received(f"s{node}", ready), house.now)
     house.core.step(Received("s3", Leave(house.credential("3"), True, "SIGTERM")), house.now)
     house.tick()
-    assert house.last("s0", RoundOpened).text.startswith("worker 4 (pid "), "of two that came, one is there"
+    assert house.last("s0", RoundOpened).text.startswith("worker 4 (pid "), "of two newcomers, one is there"
 
     house = training()
     house.register("3")
@@ -412,7 +412,7 @@ def test_a_newcomer_that_leaves_with_what_makes_it_ready_disturbs_nobody() -> No
     assert house.invited() == {} and house.core.phase() == "training"
 
 
-def test_growth_opens_a_gentle_round_when_the_newcomer_is_ready() -> None:
+def test_gentle_round_opens_when_the_newcomer_is_ready() -> None:
     house = grown()
     told = {send.session: send.message for send in house.ready.sends if isinstance(send.message, RoundOpened)}
     assert set(told) == {"s0", "s1", "s2", "s3"}
@@ -425,7 +425,7 @@ def test_growth_opens_a_gentle_round_when_the_newcomer_is_ready() -> None:
     assert house.start_of("3").restore == Point(7, 1)
 
 
-def test_a_gentle_round_has_no_timeout_and_hears_no_failure_in_a_members_leaving() -> None:
+def test_gentle_round_has_no_timeout_and_takes_a_members_leaving_for_no_failure() -> None:
     house = grown(topo_timeout_s=20.0)
     for _ in range(30):
         house.now += 1.0
@@ -439,7 +439,7 @@ def test_a_gentle_round_has_no_timeout_and_hears_no_failure_in_a_members_leaving
     assert not house.seat("2").is_lost
 
 
-def test_a_loss_hardens_a_gentle_round() -> None:
+def test_loss_turns_a_gentle_round_urgent() -> None:
     house = grown()
     round_id = house.last("s0", RoundOpened).round
     house.close("s1", gone=True)
@@ -451,7 +451,7 @@ def test_a_loss_hardens_a_gentle_round() -> None:
     assert house.core.phase().startswith("forming")
 
 
-def test_a_failed_collective_hardens_a_gentle_round() -> None:
+def test_failed_collective_turns_a_gentle_round_urgent() -> None:
     house = grown()
     house.beat("1", Activity.WAITING)
     told = {send.session: send.message for send in house.ready.sends if isinstance(send.message, RoundOpened)}
@@ -459,8 +459,8 @@ def test_a_failed_collective_hardens_a_gentle_round() -> None:
     assert told["s0"].text == "a collective of generation 1 failed at worker 1"
 
 
-def test_who_does_not_leave_with_the_others_is_called_out() -> None:
-    """It went on to a step that those who left at the last commit will not do with it."""
+def test_member_that_does_not_leave_with_the_others_is_interrupted() -> None:
+    """It continued to a step that the members which left at the last commit will not take part in."""
     house = grown()
     house.join("0", live=(7, 1))
     house.tick(0.75)
@@ -472,14 +472,14 @@ def test_who_does_not_leave_with_the_others_is_called_out() -> None:
     assert told["s1"].text == "the others have left the generation at a commit"
 
 
-def test_it_is_called_out_at_the_moment_at_which_all_should_have_left() -> None:
+def test_it_is_interrupted_when_all_should_have_left() -> None:
     house = grown()
     house.join("0", live=(7, 1))
     house.tick(LEAVE_TOGETHER_S)
     assert house.answer("s1", RoundOpened).text == "the others have left the generation at a commit"
 
 
-def test_a_newcomers_join_hurries_nobody() -> None:
+def test_join_of_a_newcomer_makes_no_round_urgent() -> None:
     house = grown()
     house.join("3")
     house.tick(3.0)
@@ -501,7 +501,7 @@ def test_more_newcomers_join_the_gentle_round() -> None:
     assert house.committed().slots == (0, 1, 2, 3)
 
 
-def test_a_recovery_does_not_wait_for_a_newcomer_that_still_starts() -> None:
+def test_recovery_does_not_wait_for_a_newcomer_that_is_still_starting() -> None:
     house = grown(Activity.SEATED, shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
@@ -519,7 +519,7 @@ def test_a_recovery_does_not_wait_for_a_newcomer_that_still_starts() -> None:
     assert [house.start_of(node).rank for node in "023"] == [0, 1, 2]
 
 
-def test_a_recovery_waits_for_a_newcomer_where_it_would_be_too_small_without() -> None:
+def test_recovery_waits_for_a_newcomer_if_the_world_would_be_too_small() -> None:
     house = grown(Activity.SEATED, shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.close("s2", gone=True)
@@ -531,7 +531,7 @@ def test_a_recovery_waits_for_a_newcomer_where_it_would_be_too_small_without() -
     assert house.committed().slots == (0, 3)
 
 
-def test_a_newcomer_that_dies_is_forgotten_without_a_grace() -> None:
+def test_newcomer_that_dies_is_forgotten_without_a_grace() -> None:
     house = grown(Activity.SEATED)
     house.close("s3", gone=True)
     assert retired(house) == [3] and house.invited() == {}
@@ -540,7 +540,7 @@ def test_a_newcomer_that_dies_is_forgotten_without_a_grace() -> None:
     assert house.records(TrainingFinished)
 
 
-def test_a_newcomer_that_dies_in_its_gentle_round_leaves_it_to_the_others() -> None:
+def test_newcomer_that_dies_in_its_gentle_round_leaves_it_to_the_others() -> None:
     house = grown()
     house.close("s3", gone=True)
     assert retired(house) == [3]
@@ -549,7 +549,7 @@ def test_a_newcomer_that_dies_in_its_gentle_round_leaves_it_to_the_others() -> N
     assert house.committed().slots == (0, 1, 2)
 
 
-def test_a_world_of_its_largest_size_admits_no_more() -> None:
+def test_world_at_its_maximum_admits_no_more() -> None:
     house = training(3, 2, 3, spare_num=1)
     house.register("x")
     assert house.records(SpareAdmitted)
@@ -557,7 +557,7 @@ def test_a_world_of_its_largest_size_admits_no_more() -> None:
     assert house.refusal("sy").refusal is Refusal.FULL
 
 
-def test_a_node_whose_slot_was_taken_away_grows_the_world_again_after_its_cool_down() -> None:
+def test_node_whose_slot_was_removed_grows_the_world_after_its_cool_down() -> None:
     house = training(3, 2, 3, shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
@@ -576,7 +576,7 @@ def test_a_node_whose_slot_was_taken_away_grows_the_world_again_after_its_cool_d
     assert house.committed().slots == (0, 1, 2)
 
 
-def test_a_newcomer_is_still_one_after_a_restart_of_the_scheduler() -> None:
+def test_newcomer_is_still_one_after_a_scheduler_restart() -> None:
     house = grown(Activity.SEATED)
     house.crash(after_s=1.0)
     for node in "012":
@@ -588,7 +588,7 @@ def test_a_newcomer_is_still_one_after_a_restart_of_the_scheduler() -> None:
 
 
 @pytest.mark.parametrize("end", ["lost", "left"])
-def test_a_newcomer_that_was_gone_before_a_restart_is_not_expected_after_it(end: str) -> None:
+def test_newcomer_gone_before_a_restart_is_not_expected_after_it(end: str) -> None:
     house = training(3, 1, 5, shrink_grace_s=0.0)
     house.register("3")
     house.register("4")
@@ -607,7 +607,7 @@ def test_a_newcomer_that_was_gone_before_a_restart_is_not_expected_after_it(end:
     assert house.committed().slots == (0, 1)
 
 
-def test_nothing_grows_after_the_end_of_training() -> None:
+def test_world_does_not_grow_after_the_end_of_training() -> None:
     house = training()
     for node in "012":
         house.beat(node, Activity.DONE, step=9)
@@ -618,7 +618,7 @@ def test_nothing_grows_after_the_end_of_training() -> None:
 # ---- places
 
 
-def test_a_part_of_the_address_map_counts_only_in_the_place_it_was_made_for() -> None:
+def test_address_part_counts_only_in_the_place_it_was_made_for() -> None:
     house = training(shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
@@ -630,8 +630,8 @@ def test_a_part_of_the_address_map_counts_only_in_the_place_it_was_made_for() ->
     assert house.answer("s0", AddressMap).blobs == (b"a", b"c")
 
 
-def test_a_join_that_comes_after_the_close_brings_its_part_of_the_address_map() -> None:
-    """It answers the same round, in the final place: its holder believes that it has said all."""
+def test_join_after_the_close_brings_its_address_part() -> None:
+    """It answers the same round, in the final place; its sender has nothing more to send."""
     house = training(shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
@@ -647,7 +647,7 @@ def test_a_join_that_comes_after_the_close_brings_its_part_of_the_address_map() 
 
 
 @pytest.mark.parametrize(("slot", "counts"), [(0, False), (2, False)])
-def test_a_part_without_a_place_is_made_for_the_full_world(slot: int, counts: bool) -> None:
+def test_address_part_without_a_place_is_made_for_the_full_world(slot: int, counts: bool) -> None:
     house = training(shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
@@ -660,7 +660,7 @@ def test_a_part_without_a_place_is_made_for_the_full_world(slot: int, counts: bo
     assert whole.answer("s0", AddressMap).blobs == (b"x", b"y")
 
 
-def test_whoever_changes_places_is_invited_again_and_nobody_else() -> None:
+def test_only_workers_that_change_places_are_invited_again() -> None:
     house = training(4, 2, 4)
     house.close("s3", gone=True)
     assert places_told(house) == {f"s{slot}": Place(slot, slot, 3) for slot in range(3)}
@@ -673,7 +673,7 @@ def test_whoever_changes_places_is_invited_again_and_nobody_else() -> None:
 # ---- the limit
 
 
-def test_the_job_ends_when_it_began_anew_too_often() -> None:
+def test_job_ends_after_too_many_restarts() -> None:
     house = training(2, 2, 2, reset_limit=2, cool_down_s=0.0)
     for again in range(2):
         house.close(house.seat("1").session, gone=True)
@@ -683,10 +683,10 @@ def test_the_job_ends_when_it_began_anew_too_often() -> None:
     house.close(house.seat("1").session, gone=True)
     (record,) = house.records(JobInterrupted)
     assert record.kind is EndKind.INTERRUPTED and record.generation == 3
-    assert record.cause.startswith("it began anew 2 times (RESET_LIMIT); now worker 1 (")
+    assert record.cause.startswith("training restarted 2 times (RESET_LIMIT); now worker 1 (")
 
 
-def test_after_it_ended_so_the_job_can_be_taken_up_again() -> None:
+def test_job_that_ended_so_can_be_resumed() -> None:
     house = training(2, 2, 2, reset_limit=1, cool_down_s=0.0)
     for again in range(2):
         house.close(house.seat("1").session, gone=True)
@@ -702,14 +702,14 @@ def test_after_it_ended_so_the_job_can_be_taken_up_again() -> None:
     assert house.core.state.generation_number == 3
 
 
-def test_no_world_grows_where_no_generation_may_begin() -> None:
+def test_world_does_not_grow_once_no_generation_may_begin() -> None:
     house = training(2, 2, 4, reset_limit=1, cool_down_s=0.0)
     house.close("s1", gone=True)
     house.register("1", session="again")
     house.train(n0=[(1, 1)])
     house.register("2")
     assert house.refusal("s2").refusal is Refusal.FULL
-    assert house.refusal("s2").text.endswith("begun anew 1 times (RESET_LIMIT) and takes in nobody more")
+    assert house.refusal("s2").text.endswith("has restarted 1 times (RESET_LIMIT) and admits no more workers")
 
 
 # ---- a lost journal
@@ -719,7 +719,7 @@ def standing(rank: int, slot: int, world_size: int = 3) -> Standing:
     return Standing(2, 4, RoundId(2, 3), slot, world_size, Point(5, 3), None, rank)
 
 
-def test_a_world_with_gaps_is_rebuilt_with_its_ranks() -> None:
+def test_world_with_gaps_is_rebuilt_with_its_ranks() -> None:
     house = elastic(4, 2, 6)
     for rank, slot in ((0, 1), (2, 5)):
         house.register(f"n{slot}", job="job-old", incarnation=3, standing=standing(rank, slot))
@@ -732,13 +732,13 @@ def test_a_world_with_gaps_is_rebuilt_with_its_ranks() -> None:
 
 
 @pytest.mark.parametrize(("rank", "slot", "world_size"), [(0, 6, 3), (2, 1, 3), (3, 3, 3), (0, 0, 1), (0, 0, 7)])
-def test_impossible_places_report_nothing(rank: int, slot: int, world_size: int) -> None:
+def test_impossible_places_are_ignored(rank: int, slot: int, world_size: int) -> None:
     house = elastic(4, 2, 6)
     house.register("x", job="job-old", incarnation=3, standing=standing(rank, slot, world_size))
     assert house.refusal("sx").refusal is Refusal.OTHER_JOB
 
 
-def test_a_rebuilt_world_shrinks_without_its_unknown_members() -> None:
+def test_rebuilt_world_shrinks_without_its_unknown_members() -> None:
     house = elastic(4, 2, 6, shrink_grace_s=0.0)
     for rank in range(2):
         house.register(str(rank), job="job-old", incarnation=3, standing=standing(rank, rank))

@@ -1,4 +1,4 @@
-"""Where the scheduler may be at several addresses: who is not listened to, and how long one may be silent."""
+"""Scheduler failover: with several addresses, which schedulers a worker leaves, and after what silence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samebits.core.agent.events import (
     ToldToWait,
     Trains,
 )
-from samebits.core.agent.failover import LookElsewhere
+from samebits.core.agent.failover import TryNextAddress
 from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Activity,
@@ -40,8 +40,8 @@ PATIENCE_S = 8.0
 
 
 def desk_at(term: int = 2) -> Desk:
-    """A worker that trains, as a scheduler of this term has admitted it, with a choice of addresses."""
-    desk = Desk(elsewhere_s=PATIENCE_S)
+    """Return a training worker that a scheduler of this term admitted, with several addresses to choose from."""
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     desk.admitted(term=term)
     desk.enters()
@@ -52,7 +52,7 @@ def desk_at(term: int = 2) -> Desk:
 
 
 def look(desk: Desk) -> list[str]:
-    return [notice.text for notice in desk.told(LookElsewhere)]
+    return [notice.text for notice in desk.told(TryNextAddress)]
 
 
 OLD_WORDS = [
@@ -65,17 +65,17 @@ OLD_WORDS = [
 
 
 @pytest.mark.parametrize("word", OLD_WORDS, ids=lambda word: type(word).__name__)
-def test_a_scheduler_that_was_replaced_is_left_whatever_it_says(word: FromScheduler) -> None:
+def test_superseded_scheduler_is_left_whatever_it_sends(word: FromScheduler) -> None:
     desk = desk_at(term=2)
     desk.step(Disconnected())
     desk.step(Connected())
     desk.hear(word)
     assert look(desk) == ["the scheduler there is of term 1, and term 2 has begun: it was replaced"]
-    assert len(desk.ready.notices) == 1 and desk.ready.sends == [], "and nothing else comes of it"
+    assert len(desk.ready.notices) == 1 and desk.ready.sends == [], "and nothing else happens"
     assert desk.agent.term == 2
 
 
-def test_its_word_that_the_training_is_over_is_true_in_any_term() -> None:
+def test_finished_is_accepted_from_any_term() -> None:
     desk = desk_at(term=2)
     desk.hear(Finished("job-1", 1, Point(7, 1)))
     assert look(desk) == []
@@ -95,8 +95,8 @@ def test_another_jobs_scheduler_is_named_and_left(refusal: Refusal) -> None:
     assert desk.agent.job == "job-1"
 
 
-def test_who_has_no_seat_yet_leaves_another_jobs_scheduler_and_ends_for_settings_that_differ() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S)
+def test_worker_without_a_seat_leaves_another_job_and_ends_if_settings_differ() -> None:
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     desk.hear(Refused("mine", Refusal.OTHER_JOB, 0.0, "was started for another", "job-9", 5))
     assert look(desk) == ["was started for another"] and desk.told(MustEnd) == []
@@ -105,26 +105,26 @@ def test_who_has_no_seat_yet_leaves_another_jobs_scheduler_and_ends_for_settings
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_who_is_refused_at_every_address_ends_at_once_unless_it_trains(trains: bool) -> None:
-    desk = desk_at() if trains else Desk(elsewhere_s=PATIENCE_S)
+def test_worker_refused_at_every_address_ends_at_once_unless_it_trains(trains: bool) -> None:
+    desk = desk_at() if trains else Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     desk.hear(Refused("mine", Refusal.OTHER_JOB, 0.0, "another's", "job-9", 5))
-    assert [notice.is_refusal for notice in desk.told(LookElsewhere)] == [True]
+    assert [notice.is_refusal for notice in desk.told(TryNextAddress)] == [True]
     desk.step(RefusedByAll("all of them"))
     ends = [] if trains else [MustEnd(EndKind.REFUSED, "worker 3: all of them")]
     assert desk.told(MustEnd) == ends
 
 
-def test_a_scheduler_that_was_replaced_or_is_silent_refuses_nobody() -> None:
+def test_superseded_or_silent_scheduler_does_not_count_as_a_refusal() -> None:
     replaced = desk_at(term=2)
     replaced.hear(OLD_WORDS[0])
-    silent = Desk(elsewhere_s=PATIENCE_S)
+    silent = Desk(failover_s=PATIENCE_S)
     silent.step(Connected())
     silent.passes(2 * PATIENCE_S)
-    assert [notice.is_refusal for one in (replaced, silent) for notice in one.told(LookElsewhere)] == [False, False]
+    assert [notice.is_refusal for one in (replaced, silent) for notice in one.told(TryNextAddress)] == [False, False]
 
 
-def test_with_one_address_all_is_as_it_was() -> None:
+def test_single_address_behaves_as_before() -> None:
     desk = Desk()
     desk.step(Connected())
     desk.admitted(term=2)
@@ -135,8 +135,8 @@ def test_with_one_address_all_is_as_it_was() -> None:
     assert look(desk) == [] and desk.said(Register) == []
 
 
-def test_one_that_answers_nothing_is_left_in_time() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S)
+def test_unresponsive_scheduler_is_left_in_time() -> None:
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     for _ in range(15):
         desk.passes(1.0)
@@ -147,13 +147,13 @@ def test_one_that_answers_nothing_is_left_in_time() -> None:
     assert look(desk) == [], "once, until the next one had its time"
     desk.step(Disconnected())
     desk.passes(100.0)
-    assert look(desk) == [], "nobody is there to leave"
+    assert look(desk) == [], "there is no scheduler to leave"
     desk.step(Connected())
     desk.passes(2 * PATIENCE_S - 0.1)
     assert look(desk) == []
 
 
-def test_one_that_is_silent_is_asked_for_a_word_which_is_enough() -> None:
+def test_silent_scheduler_is_asked_and_any_answer_is_enough() -> None:
     desk = desk_at(term=1)
     for _ in range(3):
         desk.passes(1.0)
@@ -168,7 +168,7 @@ def test_one_that_is_silent_is_asked_for_a_word_which_is_enough() -> None:
     assert desk.said(Register) == [] and len(desk.said(Heartbeat)) == 1
 
 
-def test_one_whose_thread_hangs_is_left_although_its_connection_stands() -> None:
+def test_scheduler_with_a_hung_thread_is_left_although_its_connection_is_open() -> None:
     desk = desk_at(term=1)
     for _ in range(7):
         assert look(desk) == []
@@ -179,8 +179,8 @@ def test_one_whose_thread_hangs_is_left_although_its_connection_stands() -> None
     assert desk.told(SchedulerAway) == [SchedulerAway()]
 
 
-def test_it_wakes_up_for_each_of_that() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S, first_beat_s=1.0)
+def test_agent_wakes_up_for_each_of_these_deadlines() -> None:
+    desk = Desk(failover_s=PATIENCE_S, first_beat_s=1.0)
     desk.step(Connected())
     desk.admitted()
     asked, left = 0, 0
@@ -196,8 +196,8 @@ def test_it_wakes_up_for_each_of_that() -> None:
     assert desk.now <= 50.0 + PATIENCE_S + 0.01
 
 
-def test_who_is_told_to_wait_waits_where_it_is() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S)
+def test_worker_told_to_wait_stays_where_it_is() -> None:
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     desk.hear(Refused("mine", Refusal.COOLING_DOWN, 30.0, "cooling down", "job-1", 1))
     assert len(desk.told(ToldToWait)) == 1
@@ -207,8 +207,8 @@ def test_who_is_told_to_wait_waits_where_it_is() -> None:
     assert len(desk.told(Seated)) == 1
 
 
-def test_a_house_that_fills_is_no_silence() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S)
+def test_waiting_for_a_full_world_is_no_silence() -> None:
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     for _ in range(40):
         desk.passes(1.0)
@@ -216,11 +216,11 @@ def test_a_house_that_fills_is_no_silence() -> None:
         desk.hear(Pending("mine", 1, 1, 4))
 
 
-# ---- the scheduler's side: its workers may have gone to look elsewhere
+# ---- the scheduler's side: its workers may have moved to another address
 
 
 def moved(search_s: float) -> House:
-    """A job of two whose scheduler has started again, where nobody has found it yet."""
+    """Return the restarted scheduler of a job of two before any worker has found it."""
     house = House(policy(search_s=search_s))
     house.register("0", "a")
     house.register("1", "b")
@@ -232,7 +232,7 @@ def lost(house: House) -> list[str]:
     return [record.node for record in house.journal if isinstance(record, SeatLost)]
 
 
-def test_a_new_scheduler_gives_its_workers_the_time_to_find_it() -> None:
+def test_new_scheduler_gives_its_workers_time_to_find_it() -> None:
     house = moved(search_s=6.0)
     house.tick(10.5)
     assert lost(house) == []
@@ -240,10 +240,10 @@ def test_a_new_scheduler_gives_its_workers_the_time_to_find_it() -> None:
     house.tick(1.0)
     assert lost(house) == ["1"]
     house.tick(4.5)
-    assert lost(house) == ["1", "0"], "who was heard has the lease that all have"
+    assert lost(house) == ["1", "0"], "a worker that reported has the usual lease"
 
 
-def test_after_a_long_stop_a_worker_may_be_at_another_address_for_a_while() -> None:
+def test_after_a_long_pause_workers_may_be_at_another_address_for_a_while() -> None:
     house = House(policy(search_s=6.0))
     house.register("0", "a")
     house.register("1", "b")
@@ -258,10 +258,10 @@ def test_after_a_long_stop_a_worker_may_be_at_another_address_for_a_while() -> N
     assert lost(house) == []
     house.close("a")
     house.tick(0.6)
-    assert lost(house) == ["0"], "the stop is long ago"
+    assert lost(house) == ["0"], "the pause is long past"
 
 
-def test_where_there_is_one_address_nobody_has_more_time() -> None:
+def test_single_address_gives_no_extra_time() -> None:
     house = moved(search_s=0.0)
     house.tick(5.5)
     assert lost(house) == ["0", "1"]

@@ -1,4 +1,4 @@
-"""How a job ends: finished by everybody, stopped, interrupted, failed; and that it does not end before."""
+"""How a job ends: finished by all, stopped, interrupted or failed; and that it does not end earlier."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_done_in_an_earlier_generation_does_not_count() -> None:
     assert house.core.state.final is None
 
 
-def test_done_said_twice_counts_once() -> None:
+def test_repeated_done_counts_once() -> None:
     house = training_house()
     house.beat("0", Activity.DONE, step=60)
     house.beat("0", Activity.DONE, step=60)
     assert house.core.state.final is None
 
 
-def test_a_loss_while_others_are_done_means_that_nobody_is() -> None:
+def test_loss_while_others_are_done_voids_their_reports() -> None:
     house = training_house(cool_down_s=0.0)
     house.beat("0", Activity.DONE, step=60)
     house.close("s1", gone=True)
@@ -68,7 +68,7 @@ def test_a_loss_while_others_are_done_means_that_nobody_is() -> None:
     house.join("1", [])
     assert house.committed().restore == Point(60, 1)
     house.beat("1", Activity.DONE, step=60)
-    assert house.core.state.final is None, "what worker 0 said about generation 1 is void"
+    assert house.core.state.final is None, "worker 0's report on generation 1 is void"
     house.beat("0", Activity.DONE, step=60)
     assert house.core.state.final == Point(60, 2)
 
@@ -79,11 +79,11 @@ def test_done_while_a_round_is_open_does_not_count() -> None:
     house.tick(1.0)
     for node in "01":
         house.beat(node, Activity.DONE, step=60)
-        assert house.invited(), "it has missed the round and is told again"
+        assert house.invited(), "it has missed the round and is invited again"
     assert house.core.state.final is None
 
 
-def test_a_worker_that_dies_after_it_is_done_is_waited_for() -> None:
+def test_worker_that_dies_after_it_is_done_is_waited_for() -> None:
     house = training_house()
     house.beat("1", Activity.DONE, step=60)
     house.close("s1", gone=True)
@@ -92,7 +92,7 @@ def test_a_worker_that_dies_after_it_is_done_is_waited_for() -> None:
     assert house.core.phase() == "forming; waiting for 1"
 
 
-def test_whoever_missed_the_end_is_told_again() -> None:
+def test_worker_that_missed_the_end_is_notified_again() -> None:
     house = finished_house()
     house.beat("0", Activity.DONE, step=60)
     assert house.answer("s0", Finished).point == Point(60, 1)
@@ -100,16 +100,16 @@ def test_whoever_missed_the_end_is_told_again() -> None:
     assert house.ready.sends == []
 
 
-def test_a_worker_started_again_after_the_end_is_told_so_with_its_seat() -> None:
+def test_worker_restarted_after_the_end_is_told_with_its_seat() -> None:
     house = finished_house(cool_down_s=0.0)
     house.close("s1", gone=True)
-    assert house.core.phase() == "finished", "no round for that"
+    assert house.core.phase() == "finished", "no round is needed"
     house.register("1", session="new")
     assert house.admission("new").finished == Point(60, 1)
     assert house.invited() == {}
 
 
-def test_the_job_is_finished_when_all_have_left() -> None:
+def test_job_is_finished_when_all_have_left() -> None:
     house = finished_house()
     house.leave("0")
     assert house.ready.records == [SeatLeft("0", 1)] and house.ended is None
@@ -123,7 +123,7 @@ NOT_DONE = "training is finished at step 60, but worker {} did not reach the end
 KILLED = NOT_DONE.format("1 (pid 1001 on host-a)", "its connection closed and its process is gone")
 
 
-def test_a_worker_that_is_killed_after_training_is_named_as_not_done() -> None:
+def test_worker_killed_after_training_is_named_as_not_done() -> None:
     house = finished_house()
     house.leave("0")
     house.close("s1", gone=True)
@@ -132,7 +132,7 @@ def test_a_worker_that_is_killed_after_training_is_named_as_not_done() -> None:
     wait_for_the_end(house)
     assert house.ended == Ended(EndKind.INTERRUPTED, KILLED)
     assert house.core.state.interruptions[-1].step == 60 and not house.core.state.finished
-    assert 130 < house.now < 150, "a process that was started again may have had its cool-down to wait out"
+    assert 130 < house.now < 150, "a restarted process may have had to wait for its cool-down"
 
 
 def wait_for_the_end(house: House) -> None:
@@ -142,11 +142,11 @@ def wait_for_the_end(house: House) -> None:
         house.tick(wake_at - house.now)
 
 
-def test_a_script_that_fails_after_training_ends_the_job_with_its_status_once_the_others_are_done() -> None:
+def test_failure_after_training_ends_the_job_with_its_status_once_others_are_done() -> None:
     house = finished_house()
     house.say_last("0", "failed at train.py:9: OSError")
     house.leave("0", on_purpose=False, text="failed at train.py:9: OSError", status=1)
-    for _ in range(400):  # the other one evaluates
+    for _ in range(400):  # the other worker evaluates
         house.now += 10
         house.beat("1", Activity.FINISHED, step=60)
         house.tick()
@@ -157,8 +157,8 @@ def test_a_script_that_fails_after_training_ends_the_job_with_its_status_once_th
     assert house.ended == Ended(EndKind.SCRIPT_FAILED, text)
 
 
-def test_recover_runs_what_is_left_of_a_failed_script_and_only_that() -> None:
-    """The status belongs to the start that it ended: the next scheduler waits for the process that tries again."""
+def test_recover_runs_only_the_rest_of_a_failed_script() -> None:
+    """The status belongs to the start that it ended. The next scheduler waits for the process that tries again."""
     house = finished_house(cool_down_s=0.0)
     house.leave("1")
     house.leave("0", on_purpose=False, text="failed", status=3)
@@ -173,7 +173,7 @@ def test_recover_runs_what_is_left_of_a_failed_script_and_only_that() -> None:
     assert house.ended == Ended(EndKind.FINISHED, "job finished")
 
 
-def test_a_scheduler_that_dies_after_the_last_script_failed_ends_the_job_when_it_is_back() -> None:
+def test_restarted_scheduler_ends_a_job_whose_last_script_failed() -> None:
     house = finished_house()
     house.leave("1")
     house.leave("0", on_purpose=False, text="failed", status=3)
@@ -183,17 +183,17 @@ def test_a_scheduler_that_dies_after_the_last_script_failed_ends_the_job_when_it
     assert house.ended is not None and house.ended.kind is EndKind.SCRIPT_FAILED
 
 
-def test_a_worker_that_is_asked_to_leave_after_training_is_not_done() -> None:
+def test_worker_asked_to_leave_after_training_is_not_done() -> None:
     house = finished_house()
     house.leave("0")
     house.leave("1", text="it was asked to (SIGTERM)", status=143)
-    assert house.ended is None, "another process may do what is left"
+    assert house.ended is None, "another process may do the rest"
     wait_for_the_end(house)
     assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
 
 
 @pytest.mark.parametrize(("status", "kind"), [(0, EndKind.FINISHED), (3, EndKind.SCRIPT_FAILED)])
-def test_the_launcher_tells_a_status_that_the_script_could_not(status: int, kind: EndKind) -> None:
+def test_launcher_reports_a_status_that_the_script_could_not(status: int, kind: EndKind) -> None:
     house = finished_house(token=b"t")
     house.leave("0")
     house.leave("1", text="a SystemExit", status=None)
@@ -206,17 +206,17 @@ def test_the_launcher_tells_a_status_that_the_script_could_not(status: int, kind
         assert house.core.state.interruptions[-1].status == status
 
 
-def test_a_launcher_that_never_tells_the_status_is_waited_for_no_longer_than_a_moment() -> None:
+def test_wait_for_the_launchers_status_is_short() -> None:
     house = finished_house(token=b"t", cool_down_s=0.0)
     house.leave("0")
     house.leave("1", text="a SystemExit", status=None)
     began = house.now
     wait_for_the_end(house)
     assert house.ended == Ended(EndKind.FINISHED, "job finished")
-    assert house.now == began + STATUS_WAIT_S, "no other patience ends that sooner"
+    assert house.now == began + STATUS_WAIT_S, "no other timeout ends it sooner"
 
 
-def test_a_worker_that_waits_for_its_seat_keeps_the_finished_job_open() -> None:
+def test_worker_waiting_for_its_seat_keeps_the_finished_job_open() -> None:
     house = finished_house()
     house.leave("0")
     house.close("s1", gone=True)
@@ -230,7 +230,7 @@ def test_a_worker_that_waits_for_its_seat_keeps_the_finished_job_open() -> None:
     assert house.admission("new").finished == Point(60, 1)
 
 
-def test_who_waits_for_a_seat_is_told_that_the_job_is_finished() -> None:
+def test_worker_waiting_for_a_seat_learns_that_the_job_is_finished() -> None:
     house = finished_house()
     house.register("1", session="duplicate")
     house.leave("0")
@@ -239,21 +239,21 @@ def test_who_waits_for_a_seat_is_told_that_the_job_is_finished() -> None:
 
 
 @pytest.mark.parametrize("kept", ["the last leave", "all but the last leave"])
-def test_a_scheduler_started_again_ends_a_finished_job(kept: str) -> None:
-    """The scheduler died between the last SeatLeft and JobFinished: nobody will ever come again."""
+def test_restarted_scheduler_ends_a_finished_job(kept: str) -> None:
+    """The scheduler died between the last SeatLeft and JobFinished, and no worker will return."""
     house = finished_house()
     house.leave("0")
     house.leave("1")
     house.ended = None
     house.crash(after_s=1.0, keep=len(house.journal) - (1 if kept == "the last leave" else 2))
-    if kept != "the last leave":  # its launcher has seen it end, and tells every scheduler
+    if kept != "the last leave":  # its launcher saw it end, and tells every scheduler
         house.tick(20.0)
         house.step(ProcessEnded("1", *house.seat("1").process[:3], "ended with status 0", status=0))
     wait_for_the_end(house)
     assert house.ended is not None and house.ended.kind is EndKind.FINISHED
 
 
-def test_a_finished_job_whose_last_processes_were_lost_ends_although_nobody_comes_back() -> None:
+def test_finished_job_ends_although_its_last_processes_were_lost() -> None:
     house = finished_house()
     for session in ("s0", "s1"):
         house.close(session, gone=True)
@@ -264,7 +264,7 @@ def test_a_finished_job_whose_last_processes_were_lost_ends_although_nobody_come
     assert house.now == loaded_at + house.policy.topo_timeout_s
 
 
-def test_a_stop_after_training_ends_the_scripts_and_says_so() -> None:
+def test_stop_after_training_ends_the_scripts_and_is_reported() -> None:
     house = finished_house()
     house.stop("Ctrl-C")
     assert house.records(JobFinished) == []
@@ -275,13 +275,13 @@ def test_a_stop_after_training_ends_the_scripts_and_says_so() -> None:
     house.ended = None
     house.crash(after_s=1.0)
     house.tick(1.0)
-    assert house.ended is None, "recover.sh runs what is left of the scripts"
+    assert house.ended is None, "recover.sh runs the rest of the scripts"
 
 
 # ---- stopped
 
 
-def test_a_stop_is_told_to_everybody_and_waits_until_they_have_left() -> None:
+def test_stop_is_sent_to_all_and_waits_until_they_have_left() -> None:
     house = training_house()
     house.beat("1", step=17)
     house.register("0", session="waiting")
@@ -298,14 +298,14 @@ def test_a_stop_is_told_to_everybody_and_waits_until_they_have_left() -> None:
     assert not house.core.state.finished
 
 
-def test_who_missed_the_stop_is_told_by_its_next_heartbeat() -> None:
+def test_worker_that_missed_the_stop_gets_it_after_its_next_heartbeat() -> None:
     house = training_house()
     house.stop("Ctrl-C")
     house.beat("0")
     assert house.answer("s0", EndJob).kind is EndKind.STOPPED
 
 
-def test_a_stop_does_not_wait_for_ever() -> None:
+def test_stop_does_not_wait_forever() -> None:
     house = training_house()
     house.stop("Ctrl-C")
     for _ in range(9):
@@ -318,18 +318,18 @@ def test_a_stop_does_not_wait_for_ever() -> None:
     assert house.ended == Ended(EndKind.STOPPED, "stopped by Ctrl-C")
 
 
-def test_a_pause_of_the_scheduler_prolongs_what_a_stop_waits() -> None:
+def test_scheduler_pause_prolongs_the_wait_of_a_stop() -> None:
     house = training_house(node_timeout_s=100.0)
     house.stop("Ctrl-C")
     house.now += 2.0
     house.stall(4.0)
     house.tick(7.9)
-    assert house.ended is None, "8 s were left, and nobody could leave meanwhile"
+    assert house.ended is None, "8 s were left, and no worker could leave meanwhile"
     house.tick(0.1)
     assert house.ended is not None
 
 
-def test_a_second_stop_changes_nothing() -> None:
+def test_second_stop_changes_nothing() -> None:
     house = training_house()
     house.stop("Ctrl-C")
     house.stop("SIGTERM")
@@ -337,8 +337,8 @@ def test_a_second_stop_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "formation timeout"])
-def test_a_job_that_ends_does_not_keep_the_shell_spinning(end: str) -> None:
-    """Every wake_at lies ahead, or the shell's loop would never sleep."""
+def test_ending_job_does_not_keep_the_shell_spinning(end: str) -> None:
+    """Every wake_at lies ahead, otherwise the shell's loop would never sleep."""
     house = training_house(topo_timeout_s=60.0)
     house.close("s1", gone=True)
     if end == "stop":
@@ -355,7 +355,7 @@ def test_a_job_that_ends_does_not_keep_the_shell_spinning(end: str) -> None:
         house.tick()
 
 
-def test_a_stopped_job_goes_on_and_nobody_waits_for_a_cool_down() -> None:
+def test_stopped_job_resumes_without_a_cool_down() -> None:
     house = training_house()
     house.stop("Ctrl-C")
     house.leave("0", text="stopped")
@@ -370,8 +370,8 @@ def test_a_stopped_job_goes_on_and_nobody_waits_for_a_cool_down() -> None:
 
 
 @pytest.mark.parametrize("scheduler_knew", [True, False])
-def test_an_unfinished_job_is_not_finished_because_everybody_left(scheduler_knew: bool) -> None:
-    """SIGTERM reached the workers before, or without, the scheduler; or it died in between."""
+def test_unfinished_job_is_not_finished_when_all_leave(scheduler_knew: bool) -> None:
+    """SIGTERM reached the workers before, or without, the scheduler; or the scheduler died in between."""
     house = training_house()
     if scheduler_knew:
         house.stop("Ctrl-C")
@@ -386,7 +386,7 @@ def test_an_unfinished_job_is_not_finished_because_everybody_left(scheduler_knew
     assert not house.core.state.finished
 
 
-def test_workers_that_all_left_before_a_generation_have_trained_nothing() -> None:
+def test_workers_that_left_before_a_generation_have_trained_nothing() -> None:
     house = House(policy(2)).fill()
     house.leave("0", text="its script never called samebits.elastic.run")
     assert house.ended is None
@@ -397,11 +397,11 @@ def test_workers_that_all_left_before_a_generation_have_trained_nothing() -> Non
     assert not house.core.state.finished
 
 
-# ---- every restore point is lost
+# ---- all restore points are lost
 
 
 def killed_house(*, saved: bool = True) -> House:
-    """Both disks held step 60; then every process was killed, and both nodes are seated again."""
+    """Both disks held step 60, every process was killed, and both nodes are seated again."""
     house = training_house(cool_down_s=0.0)
     for node in "01" if saved else "0":
         house.saved(node, (60, 1))
@@ -413,7 +413,7 @@ def killed_house(*, saved: bool = True) -> House:
     return house
 
 
-def test_a_job_whose_restore_points_are_all_lost_is_refused_until_they_are_back() -> None:
+def test_job_that_lost_all_restore_points_is_refused_until_they_return() -> None:
     house = killed_house()
     house.join("0")
     assert not house.core.state.interruptions
@@ -437,12 +437,12 @@ def test_a_job_whose_restore_points_are_all_lost_is_refused_until_they_are_back(
     ("brought", "restore", "is_said"),
     [
         ({"points": [(60, 1)]}, Point(60, 1), False),
-        ({"copies": [(0, (60, 1))]}, Point(60, 1), False),  # a buddy's
+        ({"copies": [(0, (60, 1))]}, Point(60, 1), False),  # a copy kept by a buddy
         ({"live": (70, 1)}, Point(70, 1), False),
         ({"points": [(40, 1)]}, Point(40, 1), True),
     ],
 )
-def test_what_one_member_holds_saves_the_job(brought: dict[str, Any], restore: Point, is_said: bool) -> None:
+def test_point_of_a_single_member_saves_the_job(brought: dict[str, Any], restore: Point, is_said: bool) -> None:
     house = killed_house()
     house.join("0")
     house.join("1", **brought)
@@ -450,12 +450,12 @@ def test_what_one_member_holds_saves_the_job(brought: dict[str, Any], restore: P
     assert any("goes back to step 40 and repeats 20 steps" in note for note in house.notes) == is_said
 
 
-def test_a_point_that_some_disk_never_held_is_not_missed() -> None:
+def test_point_that_some_disk_never_held_is_not_missed() -> None:
     house = killed_house(saved=False).train()
     assert house.committed().restore is None and house.committed().generation == 2 and house.ended is None
 
 
-def test_a_spare_of_a_job_that_was_never_trained_is_waited_for_and_told() -> None:
+def test_spare_of_an_untrained_job_is_waited_for_and_told() -> None:
     house = House(policy(1, spare_num=1)).fill()
     house.register("7")
     house.leave("0", text="its script never called samebits.elastic.run")
@@ -466,7 +466,7 @@ def test_a_spare_of_a_job_that_was_never_trained_is_waited_for_and_told() -> Non
     assert house.answer("s7", EndJob).kind is EndKind.UNTRAINED
 
 
-def test_a_job_that_has_not_begun_is_not_finished_while_somebody_asks_for_a_seat() -> None:
+def test_untrained_job_is_not_finished_while_a_worker_asks_for_a_seat() -> None:
     house = House(policy(1))
     house.register("0")
     house.register("0", session="replacement")
@@ -479,7 +479,7 @@ def test_a_job_that_has_not_begun_is_not_finished_while_somebody_asks_for_a_seat
 # ---- interrupted
 
 
-def test_a_job_without_workers_is_interrupted() -> None:
+def test_job_without_workers_is_interrupted() -> None:
     house = training_house()
     house.beat("0", step=33)
     house.leave("1", on_purpose=False, text="ValueError: no such sample")
@@ -504,11 +504,11 @@ def failed_house(error: str = "ValueError: loss is nan") -> House:
     return house
 
 
-def test_a_job_that_its_own_script_has_ended_says_so() -> None:
+def test_job_ended_by_its_own_script_says_so() -> None:
     house = failed_house()
     house.tick()
     house.tick(9.9)
-    assert house.ended is None, "somebody may start its workers again"
+    assert house.ended is None, "its workers may be started again"
     house.tick(0.1)
     failed = "failed at train.py:41: ValueError: loss is nan"
     failed += " (data; the others wait for it)"
@@ -516,8 +516,8 @@ def test_a_job_that_its_own_script_has_ended_says_so() -> None:
     assert house.ended == Ended(EndKind.SCRIPT_FAILED, f"no worker is left; first cause: {first}")
 
 
-def test_a_gradient_that_was_wrong_twice_leaves_what_was_saved_in_doubt() -> None:
-    """As an audit found (AUDIT): no script is to be corrected."""
+def test_gradient_that_was_wrong_twice_puts_saved_points_in_doubt() -> None:
+    """Found by an audit (AUDIT); the script is not at fault."""
     house = failed_house("samebits.errors.UnequalError: step 50: rank 1's gradient of 0.weight is not what …")
     house.tick()
     house.tick(10.0)
@@ -526,14 +526,14 @@ def test_a_gradient_that_was_wrong_twice_leaves_what_was_saved_in_doubt() -> Non
     assert house.core.state.is_in_doubt
 
 
-def test_a_stop_that_comes_after_the_scripts_own_end_is_not_the_cause() -> None:
+def test_stop_after_the_scripts_own_end_is_not_the_cause() -> None:
     house = failed_house()
     house.stop("its follower")
     assert house.ended is not None and house.ended.kind is EndKind.SCRIPT_FAILED
     assert "ValueError: loss is nan" in house.ended.text
 
 
-def test_whoever_registers_meanwhile_keeps_the_job() -> None:
+def test_register_keeps_the_emptied_job_alive() -> None:
     house = training_house()
     house.close("s0", gone=True)
     house.close("s1", gone=True)
@@ -543,7 +543,7 @@ def test_whoever_registers_meanwhile_keeps_the_job() -> None:
     assert house.ended is None
 
 
-def test_a_process_that_waited_and_died_does_not_keep_the_job() -> None:
+def test_process_that_waited_and_died_does_not_keep_the_job_alive() -> None:
     house = training_house()
     house.close("s0", gone=True)
     house.close("s1", gone=True)
@@ -554,7 +554,7 @@ def test_a_process_that_waited_and_died_does_not_keep_the_job() -> None:
     assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
 
 
-def test_a_scheduler_that_nobody_has_called_yet_waits() -> None:
+def test_scheduler_that_no_worker_has_called_yet_waits() -> None:
     house = House(policy(2))
     house.tick(1700.0)
     assert house.ended is None
@@ -565,7 +565,7 @@ def test_a_scheduler_that_nobody_has_called_yet_waits() -> None:
     assert house.ended is None, "the workers are being started again"
 
 
-def test_a_pause_is_not_emptiness() -> None:
+def test_pause_does_not_count_as_an_empty_job() -> None:
     house = training_house()
     house.close("s0", gone=True)
     house.close("s1", gone=True)
@@ -585,7 +585,7 @@ def abandoned_house() -> House:
     return house
 
 
-def test_replacements_that_are_starting_keep_the_job_as_long_as_that_is_repeated() -> None:
+def test_starting_replacements_keep_the_job_alive_while_that_is_repeated() -> None:
     house = abandoned_house()
     for _ in range(20):
         house.now += 9.9
@@ -606,7 +606,7 @@ def test_replacements_that_never_register_end_with_their_round() -> None:
     assert house.ended is not None and house.ended.kind is EndKind.FORMATION_TIMEOUT
 
 
-def test_a_finished_training_waits_for_a_replacement_that_starts_but_not_for_ever() -> None:
+def test_finished_training_waits_for_a_starting_replacement_but_not_forever() -> None:
     house = finished_house(topo_timeout_s=300.0)
     house.close("s0", gone=True)
     house.close("s1", gone=True)
@@ -623,7 +623,7 @@ def test_a_finished_training_waits_for_a_replacement_that_starts_but_not_for_eve
 # ---- ENABLE_RECOVERY=0
 
 
-def test_without_recovery_a_death_ends_the_job_for_everybody() -> None:
+def test_death_with_recovery_off_ends_the_job_for_all() -> None:
     house = training_house(recovery=False)
     house.close("s1", gone=True)
     text = "worker 1 (pid 1001 on host-a) is lost: its connection closed and its process is gone (ENABLE_RECOVERY=0)"
@@ -635,7 +635,7 @@ def test_without_recovery_a_death_ends_the_job_for_everybody() -> None:
     assert house.ended == Ended(EndKind.FAILED, text)
 
 
-def test_without_recovery_a_script_that_never_enters_elastic_run_is_left_alone() -> None:
+def test_with_recovery_off_a_script_without_elastic_run_is_left_alone() -> None:
     house = House(policy(2, recovery=False, topo_timeout_s=60.0)).fill()
     for _ in range(200):
         house.now += 1
@@ -649,7 +649,7 @@ def test_without_recovery_a_script_that_never_enters_elastic_run_is_left_alone()
     assert house.ended == Ended(EndKind.FINISHED, "job finished")
 
 
-def test_without_recovery_a_generation_is_formed_as_usual() -> None:
+def test_with_recovery_off_a_generation_forms_as_usual() -> None:
     house = training_house(recovery=False)
     assert house.core.phase() == "training"
     house.beat("0", Activity.DONE, step=9)
@@ -657,7 +657,7 @@ def test_without_recovery_a_generation_is_formed_as_usual() -> None:
     assert house.core.state.final == Point(9, 1)
 
 
-def test_without_recovery_a_death_after_the_end_is_nothing() -> None:
+def test_with_recovery_off_a_death_after_the_end_is_ignored() -> None:
     house = training_house(recovery=False)
     house.beat("0", Activity.DONE, step=9)
     house.beat("1", Activity.DONE, step=9)
@@ -665,7 +665,7 @@ def test_without_recovery_a_death_after_the_end_is_nothing() -> None:
     assert not house.records(JobInterrupted)
 
 
-def test_without_recovery_a_connection_may_break_and_come_back() -> None:
+def test_with_recovery_off_a_connection_may_break_and_return() -> None:
     house = training_house(recovery=False)
     house.close("s1")
     house.now += 0.3

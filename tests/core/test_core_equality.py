@@ -1,4 +1,4 @@
-"""Whether the ranks are equal: who is asked what, what ends the job, what is named once, and the sentences."""
+"""Equality of the ranks: which are asked for what, what ends the job, what is reported once, and the messages."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def says(
 
 
 def asked(house: House) -> list[str]:
-    """Whom the last step asked for parts."""
+    """Return the sessions that the last step asked for parts."""
     return [send.session for send in house.ready.sends if isinstance(send.message, Explain)]
 
 
 # ---- the judgement
 
 
-def test_ranks_are_grouped_the_largest_group_first() -> None:
+def test_ranks_are_grouped_with_the_largest_group_first() -> None:
     assert judge({0: b"a", 1: b"b", 2: b"b"}).groups == ((1, 2), (0,))
-    assert judge({0: b"a", 1: b"b"}).groups == ((0,), (1,)), "of equal ones that of the lowest rank"
+    assert judge({0: b"a", 1: b"b"}).groups == ((0,), (1,)), "of equal groups, the one with the lowest rank"
     assert judge({0: b"a", 1: b"b", 2: b"b"}).has_majority and not judge({0: b"a", 1: b"b"}).has_majority
     assert judge({0: b"a", 1: b"a"}).is_equal and judge({}).is_equal
 
 
-def test_what_matters_most_is_the_first_difference() -> None:
+def test_most_important_difference_comes_first() -> None:
     other = WEIGHT._replace(value="00"), STEPS._replace(value="4"), MEAN
     assert [mine.name for mine, _ in differences((WEIGHT, MEAN, STEPS), other)] == ["completed_steps", "model.weight"]
     assert differences((WEIGHT,), (WEIGHT, EXTRA)) == [(EXTRA, None)]
@@ -101,16 +101,14 @@ def test_what_matters_most_is_the_first_difference() -> None:
         ),
     ],
 )
-def test_the_sentence_names_rank_step_part_cause_and_fix(
-    mine: Part, theirs: Part, averages: bool, expected: str
-) -> None:
+def test_message_names_rank_step_part_cause_and_fix(mine: Part, theirs: Part, averages: bool, expected: str) -> None:
     one, other = (Digest(Point(3, 1), 1, b"", averages=averages, parts=(part,)) for part in (mine, theirs))
     text = sentence(Judgement(((0, 2), (1,))), one, other)
     assert text.startswith("the ranks are not equal after step 3: rank 1 differs from rank 0, 2, ")
     assert expected in text and text.count("Fix: ") == 1
 
 
-def test_without_parts_the_sentence_still_has_a_fix() -> None:
+def test_message_without_parts_still_has_a_fix() -> None:
     text = sentence(judge({0: b"a", 1: b"b"}), Digest(Point(5, 1), FINAL, b"a"), Digest(Point(6, 1), FINAL, b"b"))
     assert text.startswith(
         "the ranks are not equal at the end, step 5 on rank 0 and 6 on rank 1: rank 1 differs from rank 0. Fix: "
@@ -118,7 +116,7 @@ def test_without_parts_the_sentence_still_has_a_fix() -> None:
     assert "Fix: " in text
 
 
-def test_parts_of_one_rank_alone_name_no_difference() -> None:
+def test_parts_of_a_single_rank_name_no_difference() -> None:
     one, other = Digest(Point(3, 1), 1, b"a", parts=(WEIGHT,)), Digest(Point(3, 1), 1, b"b")
     for pair in ((one, other), (other, one)):
         assert "first in" not in sentence(judge({0: b"a", 1: b"b"}), *pair)
@@ -127,11 +125,11 @@ def test_parts_of_one_rank_alone_name_no_difference() -> None:
 # ---- the scheduler's side
 
 
-def test_a_difference_ends_the_job_once_two_ranks_have_said_of_what() -> None:
+def test_difference_ends_the_job_once_two_ranks_have_sent_their_parts() -> None:
     house = training_house(3)
     says(house, "0")
     says(house, "1", shared=b"other")
-    assert not asked(house), "the third may tell who is in the minority"
+    assert not asked(house), "the third may show which is in the minority"
     says(house, "2")
     assert asked(house) == ["s0", "s1"] and house.ended is None
     says(house, "0", parts=(WEIGHT,))
@@ -146,7 +144,7 @@ def test_a_difference_ends_the_job_once_two_ranks_have_said_of_what() -> None:
     assert JobState.replay(house.journal).interruptions == (record,)
 
 
-def test_who_is_asked_and_silent_is_not_waited_for() -> None:
+def test_silent_rank_is_not_waited_for() -> None:
     house = training_house(2)
     says(house, "0")
     says(house, "1", shared=b"other")
@@ -158,7 +156,7 @@ def test_who_is_asked_and_silent_is_not_waited_for() -> None:
     assert house.records(JobInterrupted)[0].kind is EndKind.UNEQUAL
 
 
-def test_while_the_scheduler_stands_still_no_answer_is_waited_for() -> None:
+def test_time_while_the_scheduler_stands_still_does_not_count() -> None:
     house = training_house(2)
     says(house, "0")
     says(house, "1", shared=b"other")
@@ -170,7 +168,7 @@ def test_while_the_scheduler_stands_still_no_answer_is_waited_for() -> None:
     assert house.core.state.interruptions[-1].kind is EndKind.UNEQUAL
 
 
-def test_training_is_finished_only_where_all_end_alike() -> None:
+def test_training_is_finished_only_if_all_ranks_end_equal() -> None:
     house = training_house(2)
     house.beat("0", Activity.DONE, step=9)
     says(house, "1", step=9, shared=b"other", commits=FINAL)
@@ -183,14 +181,14 @@ def test_training_is_finished_only_where_all_end_alike() -> None:
     assert house.core.state.interruptions[-1].kind is EndKind.UNEQUAL
 
 
-def test_who_ends_at_another_step_ends_with_another_state() -> None:
+def test_rank_that_ends_at_another_step_has_another_state() -> None:
     house = training_house(2)
     says(house, "0", step=9, commits=FINAL)
     says(house, "1", step=10, shared=b"other", commits=FINAL)
     assert asked(house) == ["s0", "s1"]
 
 
-def test_the_digest_may_come_after_the_word_that_a_rank_is_done() -> None:
+def test_digest_may_arrive_after_done() -> None:
     house = training_house(2)
     house.beat("0", Activity.DONE, step=9)
     state = house.core.state
@@ -201,7 +199,7 @@ def test_the_digest_may_come_after_the_word_that_a_rank_is_done() -> None:
     assert house.records(TrainingFinished) == [TrainingFinished(Point(9, 1))]
 
 
-def test_a_point_is_everybodys_only_where_it_is_the_same() -> None:
+def test_point_is_common_only_if_it_is_equal_everywhere() -> None:
     house = training_house(2)
     for node in "01":
         house.saved(node, (10, 1))
@@ -212,7 +210,7 @@ def test_a_point_is_everybodys_only_where_it_is_the_same() -> None:
     assert asked(house) == ["s0", "s1"]
 
 
-def test_a_digest_that_comes_after_the_point_makes_it_everybodys() -> None:
+def test_digest_that_arrives_after_the_point_makes_it_common() -> None:
     house = training_house(2)
     house.saved("0", (10, 1))
     credential = house.credential("1")
@@ -222,7 +220,7 @@ def test_a_digest_that_comes_after_the_point_makes_it_everybodys() -> None:
     assert house.records(PointCommitted) == [PointCommitted(Point(10, 1))]
 
 
-def test_what_may_differ_is_named_once_and_ends_nothing() -> None:
+def test_harmless_difference_is_reported_once_and_ends_nothing() -> None:
     house = training_house(2)
     for step in (1, 2, 3):
         says(house, "0", step=step, loose=b"mine")
@@ -239,7 +237,7 @@ def test_what_may_differ_is_named_once_and_ends_nothing() -> None:
     assert house.core.notices == [(1, said)], "each follower shows it"
 
 
-def test_an_end_after_values_differed_names_them_before_its_fix() -> None:
+def test_end_after_differing_values_names_them_before_its_fix() -> None:
     house = training_house(2)
     for node, loose in (("0", b"mine"), ("1", b"yours")):
         says(house, node, loose=loose)
@@ -253,7 +251,7 @@ def test_an_end_after_values_differed_names_them_before_its_fix() -> None:
     assert before.endswith(".") and " Fix: " in fix and " Fix: " not in before, ended.cause
 
 
-def test_what_is_said_again_changes_nothing() -> None:
+def test_repeated_report_changes_nothing() -> None:
     house = training_house(2)
     says(house, "0")
     for _ in range(2):
@@ -263,7 +261,7 @@ def test_what_is_said_again_changes_nothing() -> None:
     assert house.core._equality._tellers.total() == 2
 
 
-def test_a_word_of_a_dead_process_is_forgotten_with_it() -> None:
+def test_report_of_a_dead_process_is_forgotten_with_it() -> None:
     house = training_house(2, cool_down_s=0.0)
     says(house, "1", step=11, shared=b"other")
     house.close("s1", gone=True)
@@ -282,7 +280,7 @@ def digest(step: int, **more: object) -> Digest:
     return Digest(Point(step, 1), 1, b"x", parts=(WEIGHT,), **more)  # type: ignore[arg-type]
 
 
-def test_an_agent_tells_digests_without_their_parts_until_it_is_asked() -> None:
+def test_agent_sends_digests_without_parts_until_asked() -> None:
     desk = training()
     desk.step(Observed(Digests.of((digest(1), digest(2)))))
     (said,) = desk.reported(Digests)
@@ -294,7 +292,7 @@ def test_an_agent_tells_digests_without_their_parts_until_it_is_asked() -> None:
     assert not desk.reported(Digests), "another job's scheduler"
 
 
-def test_an_agent_tells_them_again_when_it_returns_and_while_it_is_done() -> None:
+def test_agent_sends_digests_again_after_reconnecting_and_while_done() -> None:
     desk = training()
     desk.step(Observed(Digests.of(tuple(digest(step) for step in range(1, MAX_DIGESTS + 3)))))
     assert len(desk.reported(Digests)[0].body.digests) == MAX_DIGESTS
@@ -309,16 +307,16 @@ def test_an_agent_tells_them_again_when_it_returns_and_while_it_is_done() -> Non
     assert [message.sender for message in desk.reported(Digests)] == [CREDENTIAL]
 
 
-def test_a_job_whose_ranks_differ_ends_every_worker() -> None:
+def test_difference_ends_every_worker() -> None:
     desk = training()
     desk.hear(EndJob("job-1", 1, EndKind.UNEQUAL, "they differ"))
     assert [notice.text for notice in desk.told(MustEnd)] == ["they differ"]
 
 
-# ---- where the job goes on from, if it does
+# ---- the point from which the job resumes
 
 
-def test_what_differed_is_nobodys_restore_point() -> None:
+def test_differing_point_is_never_restored() -> None:
     house = training_house(2, cool_down_s=0.0)
     for node in "01":
         house.saved(node, (10, 1))
@@ -337,7 +335,7 @@ def test_what_differed_is_nobodys_restore_point() -> None:
     assert not house.core.state.is_in_doubt
 
 
-def test_where_nothing_was_equal_the_job_begins_anew() -> None:
+def test_job_without_an_equal_point_starts_from_step_0() -> None:
     house = training_house(2, cool_down_s=0.0)
     for node in "01":
         says(house, node, step=20, shared=node.encode())

@@ -1,4 +1,4 @@
-"""A scheduler's passes as events: a start, a kill with a spare, a scheduler that came back."""
+"""A scheduler's passes as events: a start, a kill with a spare, a scheduler restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WALL_S = 1_700_000_000.0
 
 
 class Watched(House):
-    """A house whose passes are told to a chronicle, as the service tells them."""
+    """A scheduler whose passes are recorded in a chronicle, as the service does it."""
 
     def load(self) -> Ready:
         self.events: list[Event] = getattr(self, "events", [])
@@ -64,7 +64,7 @@ def trained(**changes: float) -> Watched:
     return house
 
 
-def test_a_start_is_told_in_order_and_ends_with_everybody_training() -> None:
+def test_start_is_recorded_in_order_and_ends_with_all_training() -> None:
     house = trained()
     assert house.kinds() == [
         *(Kind.JOB, Kind.SCHEDULER, Kind.SEATED, Kind.SEATED, Kind.ROUND, Kind.GENERATION, Kind.TRAINING)
@@ -74,7 +74,7 @@ def test_a_start_is_told_in_order_and_ends_with_everybody_training() -> None:
     assert all(event.at == WALL_S + house.now for event in house.events)
 
 
-def test_a_kill_with_a_spare_is_one_recovery_with_its_cause_and_the_last_to_join() -> None:
+def test_kill_with_a_spare_is_one_recovery_with_cause_and_last_joiner() -> None:
     house = trained(spare_num=1)
     house.register("2")
     house.beat("2", Activity.WAITING, generation=0)
@@ -100,11 +100,11 @@ def test_a_kill_with_a_spare_is_one_recovery_with_its_cause_and_the_last_to_join
     killed = ProcessEnded("1", lost.host, lost.pid, lost.started_at, "was killed by signal 9 (SIGKILL)", signal=9)
     house.step(killed)
     (row,) = recoveries_of(house.events)
-    assert row.cause.startswith("worker 1: was killed by signal 9 (SIGKILL)"), "told after the recovery was over"
+    assert row.cause.startswith("worker 1: was killed by signal 9 (SIGKILL)"), "recorded after the recovery was over"
 
 
-def test_who_leaves_tells_the_last_step_it_has_made() -> None:
-    """A heartbeat may be a second old where a job is stopped; what is saved then is the step that was made last."""
+def test_leave_records_the_last_step_made() -> None:
+    """When a job is stopped the last heartbeat may be a second old, but the step that is saved is the last one made."""
     house = trained()
     for node in "01":
         house.beat(node, step=70)
@@ -114,10 +114,10 @@ def test_who_leaves_tells_the_last_step_it_has_made() -> None:
     house.receive("s0", Leave(credential, True, "", 75))
     assert (house.events[-1].kind, house.events[-1].step) == (Kind.LEFT, 75)
     house.leave("1")
-    assert house.events[-1].step == 75, "of an earlier release: nothing is told, and nothing lost"
+    assert house.events[-1].step == 75, "of an earlier release: nothing is recorded, and nothing lost"
 
 
-def test_a_round_after_a_failure_is_a_recovery_and_one_to_grow_is_none() -> None:
+def test_round_after_a_failure_is_a_recovery_and_a_round_to_grow_is_not() -> None:
     house = Watched(policy(2, max_world_size=3)).fill().train()
     house.register("2")
     house.beat("2", Activity.WAITING, generation=0)
@@ -163,7 +163,7 @@ def test_a_cool_down_after_the_loss_of_all_is_a_wait_for_seats() -> None:
     assert row.phases() == {"decide": 0, "wait_for_seats": 30_000, "meet": 1000, "restore": 1000}
 
 
-def test_a_clock_set_back_between_two_scheduler_starts_makes_no_recovery_of_negative_time() -> None:
+def test_clock_set_back_between_scheduler_starts_gives_no_negative_recovery() -> None:
     def told(kind: Kind, at: float, **more: object) -> Event:
         return Event(kind, at, 1, 1, 70, "", "", more)
 
@@ -172,7 +172,7 @@ def test_a_clock_set_back_between_two_scheduler_starts_makes_no_recovery_of_nega
             told(Kind.TRAINING, 5000.0),
             told(Kind.LOST, 5010.0),
             told(Kind.ROUND, 5010.5),
-            told(Kind.SCHEDULER, 1400.0),  # an hour was taken from it meanwhile
+            told(Kind.SCHEDULER, 1400.0),  # the clock was set back an hour meanwhile
             told(Kind.GENERATION, 1401.0),
             told(Kind.TRAINING, 1402.0),
         ]
@@ -181,7 +181,7 @@ def test_a_clock_set_back_between_two_scheduler_starts_makes_no_recovery_of_nega
     assert row.total_ms == 500
 
 
-def test_steps_are_noted_often_at_first_and_seldom_later() -> None:
+def test_steps_are_recorded_often_at_first_and_rarely_later() -> None:
     house = trained()
     for step in range(1, 20_000):
         house.now += 0.5
@@ -193,7 +193,7 @@ def test_steps_are_noted_often_at_first_and_seldom_later() -> None:
     assert max(later.at - before.at for before, later in itertools.pairwise(steps)) <= 61
 
 
-def test_after_a_restart_those_who_trained_on_are_training_again_without_a_round() -> None:
+def test_workers_that_trained_through_a_restart_are_training_without_a_round() -> None:
     house = trained()
     before = len(house.events)
     house.crash(after_s=3)
@@ -206,7 +206,7 @@ def test_after_a_restart_those_who_trained_on_are_training_again_without_a_round
 
 
 @pytest.mark.parametrize(("seen", "at_least"), [(130, 130), (90, 100), (0, 100)])
-def test_where_everything_was_killed_the_recovery_tells_the_step_that_was_reached(seen: int, at_least: int) -> None:
+def test_recovery_after_a_total_kill_records_the_step_that_was_reached(seen: int, at_least: int) -> None:
     house = trained()
     house.now += 2
     for node in "01":
@@ -224,7 +224,7 @@ def test_where_everything_was_killed_the_recovery_tells_the_step_that_was_reache
     assert (row.step, row.restore_step, row.steps_lost) == (at_least, 100, at_least - 100)
 
 
-def test_a_thousand_seats_in_one_pass_are_few_events() -> None:
+def test_thousand_seats_in_one_pass_make_few_events() -> None:
     chronicle = Chronicle(House(policy(2)).core.state, lambda node: 0, WALL_S)
     house = House(policy(1000))
     records = [record for node in range(1000) for record in house.register(str(node)).records]
@@ -234,14 +234,14 @@ def test_a_thousand_seats_in_one_pass_are_few_events() -> None:
     assert seated[-1].more == {"count": 1000 - NAMED}
 
 
-def test_a_warning_is_an_event_and_no_text_is_endless() -> None:
+def test_warning_is_an_event_and_texts_are_bounded() -> None:
     chronicle = Chronicle(House(policy(2)).core.state, lambda node: 0, WALL_S)
     notes = [Note(Level.INFO, "said"), Note(Level.WARNING, "w" * 5000)]
     (event,) = chronicle.take([], [], notes, 1.0)
     assert (event.kind, len(event.text)) == (Kind.NOTE, MAX_TEXT)
 
 
-def test_no_message_but_join_and_heartbeat_is_looked_at() -> None:
+def test_only_joins_and_heartbeats_are_examined() -> None:
     chronicle = Chronicle(House(policy(2)).core.state, lambda node: 0, WALL_S)
     chronicle.heard(object(), 1.0)
     chronicle.heard(Join, 1.0)
@@ -249,7 +249,7 @@ def test_no_message_but_join_and_heartbeat_is_looked_at() -> None:
 
 
 def stalled(house: Watched, node: str, step: int, seconds: float) -> None:
-    """The node's process says what it holds, and how long its steps have waited for saves in all."""
+    """Report what the node's process holds and how long its steps have waited for saves in total."""
     house.told(node, (step, 1))
     credential = house.credential(node)
     house.receive(credential.session, Said(credential, SavedPoints((Point(step, 1),), seconds)))
@@ -259,7 +259,7 @@ def stalls(house: Watched) -> list[float]:
     return [event.more["stalled_ms"] for event in house.events if "stalled_ms" in event.more]
 
 
-def test_steps_wait_for_saves_as_long_as_the_rank_that_waited_longest() -> None:
+def test_save_wait_is_that_of_the_rank_that_waited_longest() -> None:
     house = trained()
     for step, waits in [(10, (0.2, 0.5)), (20, (0.6, 0.55)), (20, (0.6, 0.55))]:
         house.now += 5
@@ -270,7 +270,7 @@ def test_steps_wait_for_saves_as_long_as_the_rank_that_waited_longest() -> None:
     assert sum(stalls(house)) == 600
 
 
-def test_what_an_earlier_scheduler_start_was_told_is_not_told_again() -> None:
+def test_report_to_an_earlier_term_is_not_recorded_again() -> None:
     house = trained()
     stalled(house, "0", 10, 0.5)
     house.now += 5

@@ -1,4 +1,4 @@
-"""What a worker measures: the newest of each, with a heartbeat, said again where it may be lost, and nobody else's."""
+"""A worker's measurements: the newest of each, sent with a heartbeat, repeated if they may be lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def seated() -> Desk:
 
 
 def told(desk: Desk, *figures: Figure, after_s: float = 1.0) -> list[Figures]:
-    """What is said of the figures, which a shell reports only where they are others than before."""
+    """Report figures as a shell does, which sends only changed ones."""
     if figures != desk.figures:
         desk.figures = figures
         desk.step(Observed(Figures.of(figures)))
@@ -30,7 +30,7 @@ def told(desk: Desk, *figures: Figure, after_s: float = 1.0) -> list[Figures]:
     return [said.body for said in desk.reported(Figures)]
 
 
-def test_the_newest_go_with_a_heartbeat_and_are_not_said_twice() -> None:
+def test_newest_figures_go_with_a_heartbeat_and_only_once() -> None:
     desk = seated()
     assert told(desk, *QUEUE) == [Figures(QUEUE)]
     assert told(desk, *QUEUE) == []
@@ -40,12 +40,12 @@ def test_the_newest_go_with_a_heartbeat_and_are_not_said_twice() -> None:
     assert told(desk) == []
 
 
-def test_nobody_is_told_nothing() -> None:
+def test_no_figures_are_sent_without_a_scheduler() -> None:
     desk = seated()
     assert [told(desk) for _ in range(3)] == [[], [], []]
 
 
-def test_a_new_connection_hears_them_again() -> None:
+def test_figures_are_sent_again_on_a_new_connection() -> None:
     desk = seated()
     told(desk, *QUEUE)
     desk.step(Disconnected())
@@ -55,7 +55,7 @@ def test_a_new_connection_hears_them_again() -> None:
     assert told(desk, *QUEUE) == [Figures(QUEUE)]
 
 
-def test_they_are_bounded() -> None:
+def test_figures_are_bounded() -> None:
     many = tuple(Figure(f"x{number}", 1.0) for number in range(MAX_FIGURES + 3))
     (message,) = told(seated(), *many)
     assert message.figures == many[:MAX_FIGURES]
@@ -64,7 +64,7 @@ def test_they_are_bounded() -> None:
 # ---- the scheduler's side
 
 
-def test_they_are_the_seats_and_change_nothing_else() -> None:
+def test_figures_belong_to_the_seat_and_change_nothing_else() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
     ready = house.receive(credential.session, Said(credential, Figures(QUEUE)))
@@ -73,7 +73,7 @@ def test_they_are_the_seats_and_change_nothing_else() -> None:
     assert [one.figures for one in found if one is not None] == [(), QUEUE]
 
 
-def test_of_who_was_replaced_nothing_is_taken() -> None:
+def test_figures_of_a_replaced_process_are_ignored() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
     house.receive(credential.session, Said(replace(credential, incarnation=7), Figures(QUEUE)))
@@ -81,7 +81,7 @@ def test_of_who_was_replaced_nothing_is_taken() -> None:
     assert found is not None and found.figures == ()
 
 
-def test_a_heartbeat_said_before_stays_a_repeat() -> None:
+def test_figures_do_not_make_a_repeated_heartbeat_new() -> None:
     house = training_house()
     credential, state = house.credential("1"), house.core.state
     beat = Heartbeat(credential, state.term, Activity.TRAINING, state.generation_number, None, 7)

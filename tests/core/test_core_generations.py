@@ -1,4 +1,4 @@
-"""Generations: who is told what, where its state comes from, the address map, and equal numerics."""
+"""Generations: which members learn what, where their state comes from, the address map, and equal numerics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.core.house import House, policy, training_house
 # ---- generations
 
 
-def test_ranks_are_slots_whatever_the_order_of_joining() -> None:
+def test_ranks_follow_slots_whatever_the_order_of_joining() -> None:
     house = House(policy(4)).fill()
     for node in "3102":
         house.join(node)
@@ -33,7 +33,7 @@ def test_ranks_are_slots_whatever_the_order_of_joining() -> None:
     assert house.committed().members == (("0", 1), ("1", 1), ("2", 2), ("3", 1))
 
 
-def test_who_missed_its_start_is_told_again() -> None:
+def test_member_that_missed_its_start_gets_it_again() -> None:
     house = House(policy(2)).fill()
     house.join("0")
     house.join("1")
@@ -45,15 +45,15 @@ def test_who_missed_its_start_is_told_again() -> None:
     assert house.ready.sends == []
 
 
-def test_a_newcomer_is_told_of_the_round_when_it_registers() -> None:
+def test_newcomer_is_invited_when_it_registers() -> None:
     house = training_house(cool_down_s=0.0)
     house.close("s1", gone=True)
     house.register("1", session="new")
     assert house.invited() == {"new": RoundId(1, 2)}
 
 
-def test_a_second_start_of_a_member_breaks_the_generation() -> None:
-    """The grant reached the disk, the round that it opens did not."""
+def test_second_start_of_a_member_breaks_the_generation() -> None:
+    """The grant reached the disk; the round that it opens did not."""
     house = training_house(cool_down_s=0.0)
     house.leave("1")
     house.join("0")
@@ -68,7 +68,7 @@ def test_a_second_start_of_a_member_breaks_the_generation() -> None:
 # ---- the restore point on its way to the members
 
 
-def test_members_are_told_where_their_state_comes_from() -> None:
+def test_members_learn_the_source_of_their_state() -> None:
     house = training_house(4)
     house.close("s3", gone=True)
     house.now += 30
@@ -90,7 +90,7 @@ def test_members_are_told_where_their_state_comes_from() -> None:
 # ---- addresses
 
 
-def test_the_address_map_goes_out_when_the_last_part_is_in() -> None:
+def test_address_map_is_sent_when_the_last_part_is_in() -> None:
     house = training_house(3)
     house.publish("0", b"a")
     house.publish("2", b"c")
@@ -100,7 +100,7 @@ def test_the_address_map_goes_out_when_the_last_part_is_in() -> None:
         assert house.answer(session, AddressMap) == AddressMap("job-1", 1, 1, (b"a", b"b", b"c"))
 
 
-def test_who_repeats_its_part_gets_the_map_again_alone() -> None:
+def test_member_that_repeats_its_part_alone_gets_the_map_again() -> None:
     house = training_house(2)
     house.publish("0", b"a")
     house.publish("1", b"b")
@@ -108,7 +108,7 @@ def test_who_repeats_its_part_gets_the_map_again_alone() -> None:
     assert [send.session for send in house.ready.sends] == ["s0"]
 
 
-def test_a_changed_part_is_told_to_everybody() -> None:
+def test_changed_part_is_sent_to_all() -> None:
     house = training_house(2)
     house.publish("0", b"a")
     house.publish("1", b"b")
@@ -116,7 +116,7 @@ def test_a_changed_part_is_told_to_everybody() -> None:
     assert house.answer("s1", AddressMap).blobs == (b"A", b"b")
 
 
-def test_parts_of_another_generation_are_nothing() -> None:
+def test_parts_of_another_generation_are_ignored() -> None:
     house = training_house(2)
     house.publish("0", b"a", generation=2)
     house.publish("0", b"a", generation=0)
@@ -135,7 +135,7 @@ def test_parts_that_came_with_the_joins_go_out_with_the_places() -> None:
         assert house.answer(session, AddressMap) == AddressMap("job-1", 1, 2, (b"a", b"b"))
 
 
-def test_one_join_without_its_part_leaves_the_map_to_the_last_part() -> None:
+def test_join_without_its_part_delays_the_map_until_the_last_part() -> None:
     house = training_house(2)
     house.beat("1", Activity.WAITING)
     house.join("1", blob=b"b")
@@ -145,7 +145,7 @@ def test_one_join_without_its_part_leaves_the_map_to_the_last_part() -> None:
     assert house.answer("s1", AddressMap).blobs == (b"a", b"b")
 
 
-def test_the_part_of_a_lost_member_is_not_its_successors() -> None:
+def test_successor_does_not_inherit_the_part_of_a_lost_member() -> None:
     house = training_house(2)
     house.beat("1", Activity.WAITING)
     house.join("1", blob=b"old")
@@ -176,7 +176,7 @@ def test_parts_do_not_outlive_their_generation() -> None:
 OTHER = (("threads", "4"), ("torch", "2.13.0"))
 
 
-def test_who_would_compute_other_bits_than_rank_0_is_refused() -> None:
+def test_member_with_other_numerics_than_rank_0_is_refused() -> None:
     house = House(policy(2)).fill()
     house.join("0")
     house.join("1", numerics=OTHER)
@@ -184,24 +184,25 @@ def test_who_would_compute_other_bits_than_rank_0_is_refused() -> None:
         "s1",
         Refusal.NUMERICS,
         0.0,
-        "worker 1 would compute other bits than rank 0: threads is 4 here and 1 there. Start it with the same values",
+        "worker 1 would compute different bits than rank 0: threads is 4 here and 1 there. Start it with the same "
+        "values",
         "job-1",
         1,
     )
-    assert house.ready.records == [SeatLeft("1", 1)], "it may come back at once, with the same values"
+    assert house.ready.records == [SeatLeft("1", 1)], "it may return at once with the same values"
     assert house.core.phase() == "forming; waiting for 1"
     house.register("1", session="new")
     house.join("1")
     assert house.core.state.generation_number == 1
 
 
-def test_who_would_compute_other_bits_than_the_job_is_refused_at_once() -> None:
+def test_worker_with_other_numerics_than_the_job_is_refused_at_once() -> None:
     house = training_house(3, cool_down_s=0.0)
     house.close("s2", gone=True)
     house.register("2", session="new")
     house.join("2", numerics=(("threads", "1"),))
     assert house.answer("new", Refused).text == (
-        "worker 2 would compute other bits than the job: torch is unset here and 2.13.0 there. "
+        "worker 2 would compute different bits than the job: torch is unset here and 2.13.0 there. "
         "Start it with the same values"
     )
     house.join("0")
@@ -209,7 +210,7 @@ def test_who_would_compute_other_bits_than_the_job_is_refused_at_once() -> None:
     assert house.core.phase() == "forming; waiting for 2"
 
 
-def test_the_jobs_numerics_survive_the_scheduler() -> None:
+def test_numerics_survive_a_scheduler_restart() -> None:
     house = training_house(cool_down_s=0.0)
     house.close("s1", gone=True)
     house.crash(after_s=1.0)

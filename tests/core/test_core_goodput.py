@@ -1,4 +1,4 @@
-"""Buckets sum to the wall time whatever the events say, and each stretch lies in the bucket its name promises."""
+"""Goodput: buckets sum to the wall time whatever the events are, and each interval lies in the right bucket."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def spent(events: list[Event], until: float | None = None) -> dict[str, float]:
     return {str(bucket): us / S for bucket, us in buckets.items() if us}
 
 
-def test_a_job_without_a_loss_starts_up_and_trains() -> None:
+def test_job_without_a_loss_starts_up_and_trains() -> None:
     assert spent(START, until=145.5) == {"start_up": 5, "productive": 40.5}
 
 
-def test_a_loss_is_waited_for_formed_restored_and_redone() -> None:
+def test_loss_is_split_into_detection_forming_restore_and_redone_steps() -> None:
     assert spent(START + KILL, until=141) == {
         "start_up": 5,
         "productive": 15 + 5 + 1,  # half of the hundred steps after the recovery are new
@@ -52,31 +52,31 @@ def test_a_loss_is_waited_for_formed_restored_and_redone() -> None:
     }
 
 
-def test_a_recovery_is_one_row_whose_phases_sum_to_it() -> None:
+def test_recovery_is_one_row_whose_phases_sum_to_it() -> None:
     (row,) = recoveries_of(START + KILL)
     assert (row.cause, row.lost, row.steps_lost, row.last_to_join) == ("worker 1: ", ["1"], 50, "1")
     assert row.phases() == {"decide": 0, "wait_for_seats": 7000, "meet": 1000, "restore": 2000}
     assert sum(row.phases().values()) == row.total_ms == 10_000
 
 
-def test_a_scheduler_that_was_away_while_the_workers_trained_costs_nothing() -> None:
+def test_scheduler_outage_costs_nothing_while_workers_train() -> None:
     away = [event(Kind.STEP, 110, 50), event(Kind.SCHEDULER, 130), event(Kind.TRAINING, 131, 250)]
     assert spent([*START, *away]) == {"start_up": 5, "productive": 26}
 
 
-def test_where_they_did_not_train_on_its_absence_is_idle() -> None:
+def test_scheduler_outage_is_idle_time_if_workers_stopped() -> None:
     away = [event(Kind.STEP, 110, 50), event(Kind.SCHEDULER, 130), event(Kind.ROUND, 131)]
     assert spent([*START, *away], until=132) == {"start_up": 5, "productive": 5, "idle": 21, "forming": 1}
 
 
-def test_after_the_end_no_time_counts_until_somebody_starts_it_again() -> None:
+def test_no_time_counts_between_the_end_and_a_restart() -> None:
     stopped = [*START, event(Kind.INTERRUPTED, 125, 90)]
     assert spent(stopped, until=1000) == {"start_up": 5, "productive": 20}
     again = [*stopped, event(Kind.SCHEDULER, 200), event(Kind.TRAINING, 203, 90)]
     assert spent(again, until=204) == {"start_up": 8, "productive": 21, "idle": 75}
 
 
-def test_what_steps_have_waited_for_saves_is_neither_productive_nor_redone() -> None:
+def test_time_waiting_for_saves_is_neither_productive_nor_redone() -> None:
     saved = [event(Kind.COMMITTED, 110, 40, stalled_ms=500), event(Kind.STEP, 115, 100, stalled_ms=250.5)]
     assert spent([*START, *saved]) == {"start_up": 5, "productive": 9.2495, "checkpoint_stalls": 0.7505}
     again = [*START, *KILL[:-1], event(Kind.COMMITTED, 139, 190, stalled_ms=1000), KILL[-1]]
@@ -84,20 +84,20 @@ def test_what_steps_have_waited_for_saves_is_neither_productive_nor_redone() -> 
     assert (found["checkpoint_stalls"], found["redone"]) == (1, 4.5)
 
 
-def test_no_more_is_taken_for_waiting_than_training_has_lasted() -> None:
+def test_save_wait_is_at_most_the_training_time() -> None:
     nothing = event(Kind.COMMITTED, 105.5, 1, stalled_ms=float("nan"))
     lies = [event(Kind.COMMITTED, 106, 1, stalled_ms=10**9), event(Kind.ROUND, 107, 2)]
     assert spent([*START, nothing, *lies], until=110) == {"start_up": 5, "checkpoint_stalls": 2, "forming": 3}
     assert spent([*START, lies[0]], until=110) == {"start_up": 5, "checkpoint_stalls": 5}
 
 
-def test_a_world_that_only_grows_trains_until_its_next_generation() -> None:
+def test_world_that_only_grows_trains_until_its_next_generation() -> None:
     grown = [event(Kind.ROUND, 110, 10, gently=True), event(Kind.GENERATION, 112, 12, restore=12)]
     assert spent([*START, *grown, event(Kind.TRAINING, 113, 12)]) == {"start_up": 5, "productive": 7, "restoring": 1}
 
 
 def drawn(rng: random.Random, length: int) -> list[Event]:
-    """Anything in any order, clocks that jump included."""
+    """Draw random events in random order, clock jumps included."""
     at, events = 1.7e9, []
     for _ in range(length):
         at += rng.choice([0, 1e-6, 0.001, 1, 30, 1e5, -40]) * rng.random()
@@ -127,7 +127,7 @@ def test_buckets_sum_to_the_wall_time_exactly(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_what_is_carried_over_stands_for_the_events_it_was_made_of(seed: int) -> None:
+def test_carried_sums_stand_for_the_events_they_were_made_of(seed: int) -> None:
     rng = random.Random(seed)
     events = drawn(rng, 60)
     cut = rng.randrange(60)
@@ -153,13 +153,13 @@ def test_what_is_carried_over_stands_for_the_events_it_was_made_of(seed: int) ->
         {**goodput_of(START + KILL).carried(), "owed_us": 10**18},
     ],
 )
-def test_a_lie_in_what_is_carried_breaks_no_sum(more: dict[str, object]) -> None:
+def test_false_carried_sum_breaks_no_total(more: dict[str, object]) -> None:
     fold = goodput_of([Event(Kind.CARRIED, 100.0, more=more), *START])
     assert sum(fold.buckets(200).values()) == fold.wall_us(200)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_an_event_comes_back_from_its_line_as_it_was(seed: int) -> None:
+def test_event_survives_its_line_unchanged(seed: int) -> None:
     events = drawn(random.Random(seed), 20)
     assert [one.plain() for one in events_in(map(line_of, events))] == [one.plain() for one in events]
 
@@ -182,17 +182,17 @@ def test_an_event_comes_back_from_its_line_as_it_was(seed: int) -> None:
         {"kind": "lost", "at": 1, "node": 5},
     ],
 )
-def test_what_is_no_event_is_none(plain: object) -> None:
+def test_invalid_event_is_rejected(plain: object) -> None:
     assert event_in(plain) is None
 
 
-def test_every_bucket_has_a_name_of_its_own() -> None:
+def test_every_bucket_has_a_unique_name() -> None:
     assert len({str(bucket) for bucket in Bucket}) == len(Bucket) == 8
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
-def test_a_line_with_a_number_that_json_has_not_is_no_event(number: str) -> None:
-    """One such line in what the page is sent, and a browser shows nothing."""
+def test_line_with_a_number_invalid_in_json_is_rejected(number: str) -> None:
+    """A single such line in the page's data would leave the browser blank."""
     line = line_of(Event(Kind.TRAINING, 1.5, more={"last": 0.25}))
     assert len(events_in([line])) == 1
     assert events_in([line.replace("1.5", number), line.replace("0.25", number)]) == []

@@ -1,4 +1,4 @@
-"""Limits with hysteresis, what is said of a host and when, and who leaves for a spare: one, where one is warm."""
+"""Host health: limits with hysteresis, the messages, and moving one worker to a warm spare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WATCHED = {Sign.DISK: Limit(0.9, drains=True), Sign.CPU: Limit(0.9)}
 
 
 def looks(watch: HealthWatch, *shares: float) -> list[bool]:
-    """Whether the disk is an ailment after each of these looks."""
+    """Return whether the disk counts as unhealthy after each of these samples."""
     found = []
     for share in shares:
         watch.look([Reading(Sign.DISK, "/ckpt", share)])
@@ -23,23 +23,23 @@ def looks(watch: HealthWatch, *shares: float) -> list[bool]:
     return found
 
 
-def test_two_looks_make_an_ailment_and_two_well_below_end_it() -> None:
+def test_two_samples_over_the_limit_start_a_problem_and_two_far_below_end_it() -> None:
     assert looks(HealthWatch(WATCHED), 0.95, 0.5, 0.95, 0.95) == [False, False, False, True]
     assert looks(HealthWatch(WATCHED), 0.9, 0.9, 0.88, 0.86, 0.88, 0.8, 0.9, 0.8, 0.8) == [
         *(False, True, True, True, True, True, True, True, False)
     ]
 
 
-def test_a_change_is_told_once() -> None:
+def test_change_is_reported_once() -> None:
     watch = HealthWatch(WATCHED)
     full = [Reading(Sign.DISK, "/ckpt", 0.95)]
     assert [watch.look(full) for _ in range(4)] == [False, True, False, False]
     assert watch.ailments == (DISK,)
-    assert watch.look([]), "the folder is there no longer"
+    assert watch.look([]), "the folder no longer exists"
     assert watch.ailments == ()
 
 
-def test_what_has_no_limit_is_not_looked_at_and_much_is_cut() -> None:
+def test_values_without_a_limit_are_skipped_and_long_lists_are_cut() -> None:
     watch = HealthWatch(WATCHED)
     many = [Reading(Sign.DISK, f"/{number}", 1.0) for number in range(100)]
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_what_has_no_limit_is_not_looked_at_and_much_is_cut() -> None:
         ),
     ],
 )
-def test_an_ailment_in_words(ailment: Ailment, text: str) -> None:
+def test_problem_is_described_in_words(ailment: Ailment, text: str) -> None:
     assert said(ailment) == text
 
 
@@ -71,7 +71,7 @@ def test_an_ailment_in_words(ailment: Ailment, text: str) -> None:
 
 
 def house_with_spares(spares: int = 1, **changes: bool) -> House:
-    """Two train, on a host each; the spares are warm."""
+    """Two workers train on one host each; the spares are warm."""
     house = House(policy(2, spare_num=3, **changes))
     for node in ("0", "1", *(f"{2 + number}" for number in range(spares))):
         house.register(node, process=Process(f"host-{node}", 100 + int(node), 1, "cpu"))
@@ -82,7 +82,7 @@ def house_with_spares(spares: int = 1, **changes: bool) -> House:
 
 
 def feels(house: House, node: str, *ailments: Ailment) -> list[str]:
-    """Who is asked to leave then."""
+    """Return the nodes that are asked to leave after this health report."""
     credential = house.credential(node)
     first = house.receive(credential.session, Said(credential, HealthReport(ailments)))
     second = house.tick(0.1)
@@ -93,20 +93,20 @@ def notes_on(house: House, word: str) -> list[str]:
     return [note for note in house.notes if word in note]
 
 
-def test_a_host_is_said_to_be_unwell_once_and_once_to_be_well_again() -> None:
+def test_unhealthy_host_is_reported_once_and_so_is_its_recovery() -> None:
     house = house_with_spares()
     for _ in range(3):
-        assert feels(house, "0", CPU) == [], "nobody leaves for its CPUs"
+        assert feels(house, "0", CPU) == [], "no worker leaves for its CPUs"
     assert house.core.ailments == ["host host-0: its CPUs are 100 % busy (limit 90 %, HEALTH=cpu)"]
     feels(house, "0")
     assert notes_on(house, "host-0 ") == [
         "host host-0 (worker 0): its CPUs are 100 % busy (limit 90 %, HEALTH=cpu)",
-        "host host-0 is well again: its CPUs",
+        "host host-0 is healthy again: its CPUs",
     ]
     assert house.core.ailments == []
 
 
-def test_workers_of_one_host_say_it_once() -> None:
+def test_workers_of_one_host_report_it_once() -> None:
     house = House(policy(2)).fill().train()
     feels(house, "0", CPU)
     feels(house, "1", CPU)
@@ -116,10 +116,10 @@ def test_workers_of_one_host_say_it_once() -> None:
     assert house.core.ailments == []
 
 
-def test_one_leaves_where_a_spare_is_warm_and_is_asked_until_it_has() -> None:
+def test_one_worker_leaves_for_a_warm_spare_and_is_asked_until_it_has() -> None:
     house = house_with_spares()
     assert feels(house, "1", DISK) == ["s1"]
-    assert feels(house, "1", DISK) == ["s1"], "the first word may be lost"
+    assert feels(house, "1", DISK) == ["s1"], "the first request may be lost"
     assert feels(house, "0", DISK) == [], "one at a time"
     assert len(notes_on(house, "is asked to leave at its next commit, and spare 2 is warm: the disk of /ckpt")) == 1
     house.leave("1", text="it was asked to (SIGTERM)")
@@ -128,8 +128,8 @@ def test_one_leaves_where_a_spare_is_warm_and_is_asked_until_it_has() -> None:
 
 
 @pytest.mark.parametrize("well", [True, pytest.param(False, id="whose host is full, too")])
-def test_who_leaves_for_its_host_gives_its_slot_to_a_spare_elsewhere(well: bool) -> None:
-    """Where nothing is wrong a spare on the same host is preferred, and the first that came."""
+def test_worker_on_an_unhealthy_host_is_replaced_from_another_host(well: bool) -> None:
+    """Otherwise a spare on the same host is preferred, then the first to arrive."""
     house = house_with_spares(2)
     house.register("4", process=Process("host-1", 104, 1, "cpu"))
     house.beat("4", Activity.WAITING)
@@ -142,7 +142,7 @@ def test_who_leaves_for_its_host_gives_its_slot_to_a_spare_elsewhere(well: bool)
 
 
 @pytest.mark.parametrize("why", ["no spare", "spare is cold", "spare is unwell too", "a round is open", "no recovery"])
-def test_nobody_leaves_otherwise(why: str) -> None:
+def test_no_worker_leaves_otherwise(why: str) -> None:
     house = house_with_spares(0 if why == "no spare" else 1, recovery=why != "no recovery")
     if why == "spare is cold":
         house.beat("2", Activity.SEATED)
@@ -153,7 +153,7 @@ def test_nobody_leaves_otherwise(why: str) -> None:
     assert feels(house, "1", DISK) == []
 
 
-def test_a_status_lists_a_few() -> None:
+def test_status_lists_a_few_problems() -> None:
     house = house_with_spares()
     feels(house, "0", *(Ailment(Sign.DISK, f"/{number}", 1.0, 0.9, False) for number in range(30)))
     assert len(house.core.ailments) == 17

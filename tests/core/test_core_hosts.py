@@ -1,4 +1,4 @@
-"""Hosts that come, go and fail: what a script's lines mean, who rests, and what is started and left."""
+"""Discovered hosts: parsing the script's lines, rests after failures, and what is started and drained."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_lines_of_a_discovery_script() -> None:
 
 
 @pytest.mark.parametrize("line", ["a b", "a:", "a:x", "a:-1", "a:99999", ":3", "-a", "a;rm", "fe80::1:4", "x" * 300])
-def test_a_line_that_is_no_host_is_named(line: str) -> None:
+def test_invalid_line_is_named(line: str) -> None:
     with pytest.raises(UsageError, match=r"^line 2 of the discovered hosts .*Fix: "):
         parse(f"good\n{line}\n")
 
 
-def test_old_hosts_keep_their_workers_and_new_ones_come_behind() -> None:
+def test_old_hosts_keep_their_workers_and_new_ones_are_appended() -> None:
     known = Hosts()
     known.seen(hosts(a=2, b=1))
     assert known.plan(3, {}, 0) == Plan(("a", "a", "b"))
@@ -38,7 +38,7 @@ def test_old_hosts_keep_their_workers_and_new_ones_come_behind() -> None:
     assert known.plan(9, running, 0) == Plan(("c", "c"))
 
 
-def test_workers_of_a_host_that_has_gone_or_shrunk_leave() -> None:
+def test_workers_of_a_removed_or_smaller_host_leave() -> None:
     known = Hosts()
     known.seen(hosts(a=1, c=2))
     running = {"0": "a", "1": "a", "2": "b", "3": "c"}
@@ -46,11 +46,11 @@ def test_workers_of_a_host_that_has_gone_or_shrunk_leave() -> None:
     assert known.plan(1, running, 0) == Plan((), ("1", "2", "3"))
 
 
-def test_a_host_that_fails_rests_twice_as_long_each_time() -> None:
+def test_failing_host_rests_twice_as_long_each_time() -> None:
     known = Hosts(Resting(10, 35))
     known.seen(hosts(a=1, b=1))
     assert known.failed("a", 0) == 10
-    assert known.failed("a", 5) == 10  # of the same failure
+    assert known.failed("a", 5) == 10  # part of the same failure
     assert known.plan(2, {}, 5) == Plan(("b",))
     assert known.next_change_s(5) == 10
     assert known.plan(2, {}, 10) == Plan(("a", "b"))
@@ -61,7 +61,7 @@ def test_a_host_that_fails_rests_twice_as_long_each_time() -> None:
     assert known.failed("a", 204) == 214
 
 
-def test_hosts_that_never_come_back_are_forgotten_once_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_never_return_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samebits.hosts.host_list.MOST_HOSTS", 3)
     hosts = Hosts()
     hosts.failed("bad", 0.0)
@@ -71,7 +71,7 @@ def test_hosts_that_never_come_back_are_forgotten_once_there_are_too_many(monkey
     assert hosts.usable(1.0) == (Host("stays", 1), Host("new-19", 1))
 
 
-def test_workers_on_a_host_that_rests_stay() -> None:
+def test_workers_on_a_resting_host_stay() -> None:
     known = Hosts()
     known.seen(hosts(a=2))
     known.failed("a", 0)
@@ -79,24 +79,24 @@ def test_workers_on_a_host_that_rests_stay() -> None:
     assert known.plan(2, {"0": "a"}, 10) == Plan(("a",))
 
 
-def test_a_host_that_failed_unseen_and_a_thousand_failures() -> None:
+def test_failures_of_an_unlisted_host_and_a_thousand_failures() -> None:
     known = Hosts(Resting(1, 600))
     now = 0.0
     for _ in range(2000):
         now = known.failed("a", now)
     assert math.isfinite(now)
-    assert known.usable(now) == ()  # nobody has named it
+    assert known.usable(now) == ()  # it is not listed
     assert known.next_change_s(0) is None
 
 
 @pytest.mark.parametrize("times", [(0, 1), (-1, 1), (2, 1), (math.nan, 1)])
-def test_resting_times_that_are_none_are_refused(times: tuple[float, float]) -> None:
+def test_invalid_resting_times_are_refused(times: tuple[float, float]) -> None:
     with pytest.raises(UsageError, match="Fix: "):
         Resting(*times)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_hosts_come_and_go_and_the_job_is_where_it_can_be(seed: int) -> None:
+def test_job_follows_hosts_that_come_and_go(seed: int) -> None:
     draw, known, running, now, number = random.Random(seed), Hosts(Resting(5, 40)), {}, 0.0, 0
     for _ in range(40):
         now += draw.uniform(0, 20)

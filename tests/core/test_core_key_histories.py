@@ -1,6 +1,6 @@
-"""Histories of calls to keys under losses, repeats, kills and partitions are linearizable, and every call ends.
+"""Key-value histories under losses, repeats, kills and partitions are linearizable, and every call returns.
 
-The checker is shown to see what it must: five broken builds, each caught, and small histories that no key gives.
+The checker is tested too: it catches five broken builds and impossible small histories.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MUTANT_SEEDS = 600
 
 
 def violation(seed: int, *, is_durable: bool, build: Build | None = None) -> str:
-    """What is wrong in this run; empty where nothing is."""
+    """Return what is wrong in this run, or an empty string."""
     world = World(seed, is_durable=is_durable, build=build)
     try:
         history = world.run()
@@ -40,7 +40,7 @@ def test_every_history_is_linearizable(is_durable: bool) -> None:
     assert [found for seed in range(SEEDS) if (found := violation(seed, is_durable=is_durable))] == []
 
 
-def test_the_runs_are_worth_something() -> None:
+def test_runs_are_long_enough_to_be_meaningful() -> None:
     kills = lost = repeated = unanswered = 0
     outcomes = set()
     for seed in range(40):
@@ -73,7 +73,7 @@ class _ForgetsThatNothingWasDone(KeyStore):
 
 
 class _NotDurableAgain(KeyStore):
-    """A call that does not ask for it takes durability away."""
+    """A call without durability makes a durable key volatile."""
 
     def take(self, call: KeyCall) -> KeyReady:
         if not call.is_durable and call.op is not KeyOp.DELETE:
@@ -82,7 +82,7 @@ class _NotDurableAgain(KeyStore):
 
 
 class _HearsLateCalls(KeyStore):
-    """A call that was said to an earlier scheduler is done by this one."""
+    """A call that was sent to an earlier scheduler is carried out by this one."""
 
     def take(self, call: KeyCall) -> KeyReady:
         return super().take(replace(call, term=0))
@@ -135,7 +135,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_build_is_caught(name: str) -> None:
+def test_broken_build_is_caught(name: str) -> None:
     found = (violation(seed, is_durable=True, build=MUTANTS[name]) for seed in range(MUTANT_SEEDS))
     assert any(found), name
 
@@ -178,17 +178,17 @@ NO_KEY_GIVES: dict[str, list[Called]] = {
 
 
 @pytest.mark.parametrize("name", NO_KEY_GIVES)
-def test_the_checker_sees(name: str) -> None:
+def test_checker_rejects_impossible_histories(name: str) -> None:
     assert not is_linearizable(NO_KEY_GIVES[name])
 
 
-def test_the_checker_allows_what_a_key_can_give() -> None:
+def test_checker_accepts_possible_histories() -> None:
     assert is_linearizable([call(KeyOp.ADD, 1, 4, 5, ONE, amount=1), call(KeyOp.GET, 2, 3)])
     assert is_linearizable([call(KeyOp.ADD, 1, 4, 6, TWO, amount=1), call(KeyOp.ADD, 2, 3, 5, ONE, amount=1)])
     assert is_linearizable([call(KeyOp.ADD, 1, None, amount=1), call(KeyOp.GET, 2, 3), call(KeyOp.GET, 4, 5, 7, ONE)])
 
 
-def test_what_is_not_answered_may_be_done_at_any_time_or_never() -> None:
+def test_unanswered_call_may_take_effect_at_any_time_or_never() -> None:
     lost: Callable[[], Called] = lambda: call(KeyOp.ADD, 1, None, amount=1)  # noqa: E731
     assert is_linearizable([lost(), call(KeyOp.GET, 2, 3)])
     assert is_linearizable([lost(), call(KeyOp.GET, 2, 3, 9, ONE)])

@@ -1,4 +1,4 @@
-"""What each call does to a key, each bound with its sentence, and how calls travel through agent and scheduler."""
+"""The key-value store: each call, each bound with its message, and the way of calls through agent and scheduler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pack(value: object) -> bytes:
 
 
 class Desk:
-    """One store, and its callers' numbers."""
+    """One store with the call numbers of its callers."""
 
     def __init__(self, store: KeyStore | None = None) -> None:
         self.store = store or KeyStore(TERM)
@@ -73,23 +73,23 @@ def test_put_get_delete() -> None:
     assert outcome(desk.call(KeyOp.DELETE, version=FIRST + 9)) == (KeyOutcome.DIFFERS, 1, b"")
     assert outcome(desk.call(KeyOp.DELETE)) == (KeyOutcome.DONE, 2, b"")
     assert outcome(desk.call(KeyOp.DELETE)) == (KeyOutcome.ABSENT, 0, b"")
-    assert desk.records == [], "nobody asked for durability"
+    assert desk.records == [], "durability was not requested"
 
 
-def test_add_counts_from_zero_and_only_numbers() -> None:
+def test_add_counts_from_zero_and_accepts_numbers_only() -> None:
     desk = Desk()
     assert desk.call(KeyOp.ADD, amount=5).value == pack(5)
     assert desk.call(KeyOp.ADD, amount=-7).value == pack(-2)
     desk.call(KeyOp.PUT, value=pack("text"))
     refused = desk.call(KeyOp.ADD, amount=1)
     assert refused.outcome is KeyOutcome.REFUSED
-    assert refused.text.startswith("key 'k': its value is no whole number. Fix: ")
+    assert refused.text.startswith("key 'k': its value is not a whole number. Fix: ")
     desk.call(KeyOp.PUT, value=pack(2**63 - 1))
     assert "more than 64 bits. Fix: " in desk.call(KeyOp.ADD, amount=1).text
     assert desk.call(KeyOp.GET).value == pack(2**63 - 1)
 
 
-def test_compare_and_set_is_done_at_its_version_only() -> None:
+def test_compare_and_set_succeeds_only_at_its_version() -> None:
     desk = Desk()
     assert outcome(desk.call(KeyOp.COMPARE_AND_SET, value=b"\x01", version=FIRST + 1)) == (KeyOutcome.DIFFERS, 0, b"")
     assert outcome(desk.call(KeyOp.COMPARE_AND_SET, value=b"\x01")) == (KeyOutcome.DONE, 1, b"")
@@ -98,34 +98,34 @@ def test_compare_and_set_is_done_at_its_version_only() -> None:
     assert desk.call(KeyOp.GET).value == b"\x03"
 
 
-def test_a_wait_ends_with_a_version_above_its_own() -> None:
+def test_wait_ends_with_a_higher_version() -> None:
     desk = Desk()
     assert desk.call(KeyOp.WAIT, session="s1") is None
-    desk.say(desk.last)  # said again: it waits once
+    desk.say(desk.last)  # repeated: it still waits once
     assert desk.store.waits == 1
     desk.call(KeyOp.PUT, value=b"\x01")
     assert [(one.session, one.value) for one in desk.told] == [("s0", b""), ("s1", b"\x01")]
     assert desk.store.waits == 0
-    assert desk.call(KeyOp.WAIT, session="s1").value == b"\x01", "it is there already"
+    assert desk.call(KeyOp.WAIT, session="s1").value == b"\x01", "it is already there"
     assert desk.call(KeyOp.WAIT, session="s1", version=FIRST + 1) is None
     desk.call(KeyOp.DELETE)
-    assert [one.session for one in desk.told] == ["s0"], "a deletion is not what is waited for"
+    assert [one.session for one in desk.told] == ["s0"], "a deletion does not end a wait"
     desk.call(KeyOp.ADD, amount=1)
     assert [one.session for one in desk.told] == ["s0", "s1"]
 
 
-def test_a_change_is_done_once_and_answered_the_same() -> None:
+def test_repeated_change_is_done_once_with_the_same_answer() -> None:
     desk = Desk()
     first, said = desk.call(KeyOp.ADD, amount=1), desk.last
     assert desk.say(said) == first
     desk.call(KeyOp.ADD, amount=1, floor=1)
     assert desk.say(said) == first
     desk.call(KeyOp.ADD, amount=1, floor=3)
-    assert desk.say(said) is None, "its caller has the answer: this one comes late"
+    assert desk.say(said) is None, "its caller has the answer: this repeat is late"
     assert desk.call(KeyOp.GET).value == pack(3)
 
 
-def test_durable_is_what_was_asked_to_be_and_stays_so_until_it_is_deleted() -> None:
+def test_durable_key_stays_durable_until_it_is_deleted() -> None:
     desk = Desk()
     desk.call(KeyOp.PUT, b"volatile", value=b"\x01")
     desk.call(KeyOp.PUT, b"d", value=b"\x02", is_durable=True)
@@ -141,7 +141,7 @@ def test_durable_is_what_was_asked_to_be_and_stays_so_until_it_is_deleted() -> N
     assert [type(one) for one in desk.records] == [KeyWritten, KeyWritten, KeyWritten, KeyDeleted]
 
 
-def test_a_snapshot_gives_the_same_store() -> None:
+def test_snapshot_restores_the_same_store() -> None:
     desk = Desk()
     for number in range(5):
         desk.call(KeyOp.ADD, b"key %d" % number, session=f"s{number % 2}", amount=1, is_durable=number != 3)
@@ -152,13 +152,13 @@ def test_a_snapshot_gives_the_same_store() -> None:
     assert list(replay(desk.store.snapshot(), TERM + 1).snapshot()) == list(desk.store.snapshot())
 
 
-def test_versions_rise_over_scheduler_starts_whatever_was_forgotten() -> None:
+def test_versions_rise_across_scheduler_starts_whatever_was_forgotten() -> None:
     desk = Desk()
     before = desk.call(KeyOp.PUT, value=b"\x01").version
     assert Desk(KeyStore(TERM + 1)).call(KeyOp.PUT, value=b"\x01").version > before
 
 
-def test_a_record_of_an_older_version_loses_no_newer_value() -> None:
+def test_record_of_an_older_version_overwrites_no_newer_value() -> None:
     newer, older = KeyWritten(b"k", b"\x02", 9), KeyWritten(b"k", b"\x01", 8)
     assert replay([newer, older, KeyDeleted(b"k", 7, "s", 1, 1)], 0).keys == {b"k": Versioned(b"\x02", 9)}
     mine, others = (
@@ -176,12 +176,12 @@ def test_keys_and_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = desk.call(KeyOp.PUT, b"b", value=b"x" * 20)
     assert (refused.outcome, refused.text) == (
         KeyOutcome.REFUSED,
-        "key 'b': all keys and values would have 52 bytes, at most 40 are kept. Fix: delete keys that are done with, "
-        "or keep large values in files and their paths here",
+        "key 'b': all keys and values would have 52 bytes, at most 40 are kept. Fix: delete keys that are no longer "
+        "needed, or keep large values in files and their paths here",
     )
     desk.call(KeyOp.PUT, b"a", value=b"x")
     assert desk.call(KeyOp.PUT, b"b", value=b"x" * 20).outcome is KeyOutcome.DONE
-    assert "there are 2 keys, the most there may be. Fix: " in desk.call(KeyOp.ADD, b"c").text
+    assert "there are 2 keys, the maximum. Fix: " in desk.call(KeyOp.ADD, b"c").text
     assert desk.call(KeyOp.ADD, b"c").outcome is KeyOutcome.REFUSED
     desk.call(KeyOp.DELETE, b"a")
     assert desk.call(KeyOp.ADD, b"c").outcome is KeyOutcome.DONE
@@ -191,14 +191,14 @@ def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     for _ in range(200):
         desk.call(KeyOp.WAIT)
-    assert desk.store.waits == key_store.MAX_WAITS_OF_ONE, "the oldest were given up"
+    assert desk.store.waits == key_store.MAX_WAITS_OF_ONE, "the oldest were dropped"
     monkeypatch.setattr(key_store, "MAX_WAITS", desk.store.waits)
-    assert "calls wait for keys, the most there may be. Fix: " in desk.call(KeyOp.WAIT, session="s1").text
+    assert "calls wait for keys, the maximum. Fix: " in desk.call(KeyOp.WAIT, session="s1").text
     desk.store.forget_callers_but({"s1"})
     assert desk.store.waits == 0
 
 
-def test_answers_that_are_kept_are_bounded() -> None:
+def test_kept_answers_are_bounded() -> None:
     desk = Desk()
     for _ in range(2 * MAX_KEPT_ANSWERS):
         desk.call(KeyOp.ADD, amount=1, floor=1)
@@ -217,7 +217,7 @@ def test_answers_that_are_kept_are_bounded() -> None:
         KeyCall(SENDER, 1, 1, KeyOp.ADD, b"k", amount=2**63),
     ],
 )
-def test_what_is_out_of_bounds_is_no_message(call: KeyCall) -> None:
+def test_message_out_of_bounds_is_rejected(call: KeyCall) -> None:
     with pytest.raises(ProtocolError):
         SCHEMA.unpack(SCHEMA.pack(call))
 
@@ -228,7 +228,7 @@ def test_what_is_out_of_bounds_is_no_message(call: KeyCall) -> None:
 ADD = KeyAsk(KeyOp.ADD, b"k", amount=1)
 
 
-def test_the_floor_is_the_oldest_change_that_is_not_answered() -> None:
+def test_floor_is_the_oldest_unanswered_change() -> None:
     calls = KeyCalls()
     for ticket, ask in enumerate([KeyAsk(KeyOp.WAIT, b"w"), ADD, ADD]):
         calls.begin(ticket, ask, 0.0)
@@ -248,7 +248,7 @@ def test_the_floor_is_the_oldest_change_that_is_not_answered() -> None:
     assert [(one.number, one.floor) for one in calls.due(SENDER, 0.0)] == [(5, 5)]
 
 
-def test_a_call_is_said_again_at_longer_and_longer_intervals() -> None:
+def test_call_is_repeated_at_growing_intervals() -> None:
     calls, times, now = KeyCalls(), [], 0.0
     calls.begin(0, ADD, now)
     for _ in range(6):
@@ -262,7 +262,7 @@ def test_a_call_is_said_again_at_longer_and_longer_intervals() -> None:
     assert calls.say_at == now
 
 
-def test_changes_wait_where_an_old_one_is_not_answered() -> None:
+def test_changes_wait_behind_an_old_unanswered_one() -> None:
     calls = KeyCalls()
     for ticket in range(MAX_KEPT_ANSWERS + 5):
         calls.begin(ticket, ADD, 0.0)
@@ -285,12 +285,12 @@ def key_calls(sends: list[object]) -> list[KeyCall]:
     return [one for one in sends if isinstance(one, KeyCall)]
 
 
-def test_an_agent_says_a_call_at_once_and_again_on_a_new_connection() -> None:
+def test_agent_sends_a_call_at_once_and_again_on_a_new_connection() -> None:
     core = agent_core()
     (said,) = key_calls(core.step(Called(7, ADD), 0.1).sends)  # type: ignore[arg-type]
     assert (said.number, said.sender.incarnation, core.activity) == (1, 1, Activity.SEATED)
     core.step(Disconnected(), 0.2)
-    assert key_calls(core.step(Called(8, ADD), 0.3).sends) == [], "nobody is there"  # type: ignore[arg-type]
+    assert key_calls(core.step(Called(8, ADD), 0.3).sends) == [], "there is no scheduler"  # type: ignore[arg-type]
     core.step(Connected(), 0.4)
     back = core.step(Heard(Admitted("s0", "job", TERM + 1, 0, 1, 1, None)), 0.5)
     assert [one.number for one in key_calls(back.sends)] == [1, 2]  # type: ignore[arg-type]
@@ -304,7 +304,7 @@ def test_an_agent_says_a_call_at_once_and_again_on_a_new_connection() -> None:
     assert key_calls(core.step(Passed(0), 90.0).sends) == []  # type: ignore[arg-type]
 
 
-def test_the_scheduler_answers_who_holds_a_seat_and_nobody_else() -> None:
+def test_scheduler_answers_only_holders_of_a_seat() -> None:
     house = House(policy(1)).fill()
     credential = house.credential("0")
     call = KeyCall(credential, 1, 1, KeyOp.ADD, b"k", amount=2, is_durable=True)
@@ -318,7 +318,7 @@ def test_the_scheduler_answers_who_holds_a_seat_and_nobody_else() -> None:
     assert house.core.keys.keys[b"k"].value == pack(2)
 
 
-def test_a_scheduler_started_again_goes_on_with_the_keys_that_were_written() -> None:
+def test_restarted_scheduler_has_the_keys_that_were_written() -> None:
     house = House(policy(1)).fill()
     credential = house.credential("0")
     call = KeyCall(credential, 1, 1, KeyOp.ADD, b"k", amount=2, is_durable=True)

@@ -1,4 +1,4 @@
-"""When a lease ends and when it does not; what the cool-down counts from; a scheduler that stood still."""
+"""Leases: when they end, where the cool-down counts from, and a scheduler that was paused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_accepted_message_renews_the_lease() -> None:
         assert not house.seat("1").is_lost
 
 
-def test_a_close_ends_a_lease_after_its_grace() -> None:
+def test_close_ends_a_lease_after_its_grace() -> None:
     house = training_house()
     house.close("s1")
     closed = house.now
@@ -58,7 +58,7 @@ def test_a_close_ends_a_lease_after_its_grace() -> None:
     ]
 
 
-def test_a_connection_that_comes_back_within_the_grace_loses_nothing() -> None:
+def test_reconnect_within_the_grace_loses_nothing() -> None:
     house = training_house()
     house.close("s1")
     house.now += 0.4
@@ -72,7 +72,7 @@ def test_a_connection_that_comes_back_within_the_grace_loses_nothing() -> None:
     assert house.seat("1").is_lost
 
 
-def test_a_close_does_not_lengthen_a_lease() -> None:
+def test_close_does_not_lengthen_a_lease() -> None:
     house = training_house(node_timeout_s=5.0, reconnect_grace_s=20.0)
     house.now += 4
     house.beat("0")
@@ -81,13 +81,13 @@ def test_a_close_does_not_lengthen_a_lease() -> None:
     assert house.seat("1").reason == "silent for 5 s (NODE_TIMEOUT)"
 
 
-def test_a_process_seen_dead_is_lost_at_once() -> None:
+def test_process_seen_dead_is_lost_at_once() -> None:
     house = training_house()
     house.close("s1", gone=True)
     assert house.records(SeatLost) == [SeatLost("1", 1, house.now, "its connection closed and its process is gone")]
 
 
-def test_a_death_that_was_seen_on_its_host_is_believed_at_once() -> None:
+def test_death_seen_on_its_host_is_accepted_at_once() -> None:
     house = training_house(3)
     house.receive("s0", Said(house.credential("0"), PeerGone("s1")))
     lost = SeatLost("1", 1, house.now, "its process ended (seen by worker 0 on the same host)")
@@ -95,14 +95,14 @@ def test_a_death_that_was_seen_on_its_host_is_believed_at_once() -> None:
     assert house.invited().keys() == {"s0", "s2"}
     house.now += 0.1
     house.receive("s2", Said(house.credential("2"), PeerGone("s1")))
-    house.beat("1")  # was under way
+    house.beat("1")  # was already on the way
     house.close("s1", gone=True)
     assert house.records(SeatLost) == []
     assert house.seat("1").is_lost
 
 
 @pytest.mark.parametrize("case", ["another host", "itself", "an older session", "nobody", "a fenced witness"])
-def test_only_who_was_beside_it_can_have_seen_a_death(case: str) -> None:
+def test_only_a_process_on_the_same_host_can_see_a_death(case: str) -> None:
     house = training_house(3, cool_down_s=0.0)
     witness, session = "0", "s1"
     match case:
@@ -130,18 +130,18 @@ def test_only_who_was_beside_it_can_have_seen_a_death(case: str) -> None:
     assert house.records(SeatLost) == []
 
 
-def test_a_failed_collective_makes_a_close_final() -> None:
+def test_failed_collective_makes_a_close_final() -> None:
     house = training_house(3)
     house.close("s1")
     house.beat("0", Activity.WAITING)
     assert house.records(SeatLost) == [
         SeatLost("1", 1, house.now, "its connection closed and a collective with it failed")
     ]
-    assert house.core.phase() == "forming; waiting for 1", "the others only have to come"
+    assert house.core.phase() == "forming; waiting for 1", "the others only have to arrive"
     assert house.invited().keys() == {"s0", "s2"}
 
 
-def test_a_close_after_the_failed_collective_is_final_too() -> None:
+def test_close_after_the_failed_collective_is_final_too() -> None:
     house = training_house(3)
     house.beat("0", Activity.WAITING)
     house.join("0")
@@ -149,7 +149,7 @@ def test_a_close_after_the_failed_collective_is_final_too() -> None:
     assert house.records(SeatLost)
 
 
-def test_a_collective_says_nothing_about_those_whose_connection_stands() -> None:
+def test_failed_collective_is_no_evidence_against_open_connections() -> None:
     house = training_house(3)
     house.beat("0", Activity.WAITING)
     house.tick()
@@ -171,7 +171,7 @@ def test_only_a_members_report_of_its_generation_corroborates(reason: str) -> No
 
 
 @pytest.mark.parametrize(("node", "is_lost"), [("0", True), ("2", False)], ids=["a member", "a newcomer"])
-def test_so_does_a_members_join_to_a_round_that_another_loss_has_opened(node: str, is_lost: bool) -> None:
+def test_members_join_to_a_round_opened_by_another_loss_corroborates(node: str, is_lost: bool) -> None:
     house = training_house(3, cool_down_s=0.0)
     house.close("s2", gone=True)
     house.register("2", session="new")
@@ -180,7 +180,7 @@ def test_so_does_a_members_join_to_a_round_that_another_loss_has_opened(node: st
     assert house.seat("1").is_lost is is_lost
 
 
-def test_the_deadlines_of_earlier_incarnations_are_forgotten() -> None:
+def test_deadlines_of_earlier_incarnations_are_forgotten() -> None:
     house = training_house(cool_down_s=0.0)
     for number in range(20):
         house.close(house.seat("1").session, gone=True)
@@ -192,7 +192,7 @@ def test_the_deadlines_of_earlier_incarnations_are_forgotten() -> None:
     assert len(house.core._leases._deadlines) <= 4
 
 
-def test_the_loss_of_many_is_one_step() -> None:
+def test_loss_of_many_is_one_step() -> None:
     house = training_house(4)
     house.now += 5
     house.beat("3")
@@ -217,7 +217,7 @@ def test_last_words_are_the_reason() -> None:
     assert "; rank 0 (node 0, host host-a, pid 1000): its connection closed" in house.core.first_cause
 
 
-def test_a_loss_that_was_made_good_is_not_the_first_cause_of_the_next() -> None:
+def test_recovered_loss_is_not_the_first_cause_of_the_next() -> None:
     house = training_house(cool_down_s=0.0)
     house.close("s1", gone=True)
     house.register("1", session="new")
@@ -235,13 +235,13 @@ def test_a_loss_that_was_made_good_is_not_the_first_cause_of_the_next() -> None:
     assert house.core.first_cause == ""
 
 
-def test_a_close_of_an_unknown_session_is_nothing() -> None:
+def test_close_of_an_unknown_session_is_ignored() -> None:
     house = training_house()
     house.close("nobody", gone=True)
     assert house.ready.records == [] and not house.seat("1").is_lost
 
 
-def test_a_close_of_a_replaced_session_is_nothing() -> None:
+def test_close_of_a_replaced_session_is_ignored() -> None:
     house = training_house(cool_down_s=0.0)
     house.close("s1", gone=True)
     house.register("1", session="new")
@@ -249,8 +249,8 @@ def test_a_close_of_a_replaced_session_is_nothing() -> None:
     assert not house.seat("1").is_lost
 
 
-def test_reconnecting_for_ever_leaves_nothing_behind() -> None:
-    """Deadlines are looked at again when they come up; a node has a bounded number of them (S16)."""
+def test_endless_reconnecting_leaves_nothing_behind() -> None:
+    """Deadlines are re-examined when they are due; a node has a bounded number of them (S16)."""
     house = training_house()
     for _ in range(500):
         house.now += 1
@@ -269,7 +269,7 @@ def cool_down_left(house: House, node: str) -> float:
     return house.refusal("probe").retry_after_s
 
 
-def test_the_cool_down_counts_from_the_last_accepted_message_not_from_the_loss() -> None:
+def test_cool_down_counts_from_the_last_accepted_message_not_the_loss() -> None:
     house = training_house()
     house.now += 5
     house.beat("0")
@@ -278,7 +278,7 @@ def test_the_cool_down_counts_from_the_last_accepted_message_not_from_the_loss()
     assert cool_down_left(house, "1") == 25.0
 
 
-def test_the_cool_down_counts_from_a_close_that_came_later() -> None:
+def test_cool_down_counts_from_a_later_close() -> None:
     house = training_house()
     house.now += 2
     house.close("s1")
@@ -287,8 +287,8 @@ def test_the_cool_down_counts_from_a_close_that_came_later() -> None:
     assert cool_down_left(house, "1") == 29.5
 
 
-def test_a_close_that_is_observed_after_the_loss_counts() -> None:
-    """A link that died long ago is reset: only now is it sure that nothing more comes."""
+def test_close_observed_after_the_loss_counts() -> None:
+    """A link that died long ago is reset. Only now is it certain that no more messages follow."""
     house = training_house()
     house.now += 5
     house.beat("0")
@@ -299,8 +299,8 @@ def test_a_close_that_is_observed_after_the_loss_counts() -> None:
     assert cool_down_left(house, "1") == 30.0
 
 
-def test_the_death_of_a_process_after_its_close_does_not_count_again() -> None:
-    """The kernel may take its time to free what a killed process held; its connection closed long before."""
+def test_death_of_a_process_after_its_close_does_not_count_again() -> None:
+    """The kernel may take time to free a killed process's memory; its connection closed long before."""
     house = training_house()
     house.close("s1")
     house.beat("0")
@@ -310,18 +310,18 @@ def test_the_death_of_a_process_after_its_close_does_not_count_again() -> None:
     assert cool_down_left(house, "1") == 26.5
 
 
-def test_the_cool_down_is_independent_of_the_lease() -> None:
-    """Short cool-down: over before the lease. Long one: over long after it."""
+def test_cool_down_is_independent_of_the_lease() -> None:
+    """A short cool-down is over before the lease, a long one long after it."""
     house = training_house(cool_down_s=1.0)
     house.now += 4.9
-    assert cool_down_left(house, "1") == pytest.approx(0.1), "what is left is the lease"
+    assert cool_down_left(house, "1") == pytest.approx(0.1), "the rest is the lease"
     house = training_house(cool_down_s=0.0)
     house.close("s1", gone=True)
     house.register("1", session="new")
     assert house.admission("new").incarnation == 2
 
 
-def test_a_resumed_node_that_is_lost_again_waits_anew() -> None:
+def test_resumed_node_that_is_lost_again_waits_the_full_cool_down() -> None:
     house = training_house()
     house.close("s1")
     house.tick(0.5)
@@ -336,7 +336,7 @@ def test_a_resumed_node_that_is_lost_again_waits_anew() -> None:
 # ---- fencing (S6)
 
 
-def test_the_words_of_a_superseded_incarnation_change_nothing() -> None:
+def test_messages_of_a_superseded_incarnation_change_nothing() -> None:
     house = training_house(3, cool_down_s=0.0)
     stale = house.credential("1")
     house.close("s1")
@@ -359,7 +359,7 @@ def test_the_words_of_a_superseded_incarnation_change_nothing() -> None:
     assert house.seat("1").is_lost, "the new incarnation's lease was not renewed by the old one"
 
 
-def test_a_message_of_another_job_is_not_even_answered() -> None:
+def test_message_of_another_job_is_not_answered() -> None:
     house = training_house()
     credential = house.credential("1")
     stranger = type(credential)("job-9", "1", credential.session, credential.incarnation)
@@ -367,7 +367,7 @@ def test_a_message_of_another_job_is_not_even_answered() -> None:
     assert house.ready.sends == [] and house.ready.records == []
 
 
-def test_a_duplicate_of_a_last_message_changes_nothing() -> None:
+def test_duplicate_of_the_last_message_changes_nothing() -> None:
     house = training_house()
     last = house.credential("1")
     house.leave("1", on_purpose=False, text="ValueError")
@@ -378,16 +378,16 @@ def test_a_duplicate_of_a_last_message_changes_nothing() -> None:
     assert cool_down_left(house, "1") == 27.0
 
 
-# ---- a scheduler that stood still (S18)
+# ---- a paused scheduler (S18)
 
 
 @pytest.mark.parametrize("stalled_first", [True, False])
-def test_a_pause_of_the_scheduler_loses_nobody(stalled_first: bool) -> None:
+def test_scheduler_pause_loses_no_worker(stalled_first: bool) -> None:
     house = training_house()
     house.now += 60.0
     if stalled_first:
         house.step(Stalled(60.0))
-    house.beat("0")  # one heartbeat was in the queue, the other worker's comes a moment later
+    house.beat("0")  # one heartbeat was in the queue, the other worker's arrives shortly after
     if not stalled_first:
         house.step(Stalled(60.0))
     house.tick()
@@ -396,12 +396,12 @@ def test_a_pause_of_the_scheduler_loses_nobody(stalled_first: bool) -> None:
     house.beat("1")
     house.tick(0.1)
     assert not house.seat("1").is_lost and house.core.phase() == "training"
-    assert "this scheduler stood still for 60.0 s; nobody loses a lease by that" in house.notes
+    assert "this scheduler was paused for 60.0 s; no lease expires because of it" in house.notes
 
 
 @pytest.mark.parametrize("stalled_first", [True, False])
-def test_a_pause_gives_no_more_than_a_fresh_lease(stalled_first: bool) -> None:
-    """Whoever was renewed by the drained queue needs no allowance, however long the host was suspended."""
+def test_pause_gives_no_more_than_a_fresh_lease(stalled_first: bool) -> None:
+    """A lease renewed by the drained queue needs no extension, however long the host was suspended."""
     house = training_house()
     house.now += 8 * 3600.0
     events = [lambda: house.beat("1"), lambda: house.step(Stalled(8 * 3600.0))]
@@ -415,7 +415,7 @@ def test_a_pause_gives_no_more_than_a_fresh_lease(stalled_first: bool) -> None:
     assert house.seat("1").is_lost
 
 
-def test_a_close_in_the_drained_queue_has_its_usual_grace() -> None:
+def test_close_in_the_drained_queue_has_its_usual_grace() -> None:
     house = training_house()
     house.now += 60.0
     house.beat("0")
@@ -425,7 +425,7 @@ def test_a_close_in_the_drained_queue_has_its_usual_grace() -> None:
     assert house.seat("1").is_lost
 
 
-def test_a_grace_that_was_running_is_not_eaten_by_a_pause() -> None:
+def test_pause_does_not_shorten_a_running_grace() -> None:
     house = training_house()
     house.close("s1")
     house.now += 0.1
@@ -436,7 +436,7 @@ def test_a_grace_that_was_running_is_not_eaten_by_a_pause() -> None:
     assert house.seat("1").is_lost
 
 
-def test_a_pause_does_not_lengthen_a_cool_down() -> None:
+def test_pause_does_not_lengthen_a_cool_down() -> None:
     house = training_house()
     house.close("s1", gone=True)
     house.now += 1
@@ -444,7 +444,7 @@ def test_a_pause_does_not_lengthen_a_cool_down() -> None:
     assert cool_down_left(house, "1") == pytest.approx(9.0)
 
 
-def test_a_pause_forgets_nobody_who_waits() -> None:
+def test_pause_forgets_no_waiting_process() -> None:
     house = House(policy(2))
     house.register("a")
     house.stall(60.0)

@@ -1,4 +1,4 @@
-"""A journal that was cut at a record's end, or an older one put back: its workers know better, and that is said."""
+"""A truncated or outdated journal: workers know later facts than it does, and that is logged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def said(house: House) -> list[str]:
 
 
 def cut_before(house: House, kind: type) -> None:
-    """Start the scheduler anew with the records before the last one of this kind."""
+    """Restart the scheduler with the records before the last one of this kind."""
     house.crash(keep=max(index for index, record in enumerate(house.journal) if isinstance(record, kind)))
 
 
@@ -20,7 +20,7 @@ def standing(generation: int, rank: int) -> Standing:
     return Standing(1, generation, RoundId(1, generation), rank, 2, None, None, rank)
 
 
-def test_a_worker_that_was_told_a_later_generation_says_so_once() -> None:
+def test_worker_with_a_later_generation_is_reported_once() -> None:
     house = training_house()
     cut_before(house, GenerationCommitted)
     house.register("0", job="job-1", incarnation=1, standing=standing(1, 0))
@@ -32,7 +32,7 @@ def test_a_worker_that_was_told_a_later_generation_says_so_once() -> None:
     assert said(house) == []
 
 
-def test_a_worker_that_was_told_a_later_incarnation_says_so() -> None:
+def test_worker_with_a_later_incarnation_is_reported() -> None:
     house = House(policy(2)).fill()
     house.crash(after_s=40.0)
     house.tick(6.0)
@@ -45,7 +45,7 @@ def test_a_worker_that_was_told_a_later_incarnation_says_so() -> None:
     assert "knows of its incarnation 2, and the journal of incarnation 1 of it" in text
 
 
-def test_who_knows_no_more_or_is_of_another_job_says_nothing() -> None:
+def test_worker_that_knows_no_more_or_is_of_another_job_is_not_reported() -> None:
     house = training_house()
     house.crash()
     house.register("0", job="job-1", incarnation=1, standing=standing(1, 0))
@@ -56,18 +56,18 @@ def test_who_knows_no_more_or_is_of_another_job_says_nothing() -> None:
     assert said(house) == []
 
 
-def test_a_generations_number_is_not_given_twice_though_its_record_is_lost() -> None:
-    """Its points would pass for the new one's: each rank may hold another state under the same name."""
+def test_generation_number_is_not_reused_if_its_record_is_lost() -> None:
+    """Its points would pass for those of the new generation, although the state behind that name may differ."""
     house = training_house()
     cut_before(house, GenerationCommitted)
     for node in ("0", "1"):
         house.register(node)
     house.train(n0=[(20, 1), (10, 1)], n1=[(10, 1)])
     assert house.committed().generation == 2
-    assert house.committed().restore is None, "nothing is known of the line that its points are on"
+    assert house.committed().restore is None, "the line of its points is unknown"
 
 
-def test_points_of_a_generation_that_the_journal_does_not_know_are_said() -> None:
+def test_points_of_an_unknown_generation_are_reported() -> None:
     house = training_house()
     cut_before(house, GenerationCommitted)
     for node in ("0", "1"):
@@ -78,7 +78,7 @@ def test_points_of_a_generation_that_the_journal_does_not_know_are_said() -> Non
     assert text.startswith("there are points of generation 1, and the journal ends before it")
 
 
-def test_a_number_beyond_any_jobs_life_leads_nowhere() -> None:
+def test_absurd_generation_number_has_no_effect() -> None:
     house = House(policy(2)).fill()
     house.train(n0=[(20, 2**62)])
     assert house.committed().generation == 1

@@ -1,4 +1,4 @@
-"""Who keeps whose copies, on another host wherever there is one, and who watches whom on its own."""
+"""Buddy placement: which host keeps whose copies, and which process watches which on its own host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.core.membership.buddies import buddies, neighbourhoods
+from samebits.core.membership.buddies import buddies, buddy_placements
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_tables(hosts: str, expected: tuple[int | None, ...]) -> None:
 
 
 @given(st.text("abcd", min_size=2, max_size=24))
-def test_nobody_keeps_its_own_hosts_copies_nor_more_than_its_share(hosts: str) -> None:
+def test_buddies_are_on_other_hosts_and_share_the_load(hosts: str) -> None:
     keepers = buddies(hosts)
     sizes = Counter(hosts)
     load = Counter(keepers)
@@ -47,8 +47,8 @@ def test_nobody_keeps_its_own_hosts_copies_nor_more_than_its_share(hosts: str) -
 
 
 @given(st.text("abcd", min_size=1, max_size=24))
-def test_on_each_host_everybody_is_watched_by_one_other(hosts: str) -> None:
-    watches = [one.watches for one in neighbourhoods(hosts)]
+def test_each_process_is_watched_by_one_other_on_its_host(hosts: str) -> None:
+    watches = [one.watches for one in buddy_placements(hosts)]
     for rank, host in enumerate(hosts):
         beside = {other for other in range(len(hosts)) if hosts[other] == host}
         seen, at = set[int](), watches[rank]

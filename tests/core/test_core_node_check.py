@@ -1,4 +1,4 @@
-"""Who is named among nodes of which some are slow or wrong: exactly those, for any number of nodes but two."""
+"""Node check: exactly the slow or wrong nodes are named, for any number of nodes but two."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ PROBLEMS = (WRONG, SILENT, "")
 
 
 def judged(count: int, bad: Collection[int], problem: str, links: Collection[Pair] = ()) -> Verdict:
-    """The whole check among so many nodes, some of which have this problem ("": they are slow in a sum)."""
+    """Run the check among this many nodes, some of which have this problem ("": slow in a sum)."""
     sums: dict[Pair, Sum] = {}
     for _ in range(MOST_ROUNDS):
         pairs = next_pairs(range(count), sums)
-        assert len({slot for pair in pairs for slot in pair}) == 2 * len(pairs), "nobody in two pairs at once"
+        assert len({slot for pair in pairs for slot in pair}) == 2 * len(pairs), "no node in two pairs at once"
         assert all(first < second < count and (first, second) not in sums for first, second in pairs)
         if not pairs:
             break
@@ -46,14 +46,14 @@ def judged(count: int, bad: Collection[int], problem: str, links: Collection[Pai
     ("count", "problem"),
     [*((3, one) for one in (WRONG, SILENT)), *((count, one) for count in range(4, 12) for one in PROBLEMS)],
 )
-def test_one_bad_node_of_three_or_more_is_named_and_no_other(count: int, problem: str) -> None:
-    """Of three, where two of the three pairs are slow, what is usual is not known: a slow one is named from four on."""
+def test_single_bad_node_of_three_or_more_is_named_alone(count: int, problem: str) -> None:
+    """If two of three pairs are slow, the usual speed is unknown, so a slow node is named from four nodes on."""
     for culprit in range(count):
         found = judged(count, {culprit}, problem)
         assert set(found.bad) == {culprit} and not found.either, (count, culprit, found)
 
 
-def test_of_two_nodes_it_is_said_that_nothing_tells_which() -> None:
+def test_with_two_nodes_the_message_says_that_neither_can_be_singled_out() -> None:
     found = judged(2, {1}, WRONG)
     assert found == Verdict(
         {},
@@ -64,7 +64,7 @@ def test_of_two_nodes_it_is_said_that_nothing_tells_which() -> None:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_among_drawn_nodes_nobody_well_is_ever_named_and_most_bad_ones_are(problem: str) -> None:
+def test_random_checks_never_name_a_healthy_node_and_find_most_bad_ones(problem: str) -> None:
     draw = random.Random(28)
     named = there = 0
     for _ in range(400):
@@ -78,12 +78,12 @@ def test_among_drawn_nodes_nobody_well_is_ever_named_and_most_bad_ones_are(probl
     assert named >= 0.95 * there > 100, (named, there)
 
 
-def test_where_all_are_bad_nobody_is_named_alone() -> None:
+def test_no_node_is_singled_out_if_all_are_bad() -> None:
     found = judged(6, set(range(6)), WRONG)
     assert found.bad == {} and {slot for pair in found.either for slot in pair} == set(range(6))
 
 
-def test_a_link_is_told_from_its_ends() -> None:
+def test_slow_link_is_distinguished_from_its_ends() -> None:
     found = judged(6, (), SILENT, links=[(2, 3)])
     assert found.bad == {} and found.either == {}
     assert found.said == (
@@ -92,7 +92,7 @@ def test_a_link_is_told_from_its_ends() -> None:
     )
 
 
-def test_the_sentence_names_the_witness() -> None:
+def test_message_names_the_witness() -> None:
     found = judged(4, {1}, WRONG)
     assert found.bad == {1: "together with worker 0 their sum is wrong, and worker 0 does well with others"}
     assert "they need 1e+03 ms for a sum, the others 10 ms" in judged(6, {1}, "").bad[1]
@@ -100,7 +100,7 @@ def test_the_sentence_names_the_witness() -> None:
 
 @pytest.mark.parametrize(("part", "factor"), [(0, FACTOR), (1, FACTOR), (2, DISK_FACTOR)])
 @pytest.mark.parametrize("count", [2, 3, 9])
-def test_who_needs_a_multiple_of_the_others_is_slow_where_it_is_so_twice(part: int, factor: float, count: int) -> None:
+def test_node_slower_by_a_multiple_twice_is_slow(part: int, factor: float, count: int) -> None:
     def with_last(times: float) -> dict[int, Figures]:
         usual = {slot: Figures(0.010, 0.020, 0.030) for slot in range(count)}
         last = [0.010, 0.020, 0.030]
@@ -113,10 +113,10 @@ def test_who_needs_a_multiple_of_the_others_is_slow_where_it_is_so_twice(part: i
     figures = with_last(factor * 3)
     assert slow(figures, again={count - 1: figures[count - 1]}) == slow(figures)
     assert slow(figures, again={count - 1: figures[0]}) == {}, "the second time it was as fast as all"
-    assert slow(figures, again={}) == {}, "it did not say how long it needed the second time"
+    assert slow(figures, again={}) == {}, "it did not report its second time"
 
 
-def test_nodes_of_one_host_are_as_fast_as_the_fastest_of_them_in_what_they_share() -> None:
+def test_nodes_of_one_host_share_the_fastest_result_of_shared_hardware() -> None:
     figures = {0: Figures(1, 5, 9), 1: Figures(4, 2, 3), 2: Figures(7, 7, 7), 3: Figures(0, 0, 0)}
     hosts = {0: b"a", 1: b"a", 2: b"b", 3: b"b"}
     assert by_host(figures, hosts, shares_all=True) == {
@@ -127,7 +127,7 @@ def test_nodes_of_one_host_are_as_fast_as_the_fastest_of_them_in_what_they_share
     assert own == {0: Figures(1, 5, 3), 1: Figures(4, 2, 3), 2: Figures(7, 7, 7), 3: Figures(0, 0, 7)}
 
 
-def test_what_was_not_measured_is_not_compared() -> None:
+def test_missing_measurement_is_not_compared() -> None:
     assert slow({0: Figures(0.01, 0, 0), 1: Figures(0.01, 0, 9), 2: Figures(0.01, 0, 0)}) == {}
     assert slow({0: Figures(0.01, 1, 1)}) == {} and slow({}) == {}
 
@@ -136,18 +136,18 @@ def test_what_was_not_measured_is_not_compared() -> None:
     ("took_ms", "names"),
     [((10, 25, 60), {1, 2}), ((10, 10, 25, 60), {2, 3}), ((10, 25, 25, 26), set()), ((10, 21), {1})],
 )
-def test_each_is_compared_with_the_median_of_the_others(took_ms: tuple[int, ...], names: set[int]) -> None:
-    """The lower one, where there are two."""
+def test_each_node_is_compared_with_the_median_of_the_others(took_ms: tuple[int, ...], names: set[int]) -> None:
+    """With two middle values it is the lower one."""
     assert slow({slot: Figures(ms / 1000, 0, 0) for slot, ms in enumerate(took_ms)}).keys() == names
 
 
-def test_a_slow_node_is_named_with_its_reason() -> None:
+def test_slow_node_is_named_with_its_reason() -> None:
     slow_one = {2: "computes: 80 ms, the others 10 ms"}
     assert verdict({}, slow_one, {}).bad == {2: "it is slow (computes: 80 ms, the others 10 ms)"}
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (8, 8, 8), (1, 1, 1, 1), (4, 3, 4), (3, 3, 2)])
-def test_pairs_are_of_two_hosts(sizes: tuple[int, ...]) -> None:
+def test_pairs_span_two_hosts(sizes: tuple[int, ...]) -> None:
     hosts = dict(enumerate(b"%d" % host for host, size in enumerate(sizes) for _ in range(size)))
     order = across_hosts(hosts)
     assert sorted(order) == list(hosts)
@@ -155,15 +155,15 @@ def test_pairs_are_of_two_hosts(sizes: tuple[int, ...]) -> None:
     assert len(pairs) == len(hosts) // 2 and all(hosts[first] != hosts[second] for first, second in pairs), pairs
 
 
-def test_pairs_of_one_host_are_better_than_none() -> None:
+def test_pairs_on_one_host_are_better_than_none() -> None:
     assert next_pairs(across_hosts(dict.fromkeys(range(5), b"a")), {}) == ((0, 1), (2, 3))
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_four_thousand_nodes_of_which_half_are_bad_are_judged_in_steps_that_grow_with_their_number(
+def test_cost_of_judging_grows_linearly_with_the_number_of_nodes(
     problem: str,
 ) -> None:
-    """Each slot is looked at a few times in a round; for each pair of them it would be sixteen million times."""
+    """Each slot is examined a few times per round. Examining all pairs would take sixteen million steps."""
     count, looks = 4096, 0
 
     class Counted(dict[Pair, Sum]):

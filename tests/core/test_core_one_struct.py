@@ -1,4 +1,4 @@
-"""A fact has one struct: no two classes of the core and its shells have the same fields."""
+"""One struct per fact: no two classes of the core and its shells have the same fields."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OTHER_FACTS: dict[frozenset[str], str] = {
     frozenset({"message", "session"}): "what came in, and what goes out",
     frozenset({"ended", "key_records", "notes", "records", "sends"}): "one step's Ready, and those of a whole pass",
 }
-"""Field sets that classes share although they are different facts, each with the reason."""
+"""Field sets that different facts share, each with the reason."""
 
 
 UNIONS = (messages.SCHEMA.kinds, records.SCHEMA.kinds)
-"""Of these the tag is a part of the fact."""
+"""For these the tag is part of the fact."""
 
 
 def modules_of(room: ModuleType) -> list[ModuleType]:
@@ -40,7 +40,7 @@ def fields_of(kind: type) -> frozenset[str]:
 
 
 def alike(*rooms: ModuleType, least: int) -> dict[frozenset[str], list[str]]:
-    """The sets of at least so many fields that several classes have, and the classes."""
+    """Return the sets of at least this many fields that several classes have, with the classes."""
     found: dict[frozenset[str], list[type]] = defaultdict(list)
     for module in [one for room in rooms for one in modules_of(room)]:
         for kind in vars(module).values():
@@ -58,8 +58,8 @@ def test_no_two_classes_have_the_same_fields() -> None:
     assert alike(samebits.core, samebits.service, least=2).keys() == OTHER_FACTS.keys()
 
 
-def test_a_report_is_declared_once() -> None:
-    """Also one with a single field, which elsewhere says little."""
+def test_each_report_is_declared_once() -> None:
+    """This includes reports with a single field, which elsewhere means little."""
     kinds = typing.get_args(reports.Report)
     assert len({fields_of(kind) for kind in kinds}) == len(kinds) >= 9
     of_messages = [fields_of(kind) - {"sender"} for kind in typing.get_args(messages.FromWorker)]

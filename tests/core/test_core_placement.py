@@ -1,4 +1,4 @@
-"""What a driver decides as hosts come, go and fail, and what it says of each decision."""
+"""The driver's decisions as hosts come, go and fail, and the message for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def hosts(**slots: int) -> tuple[Host, ...]:
 
 def begun(most: int = 6, **slots: int) -> Placement:
     placement = Placement(most, Resting(10, 60))
-    assert placement.seen(hosts(**slots)) == [], "what is there at the beginning is no change"
+    assert placement.seen(hosts(**slots)) == [], "the hosts at the start are no change"
     return placement
 
 
@@ -25,20 +25,20 @@ def test_nothing_is_done_before_the_script_has_answered() -> None:
     assert Placement(4, Resting()).next({"0": "a"}, {}, 0) == Orders()
 
 
-def test_numbers_are_given_in_order_and_the_reason_is_said() -> None:
+def test_numbers_are_assigned_in_order_with_the_reason() -> None:
     orders = begun(a=2, b=1).next({}, {}, 0)
     assert orders.start == [("0", "a"), ("1", "a"), ("2", "b")]
     assert texts(orders) == ["starting 2 on a, 1 on b: 3 workers, and there is room for 3, at most 6"]
 
 
-def test_numbers_that_others_have_are_left_out_and_lost_ones_come_last() -> None:
+def test_numbers_in_use_are_skipped_and_lost_ones_come_last() -> None:
     orders = begun(a=3).next({}, {"1.2": "b"}, 0, used={"0"}, lost={"2"})
     assert [number for number, _ in orders.start] == ["3", "4", "5"]
     orders = begun(4, a=3).next({}, {"1.2": "b"}, 0, used={"0"}, lost={"2"})
     assert [number for number, _ in orders.start] == ["3", "2"]
 
 
-def test_a_host_that_goes_is_drained_with_its_reason() -> None:
+def test_removed_host_is_drained_with_its_reason() -> None:
     placement = begun(a=1, b=2)
     running = {"0": "a", "1": "b", "2.1": "b"}
     assert placement.seen(hosts(a=1, c=2)) == [Decision("host c is there, with 2 slots; host b is gone")]
@@ -47,7 +47,7 @@ def test_a_host_that_goes_is_drained_with_its_reason() -> None:
     assert orders.reasons[0] == Decision("worker 1, 2.1 leave at the next commit: host b is gone", ("1", "2.1"))
 
 
-def test_of_two_answers_between_two_turns_no_change_is_lost_and_a_flap_is_none() -> None:
+def test_two_answers_between_turns_lose_no_change_and_a_flap_is_none() -> None:
     placement = begun(a=1, b=1)
     running = {"0": "a", "1": "b"}
     placement.seen(hosts(a=1, b=1, c=1))
@@ -60,7 +60,7 @@ def test_of_two_answers_between_two_turns_no_change_is_lost_and_a_flap_is_none()
     assert flapped.next(running, {}, 0) == Orders()
 
 
-def test_fewer_slots_and_a_smaller_wish_drain_who_came_last() -> None:
+def test_fewer_slots_or_a_smaller_request_drain_the_newest_workers() -> None:
     placement = begun(a=3)
     running = {"0": "a", "1": "a", "2": "a"}
     assert placement.seen(hosts(a=2)) == [Decision("host a has 2 slots instead of 3")]
@@ -71,7 +71,7 @@ def test_fewer_slots_and_a_smaller_wish_drain_who_came_last() -> None:
     assert orders.reasons == [Decision("worker 1 leaves at the next commit: 1 workers are wanted", ("1",))]
 
 
-def test_a_drained_host_is_left_and_used_again_when_that_is_undone() -> None:
+def test_drained_host_is_used_again_once_it_returns() -> None:
     placement = begun(a=1, b=1)
     assert placement.seen(hosts(a=1, b=1), ["b"]) == [Decision("host b is to be left")]
     assert placement.next({"0": "a", "1": "b"}, {}, 0).drain == ["1"]
@@ -79,13 +79,13 @@ def test_a_drained_host_is_left_and_used_again_when_that_is_undone() -> None:
     assert placement.next({"0": "a"}, {}, 0).start == [("1", "b")]
 
 
-def test_nobody_is_started_beyond_the_most_while_others_are_on_their_way_out() -> None:
+def test_leaving_workers_count_towards_the_maximum() -> None:
     placement = begun(3, a=3)
     assert placement.next({"0": "a"}, {"1": "b", "2": "b"}, 0).start == []
     assert placement.next({"0": "a"}, {"1": "b"}, 0).start == [("2", "a")]
 
 
-def test_a_worker_that_was_killed_is_started_where_it_was_and_a_host_that_kills_rests() -> None:
+def test_killed_worker_is_restarted_on_its_host_and_a_host_that_kills_rests() -> None:
     placement = begun(a=1, b=1)
     assert [placement.died("0", "a", now, has_joined=True) for now in range(MOST_DEATHS - 1)] == [None, None]
     reason = placement.died("0.2", "a", 5, has_joined=True)
@@ -94,15 +94,15 @@ def test_a_worker_that_was_killed_is_started_where_it_was_and_a_host_that_kills_
     assert placement.wake_at(5) == 15
     orders = placement.next({"1": "b"}, {}, 15)
     assert (orders.start, texts(orders)[0]) == ([("0", "a")], "host a has rested")
-    assert placement.died("0", "a", 16, has_joined=True) is None, "its deaths of before are paid for"
+    assert placement.died("0", "a", 16, has_joined=True) is None, "its earlier deaths no longer count"
 
 
-def test_deaths_that_lie_far_apart_are_no_hosts_failure() -> None:
+def test_deaths_far_apart_are_not_the_hosts_failure() -> None:
     placement = begun(a=1)
     assert all(placement.died("0", "a", DEATHS_S * at, has_joined=True) is None for at in range(9))
 
 
-def test_a_start_that_fails_is_the_hosts_failure_at_once_and_each_time_longer() -> None:
+def test_failed_start_is_the_hosts_failure_and_rests_grow() -> None:
     placement = begun(a=1)
     said = [placement.died("0", "a", now, has_joined=False) for now in (0, 10, 30)]
     assert [one.text.split(":")[0] for one in said if one is not None] == [

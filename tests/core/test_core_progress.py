@@ -1,4 +1,4 @@
-"""Who holds the others up, how long that is looked on, and what is done about it; with a clock in the test's hand."""
+"""Standstills: which worker holds up the others, how long that is tolerated, and what is done about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP = 10
 
 
 def report(house: House, node: str, progress: Progress | None, step: int = STEP) -> None:
-    """A heartbeat and, as an agent says it behind that, where its process stands."""
+    """Send a heartbeat followed by the process's position, as an agent does."""
     house.beat(node, step=step)
     credential = house.credential(node)
     house.receive(credential.session, Said(credential, StallReport(progress), house.core.state.generation_number, step))
@@ -35,8 +35,11 @@ def training_for_a_while(workers: int = 3, **changes: float | bool) -> House:
 
 
 def pass_time(house: House, seconds: float, since_s: float = 0.0, **stands: Progress | None) -> float:
-    """Everybody beats once a second, without coming on, ``since_s`` already; ``n2`` is where worker 2 stands, the
-    others wait. Returns since when."""
+    """Send heartbeats once a second without progress.
+
+    ``since_s`` is how long they have stood still; ``n2`` is worker 2's position, the others wait. Returns the new
+    ``since_s``.
+    """
     for _ in range(int(seconds)):
         house.tick(0.5)
         since_s += 1.0
@@ -51,14 +54,14 @@ def ended(house: House) -> list[str]:
     return [message.text for sent in house.sent.values() for message in sent if isinstance(message, GiveUp)]
 
 
-# ---- the judgement, a function of where everybody stands
+# ---- the judgement, a function of all positions
 
 
 def member(node: int, progress: Progress | None, silent_s: float = 0.0) -> Member:
     return Member(str(node), 10, progress, silent_s)
 
 
-def test_who_sleeps_is_named_with_the_line_and_those_who_wait_for_it() -> None:
+def test_sleeping_worker_is_named_with_its_line_and_the_waiting_ranks() -> None:
     found = judge([member(0, WAITS), member(1, WAITS), member(2, SLEEPS)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("2", Hang.STUCK)]
     assert sentence(found, 12.2) == (
@@ -77,21 +80,21 @@ def test_who_sleeps_is_named_with_the_line_and_those_who_wait_for_it() -> None:
         (SLEEPS._replace(place="a\nb\x1b[2J" + "x" * 999), Hang.STUCK, "worker 1 is in a b\\u001b[2Jxxx"),
     ],
 )
-def test_what_holds_a_rank_is_told_apart(progress: Progress, hang: Hang, words: str) -> None:
+def test_causes_of_a_standstill_are_distinguished(progress: Progress, hang: Hang, words: str) -> None:
     found = judge([member(0, WAITS), member(1, progress)])
     assert [one for _, one in found.culprits] == [hang]
     text = sentence(found, 6.0)
     assert words in text and text.isprintable() and len(text) < 400
 
 
-def test_two_at_once_are_two() -> None:
+def test_two_culprits_are_both_named() -> None:
     found = judge([member(0, SLEEPS), member(1, WAITS), member(2, READS)])
     assert "worker 0 is in" in sentence(found, 6.0) and "worker 2 is in" in sentence(found, 6.0)
     assert sentence(found, 6.0).endswith("worker 1 waits for them in all_reduce #812")
 
 
 @pytest.mark.parametrize(("sleeping", "waiting"), [(NAMED, 1), (1, NAMED)])
-def test_so_many_are_named_and_the_rest_of_more_is_counted(sleeping: int, waiting: int) -> None:
+def test_named_culprits_are_bounded_and_the_rest_counted(sleeping: int, waiting: int) -> None:
     members = [member(node, SLEEPS if node < sleeping else WAITS) for node in range(sleeping + waiting)]
     text = sentence(judge(members), 6.0)
     assert all(f"{node} " in text or f"{node}," in text for node in range(sleeping + waiting))
@@ -101,37 +104,37 @@ def test_so_many_are_named_and_the_rest_of_more_is_counted(sleeping: int, waitin
     assert expected in sentence(judge(more), 6.0)
 
 
-def test_a_rank_that_never_enters_the_collective_is_known_by_its_number() -> None:
+def test_rank_missing_from_a_collective_is_found_by_its_number() -> None:
     found = judge([member(0, WAITS), member(1, WAITS._replace(collectives=811)), member(2, WAITS)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.APART)]
 
 
-def test_who_has_returned_while_others_are_in_a_collective_is_the_one_that_is_missing() -> None:
+def test_rank_that_has_returned_early_is_the_missing_one() -> None:
     found = judge([member(0, WAITS), member(1, None), member(2, WAITS)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.APART)]
     assert "worker 1 has returned from the training function" in sentence(found, 6.0)
 
 
-def test_where_all_wait_in_the_same_collective_nobody_is_blamed() -> None:
+def test_no_rank_is_blamed_if_all_wait_in_the_same_collective() -> None:
     found = judge([member(0, WAITS), member(1, WAITS)])
     assert found.culprits == () and found.common is Hang.LINK
     assert "all workers wait in the same collective, all_reduce #812" in sentence(found, 6.0)
 
 
-def test_an_evaluation_on_all_ranks_is_nobodys_fault() -> None:
+def test_evaluation_on_all_ranks_blames_no_rank() -> None:
     assert judge([member(0, COMPUTES), member(1, COMPUTES)]).common is Hang.NOBODY_WAITS
 
 
-def test_a_silent_one_is_said_to_be_silent_whatever_it_told_last() -> None:
+def test_silent_worker_is_called_silent_whatever_it_reported_last() -> None:
     found = judge([member(0, WAITS), member(1, WAITS, silent_s=4.0)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.SILENT)]
-    assert "worker 1 has not been heard of for 4 s, worker 0 waits for it" in sentence(found, 6.0)
+    assert "worker 1 has not been heard from for 4 s, worker 0 waits for it" in sentence(found, 6.0)
 
 
 # ---- the clock
 
 
-def test_it_is_said_once_at_the_timeout_and_ended_at_twice_it() -> None:
+def test_standstill_is_reported_at_the_timeout_and_ended_at_twice_that() -> None:
     house = training_for_a_while(step_timeout_s=6.0)
     since_s = pass_time(house, 5, n2=SLEEPS)
     assert house.notes == [] and house.core.standstill == ""
@@ -149,7 +152,7 @@ def test_it_is_said_once_at_the_timeout_and_ended_at_twice_it() -> None:
     assert set(house.invited()) == {"s0", "s1"} and house.core.standstill == ""
 
 
-def test_it_is_said_and_ended_at_the_very_second() -> None:
+def test_report_and_end_happen_at_the_exact_second() -> None:
     house = training_for_a_while(step_timeout_s=6.0)
     since_s = pass_time(house, 5, n2=SLEEPS)  # and half a second
     assert house.notes == []
@@ -161,7 +164,7 @@ def test_it_is_said_and_ended_at_the_very_second() -> None:
     assert len(ended(house)) == 1
 
 
-def test_it_is_looked_at_in_the_very_moment_in_which_it_is_due() -> None:
+def test_process_is_examined_exactly_when_it_is_due() -> None:
     house = training_for_a_while(2, step_timeout_s=6.0)
     house.tick(1.0)
     for node, progress in (("0", WAITS), ("1", SLEEPS)):
@@ -173,7 +176,7 @@ def test_it_is_looked_at_in_the_very_moment_in_which_it_is_due() -> None:
     assert house.notes[0].startswith("no step for 6 s: worker 1 is in")
 
 
-def test_the_timeout_is_learned_from_the_longest_that_anybody_has_seen() -> None:
+def test_timeout_is_learned_from_the_longest_wait_seen() -> None:
     house = training_for_a_while()  # then three times four
     since_s = pass_time(house, 11, n0=WAITS._replace(longest_s=4.0), n2=SLEEPS)
     assert house.notes == []
@@ -181,7 +184,7 @@ def test_the_timeout_is_learned_from_the_longest_that_anybody_has_seen() -> None
     assert house.notes[0].startswith("no step for 12 s: ")
 
 
-def test_short_steps_leave_five_seconds_and_thirty_to_who_rests() -> None:
+def test_short_steps_allow_five_seconds_and_thirty_outside_a_collective() -> None:
     house = training_for_a_while()
     since_s = pass_time(house, 6, n2=SLEEPS)
     assert house.notes[0].startswith("no step for 5 s: ") and "after 30 s" in house.notes[0]
@@ -191,7 +194,7 @@ def test_short_steps_leave_five_seconds_and_thirty_to_who_rests() -> None:
     assert len(ended(house)) == 1
 
 
-def test_who_computes_has_ten_minutes() -> None:
+def test_computing_worker_has_ten_minutes() -> None:
     house = training_for_a_while()
     since_s = pass_time(house, 590, n0=COMPUTES)
     assert len(house.notes) == 1 and ended(house) == []
@@ -199,23 +202,23 @@ def test_who_computes_has_ten_minutes() -> None:
     assert len(ended(house)) == 1
 
 
-def test_who_comes_on_ends_the_standstill() -> None:
+def test_progress_ends_the_standstill() -> None:
     house = training_for_a_while()
     pass_time(house, 8, n0=COMPUTES)
     assert house.core.standstill
     report(house, "0", None)
     house.tick(0.5)
-    assert house.notes[-1] == "the job comes on" and house.core.standstill == ""
+    assert house.notes[-1] == "the job makes progress again" and house.core.standstill == ""
     assert house.core.wake_at() is not None
 
 
-def test_one_that_comes_on_is_enough() -> None:
+def test_progress_of_one_worker_is_enough() -> None:
     house = training_for_a_while(step_timeout_s=6.0)
     pass_time(house, 60, n1=None)
     assert house.notes == []
 
 
-def test_a_report_of_an_earlier_step_says_nothing() -> None:
+def test_report_of_an_earlier_step_is_ignored() -> None:
     house = training_for_a_while(step_timeout_s=6.0)
     pass_time(house, 5, n1=SLEEPS)
     house.beat("1", step=STEP + 1)
@@ -223,7 +226,7 @@ def test_a_report_of_an_earlier_step_says_nothing() -> None:
     assert house.notes == []
 
 
-def test_the_first_steps_have_their_own_allowance() -> None:
+def test_first_steps_have_their_own_allowance() -> None:
     house = training_for_a_while(2, step_timeout_s=2.0)
     fresh = WAITS._replace(steps=1)
     since_s = pass_time(house, FIRST_STEPS_S - 1, n0=fresh, n1=SLEEPS._replace(steps=1))
@@ -232,38 +235,38 @@ def test_the_first_steps_have_their_own_allowance() -> None:
     assert house.core.standstill.startswith("no step for 600 s: worker 1 is in train.py:46")
 
 
-def test_with_tell_it_is_only_said() -> None:
+def test_tell_only_reports_the_standstill() -> None:
     house = training_for_a_while(step_timeout_s=6.0, ends_stuck=False)
     pass_time(house, 100, n1=SLEEPS)
     assert len(house.notes) == 1 and house.notes[0].endswith("; nothing is done about it (HANG=tell)")
     assert ended(house) == []
 
 
-def test_without_the_watchdog_nothing_is_said() -> None:
+def test_nothing_is_reported_without_the_watchdog() -> None:
     house = training_for_a_while(step_timeout_s=6.0, watches=False)
     pass_time(house, 100, n1=SLEEPS)
     assert house.notes == [] and ended(house) == []
 
 
-def test_where_all_wait_in_the_same_collective_the_group_is_formed_anew_and_nobody_ended() -> None:
+def test_collective_stuck_on_all_ranks_forms_a_new_group_and_ends_no_worker() -> None:
     house = training_for_a_while(2, step_timeout_s=6.0)
     pass_time(house, 13)
     assert ended(house) == [] and {"s0", "s1"} == {
         session for session, sent in house.sent.items() if any(isinstance(one, RoundOpened) for one in sent[-2:])
     }
-    assert "the group is formed anew after 12 s" in house.notes[0]
+    assert "the group is formed again after 12 s" in house.notes[0]
 
 
-def test_a_stopped_one_is_named_before_its_lease_is_over() -> None:
+def test_stopped_process_is_named_before_its_lease_is_over() -> None:
     house = training_for_a_while(2, step_timeout_s=6.0, node_timeout_s=20.0)
     for second in range(1, 13):
         house.tick(1.0)
         report(house, "0", WAITS._replace(still_s=float(second)))
     assert house.notes[0].startswith("no step for ")
-    assert "worker 1 has not been heard of for" in house.notes[0] and ended(house) == []
+    assert "worker 1 has not been heard from for" in house.notes[0] and ended(house) == []
 
 
-def test_one_that_hangs_at_the_same_step_again_is_looked_on_twice_as_long() -> None:
+def test_worker_that_hangs_at_the_same_step_again_gets_twice_the_time() -> None:
     house = training_for_a_while(2, step_timeout_s=6.0)
     since_s = pass_time(house, 13, n1=SLEEPS)
     assert len(ended(house)) == 1
@@ -273,7 +276,7 @@ def test_one_that_hangs_at_the_same_step_again_is_looked_on_twice_as_long() -> N
     assert len(ended(house)) == 2 and "after 24 s (HANG=end), as once before" in house.notes[1]
 
 
-def test_a_paused_scheduler_blames_nobody() -> None:
+def test_paused_scheduler_blames_no_worker() -> None:
     house = training_for_a_while(step_timeout_s=6.0)
     house.stall(60.0)
     for node in range(3):
@@ -282,7 +285,7 @@ def test_a_paused_scheduler_blames_nobody() -> None:
     assert [note for note in house.notes if "no step" in note] == []
 
 
-def test_what_is_said_of_another_generation_says_nothing() -> None:
+def test_report_of_another_generation_is_ignored() -> None:
     house = training_for_a_while(2, step_timeout_s=6.0)
     for second in range(1, 20):
         house.tick(1.0)
@@ -294,7 +297,7 @@ def test_what_is_said_of_another_generation_says_nothing() -> None:
     assert house.notes == []
 
 
-def test_where_many_stand_still_repeated_heartbeats_are_not_judged_anew() -> None:
+def test_repeated_heartbeats_of_many_stalled_workers_are_not_judged_again() -> None:
     house = training_for_a_while(2)
     pass_time(house, 2, n1=SLEEPS)
     credential = house.credential("0")

@@ -1,4 +1,4 @@
-"""Who holds others up while a round is open, or stood still with its machine: ended in one case, not in the other."""
+"""Standstills during an open round or after the machine was suspended: when a worker is ended and when not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIMEOUT_S = 6.0
 
 
 def without_worker_0(**changes: float | bool) -> House:
-    """Worker 0 is dead, worker 1 has come to the round for it."""
+    """Worker 0 is dead, and worker 1 has joined the round that replaces it."""
     house = training_for_a_while(3, step_timeout_s=TIMEOUT_S, **changes)
     house.close("s0", gone=True)
     house.join("1", live=(STEP, 1))
@@ -19,7 +19,7 @@ def without_worker_0(**changes: float | bool) -> House:
 
 
 def wait_for_worker_2(house: House, seconds: int, since_s: float = 0.0, *, progress: object = SLEEPS) -> float:
-    """Worker 1 waits in the round; worker 2 stands where it stands, and says so."""
+    """Worker 1 waits in the round; worker 2 reports that it does not move."""
     for _ in range(seconds):
         house.tick(0.5)
         since_s += 1.0
@@ -29,7 +29,7 @@ def wait_for_worker_2(house: House, seconds: int, since_s: float = 0.0, *, progr
     return since_s
 
 
-def test_whoever_does_not_come_to_a_round_is_named_and_ended() -> None:
+def test_worker_that_does_not_join_a_round_is_named_and_ended() -> None:
     house = without_worker_0()
     since_s = wait_for_worker_2(house, 5)
     assert house.core.standstill == "" and ended(house) == []
@@ -44,26 +44,26 @@ def test_whoever_does_not_come_to_a_round_is_named_and_ended() -> None:
     assert ended(house) == ["it held the others up for 12 s in train.py:46 (time.sleep) (HANG=end)"]
 
 
-def test_with_tell_it_is_only_named() -> None:
+def test_tell_only_names_it() -> None:
     house = without_worker_0(ends_stuck=False)
     wait_for_worker_2(house, 30)
     assert "nothing is done about it (HANG=tell)" in house.core.standstill and ended(house) == []
 
 
-def test_as_long_as_nobody_has_come_nobody_is_waited_for() -> None:
+def test_no_worker_is_waited_for_before_one_has_joined() -> None:
     house = training_for_a_while(3, step_timeout_s=TIMEOUT_S)
     house.close("s0", gone=True)
     wait_for_worker_2(house, 30)
     assert ended(house) == []
 
 
-def test_who_stands_in_a_collective_is_left_to_its_own_process() -> None:
+def test_worker_in_a_collective_is_left_to_its_own_process() -> None:
     house = without_worker_0()
     wait_for_worker_2(house, 30, progress=WAITS)
     assert ended(house) == []
 
 
-def test_whoever_comes_is_not_ended() -> None:
+def test_worker_that_joins_is_not_ended() -> None:
     house = without_worker_0()
     since_s = wait_for_worker_2(house, 11)
     house.join("2", live=(STEP, 1))
@@ -71,7 +71,7 @@ def test_whoever_comes_is_not_ended() -> None:
     assert ended(house) == [] and house.core.standstill == ""
 
 
-def test_a_hang_is_found_while_a_newcomer_waits_for_a_commit() -> None:
+def test_hang_is_found_while_a_newcomer_waits_for_a_commit() -> None:
     house = training_for_a_while(2, step_timeout_s=TIMEOUT_S, min_world_size=2, max_world_size=3)
     house.register("2")
     house.beat("2", Activity.WAITING, generation=0)
@@ -81,17 +81,17 @@ def test_a_hang_is_found_while_a_newcomer_waits_for_a_commit() -> None:
     assert ended(house) == ["it held the others up for 12 s in train.py:46 (time.sleep) (HANG=end)"], since_s
 
 
-def test_a_collective_that_never_ends_is_given_up_also_while_a_newcomer_waits() -> None:
+def test_stuck_collective_is_given_up_while_a_newcomer_waits_too() -> None:
     house = training_for_a_while(2, step_timeout_s=TIMEOUT_S, min_world_size=2, max_world_size=3)
     house.register("2")
     house.beat("2", Activity.WAITING, generation=0)
     house.tick(0.01)
     pass_time(house, 14)
     assert not house.last("s0", RoundOpened).gently
-    assert any("waits for no commit: no step for 12 s" in note for note in house.notes)
+    assert any("does not wait for a commit: no step for 12 s" in note for note in house.notes)
 
 
-def test_a_machine_that_was_suspended_is_looked_on_before_anything_is_done() -> None:
+def test_suspended_machine_gets_time_before_anything_is_done() -> None:
     house = training_for_a_while(3, step_timeout_s=TIMEOUT_S)
     house.stall(60.0)
     for node in "012":
@@ -101,17 +101,17 @@ def test_a_machine_that_was_suspended_is_looked_on_before_anything_is_done() -> 
     for node in "012":
         report(house, node, None, step=STEP + 1)
     house.tick(0.5)
-    assert house.core.standstill == "" and house.notes[-1] == "the job comes on"
+    assert house.core.standstill == "" and house.notes[-1] == "the job makes progress again"
 
 
-def test_what_was_said_before_the_scheduler_stood_still_has_not_gone_on_since() -> None:
+def test_reports_from_before_the_pause_do_not_age_during_it() -> None:
     house = training_for_a_while(3, step_timeout_s=TIMEOUT_S)
     pass_time(house, 3, n2=SLEEPS)
     house.stall(60.0)
     assert house.core.standstill == "" and ended(house) == []
 
 
-def test_what_a_lost_process_said_is_not_said_of_the_next() -> None:
+def test_report_of_a_lost_process_does_not_apply_to_its_successor() -> None:
     house = training_for_a_while(2, step_timeout_s=TIMEOUT_S, cool_down_s=0.0)
     pass_time(house, 5, n1=SLEEPS)
     house.close("s1", gone=True)

@@ -1,4 +1,4 @@
-"""A lost journal made anew from living workers: who counts, who never does, and what the others are told."""
+"""A lost journal rebuilt from living workers: which reports count, and what the other workers are told."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def standing(slot: int, *, generation: int = 3, world_size: int = 4, term: int =
 
 
 def empty_house(world_size: int = 4, **changes: float | bool) -> House:
-    """A scheduler on a wiped recovery path."""
+    """Return a scheduler on a wiped recovery path."""
     return House(policy(world_size, **changes), new_job_id="job-new")
 
 
 def report(
     house: House, slot: int, *, node: str = "", incarnation: int = 1, job: str = "job-old", **changes: object
 ) -> None:
-    """The member of that slot registers again."""
+    """Let the member of that slot register again."""
     said = replace(standing(slot, world_size=house.policy.world_size), **changes)  # type: ignore[arg-type]
     house.register(node or str(slot), session=f"old{slot}", job=job, incarnation=incarnation, standing=said)
 
 
-# ---- everybody agrees
+# ---- all agree
 
 
-def test_a_job_whose_members_all_report_goes_on_where_it_was() -> None:
+def test_job_resumes_where_it_was_if_all_members_report() -> None:
     house = empty_house()
     for slot in range(4):
         report(house, slot, incarnation=7 if slot == 3 else slot + 1)
@@ -46,16 +46,16 @@ def test_a_job_whose_members_all_report_goes_on_where_it_was() -> None:
     assert house.admission("old3") == Admitted("old3", "job-old", term, 3, 7, 4, None, generation=3)
     state = house.core.state
     assert (state.job, state.term, state.generation_number) == ("job-old", term, 3)
-    assert state.next_generation == 4, "all have reported: nobody can have been told of another one"
+    assert state.next_generation == 4, "all have reported, so no worker can know of another one"
     assert state.generation is not None
     assert state.generation.members == (("0", 1), ("1", 2), ("2", 3), ("3", 7))
     for node in "0123":
         house.beat(node, Activity.TRAINING)
     house.tick(6.0)
-    assert house.invited() == {}, "training goes on: no round"
+    assert house.invited() == {}, "training continues without a round"
 
 
-def test_what_was_rebuilt_is_durable_and_survives_the_next_crash() -> None:
+def test_rebuilt_state_is_durable_and_survives_the_next_crash() -> None:
     house = empty_house(2)
     report(house, 0)
     report(house, 1)
@@ -69,7 +69,7 @@ def test_what_was_rebuilt_is_durable_and_survives_the_next_crash() -> None:
     assert house.admission("old0").term == 4 + UNHEARD_TERMS
 
 
-def test_points_of_the_restored_line_stay_good_and_no_others() -> None:
+def test_only_points_of_the_restored_line_stay_valid() -> None:
     house = empty_house(2)
     report(house, 0)
     report(house, 1)
@@ -80,7 +80,7 @@ def test_points_of_the_restored_line_stay_good_and_no_others() -> None:
     assert not is_on_line(Point(50, 2), committed)
 
 
-def test_a_finished_training_stays_finished() -> None:
+def test_finished_training_stays_finished() -> None:
     house = empty_house(2)
     report(house, 0, final=Point(99, 3))
     report(house, 1)
@@ -92,7 +92,7 @@ def test_a_finished_training_stays_finished() -> None:
 # ---- a majority agrees
 
 
-def test_a_majority_waits_for_the_rest_then_goes_on_and_keeps_their_seats() -> None:
+def test_majority_waits_for_the_rest_then_resumes_and_keeps_their_seats() -> None:
     house = empty_house()
     for slot in (0, 1, 3):
         report(house, slot)
@@ -102,7 +102,7 @@ def test_a_majority_waits_for_the_rest_then_goes_on_and_keeps_their_seats() -> N
     assert house.core.state.job == "job-old"
     house.beat("0"), house.beat("1"), house.beat("3")
     house.register("2", session="fresh")
-    assert house.refusal("fresh").refusal is Refusal.ALIVE, "the process nobody heard of may still live"
+    assert house.refusal("fresh").refusal is Refusal.ALIVE, "the process that has not reported may still be alive"
     for _ in range(6):
         house.tick(1.0)
         house.beat("0"), house.beat("1"), house.beat("3")
@@ -112,14 +112,14 @@ def test_a_majority_waits_for_the_rest_then_goes_on_and_keeps_their_seats() -> N
     house.now += 30
     house.beat("0"), house.beat("1"), house.beat("3")
     house.register("2", session="fresh")
-    assert house.admission("fresh").incarnation > 1 << 20, "above all that the old holder can have had"
+    assert house.admission("fresh").incarnation > 1 << 20, "above anything the old holder can have had"
 
 
-def test_reports_that_lie_in_the_queue_when_the_time_is_over_count() -> None:
+def test_reports_in_the_queue_at_the_deadline_count() -> None:
     house = empty_house()
     report(house, 0)
     report(house, 1)
-    house.now += 60  # it stood still
+    house.now += 60  # it was paused
     report(house, 2)
     assert house.core.state.seats == {}, "three of four agree, and the fourth is here"
     report(house, 3)
@@ -128,8 +128,8 @@ def test_reports_that_lie_in_the_queue_when_the_time_is_over_count() -> None:
     assert {seat.session for seat in house.core.state.seats.values()} == {"old0", "old1", "old2", "old3"}
 
 
-def test_who_came_before_the_first_report_does_not_begin_another_job_meanwhile() -> None:
-    """START_GRACE lets fewer than all begin; a job that is about to be rebuilt would be begun over by that."""
+def test_early_newcomers_do_not_start_another_job_while_reports_arrive() -> None:
+    """START_GRACE lets fewer than all workers start, which would discard a job that is about to be rebuilt."""
     house = empty_house(min_world_size=2, start_grace_s=2.0)
     house.register("blue", session="new-blue")
     house.register("red", session="new-red")
@@ -141,7 +141,7 @@ def test_who_came_before_the_first_report_does_not_begin_another_job_meanwhile()
     assert house.core.state.job == "job-old" and set(house.core.state.seats) == {"0", "1", "2", "3"}
 
 
-def test_who_came_before_reports_that_agree_on_nothing_begins_a_job_after_them() -> None:
+def test_early_newcomers_start_a_job_if_the_reports_do_not_agree() -> None:
     house = empty_house(min_world_size=2, start_grace_s=2.0)
     house.register("blue", session="new-blue")
     house.register("red", session="new-red")
@@ -158,8 +158,8 @@ def test_who_came_before_reports_that_agree_on_nothing_begins_a_job_after_them()
     assert house.core.state.job == "job-new" and set(house.core.state.seats) == {"blue", "red"}
 
 
-def test_all_members_of_a_generation_that_was_replaced_give_way_to_its_successors() -> None:
-    """They were cut off from the scheduler, not from each other, and are here first."""
+def test_members_of_a_replaced_generation_yield_to_its_successors() -> None:
+    """They were cut off from the scheduler but not from each other, and they arrive first."""
     house = empty_house()
     for slot in range(4):
         report(house, slot)
@@ -171,7 +171,7 @@ def test_all_members_of_a_generation_that_was_replaced_give_way_to_its_successor
     assert {seat.session for seat in house.core.state.seats.values()} == {"new0", "new1", "new2", "new3"}
 
 
-def test_a_member_that_reports_late_gets_its_own_seat() -> None:
+def test_late_member_gets_its_own_seat() -> None:
     house = empty_house()
     for slot in (0, 1, 3):
         report(house, slot)
@@ -182,16 +182,16 @@ def test_a_member_that_reports_late_gets_its_own_seat() -> None:
     assert [type(record) for record in house.ready.records] == [SeatGranted], "the seat kept for it is its own node's"
 
 
-def test_what_the_others_may_have_done_meanwhile_is_nobodys_line_and_has_its_own_numbers() -> None:
-    """Whoever does not report may have gone on without these, and left points under the numbers that follow."""
+def test_steps_of_unreported_members_are_abandoned_and_numbers_not_reused() -> None:
+    """A member that does not report may have continued without these, and saved points under the next numbers."""
     house = empty_house(reset_limit=1)
     for slot in (0, 1, 3):
         report(house, slot)
     house.tick(5.1)
-    assert house.core.state.generation_number == 3, "it goes on where it was"
+    assert house.core.state.generation_number == 3, "it resumes where it was"
     assert JobState.replay(house.core.state.snapshot()).next_generation == 4 + UNHEARD_GENERATIONS
     report(house, 2)
-    assert house.invited(), "the count of RESET_LIMIT begins anew"
+    assert house.invited(), "the count of RESET_LIMIT starts over"
     for node in "0123":
         house.join(node, [(60, 3), (70, 4)])
     assert house.committed().restore == Point(60, 3)
@@ -205,7 +205,7 @@ def test_what_the_others_may_have_done_meanwhile_is_nobodys_line_and_has_its_own
     assert house.core.phase() == "ending", "and no other"
 
 
-def test_who_waited_for_a_new_job_is_given_no_second_seat_in_the_old_one() -> None:
+def test_process_waiting_for_a_new_job_gets_no_second_seat_in_the_old_one() -> None:
     house = empty_house(3, min_world_size=1, max_world_size=4)
     house.register("new", session="new")
     house.register("other", session="other")
@@ -214,12 +214,12 @@ def test_who_waited_for_a_new_job_is_given_no_second_seat_in_the_old_one() -> No
     assert house.core.state.job == "job-old"
     house.register("new", session="new")
     first = 1 + highest_unheard_incarnation(house.core.state.term)
-    assert (house.seat("new").slot, house.seat("new").incarnation) == (1, first), "above what the lost journal said"
+    assert (house.seat("new").slot, house.seat("new").incarnation) == (1, first), "above what the lost journal recorded"
     house.register("other", session="other")
     assert house.core.state.by_slot == {0: "0", 1: "new", 2: "other"}
 
 
-def test_a_late_member_takes_nothing_from_the_process_that_came_for_its_node() -> None:
+def test_late_member_takes_nothing_from_its_nodes_new_process() -> None:
     house = empty_house(spare_num=1)
     for slot in (0, 1, 3):
         report(house, slot, node=f"host-{slot}")
@@ -232,7 +232,7 @@ def test_a_late_member_takes_nothing_from_the_process_that_came_for_its_node() -
 
 
 @pytest.mark.parametrize("end", ["lost", "left"])
-def test_a_late_member_gets_its_seat_where_the_process_that_came_for_its_node_has_ended(end: str) -> None:
+def test_late_member_gets_its_seat_if_its_nodes_new_process_has_ended(end: str) -> None:
     house = empty_house(spare_num=1)
     for slot in (0, 1, 3):
         report(house, slot, node=f"host-{slot}")
@@ -246,7 +246,7 @@ def test_a_late_member_gets_its_seat_where_the_process_that_came_for_its_node_ha
     assert house.admission("old2").slot == 2
 
 
-def test_a_late_process_of_another_generation_is_fenced() -> None:
+def test_late_process_of_another_generation_is_fenced() -> None:
     house = empty_house()
     for slot in (0, 1, 3):
         report(house, slot)
@@ -255,7 +255,7 @@ def test_a_late_process_of_another_generation_is_fenced() -> None:
     assert house.answer("old2", Fenced).incarnation == 1
 
 
-def test_names_that_are_no_slots_keep_the_unreported_seat_for_its_holder() -> None:
+def test_unnamed_nodes_leave_the_unreported_seat_to_its_holder() -> None:
     house = empty_house()
     for slot in (0, 1, 3):
         report(house, slot, node=f"host-{slot}")
@@ -266,7 +266,7 @@ def test_names_that_are_no_slots_keep_the_unreported_seat_for_its_holder() -> No
     assert sorted(house.core.state.by_slot.values()) == ["host-0", "host-1", "host-2", "host-3"]
 
 
-def test_a_generation_that_hardly_anybody_was_told_is_not_used_again() -> None:
+def test_generation_known_to_a_minority_is_not_reused() -> None:
     house = empty_house()
     for slot in (0, 1, 2):
         report(house, slot)
@@ -274,12 +274,12 @@ def test_a_generation_that_hardly_anybody_was_told_is_not_used_again() -> None:
     house.tick(5.1)
     committed = house.committed()
     assert committed.generation == 4 and committed.members == ()
-    assert house.invited(), "everybody meets for generation 5"
+    assert house.invited(), "all meet for generation 5"
     assert is_on_line(Point(60, 3), committed)
 
 
-def test_a_generation_that_was_lost_with_the_journal_is_still_lost_after_the_next_crash() -> None:
-    """Nobody is its member, so nobody's loss tells that it cannot go on."""
+def test_generation_lost_with_the_journal_stays_lost_after_the_next_crash() -> None:
+    """It has no members, so no loss shows that it cannot continue."""
     house = empty_house(3)
     report(house, 0)
     report(house, 1)
@@ -296,7 +296,7 @@ def test_a_generation_that_was_lost_with_the_journal_is_still_lost_after_the_nex
         assert opened.text == "generation 4 was lost with the journal"
 
 
-# ---- nobody is believed
+# ---- no agreement
 
 
 def refusals(house: House) -> set[Refusal]:
@@ -314,19 +314,19 @@ def test_half_is_no_majority() -> None:
     assert refusals(house) == {Refusal.OTHER_JOB}
 
 
-def test_the_last_process_of_an_older_job_does_not_win_over_those_who_begin() -> None:
+def test_last_process_of_an_older_job_does_not_override_a_new_one() -> None:
     house = empty_house()
     report(house, 2)
     for slot in range(4):
         house.register(str(slot))
-        assert refusals(house) == {Refusal.ALIVE}, "nobody is seated until the reports are judged"
+        assert refusals(house) == {Refusal.ALIVE}, "no process is seated until the reports are judged"
     house.tick(5.1)
     house.fill()
     assert house.invited().keys() == {"s0", "s1", "s2", "s3"}
     assert house.core.state.job == "job-new"
 
 
-def test_once_a_seat_is_granted_nobody_rebuilds() -> None:
+def test_nothing_is_rebuilt_once_a_seat_is_granted() -> None:
     house = empty_house(2)
     house.register("0")
     report(house, 1)
@@ -344,7 +344,7 @@ def test_two_jobs_with_a_majority_each_are_named_and_neither_wins() -> None:
     assert "job job-old" in house.notes[-1] and "job job-other" in house.notes[-1]
 
 
-def test_two_processes_on_one_slot_count_for_none() -> None:
+def test_two_processes_on_one_slot_do_not_count() -> None:
     house = empty_house(3)
     report(house, 0)
     report(house, 1)
@@ -357,26 +357,26 @@ def test_two_processes_on_one_slot_count_for_none() -> None:
 @pytest.mark.parametrize(
     "changes", [{"world_size": 5}, {"slot": 4}, {"slot": -1}, {"term": 0}, {"generation": 2**50}, {"generation": 0}]
 )
-def test_nonsense_is_no_report(changes: dict[str, int], spare_num: int) -> None:
+def test_nonsense_is_not_a_report(changes: dict[str, int], spare_num: int) -> None:
     house = empty_house(spare_num=spare_num)
     said = replace(standing(0), **changes)  # type: ignore[arg-type]
     house.register("0", session="old0", job="job-old", incarnation=1, standing=said)
     assert refusals(house) == {Refusal.OTHER_JOB}
 
 
-def test_a_spare_that_comes_first_announces_the_members_of_its_job() -> None:
+def test_spare_that_comes_first_announces_the_members_of_its_job() -> None:
     house = empty_house(spare_num=1)
     house.register("9", session="old9", job="job-old", incarnation=2)
     assert refusals(house) == {Refusal.ALIVE}
     house.register("0")
-    assert refusals(house) == {Refusal.ALIVE}, "nobody is seated meanwhile"
+    assert refusals(house) == {Refusal.ALIVE}, "no process is seated meanwhile"
 
 
 @pytest.mark.parametrize(
     ("term", "newest"), [(1004, 1004), (1, 2), pytest.param(2**50, 2, id="a lie")], ids=lambda value: str(value)
 )
-def test_what_only_a_spare_was_told_of_is_gone_on_from_as_well(term: int, newest: int) -> None:
-    """A scheduler that was rebuilt, admitted a spare, and lost its journal again before it reached a member."""
+def test_generation_known_only_to_a_spare_is_used_as_well(term: int, newest: int) -> None:
+    """The scheduler was rebuilt, admitted a spare, and lost its journal again before it reached a member."""
     house = empty_house(2, spare_num=1)
     house.register("9", session="old9", job="job-old", incarnation=2, term=term)
     report(house, 0)
@@ -390,22 +390,22 @@ def test_what_only_a_spare_was_told_of_is_gone_on_from_as_well(term: int, newest
 @pytest.mark.parametrize(
     ("job", "incarnation", "spare_num"), [("", 2, 1), ("job-new", 2, 1), ("job-old", 0, 1), ("job-old", 2, 0)]
 )
-def test_who_is_no_spare_of_another_job_announces_nobody(job: str, incarnation: int, spare_num: int) -> None:
+def test_only_a_spare_of_another_job_announces_members(job: str, incarnation: int, spare_num: int) -> None:
     house = empty_house(spare_num=spare_num)
     house.register("9", session="old9", job=job, incarnation=incarnation)
     house.register("0")
     assert house.admission("s0").slot == 0
 
 
-def test_a_stranger_with_other_settings_is_no_report() -> None:
+def test_stranger_with_other_settings_is_not_a_report() -> None:
     house = empty_house()
     house.register("0", job="job-old", incarnation=1, standing=standing(0), settings=(("WORKER_NUM", "9"),))
     assert refusals(house) == {Refusal.OTHER_JOB}
     house.tick(5.1)
-    assert not any("alive" in note for note in house.notes), "and nobody waits for it"
+    assert not any("alive" in note for note in house.notes), "and no process waits for it"
 
 
-def test_who_leaves_before_the_verdict_does_not_count() -> None:
+def test_process_that_leaves_before_the_verdict_does_not_count() -> None:
     house = empty_house(3)
     report(house, 0)
     report(house, 1)
@@ -414,13 +414,13 @@ def test_who_leaves_before_the_verdict_does_not_count() -> None:
     assert house.core.state.job == "job-new"
 
 
-def test_it_can_be_forbidden() -> None:
+def test_rebuilding_can_be_forbidden() -> None:
     house = empty_house(2, rebuild=False)
     report(house, 0)
     assert refusals(house) == {Refusal.OTHER_JOB}
 
 
-def test_a_flood_of_reports_is_bounded() -> None:
+def test_flood_of_reports_is_bounded() -> None:
     house = empty_house(2)
     for number in range(50):
         said = standing(0, world_size=2)
@@ -429,7 +429,7 @@ def test_a_flood_of_reports_is_bounded() -> None:
     assert len(house.core._rebuild._terms) <= 8
 
 
-def test_a_pause_of_the_scheduler_does_not_cut_the_reports_short() -> None:
+def test_scheduler_pause_does_not_shorten_the_time_for_reports() -> None:
     house = empty_house()
     for slot in (0, 1):
         report(house, slot)
@@ -441,11 +441,11 @@ def test_a_pause_of_the_scheduler_does_not_cut_the_reports_short() -> None:
     assert house.core.state.job == "job-old"
 
 
-# ---- the workers' side is told enough
+# ---- workers know enough to rebuild
 
 
-def test_the_journal_that_was_lost_and_the_one_that_was_rebuilt_say_the_same() -> None:
-    """What members report comes from what the first scheduler told them."""
+def test_lost_journal_and_rebuilt_journal_agree() -> None:
+    """Members report what the first scheduler sent them."""
     old = training_house(2)
     started = [old.start_of(node) for node in "01"]
     new = House(policy(2), new_job_id="job-new")
@@ -462,15 +462,15 @@ def test_the_journal_that_was_lost_and_the_one_that_was_rebuilt_say_the_same() -
     assert not [send for send in new.ready.sends if isinstance(send.message, RoundOpened)]
 
 
-# ---- a scheduler that a launcher started, which knows the job's id
+# ---- a scheduler started by a launcher, which knows the job's id
 
 
 def launched_house(world_size: int = 2) -> House:
-    """A scheduler on a wiped recovery path, started again by the launcher of "job-old"."""
+    """Return a scheduler on a wiped path, restarted by the launcher of "job-old"."""
     return House(policy(world_size, job="job-old"), new_job_id="job-old")
 
 
-def test_a_launched_scheduler_rebuilds_its_own_job() -> None:
+def test_launched_scheduler_rebuilds_its_own_job() -> None:
     house = launched_house()
     report(house, 0)
     report(house, 1)
@@ -480,7 +480,7 @@ def test_a_launched_scheduler_rebuilds_its_own_job() -> None:
     assert [house.last(f"old{slot}", Admitted).slot for slot in (0, 1)] == [0, 1]
 
 
-def test_a_launched_scheduler_takes_no_report_of_another_job() -> None:
+def test_launched_scheduler_accepts_no_report_of_another_job() -> None:
     house = launched_house()
     report(house, 0, job="job-of-another-folder")
     assert refusals(house) == {Refusal.OTHER_JOB}
@@ -490,7 +490,7 @@ def test_a_launched_scheduler_takes_no_report_of_another_job() -> None:
     assert house.core.state.seats == {}
 
 
-def test_a_fresh_worker_of_its_launcher_is_seated_at_once() -> None:
+def test_fresh_worker_of_its_launcher_is_seated_at_once() -> None:
     house = launched_house()
     house.register("0", job="job-old")
     assert house.admission("s0").slot == 0

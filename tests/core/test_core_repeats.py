@@ -1,4 +1,4 @@
-"""What a heartbeat that is said again does, and what makes it count as new."""
+"""Repeated heartbeats: what a repeat does, and what makes a heartbeat count as new."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def is_repeated(house: House, message: object, session: str = "s1") -> bool:
 
 
 def known_beat(house: House) -> Heartbeat:
-    """Of worker 1, said already."""
+    """Return a heartbeat of worker 1 that has been sent before."""
     message = beat_of(house, "1")
     assert house.receive("s1", message) == Ready()
     return message
 
 
-def test_what_is_said_again_renews_the_lease_and_tells_the_step() -> None:
+def test_repeated_heartbeat_renews_the_lease_and_reports_the_step() -> None:
     house = training_house()
     message = known_beat(house)
     for number in range(10):
@@ -45,7 +45,7 @@ def test_what_is_said_again_renews_the_lease_and_tells_the_step() -> None:
     assert (presence.step, presence.heard_at, presence.lease_until) == (109, house.now, house.now + 5)
 
 
-def test_a_step_is_the_same_as_being_asked() -> None:
+def test_repeat_has_the_same_effect_as_a_full_heartbeat() -> None:
     asked, stepped = training_house(), training_house()
     known_beat(asked), known_beat(stepped)
     for house in (asked, stepped):
@@ -68,7 +68,7 @@ def test_a_step_is_the_same_as_being_asked() -> None:
     ],
     ids=repr,
 )
-def test_whatever_else_differs_is_new(changed: dict[str, object]) -> None:
+def test_any_other_difference_is_new(changed: dict[str, object]) -> None:
     house = training_house()
     message = known_beat(house)
     assert is_repeated(house, message)
@@ -82,8 +82,8 @@ def test_only_its_own_session_repeats_a_heartbeat() -> None:
     assert not is_repeated(house, Said(message.sender, LastWords("text"), step=7))
 
 
-def test_a_step_is_new_where_training_is_not_what_goes_on() -> None:
-    """Where a worker is through, its step decides where training ended."""
+def test_step_is_new_outside_training() -> None:
+    """When a worker is done, its step decides where training ended."""
     house = training_house()
     done = beat_of(house, "1", activity=Activity.DONE, step=7)
     assert house.receive("s1", done) == Ready()
@@ -106,14 +106,14 @@ def test_a_step_is_new_where_training_is_not_what_goes_on() -> None:
         lambda house: house.tick(6.0),
     ],
 )
-def test_whatever_happens_makes_it_new(happens: Callable[[House], object]) -> None:
+def test_any_event_makes_the_next_heartbeat_new(happens: Callable[[House], object]) -> None:
     house = training_house()
     message = known_beat(house)
     happens(house)
     assert not is_repeated(house, message)
 
 
-def test_a_quiet_tick_and_others_heartbeats_are_nothing_that_happens() -> None:
+def test_quiet_tick_and_other_heartbeats_are_no_such_event() -> None:
     house = training_house()
     message = known_beat(house)
     house.step(Tick())
@@ -121,7 +121,7 @@ def test_a_quiet_tick_and_others_heartbeats_are_nothing_that_happens() -> None:
     assert is_repeated(house, message)
 
 
-def test_a_superseded_process_is_never_taken_for_one_that_repeats_itself() -> None:
+def test_superseded_process_never_counts_as_repeating() -> None:
     house = House(policy(2, cool_down_s=0.0)).fill().train()
     message = known_beat(house)
     house.close("s1", gone=True)
@@ -137,7 +137,7 @@ def test_a_superseded_process_is_never_taken_for_one_that_repeats_itself() -> No
     assert after is not None and after.lease_until == until
 
 
-def test_what_has_an_answer_is_answered_again() -> None:
+def test_message_with_an_answer_is_answered_again() -> None:
     house = training_house()
     house.close("s0", gone=True)
     house.tick(1.0)
@@ -148,7 +148,7 @@ def test_what_has_an_answer_is_answered_again() -> None:
         house.answer("s1", RoundOpened)
 
 
-def test_a_seat_that_was_given_up_is_not_renewed() -> None:
+def test_vacated_seat_is_not_renewed() -> None:
     house = training_house()
     message = known_beat(house)
     house.leave("1")
@@ -157,7 +157,7 @@ def test_a_seat_that_was_given_up_is_not_renewed() -> None:
         house.receive("s1", message)
 
 
-def test_sessions_that_are_over_are_not_kept_for_ever() -> None:
+def test_ended_sessions_are_not_kept_forever() -> None:
     house = training_house()
     repeats, presence, message = Repeats(house.core._ledger), house.core.presence("1"), beat_of(house, "1")
     assert presence is not None

@@ -1,4 +1,4 @@
-"""Rule 1b: a replacement that the job's own launcher has started takes a lost slot at once; nobody else does."""
+"""Rule 1b: only a replacement that the job's own launcher started takes a lost slot at once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TOKEN = b"t" * TOKEN_BYTES
 
 
 def launched(world_size: int = 2, **changes: float | bool) -> House:
-    """A house in its first generation whose launcher has a token."""
+    """Return a scheduler in its first generation whose launcher has a token."""
     return training_house(world_size, token=TOKEN, **changes)
 
 
 def comes(house: House, node: str, *, session: str = "", job: str = "job-1", token: bytes = TOKEN) -> None:
-    """A process that the launcher started registers, with its proof."""
+    """Register a process that the launcher started, with its proof."""
     session = session or f"s{node}"
     house.register(node, session, proof=proof_of(token, job, node, session))
 
@@ -45,7 +45,7 @@ def test_names_of_a_line() -> None:
         successor_of("worker-2")
 
 
-def test_a_replacement_takes_the_lost_slot_at_once() -> None:
+def test_replacement_takes_the_lost_slot_at_once() -> None:
     house = launched()
     house.close("s1", gone=True)
     house.now += 0.3  # of 30 s
@@ -58,7 +58,7 @@ def test_a_replacement_takes_the_lost_slot_at_once() -> None:
     assert house.committed().members == (("0", 1), ("1.1", 1))
 
 
-def test_the_known_node_itself_still_waits() -> None:
+def test_known_node_itself_still_waits() -> None:
     house = launched()
     house.close("s1", gone=True)
     house.now += 0.3
@@ -67,7 +67,7 @@ def test_the_known_node_itself_still_waits() -> None:
     assert house.refusal("again").retry_after_s == pytest.approx(29.7)
 
 
-def test_without_a_proof_everything_is_as_ever() -> None:
+def test_without_a_proof_nothing_changes() -> None:
     house = launched()
     house.close("s1", gone=True)
     house.register("1.1")
@@ -78,7 +78,7 @@ def test_without_a_proof_everything_is_as_ever() -> None:
     assert house.seat("1.1").slot == 1 and not house.records(ReplacementShown)
 
 
-def test_where_no_token_is_known_a_proof_counts_nothing() -> None:
+def test_proof_is_worthless_without_a_token() -> None:
     house = training_house(2)
     house.close("s1", gone=True)
     comes(house, "1.1")
@@ -98,7 +98,7 @@ def test_where_no_token_is_known_a_proof_counts_nothing() -> None:
         ("names that run together", proof_of(TOKEN, "job-11", ".1", "s1.1")),
     ],
 )
-def test_a_forged_proof_is_refused_for_good(why: str, proof: bytes) -> None:
+def test_forged_proof_is_refused_permanently(why: str, proof: bytes) -> None:
     house = launched()
     house.close("s1", gone=True)
     house.register("1.1", proof=proof)
@@ -106,10 +106,10 @@ def test_a_forged_proof_is_refused_for_good(why: str, proof: bytes) -> None:
     assert said.refusal is Refusal.FULL and said.retry_after_s == 0, why
     assert "Fix:" in said.text and not house.ready.records
     comes(house, "1.1")
-    assert house.seat("1.1").slot == 1, "and it has cost the real one nothing"
+    assert house.seat("1.1").slot == 1, "and the real one lost nothing by it"
 
 
-def test_who_is_replaced_must_be_gone() -> None:
+def test_predecessor_must_be_gone() -> None:
     house = launched()
     comes(house, "1.1")
     said = house.refusal("s1.1")
@@ -119,7 +119,7 @@ def test_who_is_replaced_must_be_gone() -> None:
     assert house.seat("1.1").slot == 1
 
 
-def test_a_lost_slot_is_given_once() -> None:
+def test_lost_slot_is_given_once() -> None:
     house = launched(3)
     house.close("s1", gone=True)
     comes(house, "1.1")
@@ -129,21 +129,21 @@ def test_a_lost_slot_is_given_once() -> None:
     assert len(house.core.state.spares) == 0
 
 
-def test_an_overheard_registration_opens_nothing_once_its_number_is_spent() -> None:
+def test_overheard_register_is_worthless_once_its_number_is_spent() -> None:
     house = launched()
     for number in range(1, 5):
         before = house.core.state.by_slot[1]
         house.close(house.seat(before).session, gone=True)
         comes(house, f"1.{number}")
         house.train()
-    assert sorted(house.core.state.seats) == ["0", "1", "1.4"], "who was replaced is forgotten"
+    assert sorted(house.core.state.seats) == ["0", "1", "1.4"], "the predecessor is forgotten"
     house.close("s1.4", gone=True)
     for number in (1, 2, 3):
         comes(house, f"1.{number}")
         said = house.refusal(f"s1.{number}")
         assert said.refusal is Refusal.FULL and said.retry_after_s == 0
     house.register("1.3", "bare")
-    assert house.refusal("bare").retry_after_s == 0, "nor does the bare number, which would begin at incarnation 1"
+    assert house.refusal("bare").retry_after_s == 0, "nor does the bare number, which would start at incarnation 1"
     house.crash()
     comes(house, "1.2")
     assert house.refusal("s1.2").retry_after_s == 0
@@ -151,8 +151,8 @@ def test_an_overheard_registration_opens_nothing_once_its_number_is_spent() -> N
     assert house.seat("1.5").slot == 1
 
 
-def test_a_replaced_spare_that_was_not_heard_is_no_spare_that_a_new_journal_does_not_know() -> None:
-    """It believes in its seat, and its record is gone: it is fenced, not taken in without the cool-down."""
+def test_replaced_spare_is_not_taken_for_a_spare_unknown_to_a_new_journal() -> None:
+    """It claims its seat, but its record is gone. It is fenced, not admitted without the cool-down."""
     house = launched(spare_num=1)
     house.close("s1", gone=True)
     comes(house, "1.1")
@@ -167,7 +167,7 @@ def test_a_replaced_spare_that_was_not_heard_is_no_spare_that_a_new_journal_does
     assert not house.answer("s1.1", Fenced).may_return
 
 
-def test_the_replaced_are_forgotten_with_the_generation_that_needs_them_no_more() -> None:
+def test_predecessors_are_forgotten_with_the_last_generation_that_needs_them() -> None:
     house = launched()
     house.close("s1", gone=True)
     comes(house, "1.1")
@@ -184,7 +184,7 @@ def test_the_replaced_are_forgotten_with_the_generation_that_needs_them_no_more(
     assert house.core.state.replacements == {"1": 2}
 
 
-def test_a_replacement_that_dies_before_its_turn_is_replaced_in_its_place() -> None:
+def test_replacement_that_dies_while_waiting_is_replaced_in_its_place() -> None:
     house = House(policy(2, token=TOKEN))
     house.register("0")
     house.close("s0", gone=True)
@@ -194,16 +194,16 @@ def test_a_replacement_that_dies_before_its_turn_is_replaced_in_its_place() -> N
     assert house.core.state.by_slot == {0: "0.2"}
 
 
-def test_a_replacement_of_one_that_left_before_the_first_generation_takes_its_slot() -> None:
+def test_replacement_of_a_node_that_left_before_the_first_generation_takes_its_slot() -> None:
     house = House(policy(2, token=TOKEN, spare_num=1, cool_down_s=0.0))
     house.fill().register("7")
     house.leave("0")
-    assert house.core.state.by_slot == {0: "0", 1: "1"}, "it may come again: a spare of another line leaves it the slot"
+    assert house.core.state.by_slot == {0: "0", 1: "1"}, "it may return: a spare of another line leaves it the slot"
     comes(house, "0.1")
     assert house.core.state.by_slot == {0: "0.1", 1: "1"}
 
 
-def test_a_replacement_takes_the_lost_slot_while_a_spare_is_perhaps_gone_too() -> None:
+def test_replacement_takes_the_lost_slot_while_a_spare_may_be_gone_too() -> None:
     house = launched(spare_num=1)
     house.register("9")
     house.close("s9")
@@ -212,8 +212,8 @@ def test_a_replacement_takes_the_lost_slot_while_a_spare_is_perhaps_gone_too() -
     assert house.core.state.by_slot == {0: "0", 1: "1.1"}
 
 
-def test_a_node_that_has_a_slot_waits_for_no_other_one() -> None:
-    """Two processes of one node: one names no slot and waits for the full house, one proves that slot 3 is its own."""
+def test_node_with_a_slot_waits_for_no_other() -> None:
+    """Two processes of one node: one names no slot and waits for all to register, one proves that slot 3 is its own."""
     house = House(policy(3, min_world_size=2, max_world_size=4, token=TOKEN))
     house.register("3.1", "bare")
     house.register("1")
@@ -225,7 +225,7 @@ def test_a_node_that_has_a_slot_waits_for_no_other_one() -> None:
     assert house.refusal("bare").refusal is Refusal.ALIVE
 
 
-def test_where_a_spare_has_the_slot_the_replacement_is_a_spare() -> None:
+def test_replacement_becomes_a_spare_if_a_spare_has_the_slot() -> None:
     house = launched(spare_num=1)
     house.register("9")
     house.beat("9", Activity.WAITING, generation=0)
@@ -242,7 +242,7 @@ def test_where_a_spare_has_the_slot_the_replacement_is_a_spare() -> None:
     assert house.seat("9.1").is_spare
 
 
-def test_a_replacement_that_dies_as_a_spare_is_replaced_beyond_the_spares() -> None:
+def test_replacement_that_dies_as_a_spare_is_replaced_beyond_spare_num() -> None:
     house = launched(spare_num=1)
     house.register("9")
     house.beat("9", Activity.WAITING, generation=0)
@@ -256,7 +256,7 @@ def test_a_replacement_that_dies_as_a_spare_is_replaced_beyond_the_spares() -> N
 
 
 def with_a_lost_replacement() -> House:
-    """Replacement 1.1 was a spare and is gone; spare 8 has come meanwhile, and SPARE_NUM is full."""
+    """Replacement 1.1 was a spare and is gone; spare 8 has arrived since, and SPARE_NUM is reached."""
     house = launched(spare_num=1, cool_down_s=10.0)
     house.register("9")
     house.beat("9", Activity.WAITING, generation=0)
@@ -269,7 +269,7 @@ def with_a_lost_replacement() -> House:
     return house
 
 
-def test_a_replacement_that_is_started_again_has_the_place_its_successor_would_have() -> None:
+def test_restarted_replacement_gets_the_place_of_its_successor() -> None:
     house = with_a_lost_replacement()
     comes(house, "1.1", session="again")
     assert house.refusal("again").refusal is Refusal.COOLING_DOWN
@@ -287,8 +287,8 @@ def test_a_replacement_that_is_started_again_has_the_place_its_successor_would_h
 
 
 @pytest.mark.parametrize(("token", "replaced_by"), [(b"x" * TOKEN_BYTES, ""), (TOKEN, "1.2")])
-def test_nobody_else_comes_beyond_the_spares(token: bytes, replaced_by: str) -> None:
-    """Not who cannot prove it, nor whose successor is here."""
+def test_no_other_process_exceeds_spare_num(token: bytes, replaced_by: str) -> None:
+    """Neither one without a proof nor one whose successor is here."""
     house = with_a_lost_replacement()
     if replaced_by:
         comes(house, replaced_by)
@@ -299,7 +299,7 @@ def test_nobody_else_comes_beyond_the_spares(token: bytes, replaced_by: str) -> 
     assert house.refusal("again").refusal is Refusal.FULL and house.refusal("again").retry_after_s > 0
 
 
-def test_a_replacement_of_a_first_spare_is_a_spare_only_where_one_is_wanted() -> None:
+def test_replacement_of_an_initial_spare_is_a_spare_only_if_one_is_needed() -> None:
     house = launched(spare_num=1)
     house.register("9")
     house.close("s9", gone=True)
@@ -308,7 +308,7 @@ def test_a_replacement_of_a_first_spare_is_a_spare_only_where_one_is_wanted() ->
     assert house.refusal("s9.1").refusal is Refusal.FULL and house.core.state.spares.keys() == {"8"}
 
 
-def test_a_replacement_of_one_without_which_the_world_went_on_makes_it_grow() -> None:
+def test_replacement_of_a_worker_the_world_shrank_without_grows_it() -> None:
     house = launched(3, min_world_size=2, shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.train()
@@ -323,7 +323,7 @@ def test_a_replacement_of_one_without_which_the_world_went_on_makes_it_grow() ->
         assert house.committed().slots == (0, 2)
 
 
-def test_two_at_once_take_each_their_own_line() -> None:
+def test_two_replacements_at_once_each_take_their_own_slot() -> None:
     house = launched(3)
     for node in ("1", "2"):
         house.close(f"s{node}", gone=True)
@@ -332,7 +332,7 @@ def test_two_at_once_take_each_their_own_line() -> None:
     assert house.core.state.by_slot == {0: "0", 1: "1.1", 2: "2.1"}
 
 
-def test_whoever_waits_takes_its_own_lines_slot_and_not_the_first() -> None:
+def test_waiting_replacement_takes_its_own_slot_not_the_first() -> None:
     house = launched(3)
     comes(house, "2.1")  # its launcher knows before the scheduler does
     for node in ("1", "2"):
@@ -343,7 +343,7 @@ def test_whoever_waits_takes_its_own_lines_slot_and_not_the_first() -> None:
     assert house.core.state.by_slot == {0: "0", 1: "1.1", 2: "2.1"}
 
 
-def test_whose_slot_is_another_lines_by_now_takes_one_that_is_lost() -> None:
+def test_replacement_whose_slot_was_reassigned_takes_a_lost_one() -> None:
     house = launched(2, spare_num=1)
     house.register("9")
     house.beat("9", Activity.WAITING, generation=0)
@@ -356,15 +356,15 @@ def test_whose_slot_is_another_lines_by_now_takes_one_that_is_lost() -> None:
     assert house.seat("1.1").is_spare
 
 
-def test_a_replacement_whose_named_slot_is_another_lines_takes_one_whose_cool_down_is_over() -> None:
-    """A job begun anew seats by name those that prove nothing to it, so its lines and its slots cross."""
+def test_replacement_whose_named_slot_was_reassigned_takes_one_after_its_cool_down() -> None:
+    """A restarted job seats processes without proof by name, so its lines and its slots may cross."""
     house = House(policy(3, token=TOKEN))
     for node in ("0.1", "1.1", "2.1"):
         house.register(node)
     for node in ("0.1", "2.1"):
         house.close(f"s{node}", gone=True)
     comes(house, "0.2")
-    assert house.refusal("s0.2").refusal is Refusal.COOLING_DOWN, "the slot that it names is its line's"
+    assert house.refusal("s0.2").refusal is Refusal.COOLING_DOWN, "the slot that it names belongs to its line"
     house.tick(30.0)
     house.register("x")
     assert house.core.state.by_slot[0] == "x"
@@ -373,7 +373,7 @@ def test_a_replacement_whose_named_slot_is_another_lines_takes_one_whose_cool_do
     assert house.core.state.by_slot == {0: "x", 1: "1.1", 2: "0.2"}
 
 
-def test_a_process_that_never_had_a_seat_is_replaced_into_the_slot_its_line_names() -> None:
+def test_process_that_never_had_a_seat_is_replaced_into_the_slot_of_its_line() -> None:
     house = House(policy(3, token=TOKEN))
     house.register("0")
     comes(house, "2.1")
@@ -381,15 +381,15 @@ def test_a_process_that_never_had_a_seat_is_replaced_into_the_slot_its_line_name
     assert [type(record) for record in house.ready.records] == [SeatGranted, ReplacementShown]
 
 
-def test_with_recovery_off_nobody_is_replaced() -> None:
+def test_no_process_is_replaced_with_recovery_off() -> None:
     house = launched(recovery=False)
     house.close("s1", gone=True)
     comes(house, "1.1")
     assert not house.records(SpareAdmitted)
 
 
-def test_a_replacement_after_training_takes_the_slot_with_its_seat() -> None:
-    """No round gives slots any more; the rest of the script needs the rank at once."""
+def test_replacement_after_training_gets_its_slot_with_its_seat() -> None:
+    """No round assigns slots after training, and the rest of the script needs the rank at once."""
     house = launched()
     for node in "01":
         house.beat(node, Activity.DONE, step=60)
@@ -403,8 +403,8 @@ def test_a_replacement_after_training_takes_the_slot_with_its_seat() -> None:
     assert house.ended is not None and house.ended.kind is EndKind.FINISHED
 
 
-def test_a_replacement_of_one_that_lives_on_asks_ever_more_slowly() -> None:
-    """Its launcher may have lost count of a process that it started."""
+def test_replacement_of_a_live_process_asks_at_growing_intervals() -> None:
+    """Its launcher may have lost track of a process that it started."""
     house = launched()
     waits = []
     for _ in range(8):

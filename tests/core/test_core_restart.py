@@ -1,4 +1,4 @@
-"""A scheduler that was killed: what it knows again, what it must learn anew, and how long anybody waits for that."""
+"""A killed scheduler: what it knows after its restart, what it must learn, and how long workers wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.core.house import House, policy, training_house
 
 
 def left_s(house: House, node: str) -> float:
-    """What a new session of the node is told to wait."""
+    """Return the seconds that a new session of the node is told to wait."""
     house.register(node, session="probe")
     return house.refusal("probe").retry_after_s
 
@@ -28,7 +28,7 @@ def test_terms_rise() -> None:
     assert house.ready.records == [TermStarted(3, "boot-1", house.now)]
 
 
-def test_a_first_start_makes_the_job_and_a_second_keeps_it() -> None:
+def test_first_start_creates_the_job_and_a_second_keeps_it() -> None:
     house = House(policy(2))
     assert [type(record).__name__ for record in house.journal] == ["JobCreated", "TermStarted"]
     house.crash(keep=1)
@@ -36,7 +36,7 @@ def test_a_first_start_makes_the_job_and_a_second_keeps_it() -> None:
     assert [type(record).__name__ for record in house.ready.records] == ["TermStarted"]
 
 
-def test_leases_start_anew() -> None:
+def test_leases_start_over() -> None:
     house = training_house()
     house.crash(after_s=1000.0)
     loaded = house.now
@@ -48,8 +48,8 @@ def test_leases_start_anew() -> None:
     ]
 
 
-def test_the_cool_down_counts_from_load() -> None:
-    """Everything was killed: nobody waits longer than one cool-down from the scheduler's load."""
+def test_cool_down_counts_from_load() -> None:
+    """Everything was killed. No wait exceeds one cool-down from the scheduler's load."""
     house = training_house()
     house.crash(after_s=3.0)
     loaded = house.now
@@ -65,7 +65,7 @@ def test_the_cool_down_counts_from_load() -> None:
     assert house.admission("probe").incarnation == 2
 
 
-def test_a_further_restart_never_lengthens_a_wait() -> None:
+def test_further_restart_never_lengthens_a_wait() -> None:
     house = training_house()
     house.crash(after_s=3.0)
     loaded = house.now
@@ -81,7 +81,7 @@ def test_a_further_restart_never_lengthens_a_wait() -> None:
     assert house.admission("probe").incarnation == 2
 
 
-def test_a_wait_that_the_journal_proves_goes_on() -> None:
+def test_wait_proven_by_the_journal_continues() -> None:
     house = training_house()
     house.close("s1", gone=True)
     lost_at = house.now
@@ -92,17 +92,17 @@ def test_a_wait_that_the_journal_proves_goes_on() -> None:
     assert house.admission("new").incarnation == 2
 
 
-def test_a_wait_of_another_boot_begins_again() -> None:
+def test_wait_of_another_boot_starts_over() -> None:
     house = training_house()
     house.close("s1", gone=True)
-    house.now = 5.0  # the machine was rebooted: its clock began anew
+    house.now = 5.0  # the machine was rebooted, so its clock restarted
     house.crash(boot_id="boot-2")
     assert left_s(house, "1") == 30.0
     house.crash(after_s=10.0)
-    assert left_s(house, "1") == 20.0, "a second start in that boot counts on"
+    assert left_s(house, "1") == 20.0, "a second start in that boot continues the count"
 
 
-def test_a_node_that_was_heard_again_waits_from_load_after_the_next_crash() -> None:
+def test_node_heard_again_waits_from_load_after_the_next_crash() -> None:
     house = training_house()
     house.crash(after_s=1.0)
     house.now += 20
@@ -112,7 +112,7 @@ def test_a_node_that_was_heard_again_waits_from_load_after_the_next_crash() -> N
     assert left_s(house, "1") == 30.0
 
 
-def test_the_loss_that_nobody_was_told_of_is_still_known() -> None:
+def test_loss_that_was_never_announced_is_still_known() -> None:
     house = training_house()
     house.close("s1", gone=True)
     house.crash(after_s=1.0)
@@ -124,7 +124,7 @@ def test_the_loss_that_nobody_was_told_of_is_still_known() -> None:
 # ---- rounds and generations
 
 
-def test_everybody_resumes_without_a_round() -> None:
+def test_all_resume_without_a_round() -> None:
     house = training_house()
     house.crash(after_s=5.0)
     for node in "01":
@@ -144,7 +144,7 @@ def test_round_ids_are_never_reused() -> None:
     assert house.answer("s0", RoundOpened).round == RoundId(2, 1)
 
 
-def test_a_worker_left_in_a_dead_schedulers_round_is_invited_again() -> None:
+def test_worker_left_in_a_dead_schedulers_round_is_invited_again() -> None:
     house = training_house()
     house.close("s1")
     house.beat("0", Activity.WAITING)
@@ -154,8 +154,8 @@ def test_a_worker_left_in_a_dead_schedulers_round_is_invited_again() -> None:
     assert house.last("s0", RoundOpened).round == RoundId(2, 1)
 
 
-def test_a_member_that_waits_though_nobody_is_lost_makes_a_new_round() -> None:
-    """The round of the dead scheduler was opened by a loss that was mended before it died."""
+def test_member_that_waits_without_a_loss_opens_a_new_round() -> None:
+    """The dead scheduler's round was opened by a loss that was recovered before it died."""
     house = training_house()
     house.crash(after_s=1.0)
     house.beat("0", Activity.TRAINING)
@@ -163,7 +163,7 @@ def test_a_member_that_waits_though_nobody_is_lost_makes_a_new_round() -> None:
     assert house.invited().keys() == {"s0", "s1"}
 
 
-def test_a_generation_that_was_committed_and_not_told_is_formed_again() -> None:
+def test_generation_committed_but_not_announced_is_formed_again() -> None:
     house = House(policy(2)).fill()
     house.join("0")
     house.join("1")
@@ -173,14 +173,14 @@ def test_a_generation_that_was_committed_and_not_told_is_formed_again() -> None:
     assert house.invited() == {}
     house.beat("1", Activity.WAITING, generation=0)
     assert house.invited().keys() == {"s0", "s1"}
-    assert house.notes[-1].endswith("worker 1 was not told generation 1 before the scheduler died")
+    assert house.notes[-1].endswith("worker 1 did not receive generation 1 before the scheduler died")
     house.join("0")
     house.join("1")
     assert house.core.state.generation_number == 2
 
 
-def test_a_heartbeat_to_an_earlier_scheduler_is_no_news() -> None:
-    """It waited in a queue from before its sender was told the generation; now everybody trains in it."""
+def test_heartbeat_to_an_earlier_term_changes_nothing() -> None:
+    """It was queued before its sender learned of the generation; now all train in it."""
     house = training_house()
     house.crash(after_s=1.0)
     for node in "01":
@@ -190,12 +190,12 @@ def test_a_heartbeat_to_an_earlier_scheduler_is_no_news() -> None:
     assert house.invited() == {} and house.core.phase() == "training"
 
 
-def test_who_speaks_to_an_earlier_scheduler_is_told_of_this_one() -> None:
-    """A late admission by the earlier one told it that it is registered; so it would wait for a start for ever."""
+def test_worker_that_addresses_an_earlier_term_learns_of_this_one() -> None:
+    """A late admission told it that it is registered, so it would wait for a start forever."""
     house = House(policy(1)).fill()
     house.join("0")
     house.crash(after_s=1.0)
-    for _ in range(2):  # and again, where that was lost
+    for _ in range(2):  # and again, in case that was lost
         house.beat("0", Activity.WAITING, generation=0, term=1)
         assert house.admission("s0").term == 2
         house.now += 1
@@ -203,7 +203,7 @@ def test_who_speaks_to_an_earlier_scheduler_is_told_of_this_one() -> None:
     assert house.invited() == {"s0": RoundId(2, 1)}
 
 
-def test_the_address_map_is_collected_again() -> None:
+def test_address_map_is_collected_again() -> None:
     house = training_house()
     house.publish("0", b"a")
     house.crash(after_s=1.0)
@@ -214,7 +214,7 @@ def test_the_address_map_is_collected_again() -> None:
     assert house.answer("s1", AddressMap) == AddressMap("job-1", 2, 1, (b"a", b"b"))
 
 
-def test_a_replacement_that_was_granted_and_not_told_resumes() -> None:
+def test_replacement_granted_but_not_notified_resumes() -> None:
     house = training_house(cool_down_s=0.0)
     house.close("s1", gone=True)
     house.register("1", session="new")
@@ -224,7 +224,7 @@ def test_a_replacement_that_was_granted_and_not_told_resumes() -> None:
     assert house.admission("new").incarnation == 2
 
 
-def test_a_house_that_was_half_seated_when_the_scheduler_died_is_filled_in_the_same_order() -> None:
+def test_half_seated_world_is_filled_in_the_same_order_after_a_crash() -> None:
     house = House(policy(3))
     for node in ("c", "a", "b"):
         house.register(node)
@@ -235,7 +235,7 @@ def test_a_house_that_was_half_seated_when_the_scheduler_died_is_filled_in_the_s
     assert house.core.state.by_slot == whole == {0: "a", 1: "b", 2: "c"}
 
 
-def test_everybody_who_is_through_is_counted_again() -> None:
+def test_all_done_workers_are_counted_again() -> None:
     house = training_house()
     house.beat("0", Activity.DONE, step=50)
     house.crash(after_s=1.0)
@@ -246,10 +246,10 @@ def test_everybody_who_is_through_is_counted_again() -> None:
     assert house.answer("s1", Finished).point.step == 50
 
 
-# ---- what is on disk is what is believed
+# ---- the state on disk
 
 
-def test_every_prefix_of_the_journal_can_be_started_from() -> None:
+def test_scheduler_starts_from_every_prefix_of_the_journal() -> None:
     house = House(policy(2, cool_down_s=0.0))
     house.register("b")
     house.register("a")

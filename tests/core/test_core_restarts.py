@@ -1,4 +1,4 @@
-"""Which deaths are made good, how soon, and which end the job."""
+"""Automatic restarts: which deaths are made good, how soon, and which end the job."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def own(text: str = "ValueError: x", step: int = 7) -> Loss:
     return Loss(Sort.OWN, text, step)
 
 
-def test_the_first_kills_cost_no_wait() -> None:
+def test_first_kills_cost_no_wait() -> None:
     budget = Restarts(32767)
     assert [budget.died("2", KILLED, at) for at in (0.0, 1.0, 2.0)] == [Again(0.0), Again(1.0), Again(2.0)]
     late = budget.died("2", KILLED, 3.0)
     assert isinstance(late, Again) and late.at > 3.0
-    assert budget.died("1", KILLED, 3.0) == Again(3.0), "each place has its own"
+    assert budget.died("1", KILLED, 3.0) == Again(3.0), "each place has its own count"
 
 
-def test_kills_never_end_a_job_and_never_wait_longer_than_that() -> None:
+def test_kills_never_end_a_job_and_waits_are_bounded() -> None:
     budget, now, longest = Restarts(32767), 0.0, 0.0
     for _ in range(10_000):
         told = budget.died("2", KILLED, now)
@@ -40,7 +40,7 @@ def test_kills_never_end_a_job_and_never_wait_longer_than_that() -> None:
     assert told.at - now == restarts.LONGEST_WAIT_S
 
 
-def test_the_wait_is_forgotten() -> None:
+def test_wait_is_reset_after_a_while() -> None:
     budget = Restarts(32767)
     for number in range(20):
         budget.died("2", KILLED, float(number))
@@ -50,7 +50,7 @@ def test_the_wait_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 3, 50])
-def test_over_any_window_a_place_is_started_again_at_most_so_often(most: int) -> None:
+def test_restarts_of_a_place_are_bounded_over_any_window(most: int) -> None:
     chance, budget, now = random.Random(most), Restarts(most), 0.0
     again: list[float] = []
     for _ in range(3000):
@@ -63,15 +63,15 @@ def test_over_any_window_a_place_is_started_again_at_most_so_often(most: int) ->
         assert len(within) <= most
 
 
-def test_a_quick_rejoin_does_not_slip_past_the_bound() -> None:
-    """However it came back, and under whatever name: its deaths are the place's."""
+def test_quick_rejoin_does_not_bypass_the_bound() -> None:
+    """Deaths count for the place, however the process returned and under whatever name."""
     budget = Restarts(2)
     told = [budget.died("2", KILLED, 0.001 * number) for number in range(3)]
     assert [type(one) for one in told] == [Again, Again, Never]
     assert "MAX_RESTARTS=2" in told[-1].why  # type: ignore[union-attr]
 
 
-def test_the_same_error_at_the_same_step_twice_ends_the_job() -> None:
+def test_same_error_at_the_same_step_twice_ends_the_job() -> None:
     budget = Restarts(32767)
     first = budget.died("2", own(), 0.0)
     assert first == Again(restarts.OWN_ERROR_WAIT_S)
@@ -81,13 +81,13 @@ def test_the_same_error_at_the_same_step_twice_ends_the_job() -> None:
 
 
 @pytest.mark.parametrize("between", [own("KeyError: y"), own(step=8)])
-def test_another_error_or_another_step_is_another_matter(between: Loss) -> None:
+def test_different_error_or_step_does_not_end_the_job(between: Loss) -> None:
     budget = Restarts(32767)
     for loss in (own(), between, own()):
         assert isinstance(budget.died("2", loss, 0.0), Again)
 
 
-def test_the_same_error_in_a_row_ends_the_job_although_the_others_make_steps() -> None:
+def test_consecutive_equal_errors_end_the_job_although_others_progress() -> None:
     budget = Restarts(32767)
     told = [budget.died("2", own(step=step), 3.0 * step) for step in range(restarts.SAME_ERRORS)]
     assert [type(one) for one in told] == [Again] * (restarts.SAME_ERRORS - 1) + [Never]
@@ -95,21 +95,21 @@ def test_the_same_error_in_a_row_ends_the_job_although_the_others_make_steps() -
 
 
 @pytest.mark.parametrize("apart_s", [3.0, restarts.SAME_ERROR_WITHIN_S + 1])
-def test_an_error_that_comes_seldom_or_between_others_is_tried_again(apart_s: float) -> None:
+def test_rare_or_alternating_errors_are_retried(apart_s: float) -> None:
     budget = Restarts(32767)
     for step in range(100):
         error = own("ValueError: x" if apart_s > restarts.SAME_ERROR_WITHIN_S or step % 5 else "KeyError: y", step)
         assert isinstance(budget.died("2", error, apart_s * step), Again)
 
 
-def test_a_kill_between_does_not_make_an_error_new() -> None:
+def test_kill_in_between_does_not_make_an_error_new() -> None:
     budget = Restarts(32767)
     assert isinstance(budget.died("2", own(), 0.0), Again)
     assert isinstance(budget.died("2", KILLED, 1.0), Again)
     assert isinstance(budget.died("2", own(), 2.0), Never)
 
 
-def test_ranks_fail_alike_without_being_the_second_attempt() -> None:
+def test_same_error_on_several_ranks_is_one_attempt() -> None:
     budget = Restarts(32767)
     assert all(isinstance(budget.died(place, own(), 0.0), Again) for place in "0123")
 
@@ -118,7 +118,7 @@ def test_ranks_fail_alike_without_being_the_second_attempt() -> None:
     ("status", "is_failure", "sort"),
     [
         (None, False, Sort.OUTSIDE),
-        (None, True, Sort.OWN),  # adopted: nobody knows the status, its log says what it was
+        (None, True, Sort.OWN),  # adopted: the status is unknown, its log has the error
         (1, True, Sort.OWN),
         (0, False, Sort.OWN),
         (3, False, Sort.OWN),
@@ -130,18 +130,18 @@ def test_ranks_fail_alike_without_being_the_second_attempt() -> None:
         (errors.ScriptFailedError.exit_code, False, Sort.ENDED),
         (errors.UntrainedError.exit_code, False, Sort.ENDED),
         (errors.UnequalError.exit_code, False, Sort.ENDED),
-        (errors.SupersededError.exit_code, False, Sort.ENDED),  # the job goes on with another scheduler
+        (errors.SupersededError.exit_code, False, Sort.ENDED),  # the job continues with another scheduler
         (errors.SchedulerUnreachableError.exit_code, False, Sort.OUTSIDE),
         (errors.StuckError.exit_code, False, Sort.OUTSIDE),
         (errors.SchedulerLeftError.exit_code, False, Sort.OUTSIDE),
         (errors.StoreError.exit_code, False, Sort.OWN),
     ],
 )
-def test_what_the_status_says(status: int | None, is_failure: bool, sort: Sort) -> None:
+def test_exit_status_is_classified(status: int | None, is_failure: bool, sort: Sort) -> None:
     assert sort_of(Observation(status, is_failure=is_failure)) is sort
 
 
-def test_what_cannot_help_ends_the_job_at_once_and_its_own_end_is_no_death() -> None:
+def test_hopeless_failure_ends_the_job_at_once_and_the_jobs_end_is_no_death() -> None:
     budget = Restarts(32767)
     hopeless = budget.died("2", Loss(Sort.HOPELESS), 0.0)
     assert isinstance(hopeless, Never) and hopeless.ends_job
@@ -159,7 +159,7 @@ def test_what_cannot_help_ends_the_job_at_once_and_its_own_end_is_no_death() -> 
         (2, "", False),
     ],
 )
-def test_a_script_that_refused_its_arguments_is_not_started_again(status: int, error: str, is_refused: bool) -> None:
+def test_script_that_rejected_its_arguments_is_not_restarted(status: int, error: str, is_refused: bool) -> None:
     sort = sort_of(Observation(status, error=error))
     assert (sort is Sort.ARGUMENTS) == is_refused
     assert isinstance(Restarts(32767).died("2", Loss(sort, error), 0.0), Never if is_refused else Again)

@@ -1,4 +1,4 @@
-"""The choice of a restore point (docs/contributors/architecture.md) and of the members that send it."""
+"""The choice of a restore point (docs/contributors/architecture.md) and of its senders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def committed(generation: int = 1, restore: Point | None = None, line: tuple[Cut
 
 
 def holding(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> dict[int, Holdings]:
-    """What the ranks bring: their (step, generation) points."""
+    """Return what the ranks bring: their (step, generation) points."""
     return {
         rank: Holdings(tuple(Point(*point) for point in points), rank in own_parts, ())
         for rank, points in enumerate(held)
@@ -30,23 +30,23 @@ def chosen(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> Res
     return choose(holding(*held, own_parts=own_parts), committed())
 
 
-# ---- what may be lost
+# ---- lost steps
 
 
 @pytest.mark.parametrize(
     ("found", "committed", "is_lost"),
     [
         (None, Point(60, 1), True),
-        (Point(0, 1), Point(60, 1), True),  # the initial state alone
-        (None, None, False),  # nothing was ever on every disk
+        (Point(0, 1), Point(60, 1), True),  # only the initial state
+        (None, None, False),  # no point was ever on every disk
         (None, Point(0, 1), False),
         (Point(0, 1), Point(0, 1), False),
         (Point(40, 1), Point(60, 1), False),  # an older point survived
         (Point(60, 1), Point(60, 1), False),
-        (Point(65, 2), Point(60, 1), False),  # a memory is further
+        (Point(65, 2), Point(60, 1), False),  # a copy in memory is newer
     ],
 )
-def test_steps_that_every_disk_held_are_not_trained_again_without_a_word(
+def test_steps_once_on_every_disk_are_not_retrained_silently(
     found: Point | None, committed: Point | None, is_lost: bool
 ) -> None:
     assert bool(lost_progress(found, committed, holding([], []))) == is_lost
@@ -54,7 +54,7 @@ def test_steps_that_every_disk_held_are_not_trained_again_without_a_word(
     assert bool(lost_steps(found, committed)) == is_older
 
 
-def test_the_loss_names_the_step_the_places_and_the_price() -> None:
+def test_loss_message_names_step_places_and_price() -> None:
     joined = holding([], [], [])
     joined = {rank: replace(one, folder="/a" if rank < 2 else "s3://b/c") for rank, one in joined.items()}
     text = lost_progress(None, Point(60, 2), joined)
@@ -73,11 +73,11 @@ def test_points_are_ordered_by_step_and_then_generation() -> None:
     assert str(Point(5, 2)) == "step 5 of generation 2"
 
 
-def test_nobody_holds_anything() -> None:
+def test_no_rank_holds_a_point() -> None:
     restore = chosen([], [], [])
     assert (restore.point, restore.text) == (
         None,
-        "no restore point yet: everybody starts from rank 0's initial state",
+        "no restore point yet: every rank starts from rank 0's initial state",
     )
     assert [restore.source_of(rank) for rank in range(3)] == [0, 1, 2]
     assert [restore.served_by(rank) for rank in range(3)] == [(), (), ()]
@@ -92,7 +92,7 @@ def test_all_hold_the_greatest() -> None:
 
 @pytest.mark.parametrize("holder", [0, 1, 2])
 def test_one_holder_is_enough(holder: int) -> None:
-    """Never an older point because one member holds none."""
+    """An older point is never chosen because one member holds none."""
     held: list[list[tuple[int, int]]] = [[(10, 1)], [(10, 1)], [(10, 1)]]
     held[holder] = [(20, 1)]
     restore = chosen(*held)
@@ -106,7 +106,7 @@ def test_one_holder_is_enough(holder: int) -> None:
     )
 
 
-def test_the_work_of_sending_is_shared() -> None:
+def test_sending_is_shared() -> None:
     restore = chosen([(20, 1)], [], [(20, 1)], [], [], [])
     assert {rank: restore.source_of(rank) for rank in range(6)} == {0: 0, 1: 0, 2: 2, 3: 2, 4: 0, 5: 2}
     assert (restore.served_by(0), restore.served_by(2), restore.served_by(1)) == ((1, 4), (3, 5), ())
@@ -119,7 +119,7 @@ def test_many_ranks_are_counted() -> None:
     )
 
 
-def test_parts_that_only_a_ranks_own_point_holds_make_everybody_step_back() -> None:
+def test_own_parts_of_a_single_rank_make_all_step_back() -> None:
     restore = chosen([(10, 1), (20, 1)], [(10, 1)], own_parts=(0, 1))
     assert restore.point == Point(10, 1)
     assert restore.text == (
@@ -129,13 +129,13 @@ def test_parts_that_only_a_ranks_own_point_holds_make_everybody_step_back() -> N
     )
 
 
-def test_a_rank_without_own_parts_does_not_hold_the_others_back() -> None:
+def test_rank_without_own_parts_does_not_hold_back_the_others() -> None:
     restore = chosen([(10, 1), (20, 1)], [(10, 1)], own_parts=(0,))
     assert restore.point == Point(20, 1)
     assert restore.source_of(1) == 0
 
 
-def test_without_a_common_point_the_greatest_stands_and_the_loss_is_said() -> None:
+def test_without_a_common_point_the_greatest_is_chosen_and_the_loss_reported() -> None:
     restore = chosen([(10, 1), (20, 1)], [], own_parts=(0, 1))
     assert restore.point == Point(20, 1)
     assert restore.text == (
@@ -144,12 +144,12 @@ def test_without_a_common_point_the_greatest_stands_and_the_loss_is_said() -> No
     )
 
 
-def test_before_the_first_step_no_random_numbers_are_lost() -> None:
+def test_no_random_numbers_are_lost_before_the_first_step() -> None:
     restore = chosen([(0, 1)], [], own_parts=(0, 1))
     assert restore.text == "restore point: step 0 of generation 1, held by rank 0; sent to rank 1"
 
 
-def test_at_one_step_the_later_generation_wins() -> None:
+def test_later_generation_wins_at_the_same_step() -> None:
     kept = committed(3, Point(10, 1), (Cut(1, 10),))
     restore = choose(holding([(10, 1)], [(10, 3)]), kept)
     assert restore.point == Point(10, 3)
@@ -159,14 +159,14 @@ def test_at_one_step_the_later_generation_wins() -> None:
 
 
 def remembering(*lives: tuple[int, int] | None, own_parts: tuple[int, ...] = ()) -> dict[int, Holdings]:
-    """What the ranks bring who have not looked at their disks."""
+    """Return what ranks bring that have not examined their disks."""
     return {
         rank: Holdings((), rank in own_parts, (), live=None if live is None else Point(*live), looked=False)
         for rank, live in enumerate(lives)
     }
 
 
-def test_the_last_commit_in_a_memory_is_enough() -> None:
+def test_last_commit_in_one_memory_is_enough() -> None:
     joined = remembering((137, 1), (137, 1), None)
     assert not must_look(joined, committed())
     restore = choose(joined, committed())
@@ -175,18 +175,18 @@ def test_the_last_commit_in_a_memory_is_enough() -> None:
     assert restore.text == ("restore point: step 137 of generation 1, in the memory of rank 0, 1; sent to rank 2")
 
 
-def test_who_is_a_step_behind_gets_it_from_who_is_ahead() -> None:
+def test_rank_a_step_behind_gets_the_step_from_one_ahead() -> None:
     restore = choose(remembering((137, 1), (138, 1), (137, 1)), committed())
     assert (restore.point, restore.served_by(1), restore.served_by(0)) == (Point(138, 1), (0, 2), ())
 
 
-def test_what_all_remember_is_sent_to_nobody() -> None:
+def test_point_that_all_remember_is_not_sent() -> None:
     restore = choose(remembering((137, 1), (137, 1)), committed())
     assert restore.text == "restore point: step 137 of generation 1, in every rank's memory"
     assert restore.served_by(0) == restore.served_by(1) == ()
 
 
-def test_memory_serves_before_disk() -> None:
+def test_memory_is_preferred_to_disk() -> None:
     joined = remembering((100, 1), None) | {2: Holdings((Point(100, 1),), False, ())}
     restore = choose(joined, committed())
     assert restore.served_by(0) == (1, 2)
@@ -200,19 +200,19 @@ def test_memory_serves_before_disk() -> None:
         (((50, 1), None), "it is of a generation that was overtaken"),
     ],
 )
-def test_disks_are_asked_where_memories_may_not_hold_the_newest(
+def test_disks_are_examined_if_memories_may_not_hold_the_newest(
     lives: tuple[tuple[int, int] | None, ...], reason: str
 ) -> None:
     later = committed(2, Point(90, 1), (Cut(1, 90),))
     assert must_look(remembering(*lives), later), reason
 
 
-def test_what_a_generation_started_from_is_as_far_as_it_came() -> None:
+def test_starting_point_of_a_generation_counts_as_its_progress() -> None:
     assert not must_look(remembering((90, 1), None), committed(2, Point(90, 1), (Cut(1, 90),)))
 
 
-def test_of_two_commits_after_one_step_the_later_is_meant() -> None:
-    """At an epoch's end: whoever has made one commit more has another epoch and data position."""
+def test_later_of_two_commits_after_one_step_is_chosen() -> None:
+    """At the end of an epoch, a rank with one more commit has another epoch and data position."""
     joined = {
         rank: Holdings((), False, (), live=Point(100, 1), looked=False, commits=commits)
         for rank, commits in enumerate((100, 101, 100))
@@ -222,7 +222,7 @@ def test_of_two_commits_after_one_step_the_later_is_meant() -> None:
 
 
 @pytest.mark.parametrize(("own_parts", "source"), [(False, 0), (True, 1)])
-def test_a_disk_has_the_first_commit_of_a_step_and_a_memory_the_last(own_parts: bool, source: int) -> None:
+def test_disk_has_the_first_commit_of_a_step_and_memory_the_last(own_parts: bool, source: int) -> None:
     joined = {
         0: Holdings((), own_parts, (), live=Point(100, 1), commits=101),
         1: Holdings((Point(100, 1),), own_parts, ()),
@@ -230,11 +230,11 @@ def test_a_disk_has_the_first_commit_of_a_step_and_a_memory_the_last(own_parts: 
     assert choose(joined, committed()).source_of(1) == source
 
 
-def test_before_the_first_generation_there_is_nothing_to_look_for() -> None:
+def test_nothing_is_looked_for_before_the_first_generation() -> None:
     assert not must_look(remembering(None, None), None)
 
 
-def test_parts_of_its_own_send_a_newcomer_to_its_disk() -> None:
+def test_newcomer_with_own_parts_examines_its_disk() -> None:
     assert must_look(remembering((137, 1), None, own_parts=(0, 1)), committed())
     assert not must_look(remembering((137, 1), (137, 1), own_parts=(0, 1)), committed())
     assert not must_look(remembering((137, 1), None), committed())
@@ -243,13 +243,13 @@ def test_parts_of_its_own_send_a_newcomer_to_its_disk() -> None:
 # ---- lines
 
 
-def test_before_the_first_generation_nothing_is_on_a_line() -> None:
+def test_no_point_is_on_a_line_before_the_first_generation() -> None:
     assert not is_on_line(Point(5, 1), None)
     assert choose(holding([(5, 1)]), None).point is None
 
 
-def test_what_came_after_the_cut_is_abandoned() -> None:
-    """Generation 2 starts from step 10 of generation 1: what 1 computed beyond is never resumed."""
+def test_steps_after_the_cut_are_abandoned() -> None:
+    """Generation 2 starts from step 10 of generation 1, whose later steps are never resumed."""
     second = committed(2, Point(10, 1), next_line(committed(1), Point(10, 1)))
     assert second.line == (Cut(1, 10),)
     on_line = [Point(5, 1), Point(10, 1), Point(12, 2), Point(99, 2)]
@@ -259,15 +259,15 @@ def test_what_came_after_the_cut_is_abandoned() -> None:
     assert choose(holding([(20, 1)], [(10, 1), (12, 2)]), second).point == Point(12, 2)
 
 
-def test_a_further_rollback_into_an_older_generation_cuts_deeper() -> None:
+def test_rollback_into_an_older_generation_cuts_deeper() -> None:
     second = committed(2, Point(20, 1), next_line(committed(1), Point(20, 1)))
     third = committed(3, Point(15, 1), next_line(second, Point(15, 1)))
     assert third.line == (Cut(1, 15),)
     assert not is_on_line(Point(16, 1), third)
-    assert not is_on_line(Point(21, 2), third), "generation 2 is abandoned as a whole"
+    assert not is_on_line(Point(21, 2), third), "generation 2 is abandoned entirely"
 
 
-def test_a_long_line_keeps_every_cut() -> None:
+def test_long_line_keeps_every_cut() -> None:
     second = committed(2, Point(20, 1), next_line(committed(1), Point(20, 1)))
     third = committed(3, Point(30, 2), next_line(second, Point(30, 2)))
     fourth = committed(4, Point(40, 3), next_line(third, Point(40, 3)))
@@ -276,13 +276,13 @@ def test_a_long_line_keeps_every_cut() -> None:
     assert fifth.line == (Cut(1, 20), Cut(2, 25))
 
 
-def test_a_start_from_scratch_abandons_everything() -> None:
+def test_start_from_scratch_abandons_everything() -> None:
     second = committed(2, Point(20, 1), next_line(committed(1), Point(20, 1)))
     assert next_line(second, None) == ()
     assert not is_on_line(Point(5, 1), committed(3, None, ()))
 
 
-def test_a_line_is_bounded() -> None:
+def test_line_is_bounded() -> None:
     last = committed(1)
     for generation in range(2, KEPT_CUTS + 20):
         point = Point(generation, generation - 1)
@@ -292,9 +292,7 @@ def test_a_line_is_bounded() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=12), st.data())
-def test_a_line_is_what_walking_back_through_the_generations_gives(
-    history: list[tuple[int, int]], data: st.DataObject
-) -> None:
+def test_line_equals_a_walk_back_through_the_generations(history: list[tuple[int, int]], data: st.DataObject) -> None:
     """Every generation starts from a point on the line before it; membership agrees with the walk."""
     generations = [committed(1)]
     for step, back in history:
@@ -316,7 +314,7 @@ def test_a_line_is_what_walking_back_through_the_generations_gives(
     assert is_on_line(asked, generations[-1]) is expected
 
 
-# ---- the sentence about values
+# ---- the message about values
 
 
 @pytest.mark.parametrize(
@@ -328,22 +326,22 @@ def test_a_line_is_what_walking_back_through_the_generations_gives(
         ((("b", "x"), ("a", "1")), (("a", "2"),), "b is x here and unset there; a is 1 here and 2 there"),
     ],
 )
-def test_differing_shows_both_values(
+def test_difference_shows_both_values(
     mine: tuple[tuple[str, str], ...], theirs: tuple[tuple[str, str], ...], text: str
 ) -> None:
     assert differing(mine, theirs) == text
 
 
-# ---- copies that buddies keep
+# ---- copies kept by buddies
 
 
 def keeping(joined: dict[int, Holdings], rank: int, *copies: tuple[int, tuple[int, int]]) -> dict[int, Holdings]:
-    """This rank keeps (slot, (step, generation)) of others."""
+    """Return a rank that keeps (slot, (step, generation)) of others."""
     kept = tuple(Copy(slot, Point(*point)) for slot, point in copies)
     return joined | {rank: replace(joined[rank], copies=kept)}
 
 
-def test_a_copy_brings_a_lost_rank_its_own_parts_back() -> None:
+def test_copy_returns_a_lost_ranks_own_parts() -> None:
     joined = keeping(holding([], [(10, 1), (20, 1)], own_parts=(0, 1)), 1, (0, (20, 1)), (0, (10, 1)))
     restore = choose(joined, committed())
     assert (restore.point, restore.holders) == (Point(20, 1), {1})
@@ -353,21 +351,21 @@ def test_a_copy_brings_a_lost_rank_its_own_parts_back() -> None:
     )
 
 
-def test_the_newest_point_that_copies_and_own_points_have_in_common() -> None:
+def test_newest_point_common_to_copies_and_own_points() -> None:
     joined = keeping(holding([], [(10, 1), (20, 1)], own_parts=(0, 1)), 1, (0, (10, 1)))
     restore = choose(joined, committed())
     assert restore.point == Point(10, 1)
     assert "step 20 is not held by all" in restore.text
 
 
-def test_a_rank_goes_by_its_own_point_before_its_copy() -> None:
+def test_ranks_own_point_precedes_its_copy() -> None:
     joined = keeping(holding([(20, 1)], [(20, 1)], own_parts=(0, 1)), 1, (0, (20, 1)))
     restore = choose(joined, committed())
     assert (restore.source_of(0), restore.lent_by(1)) == (0, ())
     assert restore.text.endswith("from every rank's own checkpoint")
 
 
-def test_a_copy_comes_with_its_own_parts_also_where_a_memory_has_the_point() -> None:
+def test_copy_comes_with_its_own_parts_even_if_a_memory_has_the_point() -> None:
     joined = holding([], [], own_parts=(0, 1)) | {1: Holdings((), True, (), live=Point(20, 1), commits=20)}
     restore = choose(keeping(joined, 1, (0, (20, 1))), committed())
     assert (restore.source_of(0), restore.lent_by(1), restore.served_by(1)) == (1, (Loan(0, 0),), ())
@@ -376,13 +374,13 @@ def test_a_copy_comes_with_its_own_parts_also_where_a_memory_has_the_point() -> 
     )
 
 
-def test_who_needs_no_parts_of_its_own_is_served_by_holders_as_long_as_there_are_any() -> None:
+def test_rank_without_own_parts_is_served_by_holders_if_there_are_any() -> None:
     joined = keeping(holding([], [(20, 1)], []), 2, (0, (20, 1)))
     restore = choose(joined, committed())
     assert (restore.source_of(0), restore.source_of(2), restore.lent_by(2)) == (1, 1, ())
 
 
-def test_where_only_keepers_have_the_newest_point_everybody_borrows() -> None:
+def test_all_borrow_if_only_keepers_have_the_newest_point() -> None:
     joined = keeping(holding([(10, 1)], [(10, 1)], [(10, 1)]), 1, (0, (20, 1)), (5, (20, 1)))
     restore = choose(joined, committed())
     assert (restore.point, restore.holders) == (Point(20, 1), frozenset())
@@ -392,7 +390,7 @@ def test_where_only_keepers_have_the_newest_point_everybody_borrows() -> None:
     assert restore.text == "restore point: step 20 of generation 1, from copies that rank 1 keeps for rank 0, 1, 2"
 
 
-def test_own_parts_that_no_copy_has_are_said_to_be_lost() -> None:
+def test_own_parts_missing_from_every_copy_are_reported_lost() -> None:
     joined = keeping(holding([], [], own_parts=(0, 1)), 1, (0, (20, 1)))
     restore = choose(joined, committed())
     assert restore.lent_by(1) == (Loan(0, 0), Loan(1, 0))
@@ -404,7 +402,7 @@ def test_copies_are_by_slot_not_by_rank() -> None:
     assert choose(joined, committed(), (3, 7)).lent_by(1) == (Loan(0, 3),)
 
 
-def test_a_copy_of_an_abandoned_line_is_none() -> None:
+def test_copy_of_an_abandoned_line_is_ignored() -> None:
     second = committed(2, Point(10, 1), next_line(committed(1), Point(10, 1)))
     joined = keeping(holding([(10, 1)], [(10, 1)]), 1, (0, (20, 1)))
     assert choose(joined, second).point == Point(10, 1)
@@ -452,13 +450,13 @@ def test_every_source_holds_what_it_sends(data: st.DataObject) -> None:
 
 
 def page(last: int, collectives: int = 3, *, generation: int = 1, draws_late: bool = False) -> Page:
-    """Of a rank whose last commit was that of this step, killed in the next one."""
+    """Return the page of a rank that committed this step and was killed in the next."""
     commits = tuple(KeptCommit(Point(step, 1), step) for step in (last - 1, last))
     return Page(commits, generation, last + 1, collectives, draws_late)
 
 
 def survivors(step: int, *steps: LiveStep | None, brought: Page | None) -> dict[int, Holdings]:
-    """Rank 0 has just come, with this page; the others remember the commit of ``step``."""
+    """Return a newcomer at rank 0 with this page, and others that remember the commit of ``step``."""
     lives = {
         rank: Holdings((), True, (), live=Point(step, 1), looked=False, commits=step, live_step=one)
         for rank, one in enumerate(steps, start=1)
@@ -475,14 +473,14 @@ def survivors(step: int, *steps: LiveStep | None, brought: Page | None) -> dict[
         (page(21, draws_late=True), "a commit is what it is, whatever is drawn before it"),
     ],
 )
-def test_a_page_that_covers_the_commit_in_memory_loses_no_step(brought: Page, what: str) -> None:
+def test_page_that_covers_the_commit_in_memory_loses_no_step(brought: Page, what: str) -> None:
     joined = survivors(20, LiveStep(3, False), LiveStep(3, False), None, brought=brought)
     assert not must_look(joined, committed()), what
     restore = choose(joined, committed())
     assert (restore.point, restore.by_page, restore.source_of(0)) == (Point(20, 1), {0}, 1), what
     assert restore.text == (
         "restore point: step 20 of generation 1, in the memory of rank 1, 2, 3; sent to rank 0"
-        "; the generators of rank 0 go on as its page in memory has them"
+        "; the generators of rank 0 are restored from its page in memory"
     )
 
 
@@ -504,7 +502,7 @@ def test_a_page_that_covers_the_commit_in_memory_loses_no_step(brought: Page, wh
         (None, LiveStep(3, False), None),
     ],
 )
-def test_a_page_that_does_not_cover_it_leads_back_to_a_saved_point_and_says_why(
+def test_page_that_does_not_cover_it_falls_back_to_a_saved_point_and_says_why(
     brought: Page | None, step: LiveStep | None, reason: str | None
 ) -> None:
     joined = survivors(20, step, step, brought=brought)
@@ -518,12 +516,12 @@ def test_a_page_that_does_not_cover_it_leads_back_to_a_saved_point_and_says_why(
         assert f"; rank 0 {reason}" in restore.text
 
 
-def test_one_peer_that_saw_another_number_of_collectives_is_enough_to_go_back() -> None:
+def test_one_peer_with_another_count_of_collectives_forces_the_fallback() -> None:
     assert must_look(survivors(20, LiveStep(3, False), LiveStep(2, False), brought=page(19)), committed())
     assert must_look(survivors(20, LiveStep(3, False), LiveStep(3, True), brought=page(19)), committed())
 
 
-def test_a_survivor_that_is_a_step_behind_goes_on_with_the_generators_of_its_own_page() -> None:
+def test_survivor_a_step_behind_continues_with_its_own_pages_generators() -> None:
     joined = survivors(20, LiveStep(3, False), brought=page(20))
     joined[2] = Holdings((), True, (), live=Point(19, 1), looked=False, commits=19, page=page(19))
     assert not must_look(joined, committed())
@@ -531,7 +529,7 @@ def test_a_survivor_that_is_a_step_behind_goes_on_with_the_generators_of_its_own
     assert (restore.point, restore.by_page, restore.served_by(1)) == (Point(20, 1), {0, 2}, (0, 2))
 
 
-def test_a_page_is_not_asked_where_only_disks_have_the_point() -> None:
+def test_page_is_not_used_if_only_disks_have_the_point() -> None:
     joined = {
         0: Holdings((), True, (), page=page(20)),
         1: Holdings((Point(20, 1),), True, ()),
@@ -541,7 +539,7 @@ def test_a_page_is_not_asked_where_only_disks_have_the_point() -> None:
     assert "the RNG state of rank 0 is lost" in restore.text
 
 
-def test_who_lacks_every_point_but_has_a_page_takes_no_derived_numbers() -> None:
+def test_rank_without_points_but_with_a_page_gets_no_derived_numbers() -> None:
     joined = survivors(20, LiveStep(3, False), brought=page(20))
     joined[2] = Holdings((), True, ())
     restore = choose(joined, committed())
@@ -549,17 +547,17 @@ def test_who_lacks_every_point_but_has_a_page_takes_no_derived_numbers() -> None
     assert "(the RNG state of rank 2 is lost" in restore.text
 
 
-def test_a_page_on_the_host_of_the_dead_is_lent_by_who_is_there() -> None:
+def test_page_on_the_dead_ranks_host_is_lent_by_a_rank_there() -> None:
     joined = survivors(20, LiveStep(3, False), LiveStep(3, False), brought=None)
     joined[2] = replace(joined[2], orphaned_pages=(OrphanedPage(5, page(20)), OrphanedPage(0, page(19))))
-    joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(0, page(17)),))  # of a host where it was long ago
+    joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(0, page(17)),))  # of a host where it ran long ago
     assert not must_look(joined, committed())
     restore = choose(joined, committed())
     assert (restore.point, restore.by_page) == (Point(20, 1), {0})
     assert restore.page_loans == (PageLoan(2, 0, 0),)
 
 
-def test_a_rank_that_has_a_page_that_covers_the_commit_borrows_none() -> None:
+def test_rank_with_a_page_that_covers_the_commit_borrows_none() -> None:
     joined = survivors(20, LiveStep(3, False), LiveStep(3, False), brought=page(20))
     joined[2] = replace(joined[2], orphaned_pages=(OrphanedPage(0, page(20)),))
     assert choose(joined, committed()).page_loans == ()
@@ -567,7 +565,7 @@ def test_a_rank_that_has_a_page_that_covers_the_commit_borrows_none() -> None:
     assert choose(joined, committed()).page_loans == (PageLoan(2, 0, 0),)
 
 
-def test_pages_are_of_slots_and_not_of_ranks() -> None:
+def test_pages_belong_to_slots_not_ranks() -> None:
     joined = survivors(20, LiveStep(3, False), LiveStep(3, False), brought=None)
     joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(0, page(20)),))
     assert must_look(joined, committed(), [7, 8, 9])
@@ -576,7 +574,7 @@ def test_pages_are_of_slots_and_not_of_ranks() -> None:
     assert choose(joined, committed(), [7, 8, 9]).page_loans == (PageLoan(1, 0, 7),)
 
 
-def test_an_orphaned_page_that_does_not_cover_the_commit_leads_back_to_a_saved_point() -> None:
+def test_orphaned_page_that_does_not_cover_the_commit_falls_back_to_a_saved_point() -> None:
     joined = survivors(20, LiveStep(3, False), LiveStep(3, False), brought=None)
     joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(0, page(17)),))
     assert must_look(joined, committed())

@@ -1,4 +1,4 @@
-"""Rounds: one for any number of losses, whom it waits for, and for how long."""
+"""Rounds: one for any number of losses, which members it waits for, and for how long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.core.house import NUMERICS, House, policy, training_house
 # ---- rounds
 
 
-def test_the_first_round_opens_when_the_house_is_full() -> None:
+def test_first_round_opens_when_all_have_registered() -> None:
     house = House(policy(2))
     house.register("0")
     assert house.core.phase() == "filling; waiting for 1"
@@ -32,7 +32,7 @@ def test_the_first_round_opens_when_the_house_is_full() -> None:
     assert house.core.phase() == "forming; waiting for 0, 1"
 
 
-def test_the_last_join_commits_the_generation_and_tells_everybody() -> None:
+def test_last_join_commits_the_generation_and_notifies_all() -> None:
     house = House(policy(2)).fill()
     house.join("1")
     assert house.ready.records == [] and house.core.phase() == "forming; waiting for 0"
@@ -64,7 +64,7 @@ def test_local_ranks_count_the_ranks_of_one_host() -> None:
     assert [(one.local_rank, one.local_world_size) for one in started] == [(0, 3), (0, 1), (1, 3), (0, 1), (2, 3)]
 
 
-def test_buddies_are_on_other_hosts_and_are_told_to_both_ends() -> None:
+def test_buddies_are_on_other_hosts_and_both_ends_are_notified() -> None:
     house = House(policy(4))
     for slot, host in enumerate(["a", "a", "b", "b"]):
         house.register(str(slot), process=Process(host, slot, 1, "cpu"))
@@ -79,7 +79,7 @@ def test_buddies_are_on_other_hosts_and_are_told_to_both_ends() -> None:
 
 
 @pytest.mark.parametrize(("size", "buddy", "keeps"), [(1, None, ()), (2, 1, (1,))])
-def test_on_one_host_the_next_rank_is_the_buddy_and_alone_there_is_none(
+def test_buddy_on_a_single_host_is_the_next_rank_and_alone_there_is_none(
     size: int, buddy: int | None, keeps: tuple[int, ...]
 ) -> None:
     house = House(policy(size))
@@ -90,7 +90,7 @@ def test_on_one_host_the_next_rank_is_the_buddy_and_alone_there_is_none(
     assert (started.buddy, started.is_apart, started.keeps) == (buddy, False, keeps)
 
 
-def test_a_copy_is_lent_by_who_brought_it() -> None:
+def test_copy_is_lent_by_the_member_that_brought_it() -> None:
     house = training_house(2)
     house.close("s0", gone=True)
     for _ in range(8):
@@ -114,14 +114,14 @@ def test_one_loss_makes_one_round() -> None:
 
 
 @pytest.mark.parametrize("lost", [2, 40, 999])
-def test_any_number_of_losses_makes_one_round(lost: int) -> None:
+def test_many_losses_make_one_round(lost: int) -> None:
     house = training_house(1000)
     for slot in range(lost):
         house.close(f"s{slot}", gone=True)
     rounds = {message.round for messages in house.sent.values() for message in messages if type(message) is RoundOpened}
     assert rounds == {RoundId(1, 1), RoundId(1, 2)}
     assert house.core.phase().startswith("forming; waiting for 0, 1")
-    assert ("2, 3" in house.core.phase()) == (lost > 2), "who lives only has to come"
+    assert ("2, 3" in house.core.phase()) == (lost > 2), "a live worker only has to arrive"
 
 
 def test_many_silent_at_once_are_one_round_with_their_number() -> None:
@@ -134,7 +134,7 @@ def test_many_silent_at_once_are_one_round_with_their_number() -> None:
     )
 
 
-def test_a_round_takes_in_later_losses() -> None:
+def test_round_includes_later_losses() -> None:
     house = training_house(3, cool_down_s=0.0)
     house.close("s2", gone=True)
     house.join("0")
@@ -153,7 +153,7 @@ def test_a_round_takes_in_later_losses() -> None:
     assert house.committed().round == RoundId(1, 2)
 
 
-def test_a_member_that_is_lost_and_comes_back_joins_again() -> None:
+def test_member_that_is_lost_and_returns_joins_again() -> None:
     house = training_house(3, cool_down_s=0.0)
     house.close("s2", gone=True)
     house.join("0")
@@ -171,33 +171,33 @@ def test_a_member_that_is_lost_and_comes_back_joins_again() -> None:
     assert house.committed().members == (("0", 1), ("1", 1), ("2", 2))
 
 
-def test_who_missed_the_invitation_is_told_by_its_next_heartbeat() -> None:
+def test_member_that_missed_the_invitation_is_invited_after_its_next_heartbeat() -> None:
     house = training_house(3)
     house.close("s2", gone=True)
     house.beat("1", Activity.TRAINING)
-    assert house.invited() == {}, "it was said before the invitation can have come"
+    assert house.invited() == {}, "it was sent before the invitation can have arrived"
     house.tick(1.0)
-    house.beat("1", Activity.TRAINING)  # the very same: it is no repetition without consequence
+    house.beat("1", Activity.TRAINING)  # identical, yet not without effect
     assert house.invited() == {"s1": RoundId(1, 2)}
     house.join("1")
     house.beat("1", Activity.WAITING)
-    assert house.invited() == {}, "who has joined is left in peace"
+    assert house.invited() == {}, "a member that has joined is left alone"
 
 
-def test_a_join_of_another_round_is_nothing() -> None:
+def test_join_of_another_round_is_ignored() -> None:
     house = House(policy(2)).fill()
     house.join("0", round_id=RoundId(1, 7))
     house.join("1", round_id=RoundId(0, 1))
     assert house.core.phase() == "forming; waiting for 0, 1"
 
 
-def test_a_join_after_the_round_is_nothing() -> None:
+def test_join_after_the_round_is_ignored() -> None:
     house = training_house()
     house.join("0", [(100, 1)])
     assert house.ready.records == [] and house.core.phase() == "training"
 
 
-def test_a_second_join_replaces_the_first() -> None:
+def test_second_join_replaces_the_first() -> None:
     house = House(policy(2)).fill().train()
     house.close("s1", gone=True)
     house.join("0", [(5, 1)])
@@ -209,7 +209,7 @@ def test_a_second_join_replaces_the_first() -> None:
     assert house.committed().restore == Point(10, 1)
 
 
-def test_a_failed_collective_without_a_loss_makes_a_round() -> None:
+def test_failed_collective_without_a_loss_opens_a_round() -> None:
     house = training_house()
     house.beat("0", Activity.WAITING)
     assert house.invited().keys() == {"s0", "s1"}
@@ -217,7 +217,7 @@ def test_a_failed_collective_without_a_loss_makes_a_round() -> None:
     assert house.core.state.generation_number == 2
 
 
-def test_the_cause_of_a_failed_collective_is_told_once_it_is_known() -> None:
+def test_cause_of_a_failed_collective_is_sent_once_it_is_known() -> None:
     house = training_house(3)
     house.beat("0", Activity.WAITING)
     assert house.answer("s1", RoundOpened).text == "a collective of generation 1 failed at worker 0"
@@ -227,7 +227,7 @@ def test_the_cause_of_a_failed_collective_is_told_once_it_is_known() -> None:
     assert opened.text == "worker 2 (pid 1002 on host-a) is lost: its connection closed and its process is gone"
 
 
-def test_a_round_waits_topo_timeout() -> None:
+def test_round_waits_topo_timeout() -> None:
     house = training_house(topo_timeout_s=60.0)
     house.close("s1", gone=True)
     opened = house.now
@@ -246,7 +246,7 @@ def test_a_round_waits_topo_timeout() -> None:
     assert house.answer("s0", EndJob) == EndJob("job-1", 1, EndKind.FORMATION_TIMEOUT, text)
 
 
-def test_a_new_round_has_a_new_deadline() -> None:
+def test_new_round_has_a_new_deadline() -> None:
     house = training_house(topo_timeout_s=60.0, cool_down_s=0.0)
     house.close("s1", gone=True)
     house.now += 50
@@ -263,7 +263,7 @@ def test_a_new_round_has_a_new_deadline() -> None:
     assert house.ended is None
 
 
-def test_a_pause_of_the_scheduler_is_added_to_the_round() -> None:
+def test_scheduler_pause_prolongs_the_round() -> None:
     house = training_house(topo_timeout_s=60.0)
     house.close("s1", gone=True)
     house.now += 30
@@ -278,7 +278,7 @@ def test_a_pause_of_the_scheduler_is_added_to_the_round() -> None:
     assert house.core.phase() == "ending"
 
 
-def test_a_house_that_never_fills_ends_too() -> None:
+def test_job_that_never_fills_up_ends_too() -> None:
     house = House(policy(3, topo_timeout_s=60.0))
     house.tick(10.0)
     house.register("0")
@@ -292,24 +292,24 @@ def test_a_house_that_never_fills_ends_too() -> None:
     ]
 
 
-def test_a_node_that_left_is_waited_for() -> None:
+def test_departed_node_is_waited_for() -> None:
     house = training_house()
     house.leave("1", text="SIGTERM")
     assert house.invited().keys() == {"s0"}
     assert house.answer("s0", RoundOpened).text == "worker 1 left before training was finished: SIGTERM"
 
 
-# ---- generations in vain
+# ---- failed generations
 
 
 def failed_again(house: House, live: tuple[int, int] = (5, 1), error: str = "it cannot be loaded") -> None:
-    """Member 0 leaves its generation with an error of the runtime's own; both join with this commit."""
+    """Member 0 leaves its generation with a runtime error; both members join with this commit."""
     house.beat("0", activity=Activity.WAITING)
     house.join("0", live=live, failed_with=error)
     house.join("1", live=live)
 
 
-def test_a_restore_that_fails_every_time_ends_the_job_with_its_error() -> None:
+def test_restore_that_always_fails_ends_the_job_with_its_error() -> None:
     house = training_house()
     for _ in range(MOST_FAILURES):
         failed_again(house)
@@ -324,10 +324,10 @@ def test_a_restore_that_fails_every_time_ends_the_job_with_its_error() -> None:
 
 
 @pytest.mark.parametrize("what", ["commits", "losses", "collectives"])
-def test_what_comes_from_outside_is_tried_again_for_ever(what: str) -> None:
+def test_external_failures_are_retried_forever(what: str) -> None:
     house = training_house()
     for count in range(4 * MOST_FAILURES):
-        if what == "losses":  # a bad night: a kill at each attempt
+        if what == "losses":  # a kill at each attempt
             house.close("s1", gone=True)
             house.now += house.policy.cool_down_s
             house.register("1", session=f"again-{count}")

@@ -1,7 +1,7 @@
-"""Golden scenarios: every story in ``scenarios/`` plays out exactly as it is written down.
+"""Golden scenarios: every story in ``scenarios/`` plays out exactly as written.
 
-A scenario that differs after a deliberate change is written anew by
-``python -m pytest tests/core/test_core_scenarios.py --rewrite-scenarios``; then read the difference before keeping it.
+After a deliberate change, rewrite a scenario with ``python -m pytest tests/core/test_core_scenarios.py
+--rewrite-scenarios``, then read the difference before keeping it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MOST_LINES = 80
 
 
 def play(text: str) -> str:
-    """The scenario's text with the trace that its commands produce now."""
+    """Return the scenario's text with the trace that its commands produce now."""
     scenario = Scenario()
     return "\n".join(line for written in _kept(text) for line in _played(scenario, written)) + "\n"
 
 
 def _kept(text: str) -> Iterator[str]:
-    """Everything but the trace: a trace line is indented."""
+    """Return everything but the trace, whose lines are indented."""
     return (line for line in text.splitlines() if not line.startswith(" "))
 
 
@@ -48,7 +48,7 @@ def test_scenario(file: Path, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_scenario_is_short_and_begins_with_its_story(file: Path) -> None:
+def test_scenario_is_short_and_begins_with_its_story(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
     story = " ".join(line.removeprefix("#").strip() for line in _story(lines))
     assert story.count(".") >= 2 and story.endswith("."), "two sentences tell the story"
@@ -62,18 +62,18 @@ def _story(lines: list[str]) -> Iterator[str]:
         yield line
 
 
-def test_a_changed_decision_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_decision_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     flapping = (FOLDER / "flapping_worker.txt").read_text(encoding="utf-8")
     assert play(flapping) == flapping
     monkeypatch.setattr(Leases, "cool_down_left_s", lambda *_: 0.0)
     assert play(flapping) != flapping
 
 
-def test_a_command_nobody_knows_is_an_error() -> None:
+def test_unknown_command_is_an_error() -> None:
     with pytest.raises(ScenarioError, match="no such command: 'kil w0'"):
         play("kil w0\n")
 
 
-def test_a_command_about_a_process_that_is_gone_is_an_error() -> None:
+def test_command_about_a_dead_process_is_an_error() -> None:
     with pytest.raises(ScenarioError, match="not all of 'w0 w1' are running"):
         play("job of 2 workers\nstart scheduler\nstart w0 w1\nkill w1\nkill w0 w1\n")

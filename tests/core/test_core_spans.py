@@ -1,4 +1,4 @@
-"""A job's events as spans: what began and ended when, each told once, whatever order events are in."""
+"""A job's events as spans: start and end of each, emitted once, whatever the order of events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGUN = [
 ]
 
 
-def test_a_start_is_a_register_and_a_form() -> None:
+def test_start_is_a_register_and_a_form_span() -> None:
     register, form = spans_of([*JOB, *BEGUN])
     assert (register.name, register.began_at, register.ended_at) == ("register", 100, 103)
     assert (form.name, form.began_at, form.ended_at) == ("form", 103, 104)
@@ -31,7 +31,7 @@ def test_a_start_is_a_register_and_a_form() -> None:
     }
 
 
-def test_a_recovery_is_one_span_with_its_phases_inside() -> None:
+def test_recovery_is_one_span_with_its_phases_inside() -> None:
     (form, recover) = spans_of([*JOB, *BEGUN, *KILL])[2:]
     assert form.name == "form"
     assert (recover.name, recover.began_at, recover.ended_at) == ("recover", 120, 130)
@@ -44,7 +44,7 @@ def test_a_recovery_is_one_span_with_its_phases_inside() -> None:
     ]
 
 
-def test_a_checkpoint_reaches_from_the_point_before_and_tells_what_steps_waited() -> None:
+def test_checkpoint_span_starts_at_the_previous_point_and_has_the_steps_wait() -> None:
     points = [event(Kind.COMMITTED, 110, 40, point=40, stalled_ms=12.5), event(Kind.COMMITTED, 120, 90, point=80)]
     one, other = spans_of([*BEGUN, *points])[2:]
     assert (one.name, one.began_at, one.ended_at) == ("checkpoint", 105, 110)
@@ -53,7 +53,7 @@ def test_a_checkpoint_reaches_from_the_point_before_and_tells_what_steps_waited(
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_no_span_ends_before_it_begins_and_reading_on_tells_the_same(seed: int) -> None:
+def test_no_span_ends_before_it_begins_and_reading_in_parts_gives_the_same(seed: int) -> None:
     events = drawn(random.Random(seed), 60)
     fold, told = Spans(), []
     for one in events:

@@ -1,4 +1,4 @@
-"""Spares: who is admitted as one, who takes a lost slot, and what a spare's own end means (nothing, for the job)."""
+"""Spares: admission, which spare takes a lost slot, and that a spare's own end does not affect the job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.core.house import JOB_NAME, SETTINGS, House, policy
 
 
 def spared(world_size: int = 2, spares: int = 1, *, waiting: bool = True, **changes: float | bool) -> House:
-    """A house of digits in its first generation; its spares are called 10, 11, …"""
+    """Return a scheduler in its first generation; its spares are called 10, 11, …"""
     house = House(policy(world_size, spare_num=spares, **changes)).fill()
     for number in range(spares):
         house.register(str(10 + number))
@@ -57,7 +57,7 @@ def spared(world_size: int = 2, spares: int = 1, *, waiting: bool = True, **chan
 # ---- admission
 
 
-def test_a_node_beyond_the_world_is_a_spare() -> None:
+def test_node_beyond_the_world_is_a_spare() -> None:
     house = House(policy(2, spare_num=1)).fill()
     house.register("x")
     assert house.records(SpareAdmitted)[0].node == "x" and not house.records(SeatGranted)
@@ -68,7 +68,7 @@ def test_a_node_beyond_the_world_is_a_spare() -> None:
     assert house.refusal("sy").refusal is Refusal.FULL and house.refusal("sy").retry_after_s > 0
 
 
-def test_digits_from_the_largest_world_on_name_spares_and_never_a_slot() -> None:
+def test_numbers_from_the_largest_world_on_name_spares_and_never_a_slot() -> None:
     house = House(policy(2, spare_num=1))
     house.register("2")
     assert house.admission("s2").slot is None
@@ -79,7 +79,7 @@ def test_digits_from_the_largest_world_on_name_spares_and_never_a_slot() -> None
     assert said.text == "NODE_ID=3 names a spare, and all 1 (SPARE_NUM) are here: 2"
 
 
-def test_a_spare_is_no_registered_worker() -> None:
+def test_spare_is_no_registered_worker() -> None:
     house = House(policy(2, spare_num=1))
     house.register("7")
     house.register("0")
@@ -89,7 +89,7 @@ def test_a_spare_is_no_registered_worker() -> None:
     assert set(house.invited()) == {"s0", "s1"}
 
 
-def test_a_spare_waits_in_its_role_while_the_house_fills() -> None:
+def test_spare_waits_in_its_role_until_all_have_registered() -> None:
     house = House(policy(2, spare_num=1, topo_timeout_s=100.0))
     house.register("7")
     for _ in range(9):
@@ -103,15 +103,15 @@ def test_a_spare_waits_in_its_role_while_the_house_fills() -> None:
     assert house.answer("s7", EndJob).kind is EndKind.FORMATION_TIMEOUT
 
 
-def test_before_the_first_generation_a_spare_waits_for_the_node_that_names_a_slot() -> None:
+def test_before_the_first_generation_a_spare_leaves_named_slots_alone() -> None:
     house = House(policy(2, spare_num=1))
     house.register("7")
     house.register("1")
     assert not house.core.state.generation and house.seat("7").is_spare
 
 
-def test_who_is_killed_before_the_first_generation_is_replaced_like_anybody() -> None:
-    """With a new name at every start nobody else would ever come for its slot."""
+def test_worker_killed_before_the_first_generation_is_replaced() -> None:
+    """With a new name at every start, no other process would ever come for its slot."""
     house = House(policy(2, spare_num=1))
     house.register("7")
     house.register("0")
@@ -124,7 +124,7 @@ def test_who_is_killed_before_the_first_generation_is_replaced_like_anybody() ->
     assert [node for node, _ in house.committed().members] == ["7", "1"]
 
 
-def test_a_spares_session_resumes_and_repeats() -> None:
+def test_spares_session_resumes_and_repeats() -> None:
     house = spared(waiting=False)
     house.register("10")
     assert not house.records(SpareAdmitted) and house.admission("s10").slot is None
@@ -133,13 +133,13 @@ def test_a_spares_session_resumes_and_repeats() -> None:
     assert house.admission("s10").incarnation == 1 and len(house.core.state.spares) == 1
 
 
-def test_a_second_session_of_a_live_spare_is_refused() -> None:
+def test_second_session_of_a_live_spare_is_refused() -> None:
     house = spared(waiting=False)
     house.register("10", session="twin")
     assert house.refusal("twin").refusal is Refusal.ALIVE
 
 
-def test_a_spares_former_process_is_told_who_has_its_place() -> None:
+def test_spares_former_process_learns_which_has_its_place() -> None:
     house = spared(cool_down_s=0.0)
     house.leave("10")
     house.register("10", session="new")
@@ -150,7 +150,7 @@ def test_a_spares_former_process_is_told_who_has_its_place() -> None:
     )
 
 
-def test_a_lost_spare_cools_down_and_is_a_spare_again() -> None:
+def test_lost_spare_cools_down_and_is_a_spare_again() -> None:
     house = spared()
     house.close("s10", gone=True)
     house.register("10", session="again")
@@ -161,7 +161,7 @@ def test_a_lost_spare_cools_down_and_is_a_spare_again() -> None:
     assert house.admission("again").slot is None
 
 
-def test_a_lost_spare_makes_room_for_another_node() -> None:
+def test_lost_spare_makes_room_for_another_node() -> None:
     house = spared()
     house.close("s10", gone=True)
     house.register("11")
@@ -174,7 +174,7 @@ def test_a_lost_spare_makes_room_for_another_node() -> None:
 # ---- a loss
 
 
-def test_a_spare_takes_a_lost_slot_at_once() -> None:
+def test_spare_takes_a_lost_slot_at_once() -> None:
     house = spared()
     house.close("s1", gone=True)
     kinds = [type(record) for record in house.ready.records]
@@ -192,7 +192,7 @@ def test_a_spare_takes_a_lost_slot_at_once() -> None:
     assert house.committed().members == (("0", 1), ("10", 1)) and house.committed().slots == (0, 1)
 
 
-def test_the_lost_holder_is_fenced_once_its_slot_is_given() -> None:
+def test_lost_holder_is_fenced_once_its_slot_is_given() -> None:
     house = spared()
     credential = house.credential("1")
     house.now += 4
@@ -203,7 +203,7 @@ def test_the_lost_holder_is_fenced_once_its_slot_is_given() -> None:
     house.receive("s1", Register(PROTOCOL, "job-1", JOB_NAME, "1", "s1", credential.incarnation, ME, SETTINGS))
     fenced = house.answer("s1", Fenced)
     assert fenced.text.startswith("the seat of worker 1 is taken away")
-    assert fenced.may_return, "its node id is nobody else's, and the job keeps spares"
+    assert fenced.may_return, "its node id has no other holder, and the job keeps spares"
     assert not house.ready.records
 
 
@@ -220,8 +220,8 @@ ME = Process("host-a", 7, 1, "cpu")
         ({"11": (Activity.WAITING, "b"), "10": (Activity.WAITING, "b")}, "11"),
     ],
 )
-def test_the_readiest_spare_is_taken(spares: dict[str, tuple[Activity, str]], taken_by: str) -> None:
-    """Waiting before starting, then the lost one's host, then the first that came."""
+def test_readiest_spare_is_taken(spares: dict[str, tuple[Activity, str]], taken_by: str) -> None:
+    """A waiting spare before a starting one, then one on the lost worker's host, then the first to arrive."""
     house = House(policy(2, spare_num=2))
     for slot in range(2):
         house.register(str(slot), process=Process("a", slot, 1, "cpu"))
@@ -242,9 +242,7 @@ def test_the_readiest_spare_is_taken(spares: dict[str, tuple[Activity, str]], ta
         ("MemoryError", "10", "a spare on another host takes over"),
     ],
 )
-def test_a_spare_on_another_host_is_taken_where_the_host_or_its_device_failed(
-    error: str, taken_by: str, where: str
-) -> None:
+def test_spare_on_another_host_is_taken_if_the_host_or_device_failed(error: str, taken_by: str, where: str) -> None:
     house = House(policy(2, spare_num=2, token="its own"))
     for slot in range(2):
         house.register(str(slot), process=Process("a", slot, 1, "cpu"))
@@ -259,7 +257,7 @@ def test_a_spare_on_another_host_is_taken_where_the_host_or_its_device_failed(
     assert house.records(SlotGiven) == [SlotGiven(taken_by, 1)]
 
 
-def test_a_spare_whose_connection_is_closed_is_passed_over_until_it_is_back() -> None:
+def test_spare_with_a_closed_connection_is_skipped_until_it_returns() -> None:
     house = spared()
     house.close("s10")
     house.close("s1", gone=True)
@@ -269,7 +267,7 @@ def test_a_spare_whose_connection_is_closed_is_passed_over_until_it_is_back() ->
     assert house.answer("s10", RoundOpened).place == Place(1, 1, 2)
 
 
-def test_many_losses_make_one_round_and_each_slot_one_spare() -> None:
+def test_many_losses_make_one_round_and_each_slot_gets_one_spare() -> None:
     house = spared(4, 2)
     for slot in (3, 1, 2):
         house.close(f"s{slot}", gone=True)
@@ -284,25 +282,25 @@ def test_many_losses_make_one_round_and_each_slot_one_spare() -> None:
     assert house.records(SlotGiven) == [SlotGiven("12", 2)]
 
 
-def test_a_spare_that_arrives_while_a_slot_is_lost_takes_it() -> None:
+def test_spare_that_arrives_while_a_slot_is_lost_takes_it() -> None:
     house = spared(2, 1)
     house.close("s10", gone=True)
     house.close("s1", gone=True)
     assert not house.records(SlotGiven)
     house.register("11")
     assert house.records(SlotGiven) == [SlotGiven("11", 1)]
-    assert house.admission("s11").slot == 1, "it is told at once, so that init() returns with its rank"
+    assert house.admission("s11").slot == 1, "it learns at once, so that init() returns with its rank"
     assert house.answer("s11", RoundOpened).place == Place(1, 1, 2)
 
 
-def test_a_member_that_leaves_on_purpose_is_replaced_too() -> None:
+def test_member_that_leaves_on_purpose_is_replaced_too() -> None:
     house = spared()
     house.leave("1", text="SIGTERM")
     assert house.records(SeatLeft) and house.records(SlotGiven) == [SlotGiven("10", 1)]
     assert house.answer("s10", RoundOpened).text == "worker 1 left before training was finished: SIGTERM"
 
 
-def test_a_spare_that_took_a_slot_and_dies_is_a_loss() -> None:
+def test_spare_that_took_a_slot_and_dies_is_a_loss() -> None:
     house = spared(2, 2)
     house.close("s1", gone=True)
     house.train(n0=[(5, 1)])
@@ -311,7 +309,7 @@ def test_a_spare_that_took_a_slot_and_dies_is_a_loss() -> None:
     assert house.records(SlotGiven) == [SlotGiven("11", 1)]
 
 
-def test_a_spare_that_dies_before_it_joins_is_replaced_in_the_same_round() -> None:
+def test_spare_that_dies_before_it_joins_is_replaced_in_the_same_round() -> None:
     house = spared(2, 2)
     house.close("s1", gone=True)
     house.join("0", [(5, 1)])
@@ -321,10 +319,10 @@ def test_a_spare_that_dies_before_it_joins_is_replaced_in_the_same_round() -> No
     assert house.committed().members == (("0", 1), ("11", 1))
 
 
-# ---- the dead node comes back
+# ---- the dead node returns
 
 
-def test_the_dead_node_comes_back_as_a_spare_after_its_cool_down() -> None:
+def test_dead_node_returns_as_a_spare_after_its_cool_down() -> None:
     house = spared()
     house.close("s1", gone=True)
     house.train(n0=[(5, 1)])
@@ -342,7 +340,7 @@ def test_the_dead_node_comes_back_as_a_spare_after_its_cool_down() -> None:
     assert house.records(SlotGiven) == [SlotGiven("1", 1)]
 
 
-def test_the_dead_node_finds_the_house_full_where_its_spare_was_replaced() -> None:
+def test_dead_node_is_refused_if_its_spare_was_replaced() -> None:
     house = spared(cool_down_s=0.0)
     house.close("s1", gone=True)
     house.register("12")
@@ -350,7 +348,7 @@ def test_the_dead_node_finds_the_house_full_where_its_spare_was_replaced() -> No
     assert house.refusal("again").refusal is Refusal.FULL
 
 
-def test_the_cool_down_of_a_retired_node_survives_the_scheduler() -> None:
+def test_cool_down_of_a_retired_node_survives_the_scheduler() -> None:
     house = spared()
     house.close("s1", gone=True)
     house.crash(after_s=10.0)
@@ -358,11 +356,11 @@ def test_the_cool_down_of_a_retired_node_survives_the_scheduler() -> None:
     assert house.refusal("again").retry_after_s == pytest.approx(20.0)
 
 
-# ---- a spare's own end is no event
+# ---- a spare's own end does not affect the job
 
 
 @pytest.mark.parametrize("how", ["gone", "silence", "leaves", "words"])
-def test_a_spares_end_is_durable_and_no_event_for_the_job(how: str) -> None:
+def test_spares_end_is_durable_and_does_not_affect_the_job(how: str) -> None:
     house = spared()
     if how == "gone":
         house.close("s10", gone=True)
@@ -384,7 +382,7 @@ def test_a_spares_end_is_durable_and_no_event_for_the_job(how: str) -> None:
     assert not house.records(SlotGiven)
 
 
-def test_a_spares_death_ends_no_job_without_recovery() -> None:
+def test_spares_death_with_recovery_off_ends_no_job() -> None:
     house = spared(recovery=False)
     house.close("s10", gone=True)
     assert house.ended is None and not house.ready.sends
@@ -396,18 +394,18 @@ def test_a_spares_death_ends_no_job_without_recovery() -> None:
 # ---- the scheduler's death
 
 
-def test_spares_are_known_again_after_a_restart_and_taken_once_heard() -> None:
+def test_spares_are_known_after_a_restart_and_used_once_heard() -> None:
     house = spared()
     house.crash(after_s=1.0)
     house.beat("0")
     house.close("s1", gone=True)
-    assert not house.records(SlotGiven)  # nobody knows yet whether the spare lives
+    assert not house.records(SlotGiven)  # not known yet whether the spare lives
     house.beat("10", Activity.WAITING, generation=0)
     assert house.records(SlotGiven) == [SlotGiven("10", 1)]
     assert house.answer("s10", RoundOpened).place == Place(1, 1, 2)
 
 
-def test_a_slot_that_was_taken_away_and_not_given_before_the_crash_is_given_after_it() -> None:
+def test_slot_removed_but_not_reassigned_before_the_crash_is_assigned_after_it() -> None:
     """The journal's end is torn between the two records."""
     house = spared()
     house.close("s1", gone=True)
@@ -421,7 +419,7 @@ def test_a_slot_that_was_taken_away_and_not_given_before_the_crash_is_given_afte
 # ---- the end
 
 
-def test_training_is_finished_without_the_spares_and_they_are_told() -> None:
+def test_training_is_finished_without_the_spares_and_they_are_notified() -> None:
     house = spared()
     for node in ("0", "1"):
         house.beat(node, Activity.DONE, step=9)
@@ -429,8 +427,8 @@ def test_training_is_finished_without_the_spares_and_they_are_told() -> None:
     assert house.answer("s10", Finished).point == Point(9, 1)
 
 
-def test_who_left_before_anything_was_trained_and_came_back_has_not_finished_the_job() -> None:
-    """For a moment all who had a slot had left, and a spare was waited for: that patience is over with it."""
+def test_worker_that_left_untrained_and_returned_has_not_finished_the_job() -> None:
+    """For a moment all holders of a slot had left and the job waited for a spare; that wait is over with the return."""
     house = House(policy(1, spare_num=1, cool_down_s=0.0)).fill()
     house.register("a")
     house.leave("0")
@@ -445,7 +443,7 @@ def test_who_left_before_anything_was_trained_and_came_back_has_not_finished_the
     assert house.ended is None
 
 
-def test_the_job_is_finished_when_the_spares_have_left_too() -> None:
+def test_job_is_finished_when_the_spares_have_left_too() -> None:
     house = spared()
     for node in ("0", "1"):
         house.beat(node, Activity.DONE, step=9)
@@ -456,7 +454,7 @@ def test_the_job_is_finished_when_the_spares_have_left_too() -> None:
     assert house.records(JobFinished) and house.ended is not None
 
 
-def test_a_spare_holds_a_finished_job_up_for_a_while_only() -> None:
+def test_spare_delays_a_finished_job_only_for_a_while() -> None:
     house = spared(node_timeout_s=60.0)
     for node in ("0", "1"):
         house.beat(node, Activity.DONE, step=9)
@@ -469,7 +467,7 @@ def test_a_spare_holds_a_finished_job_up_for_a_while_only() -> None:
     assert house.records(JobFinished) and house.ended is not None
 
 
-def test_a_stop_is_told_to_spares_and_waits_for_them() -> None:
+def test_stop_is_sent_to_spares_and_waits_for_them() -> None:
     house = spared()
     house.stop()
     assert house.answer("s10", EndJob).kind is EndKind.STOPPED
@@ -497,10 +495,10 @@ def report(slot: int, world_size: int = 3) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_live_spare_is_a_spare_of_the_rebuilt_job(first: bool) -> None:
+def test_live_spare_is_a_spare_of_the_rebuilt_job(first: bool) -> None:
     house = House(policy(3, spare_num=1))
     late = {"job": "job-old", "incarnation": 5}
-    if first:  # it waits for the members to be heard
+    if first:  # it waits for the members to report
         house.register("10", **late)
         assert house.answer("s10", Refused).refusal is Refusal.ALIVE
     for slot in range(3):
@@ -513,7 +511,7 @@ def test_a_live_spare_is_a_spare_of_the_rebuilt_job(first: bool) -> None:
     assert house.answer("s11", Fenced).text.startswith("the seat of worker 11 is unknown to this scheduler")
 
 
-def test_without_spares_an_unknown_process_of_the_rebuilt_job_is_fenced() -> None:
+def test_unknown_process_of_the_rebuilt_job_is_fenced_without_spares() -> None:
     house = House(policy(3))
     for slot in range(3):
         house.register(str(slot), **report(slot))
@@ -522,16 +520,16 @@ def test_without_spares_an_unknown_process_of_the_rebuilt_job_is_fenced() -> Non
     assert house.answer("s10", Fenced)
 
 
-def test_a_committed_generation_names_its_slots() -> None:
+def test_committed_generation_names_its_slots() -> None:
     house = spared()
     assert [record.slots for record in house.journal if isinstance(record, GenerationCommitted)] == [(0, 1)]
 
 
-def test_a_death_that_was_known_says_nothing_of_whose_connection_is_closed() -> None:
+def test_known_death_does_not_imply_the_loss_of_a_closed_connection() -> None:
     house = spared(4)
     house.close("s3", gone=True)
     house.close("s2", gone=True)
-    house.close("s1")  # perhaps it comes back: it has its grace
+    house.close("s1")  # it may return: it has its grace
     house.join("10", place=Place(3, 3, 4))
     house.receive("s0", Said(house.credential("0"), PeerGone("s2")))
     assert house.seat("2").is_lost and not house.seat("1").is_lost

@@ -1,4 +1,4 @@
-"""The durable half: replaying any prefix of the records gives the state at that record, and so does a snapshot."""
+"""The durable state: replaying any prefix of the records, or a snapshot of it, gives the same state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.core.test_core_consistency import flip, go_back, house_of
 
 
 def eventful_house() -> tuple[House, list[JobState]]:
-    """A job that has seen most things, and the state after each of its records."""
+    """Run an eventful job; return the state after each of its records."""
     house = House(policy(3, cool_down_s=5.0))
     for node in "cab":
         house.register(node)
@@ -52,7 +52,7 @@ def eventful_house() -> tuple[House, list[JobState]]:
 
 
 def spared_house() -> tuple[House, list[JobState]]:
-    """A job in which a spare took a slot, the dead node came back as a spare, and one spare died and one left."""
+    """A spare took a slot, the dead node returned as a spare, one spare died and one left."""
     house = House(policy(2, cool_down_s=0.0, spare_num=2))
     for node in ("0", "1", "7", "8"):
         house.register(node)
@@ -70,7 +70,7 @@ def spared_house() -> tuple[House, list[JobState]]:
 
 
 def replaced_house() -> tuple[House, list[JobState]]:
-    """A job in which a slot's process was replaced twice, and the last one is lost again."""
+    """A slot's process was replaced twice, and the last one is lost again."""
     token = b"t" * TOKEN_BYTES
     house = House(policy(2, spare_num=1, token=token)).fill().train()
     for number in (1, 2):
@@ -84,7 +84,7 @@ def replaced_house() -> tuple[House, list[JobState]]:
 
 
 def outlived_house() -> tuple[House, list[JobState]]:
-    """A job whose replacement that waits for a slot fell silent, was replaced, and is heard again after all."""
+    """A waiting replacement fell silent, was replaced, and is heard again after all."""
     token = b"t" * TOKEN_BYTES
     house = House(policy(2, spare_num=1, token=token))
     for node in ("0", "1", "7"):
@@ -103,7 +103,7 @@ def outlived_house() -> tuple[House, list[JobState]]:
 
 
 def mended_house() -> tuple[House, list[JobState]]:
-    """A job in which a bit of one rank's state changed by itself, and everybody went back."""
+    """A bit of one rank's state flipped, and all rolled back."""
     house = house_of(3)
     flip(house, "1")
     go_back(house)
@@ -112,7 +112,7 @@ def mended_house() -> tuple[House, list[JobState]]:
 
 
 def gone_back_house() -> tuple[House, list[JobState]]:
-    """A job whose newest point was damaged on every disk, and that is interrupted before it has saved another one."""
+    """The newest point was damaged on every disk, and the job is interrupted before it saves another."""
     house = House(policy(2, cool_down_s=0.0)).fill().train()
     for node in "01":
         house.saved(node, (10, 1), (20, 1))
@@ -131,7 +131,7 @@ HOUSES = pytest.mark.parametrize(
 Make = Callable[[], tuple[House, list[JobState]]]
 
 
-def test_the_job_saw_every_kind_of_record() -> None:
+def test_jobs_cover_every_kind_of_record() -> None:
     house, states = eventful_house()
     others = (*spared_house()[0].journal, *replaced_house()[0].journal, *mended_house()[0].journal)
     kinds = {type(record) for record in (*house.journal, *others)}
@@ -140,8 +140,8 @@ def test_the_job_saw_every_kind_of_record() -> None:
     assert states[-1].finished and states[-1] == house.core.state
 
 
-def test_replaying_every_prefix_gives_the_state_at_that_record() -> None:
-    """The core's own state, step by step, is what its records say."""
+def test_replay_of_every_prefix_gives_the_state_at_that_record() -> None:
+    """The core's own state after each step equals the replay of its records."""
     house = House(policy(2, cool_down_s=0.0))
     seen = JobState.replay(house.journal)
     assert seen == house.core.state
@@ -167,14 +167,14 @@ def test_replaying_every_prefix_gives_the_state_at_that_record() -> None:
 
 
 @HOUSES
-def test_records_survive_their_own_writing(make: Make) -> None:
+def test_records_survive_a_round_trip(make: Make) -> None:
     house, _ = make()
     again = [SCHEMA.unpack(SCHEMA.pack(record)) for record in house.journal]
     assert again == house.journal
 
 
 @HOUSES
-def test_a_snapshot_of_every_prefix_replays_to_the_same_state(make: Make) -> None:
+def test_snapshot_of_every_prefix_replays_to_the_same_state(make: Make) -> None:
     _, states = make()
     for count, state in enumerate(states):
         if count:
@@ -182,13 +182,13 @@ def test_a_snapshot_of_every_prefix_replays_to_the_same_state(make: Make) -> Non
 
 
 @HOUSES
-def test_a_snapshot_of_a_snapshot_is_the_same(make: Make) -> None:
+def test_snapshot_of_a_snapshot_is_the_same(make: Make) -> None:
     _, states = make()
     first = list(states[-1].snapshot())
     assert list(JobState.replay(first).snapshot()) == first
 
 
-def test_a_snapshot_is_bounded_by_the_seats() -> None:
+def test_snapshot_is_bounded_by_the_seats() -> None:
     house = House(policy(2))
     house.register("0")
     house.register("1")
@@ -202,7 +202,7 @@ def test_a_snapshot_is_bounded_by_the_seats() -> None:
 
 
 @HOUSES
-def test_what_was_journaled_after_a_snapshot_goes_on_as_before(make: Make) -> None:
+def test_records_after_a_snapshot_apply_as_before(make: Make) -> None:
     """Compaction in the middle of a job changes nothing that follows."""
     whole, _ = make()
     for cut in range(2, len(whole.journal)):
@@ -210,7 +210,7 @@ def test_what_was_journaled_after_a_snapshot_goes_on_as_before(make: Make) -> No
         assert JobState.replay([*snapshot, *whole.journal[cut:]]) == whole.core.state, f"cut at {cut}"
 
 
-def test_a_retired_node_keeps_its_count_of_incarnations() -> None:
+def test_retired_node_keeps_its_count_of_incarnations() -> None:
     house, _ = eventful_house()
     retired = [record.node for record in house.journal if isinstance(record, SeatRetired)]
     assert retired == ["b", "d"]
@@ -224,7 +224,7 @@ def test_generations_and_terms_only_rise() -> None:
     assert generations == sorted(set(generations)) == [1, 2, 3]
 
 
-def test_a_replaced_one_that_is_heard_again_is_known_to_a_compacted_journal() -> None:
-    """The snapshot is read by a scheduler start, and so is what was written about this node after it."""
+def test_replaced_process_that_is_heard_again_is_known_to_a_compacted_journal() -> None:
+    """The restarted scheduler reads the snapshot and the later records about this node."""
     house, _ = outlived_house()
     assert house.records(SeatResumed) == [SeatResumed("7.1", 1)] and house.seat("7.1").is_spare

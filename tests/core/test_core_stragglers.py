@@ -1,4 +1,4 @@
-"""Who is slower than the others, in which part, over how many steps; 500 drawn cases; who leaves for a spare."""
+"""Stragglers: which rank is slower, in which part, over how many steps; 500 random cases; swaps for a spare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ SEED = 28
 
 
 def usual(own_ms: float = 250.0, *, data: float = 0.0, compute: float = 0.0, commit: float = 0.0) -> StepTime:
-    """A tenth of it data, a tenth the commit; and so many milliseconds more of a part. It waits as long again."""
+    """Return step times: a tenth each for data and commit, plus extra milliseconds in one part. Waiting takes as long
+    again.
+    """
     parts = (own_ms / 10 + data, own_ms * 0.8 + compute, own_ms, own_ms / 10 + commit)
     return StepTime(*(int(part * 1000) for part in parts))
 
@@ -27,7 +29,7 @@ def usual(own_ms: float = 250.0, *, data: float = 0.0, compute: float = 0.0, com
 # ---- one window
 
 
-def test_a_mean_leaves_out_a_save_and_a_pause() -> None:
+def test_mean_leaves_out_a_save_and_a_pause() -> None:
     steps = [usual()] * 18 + [usual(commit=9000), usual(compute=9000)]
     assert mean_of(steps) == usual()
     assert mean_of([usual(data=100)] * 20) == usual(data=100)
@@ -35,39 +37,39 @@ def test_a_mean_leaves_out_a_save_and_a_pause() -> None:
 
 
 @pytest.mark.parametrize("part", ["data", "compute", "commit"])
-def test_the_part_that_is_slow_is_named(part: str) -> None:
+def test_slow_part_is_named(part: str) -> None:
     times = {"0": usual(), "1": usual(), "2": usual(**{part: 200})}
     found = compare(times)
     assert found["2"].part == part and found["2"].ratio == pytest.approx(1.8)
     assert found["2"].exceeds(1.2) and not found["0"].exceeds(1.2)
 
 
-def test_who_waits_is_not_slow_and_two_can_be_compared() -> None:
+def test_waiting_rank_is_not_slow_and_two_can_be_compared() -> None:
     waits = StepTime(0, 10_000, 900_000, 0)
     assert not compare({"0": waits, "1": StepTime(0, 10_000, 0, 0)})["0"].exceeds(1.2)
     found = compare({"0": usual(), "1": usual(compute=250)})
     assert found["1"].exceeds(1.2) and not found["0"].exceeds(1.2)
 
 
-def test_a_step_of_nothing_has_no_stragglers() -> None:
+def test_empty_step_has_no_stragglers() -> None:
     assert not any(
         one.exceeds(1.2) for one in compare({"0": StepTime(0, 0, 9, 0), "1": StepTime(0, 900, 9, 0)}).values()
     )
     assert compare({}) == {}
 
 
-def test_the_sentence() -> None:
+def test_sentence() -> None:
     slow = Slowness(1.8, "data", 96_000, 12_000, 84_000)
     assert sentence("2", slow, 20) == (
         "worker 2 is 1.8 × slower than the median over 20 steps: data (96 ms a step, 12 ms elsewhere)"
     )
 
 
-# ---- 500 drawn cases
+# ---- 500 random cases
 
 
 def drawn_case(rng: random.Random, slowest: float) -> tuple[dict[str, StepTime], str, str]:
-    """Twenty steps of each of 2 to 16 ranks, as each would tell them; who is slow in truth, and in what."""
+    """Draw twenty steps of 2 to 16 ranks as they would report them, with the true straggler and its part."""
     ranks, own_ms = rng.randint(2, 16), 10 ** rng.uniform(1, 3.5)
     slow, part = str(rng.randrange(ranks)), rng.choice(("data", "compute", "commit"))
     if rng.random() < 0.5:
@@ -90,7 +92,7 @@ def drawn_case(rng: random.Random, slowest: float) -> tuple[dict[str, StepTime],
 
 
 @pytest.mark.parametrize(("factor", "slowest"), [(1.2, 1.3), (1.1, 1.2)])
-def test_precision_and_recall_over_500_drawn_cases(factor: float, slowest: float) -> None:
+def test_precision_and_recall_over_500_random_cases(factor: float, slowest: float) -> None:
     rng = random.Random(SEED)
     named = right = there = part_right = 0
     for _ in range(CASES):
@@ -117,7 +119,7 @@ def house_of(world_size: int = 3, *, spares: int = 0, **changes: object) -> Hous
 
 
 def tell(house: House, times: dict[str, StepTime], *, steps: int = STEPS, generation: int | None = None) -> list[str]:
-    """Each tells a window, and the scheduler compares them; who is asked to leave."""
+    """Let each rank report a window; return the nodes that are asked to leave."""
     asked = []
     for node, time in times.items():
         credential = house.credential(node)
@@ -132,7 +134,7 @@ SLOW = {**EQUAL, "2": usual(data=200)}
 FAST_STEPS = {node: StepTime(*(part // 100 for part in time)) for node, time in SLOW.items()}
 
 
-def test_twenty_long_steps_are_enough_and_it_is_said_once_and_when_it_is_over() -> None:
+def test_twenty_long_steps_suffice_and_start_and_end_are_reported_once() -> None:
     house = house_of()
     for _ in range(4):
         tell(house, SLOW)
@@ -145,7 +147,7 @@ def test_twenty_long_steps_are_enough_and_it_is_said_once_and_when_it_is_over() 
     assert notes == [said, "worker 2 keeps up with the others again"]
 
 
-def test_fast_steps_are_looked_at_for_five_seconds_in_a_row() -> None:
+def test_fast_steps_are_observed_for_five_consecutive_seconds() -> None:
     house = house_of()
     for seconds in (4, 0, 4):  # of 7 ms steps
         tell(house, FAST_STEPS if seconds else dict.fromkeys(EQUAL, FAST_STEPS["0"]), steps=seconds * 140 or STEPS)
@@ -154,7 +156,7 @@ def test_fast_steps_are_looked_at_for_five_seconds_in_a_row() -> None:
     assert len(house.core.stragglers) == 1
 
 
-def test_between_the_limits_nothing_changes() -> None:
+def test_nothing_changes_between_the_limits() -> None:
     house = house_of()
     tell(house, {**EQUAL, "2": usual(compute=40)})
     assert house.core.stragglers == [], "1.16 is not slow"
@@ -164,7 +166,7 @@ def test_between_the_limits_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("why", ["not all have told", "another generation's", "off"])
-def test_nobody_is_compared_otherwise(why: str) -> None:
+def test_no_rank_is_compared_otherwise(why: str) -> None:
     house = house_of(**({"straggler_factor": None} if why == "off" else {}))
     times = {node: SLOW[node] for node in ("1", "2")} if why == "not all have told" else SLOW
     for _ in range(3):
@@ -172,23 +174,23 @@ def test_nobody_is_compared_otherwise(why: str) -> None:
     assert house.core.stragglers == []
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_departed_rank_is_forgotten() -> None:
     house = house_of()
     tell(house, SLOW)
     house.leave("2")
     assert house.core.stragglers == []
 
 
-def test_nobody_is_swapped_unless_it_is_asked_for() -> None:
+def test_no_worker_is_swapped_unless_requested() -> None:
     house = house_of(spares=1)
     assert tell(house, SLOW) == [] and len(house.core.stragglers) == 1
     assert tell(house, SLOW) == []
 
 
-def test_it_gives_its_slot_to_a_warm_spare_and_is_asked_until_it_has() -> None:
+def test_straggler_gives_its_slot_to_a_warm_spare_and_is_asked_until_it_has() -> None:
     house = house_of(spares=1, swaps_stragglers=True)
     assert tell(house, SLOW) == ["s2"]
-    assert tell(house, SLOW) == ["s2"], "the first word may be lost"
+    assert tell(house, SLOW) == ["s2"], "the first request may be lost"
     assert [note for note in house.notes if "is asked to leave at its next commit, and spare 3 is warm: " in note]
     house.leave("2", text="it was asked to (SIGTERM)")
     assert house.core.state.by_slot[2] == "3"
@@ -196,7 +198,7 @@ def test_it_gives_its_slot_to_a_warm_spare_and_is_asked_until_it_has() -> None:
 
 
 @pytest.mark.parametrize("why", ["no spare", "spare is cold", "spare is unwell", "another is asked already"])
-def test_nobody_is_swapped_otherwise(why: str) -> None:
+def test_no_worker_is_swapped_otherwise(why: str) -> None:
     house = house_of(spares=0 if why == "no spare" else 1, swaps_stragglers=True)
     full = (Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True),)
     if why == "spare is cold":
@@ -220,9 +222,11 @@ def _waiting_counts(time: StepTime) -> int:
 
 
 @pytest.mark.parametrize(("name", "broken"), [("mean_of", _pauses_count), ("own_us", _waiting_counts)])
-def test_the_drawn_cases_catch_it(name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_cases_catch_the_broken_build(
+    name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pace, name, broken)
     monkeypatch.setitem(globals(), name, broken)
     monkeypatch.setitem(globals(), "CASES", 100)
     with pytest.raises(AssertionError):
-        test_precision_and_recall_over_500_drawn_cases(1.2, 1.3)
+        test_precision_and_recall_over_500_random_cases(1.2, 1.3)

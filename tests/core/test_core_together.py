@@ -1,4 +1,4 @@
-"""Scheduler and agents in one room: any one message may be lost, doubled or late, and the job still forms and ends."""
+"""Scheduler and agents together: any one message may be lost, doubled or late, and the job still forms and ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.core.house import JOB_NAME, NUMERICS, SETTINGS, House, policy
 
 @dataclass
 class Room:
-    """Two workers that do at once what they are told, and a wire on which message number ``at`` meets ``fate``."""
+    """Two workers that react at once, and a wire on which message number ``at`` meets ``fate``."""
 
     fate: str = "arrives"
     at: int = -1
@@ -101,7 +101,7 @@ class Room:
         return {agent.activity for agent in self.agents.values()}
 
     def life(self) -> None:
-        """From two starts to the finished job, with a scheduler restart on the way."""
+        """Run from two starts to the finished job, with a scheduler restart on the way."""
         for node in "01":
             self.start(node)
             self.settle()
@@ -132,7 +132,7 @@ UNDISTURBED = Room()
 UNDISTURBED.life()
 
 
-def test_an_undisturbed_life_is_short() -> None:
+def test_undisturbed_life_is_short() -> None:
     assert UNDISTURBED.house.ended is not None
     assert UNDISTURBED.house.core.state.finished
     assert UNDISTURBED.house.core.state.generation_number == 1
@@ -141,10 +141,10 @@ def test_an_undisturbed_life_is_short() -> None:
 
 @pytest.mark.parametrize("fate", ["is lost", "comes twice", "is late"])
 @pytest.mark.parametrize("at", range(UNDISTURBED.carried))
-def test_any_one_message_may_be_disturbed(at: int, fate: str) -> None:
+def test_any_single_message_may_be_disturbed(at: int, fate: str) -> None:
     room = Room(fate, at)
     room.life()
-    assert room.house.core.state.generation_number == 1, "nobody had to form twice"
+    assert room.house.core.state.generation_number == 1, "no second formation was needed"
     if not room.house.core.state.finished:  # a Leave was lost: the launcher has seen the process end
         room.agents.clear()
         room.pass_time(20)
@@ -154,7 +154,7 @@ def test_any_one_message_may_be_disturbed(at: int, fate: str) -> None:
     assert room.house.core.state.finished
 
 
-def test_the_same_life_gives_the_same_journal() -> None:
+def test_same_life_gives_the_same_journal() -> None:
     room = Room()
     room.life()
     assert room.house.journal == UNDISTURBED.house.journal

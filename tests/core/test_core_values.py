@@ -1,4 +1,4 @@
-"""Messages and records ↔ bytes: a round trip gives the same value, and anything else is a ProtocolError."""
+"""Encoding of messages and records: a round trip gives the same value, anything else is a ProtocolError."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from samebits.training.process import member_info
 
 EDGES: dict[type, Any] = {int: (-(2**63), 2**63 - 1), float: (-1e300, 1e300)}
 STORED = Path(__file__).parents[1] / "stored" / "packed.json"
-"""Of every type of value, bytes that the last release wrote, and its fields in order."""
+"""For each type of value: bytes that the last release wrote, and its fields in order."""
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
@@ -41,7 +41,7 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def bounded(kind: type, bounds: Meta) -> st.SearchStrategy[Any]:
-    """Values of a plain type within what its annotation allows."""
+    """Draw values of a plain type within the bounds of its annotation."""
     if kind in EDGES:
         least, most = EDGES[kind]
         numbers = st.integers if kind is int else st.floats
@@ -53,7 +53,7 @@ def bounded(kind: type, bounds: Meta) -> st.SearchStrategy[Any]:
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a field's declared type; written from the annotations alone, not from the schema under test."""
+    """Draw values of a field's declared type, from the annotations alone, not from the schema under test."""
     if hint in SCALARS:
         return SCALARS[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -89,12 +89,12 @@ PLAIN = st.recursive(
 
 
 def plain_of(schema: Schema[Any], value: object) -> Any:
-    """What the bytes of a value say, read by another library."""
+    """Decode the bytes of a value with another library."""
     return msgpack.unpackb(schema.pack(value), raw=False, use_list=True)
 
 
 def read(schema: Schema[Any], plain: object) -> Any:
-    """The value that these plain ones are read as."""
+    """Decode plain values with our reader."""
     try:
         packed = msgpack.packb(plain, use_bin_type=True)
     except (OverflowError, ValueError, UnicodeEncodeError):
@@ -105,7 +105,7 @@ def read(schema: Schema[Any], plain: object) -> Any:
 @pytest.mark.parametrize(("schema", "kind"), EVERY, ids=NAMES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_value_survives_the_wire(schema: Schema[Any], kind: type, data: st.DataObject) -> None:
+def test_value_survives_the_wire(schema: Schema[Any], kind: type, data: st.DataObject) -> None:
     value = data.draw(values_of(kind))
     packed = schema.pack(value)
     again = schema.unpack(packed)
@@ -127,7 +127,7 @@ def test_every_message_and_record_has_a_tag() -> None:
 def test_one_wrong_item_is_a_protocol_error_or_another_value(
     schema: Schema[Any], kind: type, data: st.DataObject
 ) -> None:
-    """Whatever replaces one item, at any depth: the reader refuses, or it builds a value that writes back the same."""
+    """Replace one item, at any depth: the reader refuses, or builds a value that writes back the same."""
     plain = plain_of(schema, data.draw(values_of(kind)))
     spoiled = data.draw(_with_one_change(plain))
     try:
@@ -151,7 +151,7 @@ def _with_one_change(plain: Any) -> st.SearchStrategy[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether what is written is what was read, and defaults behind it."""
+    """Return whether the written value equals the read one, plus trailing defaults."""
     if isinstance(one, list):
         return isinstance(other, list) and len(one) >= len(other) and all(map(_same, one, other))
     if isinstance(one, float) and isinstance(other, (int, float)) and not isinstance(other, bool):
@@ -173,7 +173,7 @@ def test_garbage_is_a_protocol_error(plain: Any) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=40))
-def test_bytes_from_anywhere_are_a_protocol_error(raw: bytes) -> None:
+def test_arbitrary_bytes_are_a_protocol_error(raw: bytes) -> None:
     try:
         messages.SCHEMA.unpack(raw)
     except ProtocolError as error:
@@ -213,7 +213,7 @@ CREDENTIAL = ["job", "0", "s0", 1]
         ([48, CREDENTIAL, [9, [[1, 1]] * 9]], "Expected `array` of length <= 8 - at `$[2][1]`"),
     ],
 )
-def test_the_error_says_where_and_what(plain: object, text: str) -> None:
+def test_error_gives_position_and_reason(plain: object, text: str) -> None:
     with pytest.raises(ProtocolError) as caught:
         read(messages.SCHEMA, plain)
     assert text in str(caught.value)
@@ -227,46 +227,46 @@ def test_the_error_says_where_and_what(plain: object, text: str) -> None:
         b"\x92\x07",
         b"\x92\x07\xc2\x00",
         b"\x92\x08\xa1\xff",
-        b"\x92\x08\xa3\xed\xa0\x80",  # half of a pair of UTF-16
+        b"\x92\x08\xa3\xed\xa0\x80",  # half of a UTF-16 surrogate pair
         b"\xdd\xff\xff\xff\xff\x07",
         b"\x92\x08\xdb\xff\xff\xff\xff",
-        b"\x92\x08\xd6\xff\x00\x00\x00\x00",  # a moment, by msgpack's own extension
+        b"\x92\x08\xd6\xff\x00\x00\x00\x00",  # a timestamp, by msgpack's own extension
     ],
     ids=repr,
 )
-def test_what_is_no_msgpack_is_a_protocol_error(packed: bytes) -> None:
+def test_invalid_msgpack_is_a_protocol_error(packed: bytes) -> None:
     with pytest.raises(ProtocolError):
         messages.SCHEMA.unpack(packed)
 
 
-def test_what_a_peer_nests_a_thousand_deep_does_not_break_the_reader() -> None:
+def test_deep_nesting_by_a_peer_does_not_crash_the_reader() -> None:
     deep = b"\x91" * 100_000
     for packed in (deep, b"\x92\x02" + deep, b"\x97\x02" + b"\x91" * 1000 + b"\x90" + b"\x01" * 5, b"\x92\x1d" + deep):
         with pytest.raises(ProtocolError):
             messages.SCHEMA.unpack(packed)
 
 
-def test_a_long_value_is_not_shown() -> None:
+def test_long_value_is_not_shown() -> None:
     with pytest.raises(ProtocolError) as caught:
         read(messages.SCHEMA, [2, CREDENTIAL, 1, "x" * 10_000, 0, None, 0])
     assert len(str(caught.value)) < 300
 
 
-def test_an_int_may_stand_for_a_float_and_becomes_one() -> None:
+def test_int_is_accepted_for_a_float_and_becomes_one() -> None:
     refused = read(messages.SCHEMA, [22, "s", 1, 30, "t"])
     assert refused == Refused("s", Refusal.ALIVE, 30.0, "t")
     assert type(refused.retry_after_s) is float
 
 
-def test_the_wire_is_what_it_was() -> None:
-    """Released tags and the order of fields never change; a new field stands last and has a default."""
+def test_wire_format_is_unchanged() -> None:
+    """Released tags and the order of fields never change. A new field comes last and has a default."""
     beat = Heartbeat(Credential("job", "0", "s0", 1), 2, Activity.TRAINING, 3, RoundId(2, 1), 40)
     assert plain_of(messages.SCHEMA, beat)[:7] == [2, ["job", "0", "s0", 1], 2, 4, 3, [2, 1], 40]
     assert plain_of(records.SCHEMA, records.TrainingFinished(Point(60, 3))) == [9, [60, 3]]
 
 
 class OddText(str):
-    """As torch's version is."""
+    """A str subclass, as torch's version is."""
 
 
 class OddBytes(bytes):
@@ -278,10 +278,10 @@ class OddNumber(int):
 
 
 class OddFloat(float):
-    """As numpy's is."""
+    """A float subclass, as numpy's is."""
 
 
-def test_a_librarys_own_kinds_are_written_as_the_plain_ones() -> None:
+def test_subclasses_of_plain_types_are_written_as_plain_ones() -> None:
     odd = Refused(OddText("s"), Refusal.ALIVE, OddFloat(1.5), OddText("t"))
     assert messages.SCHEMA.pack(odd) == messages.SCHEMA.pack(Refused("s", Refusal.ALIVE, 1.5, "t"))
     odd_map = messages.AddressMap("job", OddNumber(3), 4, (OddBytes(b"x"),))
@@ -299,7 +299,7 @@ SCHEMAS: dict[str, Schema[Any]] = {
 }
 
 
-def test_what_the_last_release_wrote_is_read_and_written_as_it_was() -> None:
+def test_bytes_of_the_last_release_are_read_and_written_unchanged() -> None:
     stored = json.loads(STORED.read_text())
     read_kinds = set()
     for name, kind, packed in stored["packed"]:
@@ -307,13 +307,13 @@ def test_what_the_last_release_wrote_is_read_and_written_as_it_was() -> None:
         value = schema.unpack(was)
         assert type(value).__name__ == kind
         again = schema.pack(value)
-        assert again == was or _same(msgpack.unpackb(again), msgpack.unpackb(was)), f"{kind} is written otherwise"
+        assert again == was or _same(msgpack.unpackb(again), msgpack.unpackb(was)), f"{kind} is written differently"
         read_kinds.add((name, kind))
     assert read_kinds == {(name, kind) for name, kind, _ in stored["packed"]}
     assert len(read_kinds) >= 43
 
 
-def test_fields_stand_in_the_order_in_which_the_last_release_wrote_them() -> None:
+def test_fields_keep_the_order_of_the_last_release() -> None:
     stored = json.loads(STORED.read_text())["fields"]
     found: dict[str, list[str]] = {}
     for schema in SCHEMAS.values():
@@ -333,7 +333,9 @@ def _fields_in(hint: Any, found: dict[str, list[str]]) -> None:
 
 
 def test_every_number_is_bounded() -> None:
-    """msgpack has integers up to 2⁶⁴, which nobody could write back: of each type, with each number too large."""
+    """msgpack has integers up to 2⁶⁴, which the core could not write back. Each type is tried with each number too
+    large.
+    """
     seen = 0
     for name, kind, packed in json.loads(STORED.read_text())["packed"]:
         plain = msgpack.unpackb(bytes.fromhex(packed))

@@ -1,4 +1,4 @@
-"""A queue of work through losses, growths and rollbacks: every item is in the line of steps once, whatever happens."""
+"""A work queue through losses, growth and rollbacks: every item is in the line of steps exactly once."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ def test_items_are_taken_in_order_and_once() -> None:
     assert (state.waiting, state.open) == (0, 5)
 
 
-def test_what_was_taken_for_a_lost_step_waits_again_and_comes_first() -> None:
+def test_items_of_a_lost_step_return_to_the_front() -> None:
     state, _ = take(filled(10), 3, 1, 0)
     state, _ = take(state, 2, 1, 1)
-    state = settle(state, 2, 1)  # step 1 is in, step 2 is lost
+    state = settle(state, 2, 1)  # step 1 counts, step 2 is lost
     assert (state.waiting, state.open) == (7, 3)
     assert take(state, 3, 2, 1)[1] == [3, 4, 5]
 
 
-def test_a_generation_is_settled_once_and_an_earlier_one_never() -> None:
+def test_generation_is_settled_once_and_an_earlier_one_never() -> None:
     state = settle(filled(4), 3, 0)
     state, _ = take(state, 2, 3, 0)
     assert settle(state, 3, 0) is state
     assert settle(state, 2, 0) is state
 
 
-def test_a_put_that_is_said_again_is_one() -> None:
+def test_repeated_put_counts_once() -> None:
     state = filled(4)
     assert put(state, KEY, 4) is state
     assert put(state, key(1), 0) is state
@@ -77,7 +77,7 @@ def test_a_put_that_is_said_again_is_one() -> None:
     assert wider.put_of(5).key == key(1)
 
 
-def test_puts_are_done_with_when_every_disk_is_behind_them_and_no_sooner() -> None:
+def test_puts_are_forgotten_when_every_disk_is_past_them_and_no_sooner() -> None:
     state = put(filled(2), key(1), 2)
     assert state is not None
     state, _ = take(state, 2, 1, 0)
@@ -86,10 +86,10 @@ def test_puts_are_done_with_when_every_disk_is_behind_them_and_no_sooner() -> No
     state, done = forget(state, 1)
     assert [one.key for one in done] == [KEY]
     assert dropped(state, done).puts == state.puts[1:]
-    assert settle(state, 2, 1).waiting == 2, "what was forgotten does not come back"
+    assert settle(state, 2, 1).waiting == 2, "a forgotten put does not return"
 
 
-def test_steps_that_take_alike_are_one_run_however_many() -> None:
+def test_steps_that_take_the_same_number_are_stored_as_one_run() -> None:
     state = filled(200_000)
     for step in range(5_000):
         for _ in range(4):
@@ -100,7 +100,7 @@ def test_steps_that_take_alike_are_one_run_however_many() -> None:
     assert forget(state, 1_234)[0].open == 8 * (5_000 - 1_234)
 
 
-def test_there_are_bounds() -> None:
+def test_bounds_hold() -> None:
     state = WorkState()
     for number in range(MAX_PUTS):
         state = put(state, key(number), 3) or pytest.fail("no room")
@@ -119,19 +119,19 @@ def test_there_are_bounds() -> None:
 
 @dataclass
 class Job:
-    """The line of steps that is believed, and the queue beside it; ``line[n]`` is what step n + 1 used."""
+    """The valid line of steps and its queue; ``line[n]`` is what step n + 1 used."""
 
     draw: random.Random
     state: WorkState = field(default_factory=WorkState)
     generation: int = 1
     line: list[list[int]] = field(default_factory=list)
     durable: int = 0
-    is_steady: bool = False  # all take one, each step
+    is_steady: bool = False  # all take one item in each step
     settles: Callable[[WorkState, int, int], WorkState] = settle
     forgets: Callable[[WorkState, int], tuple[WorkState, tuple[work_queue.Put, ...]]] = forget
 
     def step(self, workers: int) -> None:
-        """One step of so many ranks, which may be lost before its commit, or with some steps before it."""
+        """Run one step of this many ranks, which may be lost before its commit or with some steps before it."""
         used: list[int] = []
         for _ in range(workers):
             if self.is_steady:
@@ -141,7 +141,7 @@ class Job:
                 self.state, numbers = take(self.state, self.draw.choice((1, 1, 3)), self.generation, len(self.line))
                 used += numbers
         if self.draw.random() < (0.05 if self.is_steady else 0.25):
-            if self.draw.random() < 0.5:  # the commit was in, and then somebody died
+            if self.draw.random() < 0.5:  # the commit was done before a rank died
                 self.line.append(used)
             self.lose()
         else:
@@ -152,15 +152,15 @@ class Job:
         self.state = dropped(self.state, done)
 
     def lose(self) -> None:
-        """Memory has the last commit, or all of it is lost, back to a point on the disks."""
+        """Lose memory after the last commit, or all of it, back to a point on the disks."""
         back_to = len(self.line) if self.draw.random() < 0.7 else self.draw.randint(self.durable, len(self.line))
         del self.line[back_to:]
-        self.generation += self.draw.randint(1, 2)  # one may end before it has begun
+        self.generation += self.draw.randint(1, 2)  # a generation may end before it has begun
         self.state = self.settles(self.state, self.generation, back_to)
 
 
 def run(seed: int, **broken: object) -> list[int]:
-    """How often each item is in the line."""
+    """Return how often each item is in the line."""
     job, puts = Job(random.Random(seed), **broken), 0  # type: ignore[arg-type]
     for _ in range(300):
         if job.draw.random() < 0.2 and puts < 80:
@@ -199,7 +199,7 @@ def _forgets_too_soon(state: WorkState, durable: int) -> tuple[WorkState, tuple[
     [{"settles": _nothing_comes_back}, {"settles": _all_comes_back}, {"forgets": _forgets_too_soon}],
     ids=["nothing comes back", "all comes back", "forgets too soon"],
 )
-def test_a_broken_queue_is_seen(broken: dict[str, object]) -> None:
+def test_broken_queue_is_detected(broken: dict[str, object]) -> None:
     def is_seen(seed: int) -> bool:
         try:
             return set(run(seed, **broken)) != {1}

@@ -1,7 +1,7 @@
-"""Every call that changes a disk, failed, and killed before and after: what is read back is the old or the new.
+"""Every call that changes a disk is failed, and killed before and after; the old or the new state must be read back.
 
-Here live the scenarios (what this package writes, and what must be read back), the child processes that are failed and
-killed, the model of a machine that loses its power, the real full and read-only disks, and the campaign under strace.
-Never here: tests of one known sequence of calls; those are in ``tests/store``. The one idea: a first run counts the
-calls and one run per call follows, so a call that is added tomorrow is failed and killed from tomorrow on.
+The package has the scenarios (what SameBits writes, and what must be read back), the child processes that are failed
+and killed, a model of a power failure, real full and read-only disks, and the campaign under strace. A first run counts
+the calls and one run per call follows, so that new calls are covered automatically. Tests of single known sequences of
+calls are in ``tests/store``.
 """

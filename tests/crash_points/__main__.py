@@ -1,6 +1,7 @@
-"""``python -m tests.crash_points [--strace] [--scenario NAME]``: every point of every scenario, and what is wrong.
+"""``python -m tests.crash_points [--strace] [--scenario NAME]``: run every point of every scenario, print violations.
 
-With ``--strace`` the kernel's calls are failed and killed (minutes); without, the interposed layer's (under a minute).
+With ``--strace`` the kernel's calls are failed and killed (minutes); without it, those of the interposed layer (under a
+minute).
 """
 
 from __future__ import annotations

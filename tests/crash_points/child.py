@@ -1,8 +1,9 @@
 """The process whose forked children are failed and killed: ``python -m tests.crash_points.child``.
 
-Reads one order a line (JSON), forks a child that acts out the scenario on real files, and answers with one line: the
-signal that ended it, what it promised, the calls it made, its error, and what of its files was durable. It imports
-everything once, so a child costs milliseconds. With ``--once`` it acts in its own process, for strace.
+It reads one order per line (JSON), forks a child that runs the scenario on real files, and answers with one line: the
+signal that ended it, what it promised, the calls it made, its error, and which content was durable. It imports
+everything once, so that a child costs milliseconds. With ``--once`` it runs the scenario in its own process, for
+strace.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.crash_points.scenarios import SCENARIOS
 from tests.store.disk_faults import Call, Disk, error, interposed
 
 _WRITE_LIMIT_BYTES = 7
-_write = os.write  # as it is before anything is interposed
+_write = os.write  # the originals, before anything is interposed
 _AUDITED = {
     "open": "open",
     "os.link": "link",
@@ -41,7 +42,7 @@ _AUDITED = {
 
 
 class _Child:
-    """One attempt at a scenario, with the fault that was ordered; reports through a pipe that outlives it."""
+    """One attempt at a scenario with the ordered fault; reports through a pipe that outlives it."""
 
     def __init__(self, order: dict[str, Any], report: int) -> None:
         self._order = order
@@ -63,7 +64,7 @@ class _Child:
     def run(self) -> None:
         order, disk = self._order, self._disk
         kind = order["fault"]
-        if kind in _REFUSALS:  # the kernel's own: nothing is interposed, and nothing is known of what is durable
+        if kind in _REFUSALS:  # the kernel refuses: nothing is interposed, and durability is unknown
             self._lift = _REFUSALS[kind](self._folder, order["at"])
             self._act()
             return
@@ -93,7 +94,7 @@ class _Child:
         attempt(self._order["scenario"], self._folder, self.tell, self._lift)
 
     def _audit(self, event: str, details: tuple[Any, ...]) -> None:
-        """What Python itself reports of changes to the disk (PEP 578): more of a kind than were seen went around us."""
+        """Count disk changes reported by Python itself (PEP 578): an excess bypassed our layer."""
         if event not in _AUDITED or self._is_over:
             return
         if event == "open" and not details[2] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
@@ -112,7 +113,7 @@ class _Child:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _fail_then_refuse(self, call: Call) -> None:
-        """A device that fails once, and a kernel that mounts it read-only for that (ext4, errors=remount-ro)."""
+        """Simulate a device that fails once and is remounted read-only (ext4, errors=remount-ro)."""
         first = self._disk.matching - 1 == self._order["at"]
         error(errno.EIO if first else errno.EROFS)(call)
 
@@ -127,7 +128,7 @@ class _Child:
 
 
 def attempt(name: str, folder: Path, tell: Callable[[str, Any], None], lift: Callable[[], None]) -> None:
-    """Act it out; after an error of ours keep what it left as ``failed``, ``lift`` the fault and try again."""
+    """Run the scenario; after one of our errors keep its remains as ``failed``, ``lift`` the fault and retry."""
     scenario = SCENARIOS[name]
     try:
         scenario.act(folder, lambda number: tell("promised", number))
@@ -146,14 +147,14 @@ def attempt(name: str, folder: Path, tell: Callable[[str, Any], None], lift: Cal
 
 
 def _limit_files(folder: Path, limit_bytes: int) -> Callable[[], None]:
-    """No file may grow beyond this many bytes (setrlimit(2), RLIMIT_FSIZE; Python ignores SIGXFSZ)."""
+    """Limit the size of files (setrlimit(2), RLIMIT_FSIZE; Python ignores SIGXFSZ)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _take_rights(folder: Path, _: int) -> Callable[[], None]:
-    """Root becomes nobody, who may not even look into the folder; anybody else loses the right to write there."""
+    """Let root become the user nobody, without access to the folder; other users lose write access."""
     if os.geteuid() == 0:
         os.seteuid(65534)
         return lambda: os.seteuid(0)
@@ -182,7 +183,7 @@ def _shorten_writes() -> None:
 
 
 def read_report(lines: Iterable[str]) -> dict[str, Any]:
-    """What a child told until it ended, the last word on each matter."""
+    """Return a child's reports up to its end, the last one on each subject."""
     return {"promised": 0, "error": None, "crash": None, "retry": None, **dict(map(json.loads, lines))}
 
 

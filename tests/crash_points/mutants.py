@@ -1,4 +1,4 @@
-"""Builds of the store that are broken on purpose, each in one of the promises that the crash points check."""
+"""Builds of the store that are broken on purpose, each in one promise that the crash points check."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mutant:
 
 
 class _OsThatNeverSyncs:
-    """The module ``os``, but that fsync says it is done at once."""
+    """The module ``os`` with an fsync that does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -142,7 +142,7 @@ MUTANTS = {
 
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
-    """Run the block with the mutant in place; with none, the code as it is."""
+    """Run the block with the mutant in place, or unchanged without one."""
     if name is None:
         yield
         return

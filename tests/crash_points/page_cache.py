@@ -1,8 +1,8 @@
-"""What a disk would hold if the power went off now, beside what the files say: the kernel's memory is not the disk.
+"""A model of what a disk would hold after a power failure, beside the files' visible content.
 
-Only fsync moves anything over (fsync(2)): of a file its bytes, of a folder its names. The one idea: everything else may
-be lost, and it may be lost in part, so a loss is drawn in several ways; each one is what some file system has done
-(Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014).
+Only fsync makes content durable (fsync(2)): a file's bytes, a folder's names. Anything else may be lost, possibly in
+part, so several kinds of loss are tried. Each has occurred on some file system (Pillai et al., "All File Systems Are
+Not Created Equal", OSDI 2014).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 NO_BYTES = ""
 
-_link = os.link  # as it is before anything is interposed: what is noted here is no call of the writer's
+_link = os.link  # the originals, before anything is interposed: the model's own calls are not the writer's
 
 
 class Loss(Enum):
-    """What of the unsynced is lost with the power."""
+    """Which unsynced content is lost with the power."""
 
     EVERYTHING = "names and bytes"
-    BYTES = "bytes, not names"  # delayed allocation: a file that was renamed unsynced is empty
+    BYTES = "bytes, not names"  # delayed allocation: a file renamed without fsync is empty
     NAMES = "names, not bytes"
     HALF = "half of the bytes, no name"
     ZEROED = "bytes, which read as zeros, no name"
@@ -32,9 +32,9 @@ class Loss(Enum):
 
 @dataclass(slots=True)
 class PageCache:
-    """What is durable below a folder, by inode; base64, so that it travels as JSON from process to process.
+    """What is durable below a folder, by inode; base64, so that it can be sent as JSON.
 
-    ``holds`` is a folder beside it with a link to every file that ever was, so that no inode is given to another file.
+    ``holds`` is a folder beside it with a link to every file that ever existed, so that no inode is reused.
     """
 
     root: Path
@@ -44,7 +44,7 @@ class PageCache:
 
     @classmethod
     def all_durable(cls, root: Path, holds: Path) -> PageCache:
-        """Everything that lies there now has been there for long."""
+        """Treat everything that exists now as durable."""
         cache = cls(root, holds)
         for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
             cache.sync_folder(folder)
@@ -63,12 +63,12 @@ class PageCache:
         return {"names": self.names, "bytes_of": self.bytes_of}
 
     def born(self, path: Path) -> None:
-        """A file or folder is at this path, perhaps a new one."""
+        """Note a file or folder at this path, possibly a new one."""
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
             self.names[found.st_ino] = {}
         elif found.st_ino not in self.bytes_of:
-            self.names.pop(found.st_ino, None)  # a folder that was removed can be held by no link
+            self.names.pop(found.st_ino, None)  # a removed folder cannot be held by a link
             self.bytes_of[found.st_ino] = NO_BYTES
             _link(path, self.holds / str(found.st_ino))
 
@@ -80,7 +80,7 @@ class PageCache:
             self.names[path.stat().st_ino] = {entry.name: entry.inode() for entry in entries}
 
     def lose(self, loss: Loss, target: Path) -> None:
-        """Make in ``target``, which must not exist, what a machine finds after this loss."""
+        """Create in ``target``, which must not exist, what a machine finds after this loss."""
         kept_names = loss is Loss.BYTES
         now = {int(path.name): path.read_bytes() for path in self.holds.iterdir()}
         pending = [(self.root.stat().st_ino, self.root if kept_names else None, target)]

@@ -1,9 +1,8 @@
-"""One run per call and fault, and the verdict over what each of them left.
+"""One run per call and fault, and the judgement of what each left.
 
-A fault is an error (EIO, ENOSPC, a device that is remounted read-only for it), a SIGKILL before, within or after a
-call, or a loss of power at that moment. After each one: nothing that was there is lost, what is read back is a state
-that may be, the error (where there is one) names path, reason and fix, and the next attempt gets to the end, in the
-same process and in the next one.
+A fault is an error (EIO, ENOSPC, a device that is remounted read-only), a SIGKILL before, within or after a call, or a
+loss of power at that time. After each: nothing existing is lost, an allowed state is read back, the error (if any) has
+path, reason and fix, and the next attempt succeeds, in the same process and in the next one.
 """
 
 from __future__ import annotations
@@ -81,33 +80,33 @@ class Runner:
         self.runs = 0
 
     def points(self) -> list[tuple[str, bool]]:
-        """The calls of an undisturbed run, in order, and whether each succeeded: one may find a file that is there."""
+        """Return the calls of an undisturbed run in order, and whether each succeeded (a file may exist already)."""
         answer = self._run("no fault", 0)
         problem = answer["crash"] or answer["error"]
         assert problem is None, problem
-        assert answer["unseen"] == [], f"calls that went around the layer: {answer['unseen']}"
+        assert answer["unseen"] == [], f"calls that bypassed the layer: {answer['unseen']}"
         return [(call, at in answer["succeeded"]) for at, call in enumerate(answer["calls"])]
 
     def violations(self, fault: str) -> Iterator[Violation]:
-        """One run per call with this fault at that call; what is wrong after it."""
+        """Run once per call with this fault at that call; return what is wrong afterwards."""
         if fault == SHORT_WRITES:
             for what in self._after_error(self._run(fault, 0), None):
                 yield Violation(self._name, fault, "everywhere", what)
             return
         for at, (call, succeeded) in enumerate(self.points()):
             if fault == "killed within" and not call.startswith("write "):
-                continue  # the kernel does it whole or not at all; only a write can end in the middle
+                continue  # the kernel does it completely or not at all; only a write can end midway
             if fault == "killed after" and not succeeded:
                 continue
             answer = self._run(fault, at)
-            # A call that fails in every run, as a name that is taken does, may fail otherwise and be passed over.
+            # A call that fails in every run, such as creating an existing name, may fail otherwise and be skipped.
             reason = None if not succeeded else "EIO" if fault == "remounted" else fault
             problems = self._after_kill(answer) if fault in KILLS else self._after_error(answer, reason)
             for what in problems:
                 yield Violation(self._name, fault, f"call {at}, {call}", what)
 
     def refusals(self) -> Iterator[Violation]:
-        """What the kernel itself refuses, to a process of few rights or with a limit on the size of its files."""
+        """Test what the kernel itself refuses to a process with few rights or a file size limit."""
         for fault, at in (("EACCES", 0), *(("EFBIG", limit) for limit in FILE_SIZE_LIMITS)):
             for what in self._after_error(self._run(fault, at), fault):
                 yield Violation(self._name, fault, str(at), what)
@@ -169,7 +168,7 @@ class Runner:
         yield from judge(self._scenario, self._before, folder, answer["promised"])
 
     def _judge_end(self, answer: dict[str, Any]) -> Iterator[str]:
-        """An attempt that got to its end has promised everything, and nothing of it needs the kernel's memory."""
+        """An attempt that succeeded has promised everything, and needs nothing from the kernel's memory."""
         target = self._place / "end"
         self._cache(answer).lose(Loss.EVERYTHING, target)
         try:
@@ -181,7 +180,7 @@ class Runner:
 
 
 def judge(scenario: Scenario, before: Files, folder: Path, promised: int) -> Iterator[str]:
-    """What is wrong with what a process left: something lost, a state that may not be, or no way on from there."""
+    """Return what is wrong with the remains: a loss, a forbidden state, or no way to continue."""
     if (lost := scenario.lost(before, files_of(folder))) is not None:
         yield f"after {promised} promises: {lost}"
     try:
@@ -198,7 +197,7 @@ def judge(scenario: Scenario, before: Files, folder: Path, promised: int) -> Ite
 
 
 def judge_text(text: str, folder: Path, reason: str | None) -> Iterator[str]:
-    """What an error's message does not say."""
+    """Return what an error's message lacks."""
     if reason is not None and not (f"({reason})" in text and MENDS[reason] in text):
         yield f"the message does not say {reason} and the fix: {text}"
     if str(folder) not in text:
@@ -206,7 +205,7 @@ def judge_text(text: str, folder: Path, reason: str | None) -> Iterator[str]:
 
 
 def _no_sync(descriptor: int) -> None:
-    """Whether the next attempt is durable is not judged by what a folder holds while the power is on."""
+    """Skip syncs: the next attempt's durability is not judged by what a folder shows while the power is on."""
 
 
 def _under(condition: str, problems: Iterator[str]) -> Iterator[str]:

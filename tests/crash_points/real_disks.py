@@ -1,8 +1,8 @@
-"""Disks that are really full and really read-only: ``python -m tests.crash_points.real_disks <folder>``.
+"""Really full and really read-only disks: ``python -m tests.crash_points.real_disks <folder>``.
 
-Mounts small file systems in memory on the folder, so it must run in a mount namespace of its own (unshare(1)); each
-scenario then meets a disk with 0, 1, 2, … blocks left, with 0, 1, 2, … inodes left, and one that was remounted
-read-only. Prints what is wrong, a line of JSON each, and last how many attempts there were and how they ended.
+It mounts small in-memory file systems on the folder, so it must run in a mount namespace of its own (unshare(1)). Each
+scenario then meets a disk with 0, 1, 2, … free blocks, with 0, 1, 2, … free inodes, and one that was remounted
+read-only. It prints violations as lines of JSON, and finally the number of attempts and their outcomes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BLOCK_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """``begin`` takes the disk away, and gives back what ``end``s that; ``at`` is how much of it is left."""
+    """``begin`` makes the disk refuse, and returns what ``end``s that; ``at`` is how much is left."""
 
     reason: str
     name: str
@@ -38,7 +38,7 @@ class Refusal:
 
 
 def fill_blocks(disk: Path, left: int) -> Callable[[], None]:
-    """Leave so many blocks; a block may be kept back for what a folder needs."""
+    """Leave this many blocks; a block may be kept back for a folder's needs."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -48,7 +48,7 @@ def fill_blocks(disk: Path, left: int) -> Callable[[], None]:
 
 
 def fill_inodes(disk: Path, left: int) -> Callable[[], None]:
-    """Leave so many inodes: files and folders that can still be made."""
+    """Leave this many inodes: files and folders that can still be made."""
     made: list[Path] = []
     with contextlib.suppress(OSError):
         while True:
@@ -72,7 +72,7 @@ REFUSALS = (
 
 
 def attempt(disk: Path, name: str, refusal: Refusal, endings: Counter[str]) -> Iterator[str]:
-    """One scenario on one such disk."""
+    """Run one scenario on one such disk."""
     scenario, folder = SCENARIOS[name], disk / "work"
     folder.mkdir()
     scenario.prepare(folder)

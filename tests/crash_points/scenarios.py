@@ -1,7 +1,7 @@
-"""What this package writes, one scenario each: the way there, and what may be read back at any moment of it.
+"""What this package writes, one scenario each: the actions, and what may be read back at any time.
 
-A scenario's ``act`` goes on from wherever an earlier attempt ended, as the real caller does, and says ``promise(n)``
-once state n has been promised to somebody. What is read back later is then state n or, half done, state n + 1.
+A scenario's ``act`` continues from wherever an earlier attempt ended, as the real caller does, and calls ``promise(n)``
+once state n has been promised. What is read back later is state n or, if interrupted, state n + 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TORN = b"an append that was cut"
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``states``: what ``read`` gives after each promise. ``lost``: why a folder of these files lost something."""
+    """``states``: what ``read`` returns after each promise. ``lost``: why a folder of these files lost something."""
 
     prepare: Callable[[Path], None]
     act: Callable[[Path, Promise], None]
@@ -45,7 +45,7 @@ class Scenario:
 
 
 def files_of(folder: Path) -> Files:
-    """Every file below a folder, by its path within."""
+    """Return every file below a folder by its relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -54,7 +54,7 @@ def _nothing(folder: Path) -> None:
 
 
 def _changed_beyond(*free: str) -> Callable[[Files, Files], str | None]:
-    """Files may come, none may go, and only those named may change."""
+    """Allow new files and changes of the named ones only."""
 
     def lost(before: Files, after: Files) -> str | None:
         for name, data in before.items():
@@ -76,7 +76,7 @@ def _payloads(folder: Path) -> list[bytes]:
         return []
     journal, payloads = Journal.open(folder)
     journal.close()
-    assert payloads == seen.payloads, "a reader and the next writer find different things"
+    assert payloads == seen.payloads, "a reader and the next writer find different content"
     return payloads
 
 
@@ -113,7 +113,7 @@ def _compact(folder: Path, promise: Promise) -> None:
 
 
 def _append_under_a_claim(folder: Path, promise: Promise) -> None:
-    """As a scheduler does: whoever comes after a kill claims the next term, and the killed one's counts no more."""
+    """Act as a scheduler: the successor of a killed one claims the next term, which voids the old claim."""
     claim = TermClaim.take(folder, "scheduler")
     journal, payloads = Journal.open(folder, claim)
     with journal:
@@ -123,7 +123,7 @@ def _append_under_a_claim(folder: Path, promise: Promise) -> None:
         if payloads in (FIRST, FIRST + SECOND):
             journal.compact(SNAPSHOT)
         promise(2)
-    assert claim.number == highest_claim(folder), "a killed scheduler's claim stands"
+    assert claim.number == highest_claim(folder), "a killed scheduler's claim still holds"
 
 
 def _claim_first(folder: Path) -> None:
@@ -151,14 +151,14 @@ def _lost_of_torn(before: Files, after: Files) -> str | None:
 
 
 def _lost_of_appended(before: Files, after: Files) -> str | None:
-    """Opening writes a journal anew, so its bytes may be others; what is in them ``read`` tells."""
+    """Opening rewrites a journal, so its bytes may change; ``read`` checks the content."""
     return None if JOURNAL_FILE in after else "the journal is gone"
 
 
 # ---- locks, claims, notes -----------------------------------------------------------------------------------------
 
 
-_locks: list[DirectoryLock] = []  # a process that forgets its lock has let go of it
+_locks: list[DirectoryLock] = []  # a process that drops its lock object has released it
 
 
 def _lock(folder: Path, promise: Promise) -> None:
@@ -166,7 +166,7 @@ def _lock(folder: Path, promise: Promise) -> None:
     with lock:
         assert lock.is_held
         promise(1)
-    again = DirectoryLock(folder / "recovery", "scheduler")  # let go, whatever became of the note
+    again = DirectoryLock(folder / "recovery", "scheduler")  # released, whatever happened to the note
     again.acquire()
     again.release()
 
@@ -184,7 +184,7 @@ def _claim(folder: Path, promise: Promise) -> None:
 
 
 def _claim_quickly(folder: Path, promise: Promise) -> None:
-    """As a rank does: the claim costs no sync; it is made durable before the first thing is saved."""
+    """Act as a rank: the claim costs no sync and becomes durable before the first save."""
     rank = folder / "ckpt" / "0"
     claim_folder(rank, "a job", "digits", sync=False)
     make_claim_durable(rank)
@@ -197,7 +197,7 @@ def _owner(folder: Path) -> object:
     found = {place: read_owner(folder / place) for place in ("logs/job", "ckpt/0")}
     for place in found:
         if (folder / place / "saved").exists():
-            assert found[place] is not None, "something is saved in a folder that is nobody's"
+            assert found[place] is not None, "saved in a folder without an owner"
             assert (folder / place / "saved").read_bytes() == b"state"
             return "saved"
     return next((owner.job for owner in found.values() if owner is not None), None)
@@ -249,7 +249,7 @@ def _save_two(folder: Path, promise: Promise) -> None:
 
 
 def _whole_points(folder: Path) -> object:
-    """The points that are listed as whole; each is, or this raises."""
+    """Return the points listed as complete; raise if one is not."""
     found = [point for point in scan(rank_directory(folder, 0), JOB) if point.is_usable]
     for point in found:
         verify(point)
@@ -261,7 +261,7 @@ def _verified_points(folder: Path) -> object:
     for point in scan(rank_directory(folder, 0), JOB):
         try:
             verify(point)
-        except Exception:  # which of them are whole is what this tells
+        except Exception:  # this decides which of them are complete
             continue
         found.append(point.point.step)
     return found
@@ -285,7 +285,7 @@ def _lost_a_point(before: Files, after: Files) -> str | None:
 def _prune(folder: Path, promise: Promise) -> None:
     prune(rank_directory(folder, 0), JOB, keep=2)
     promise(1)
-    prune(rank_directory(folder, 0), JOB, keep=2, abandoned=[Point(3, 1)])  # never below what is alive
+    prune(rank_directory(folder, 0), JOB, keep=2, abandoned=[Point(3, 1)])  # never anything newer than the live line
     promise(2)
 
 
@@ -322,7 +322,7 @@ def _open_log(folder: Path) -> StepLogWriter:
 
 
 def _log_three(folder: Path, promise: Promise) -> None:
-    """As a rank does: whoever comes after a kill logs the step anew that may not have been durable."""
+    """Act as a rank: the successor of a killed one logs again a step that may not have been durable."""
     writer = _open_log(folder)
     try:
         for step in (1, 2, 3):
@@ -350,7 +350,7 @@ def _log_behind_a_torn_end(folder: Path, promise: Promise) -> None:
 
 
 def _logged_steps(folder: Path) -> object:
-    """The steps in the log, each of which is as it was written, or this raises."""
+    """Return the steps in the log; raise if one is not as it was written."""
     found = read_step_log(rank_directory(folder, 0))
     if found is None:
         return []

@@ -1,8 +1,8 @@
-"""The same scenarios with the kernel's own calls failed and killed, by strace(1): nothing of Python is interposed.
+"""The same scenarios with the kernel's calls failed and killed by strace(1), without interposing in Python.
 
-A first run under strace tells the calls that touch the scenario's folder, reads and flock included; then each of them
-is failed with EIO and with ENOSPC, and killed as it enters the kernel, in a process of its own. What the layer of
-``child`` cannot see, because it went around ``os``, is seen here.
+A first run under strace finds the calls that touch the scenario's folder, reads and flock included. Then each of them
+is failed with EIO and with ENOSPC, and killed as it enters the kernel, in a separate process. This covers calls that
+bypass ``os`` and so the layer of ``child``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAULTS = ("error=EIO", "error=ENOSPC", "signal=KILL")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The ``number``-th call of this name since the process began."""
+    """The ``number``-th call of this name since the process started."""
 
     name: str
     number: int
@@ -44,7 +44,7 @@ class Point:
 
 
 def refusal() -> str | None:
-    """Why strace cannot be used here; none if it can."""
+    """Return why strace cannot be used here, or None."""
     try:
         probe = subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -63,7 +63,7 @@ class Tracer:
         self.runs = 0
 
     def points(self) -> list[Point]:
-        """The calls of an undisturbed run that touch the folder."""
+        """Return the calls of an undisturbed run that touch the folder."""
         done = self._run([])
         assert done.returncode == 0, done.stderr
         counts: Counter[str] = Counter()
@@ -77,7 +77,7 @@ class Tracer:
         return points
 
     def violations(self, fault: str) -> Iterator[Violation]:
-        """One process per call with this fault at that call; what is wrong after it."""
+        """Run one process per call with this fault at that call; return what is wrong afterwards."""
         for point in self.points():
             if fault == "error=ENOSPC" and not point.asks_for_space:
                 continue
@@ -117,7 +117,8 @@ class Tracer:
         elif report["error"] is not None:
             yield from judge_text(report["error"], self._folder, fault.removeprefix("error="))
             yield from judge(scenario, self._before, self._place / "failed", report["promised"])
-        if report["retry"] is not None and "LOCK_UN" not in point.text:  # such a lock goes with its process, not before
+        # such a lock is released with its process, not earlier
+        if report["retry"] is not None and "LOCK_UN" not in point.text:
             yield f"the next attempt in the same process failed:\n{report['retry']}"
         promised = report["promised"] if report["error"] is None else len(scenario.states) - 1
         try:

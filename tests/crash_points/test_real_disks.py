@@ -1,4 +1,4 @@
-"""The scenarios on disks that are really full and really read-only, where the kernel lets us mount such."""
+"""The scenarios on really full and read-only disks, if the kernel allows such mounts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMESPACES = (["unshare", "--mount"], ["unshare", "--mount", "--map-root-user"]
 
 
 def private_mounts(disk: Path) -> tuple[list[str] | None, str]:
-    """How to run a command that may mount without anybody else seeing it; or none, and what was said to that."""
+    """Return a command prefix for private mounts, or None with the reason."""
     said = ""
     for command in _NAMESPACES:
         try:
@@ -28,7 +28,7 @@ def private_mounts(disk: Path) -> tuple[list[str] | None, str]:
     return None, said
 
 
-def test_a_full_and_a_read_only_disk_leave_the_old_or_the_new(tmp_path: Path, repository: Path) -> None:
+def test_full_and_read_only_disks_leave_the_old_or_the_new_state(tmp_path: Path, repository: Path) -> None:
     namespace, said = private_mounts(tmp_path)
     if namespace is None:
         pytest.skip(f"no mounts of our own here ({said}); test_crash_points has the refusals that need none")
@@ -41,4 +41,4 @@ def test_a_full_and_a_read_only_disk_leave_the_old_or_the_new(tmp_path: Path, re
     endings = told[-1]["endings"]
     assert endings.keys() >= {"blocks left: ENOSPC", "blocks left: succeeded", "inodes left: ENOSPC"}, endings
     assert endings.keys() >= {"inodes left: succeeded", "read-only: EROFS"}, endings
-    assert list(tmp_path.iterdir()) == [], "the mounts were seen outside"
+    assert list(tmp_path.iterdir()) == [], "the mounts were visible outside"

@@ -1,4 +1,4 @@
-"""A job's folder as it is left behind: a journal, events with two recoveries, logs. No process runs."""
+"""The folder of a job that has ended: a journal, events with two recoveries, logs. No process runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEGAN = 1_700_000_000.0
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """What a dashboard's process must be told of the folder, and of the machine."""
+    """Return the environment of a dashboard for this folder."""
     return {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
@@ -42,7 +42,7 @@ def told(kind: Kind, after_s: float, step: int = 0, node: str = "", text: str = 
 
 
 def events_of_a_job(workers: int = 2) -> list[Event]:
-    """It forms, trains 100 steps a second, and loses worker 1 after 10 and 20 s."""
+    """Events of a job that forms, trains 100 steps a second, and loses worker 1 after 10 and 20 s."""
     events = [
         told(Kind.JOB, 0, text="train.py", job="job-1", settings={"WORKER_NUM": str(workers)}),
         told(Kind.SCHEDULER, 0, text="the scheduler starts", job="job-1"),
@@ -68,7 +68,7 @@ def events_of_a_job(workers: int = 2) -> list[Event]:
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., Settings]:
-    """Fills a folder and returns the settings that mean it."""
+    """Return a factory that fills a folder and returns its settings."""
 
     def make(
         workers: int = 2, *, port: int = 1, first: str = "0", name: str = "train.py", host: str = "host-a"

@@ -1,4 +1,4 @@
-"""What the page may have done to a job: refused to whoever shows no token, written down, and done to its own alone."""
+"""Actions from the page: refused without the token, recorded, and limited to the page's own job."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def client(settings: Settings) -> Iterator[TestClient]:
 
 @pytest.fixture
 def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that a pid file of the job says is worker 1."""
+    """Return a process that a pid file of the job names as worker 1."""
     started = subprocess.Popen(
         [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(9)"], start_new_session=True
     )
@@ -71,10 +71,10 @@ def asked(settings: Settings) -> list[Event]:
     return [event for event in read_events(settings.recovery_path) if event.kind is Kind.ASKED]
 
 
-# ---- who may
+# ---- permission
 
 
-def test_actions_are_off_unless_they_are_asked_for(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
+def test_actions_are_off_by_default(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
     assert not settings.dashboard_actions
     assert action_token_of(None, is_on=False) is None
     with opened(settings, Guard(frozenset(), None), acts=False) as client:
@@ -83,7 +83,7 @@ def test_actions_are_off_unless_they_are_asked_for(settings: Settings, worker: s
     assert worker.poll() is None and asked(settings) == []
 
 
-def test_on_loopback_too_an_action_needs_a_token_that_nobody_can_know() -> None:
+def test_action_needs_a_secret_token_on_loopback_too() -> None:
     tokens = {action_token_of(None, is_on=True) for _ in range(10)}
     assert len(tokens) == 10 and all(token is not None and len(token) == 48 for token in tokens)
     keys = derive_keys(b"0123456789abcdef")
@@ -107,7 +107,7 @@ def test_on_loopback_too_an_action_needs_a_token_that_nobody_can_know() -> None:
         ({"content-type": "application/x-www-form-urlencoded"}, HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
     ],
 )
-def test_who_may_not_act_changes_nothing(
+def test_unauthorised_request_changes_nothing(
     client: TestClient,
     settings: Settings,
     worker: subprocess.Popen[bytes],
@@ -121,37 +121,37 @@ def test_who_may_not_act_changes_nothing(
     assert worker.poll() is None and asked(settings) == []
 
 
-def test_a_token_in_the_address_lets_nobody_act(client: TestClient, worker: subprocess.Popen[bytes]) -> None:
+def test_token_in_the_address_permits_no_action(client: TestClient, worker: subprocess.Popen[bytes]) -> None:
     headers = {name: value for name, value in RIGHT.items() if name != "authorization"}
     assert client.post(f"{ACTION}?token={TOKEN}", json=WORKER_1, headers=headers).status_code == HTTPStatus.UNAUTHORIZED
     assert worker.poll() is None
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_an_action_is_posted(client: TestClient, worker: subprocess.Popen[bytes], method: str) -> None:
+def test_action_is_a_post(client: TestClient, worker: subprocess.Popen[bytes], method: str) -> None:
     answer = client.request(method, ACTION, headers=RIGHT)
     assert answer.status_code in (HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_FOUND)
     assert worker.poll() is None
 
 
 @pytest.mark.parametrize("path", ["/", "/api/everything", "/metrics", "/report"])
-def test_nothing_else_is_posted(client: TestClient, path: str) -> None:
+def test_other_posts_are_refused(client: TestClient, path: str) -> None:
     assert client.post(path, headers=RIGHT).status_code == HTTPStatus.METHOD_NOT_ALLOWED
 
 
-def test_reading_needs_no_token_where_the_job_has_no_secret_and_tells_who_may_act(client: TestClient) -> None:
+def test_reading_needs_no_token_without_a_secret_and_shows_who_may_act(client: TestClient) -> None:
     assert client.get("/api/health").json()["may_act"] is False
     assert client.get("/", params={"token": TOKEN}).status_code == HTTPStatus.OK  # and the cookie is set
     assert client.get("/api/health").json()["may_act"] is True
 
 
-def test_a_job_with_a_secret_lets_nobody_act_who_may_not_read(settings: Settings) -> None:
+def test_job_with_a_secret_permits_actions_only_to_its_readers(settings: Settings) -> None:
     with opened(settings, Guard(frozenset(), TOKEN, TOKEN)) as client:
         headers = {name: value for name, value in RIGHT.items() if name != "authorization"}
         assert client.post(ACTION, json=WORKER_1, headers=headers).status_code == HTTPStatus.UNAUTHORIZED
 
 
-# ---- what is no order
+# ---- invalid requests
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_job_with_a_secret_lets_nobody_act_who_may_not_read(settings: Settings
         b'{"do": "kill", "node": "' + b"1" * 200 + b'"}',
     ],
 )
-def test_what_is_no_order_does_nothing(
+def test_invalid_request_does_nothing(
     client: TestClient, settings: Settings, worker: subprocess.Popen[bytes], body: bytes
 ) -> None:
     answer = client.post(ACTION, content=body, headers=RIGHT)
@@ -170,20 +170,20 @@ def test_what_is_no_order_does_nothing(
     assert worker.poll() is None and asked(settings) == []
 
 
-def test_too_long_an_order_is_not_read(client: TestClient) -> None:
+def test_oversized_request_is_not_read(client: TestClient) -> None:
     answer = client.post(ACTION, content=b" " * (MOST_BYTES + 1), headers=RIGHT)
     assert answer.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 @pytest.mark.parametrize("told", [WORKER_1, {"do": "drill"}, {"do": "drain", "node": "2.1"}])
-def test_an_order_is_what_it_says(told: dict[str, Any]) -> None:
+def test_valid_request_is_parsed(told: dict[str, Any]) -> None:
     assert order_in(json.dumps(told).encode()) == (Deed(told["do"]), told.get("node", ""))
 
 
-# ---- what is done
+# ---- actions
 
 
-def test_a_kill_is_in_the_history_with_who_asked_and_hits_the_jobs_own_process(
+def test_kill_is_in_the_history_with_its_origin_and_hits_the_jobs_own_process(
     client: TestClient, settings: Settings, worker: subprocess.Popen[bytes]
 ) -> None:
     before = goodput_of(read_events(settings.recovery_path)).wall_us()
@@ -196,7 +196,7 @@ def test_a_kill_is_in_the_history_with_who_asked_and_hits_the_jobs_own_process(
     assert goodput_of(read_events(settings.recovery_path)).wall_us() == before, "it costs no time by itself"
 
 
-def test_the_page_shows_what_was_asked_at_once_and_after_its_restart(
+def test_request_is_shown_at_once_and_after_the_pages_restart(
     client: TestClient, settings: Settings, worker: subprocess.Popen[bytes]
 ) -> None:
     watch = Watch(settings, None)
@@ -208,15 +208,15 @@ def test_the_page_shows_what_was_asked_at_once_and_after_its_restart(
 
 
 @pytest.mark.parametrize("node", ["0", "7", "", "../1", "scheduler"])
-def test_nobody_else_is_hit(client: TestClient, settings: Settings, worker: subprocess.Popen[bytes], node: str) -> None:
+def test_no_other_process_is_hit(
+    client: TestClient, settings: Settings, worker: subprocess.Popen[bytes], node: str
+) -> None:
     answer = client.post(ACTION, json={"do": "kill", "node": node}, headers=RIGHT)
     assert answer.status_code == HTTPStatus.CONFLICT and "does not run on this machine" in answer.text
     assert worker.poll() is None and asked(settings) == []
 
 
-def test_a_pid_that_is_another_process_by_now_is_left_alone(
-    settings: Settings, worker: subprocess.Popen[bytes]
-) -> None:
+def test_reused_pid_is_left_alone(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
     known = ProcessIdentity.of_child(worker.pid)
     write_pid_file(settings.log_dir / "worker_1.pid", replace(known, started_at=known.started_at - 1))
     with pytest.raises(UsageError, match="does not run on this machine"):
@@ -224,7 +224,7 @@ def test_a_pid_that_is_another_process_by_now_is_left_alone(
     assert worker.poll() is None
 
 
-def test_what_cannot_be_written_down_is_not_done(
+def test_action_that_cannot_be_recorded_is_not_done(
     settings: Settings, worker: subprocess.Popen[bytes], client: TestClient
 ) -> None:
     (settings.recovery_path / event_log.ASKED_FILE).mkdir()
@@ -232,14 +232,14 @@ def test_what_cannot_be_written_down_is_not_done(
     assert worker.poll() is None
 
 
-def test_without_recovery_nothing_is_done(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
+def test_actions_are_refused_with_recovery_off(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
     with pytest.raises(UsageError, match="ENABLE_RECOVERY=0"):
         act(replace(settings, enable_recovery=False), Deed.KILL, "1", "a test")
     assert worker.poll() is None
 
 
 @pytest.mark.parametrize("deed", [Deed.DRAIN, Deed.DRILL])
-def test_what_needs_the_scheduler_is_refused_without_one(
+def test_action_that_needs_the_scheduler_is_refused_without_one(
     settings: Settings,
     worker: subprocess.Popen[bytes],
     deed: Deed,
@@ -251,7 +251,7 @@ def test_what_needs_the_scheduler_is_refused_without_one(
     assert worker.poll() is None and asked(settings) == []
 
 
-def test_a_drill_hits_one_of_the_ranks_that_run_here(
+def test_drill_hits_one_of_the_local_ranks(
     settings: Settings, worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "_ranks", lambda settings, running: list(running))
@@ -260,10 +260,10 @@ def test_a_drill_hits_one_of_the_ranks_that_run_here(
     assert asked(settings)[0].text.startswith("drill: kill -9 of worker 1")
 
 
-# ---- the file
+# ---- the file of requests
 
 
-def test_what_was_asked_is_bounded_and_its_newest_stay(tmp_path: Path) -> None:
+def test_requests_are_bounded_and_the_newest_kept(tmp_path: Path) -> None:
     for number in range(event_log.MOST_LINES + 1):
         event_log.append_asked(tmp_path, f"line {number}")
     lines = event_log.read_asked(tmp_path)
@@ -272,7 +272,7 @@ def test_what_was_asked_is_bounded_and_its_newest_stay(tmp_path: Path) -> None:
     assert (tmp_path / event_log.ASKED_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
+def test_torn_line_costs_only_itself(tmp_path: Path) -> None:
     event_log.append_asked(tmp_path, "whole")
     with (tmp_path / event_log.ASKED_FILE).open("ab") as file:
         file.write(b"torn")
@@ -280,7 +280,7 @@ def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
     assert event_log.read_asked(tmp_path) == ["whole", "torn", "more"]
 
 
-def test_what_was_asked_stands_where_it_was_asked_and_the_schedulers_order_stays() -> None:
+def test_request_appears_where_it_was_made_and_keeps_the_schedulers_order() -> None:
     told = [Event(Kind.STEP, 5.0), Event(Kind.STEP, 3.0), Event(Kind.STEP, 9.0)]
     found = merged(told, [Event(Kind.ASKED, 7.0)])
     assert [event.at for event in found] == [5.0, 3.0, 7.0, 9.0]

@@ -1,4 +1,4 @@
-"""The page in a real browser, Debian's Chromium: a dead job, its languages and sizes, and a live job that is killed."""
+"""The page in Debian's Chromium: an ended job, languages and sizes, and a live job that is killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from samebits.dashboard.report import html_of_folder
 from samebits.launcher.processes import name_of
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.dashboard.conftest import environment_of, told
-from tests.ops.shell_job import UNTIL_TOLD, ShellJob, free_port
+from tests.launcher.shell_job import UNTIL_TOLD, ShellJob, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium")
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 class Served:
-    """``samebits dashboard`` over a folder, in a process of its own."""
+    """``samebits dashboard`` for a folder, as a process."""
 
     def __init__(self, settings: Settings, **more: str) -> None:
         self._begin(settings.log_dir.parent, more | environment_of(settings))
@@ -71,7 +71,7 @@ class ServedLive(Served):
 
 @pytest.fixture
 def serve(make_folder: Callable[..., Settings]) -> Iterator[Callable[[int], Served]]:
-    """Serves the folder of a job of so many workers."""
+    """Return a factory that serves the folder of a job of this many workers."""
     opened: list[Served] = []
 
     def start(workers: int) -> Served:
@@ -84,7 +84,7 @@ def serve(make_folder: Callable[..., Settings]) -> Iterator[Callable[[int], Serv
 
 
 class Browser:
-    """A page that keeps what its console says, and what it asks for."""
+    """A page that records its console output and its requests."""
 
     def __init__(self, playwright: object, url: str, **context: object) -> None:
         chromium = playwright.chromium  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ def browse() -> Iterator[Callable[..., Browser]]:
             one.close()
 
 
-def test_a_dead_job_is_shown_in_both_languages_by_keyboard_and_without_a_complaint(
+def test_ended_job_is_shown_in_both_languages_by_keyboard_without_errors(
     serve: Callable[[int], Served], browse: Callable[..., Browser]
 ) -> None:
     from playwright.sync_api import expect
@@ -141,9 +141,7 @@ def test_a_dead_job_is_shown_in_both_languages_by_keyboard_and_without_a_complai
     assert browser.complaints == []
 
 
-def test_a_thousand_ranks_on_a_phone_in_the_dark_fit_its_width(
-    serve: Callable[[int], Served], browse: Callable[..., Browser]
-) -> None:
+def test_thousand_ranks_fit_a_dark_phones_width(serve: Callable[[int], Served], browse: Callable[..., Browser]) -> None:
     from playwright.sync_api import expect
 
     viewport = {"width": 360, "height": 740}
@@ -161,11 +159,11 @@ def test_a_thousand_ranks_on_a_phone_in_the_dark_fit_its_width(
     assert right <= 360
     shown = "([cell, which]) => getComputedStyle(document.querySelector(`#recoveries td.${cell}`), which).content"
     units = [browser.page.evaluate(shown, place) for place in (("step", "::before"), ("ms", "::after"))]
-    assert units == ['"步 "', '" ms"'], "where the table has no head each number says what it is"
+    assert units == ['"步 "', '" ms"'], "without a table head each number has its label"
     assert browser.complaints == []
 
 
-def test_a_name_that_is_long_and_of_tags_is_text_within_a_phones_width(
+def test_long_name_full_of_tags_is_text_within_a_phones_width(
     make_folder: Callable[..., Settings], browse: Callable[..., Browser]
 ) -> None:
     from playwright.sync_api import expect
@@ -195,10 +193,10 @@ HOSTILE = [
 ]
 
 
-def test_no_text_of_a_job_becomes_more_than_text_in_the_page_or_the_report(
+def test_no_text_of_a_job_becomes_markup_in_the_page_or_the_report(
     make_folder: Callable[..., Settings], browse: Callable[..., Browser], tmp_path: Path
 ) -> None:
-    """Node, job, host, exception, event and log texts that would be a page's own if one of them were taken for it."""
+    """Node, job, host, exception, event and log texts that would be markup if one of them were not escaped."""
     from playwright.sync_api import expect
 
     tags = "".join(HOSTILE[:5])
@@ -242,7 +240,7 @@ def test_no_text_of_a_job_becomes_more_than_text_in_the_page_or_the_report(
     assert "taken" not in browser.page.title() and browser.complaints == []
 
 
-def test_a_live_job_is_followed_through_its_schedulers_death_a_kill_and_beyond_its_end(
+def test_live_job_is_followed_through_scheduler_death_kill_and_end(
     tmp_path: Path, browse: Callable[..., Browser]
 ) -> None:
     from playwright.sync_api import expect
@@ -282,7 +280,7 @@ def test_a_live_job_is_followed_through_its_schedulers_death_a_kill_and_beyond_i
 
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
-    """The address of another server's empty page, on the same host: the browser sends it the same cookies."""
+    """Return the address of another server's empty page on the same host, which gets the same cookies."""
 
     class Empty(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -306,7 +304,7 @@ def settings(make_folder: Callable[..., Settings]) -> Settings:
 
 @pytest.fixture
 def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that a pid file of the job says is worker 1."""
+    """Return a process that a pid file of the job names as worker 1."""
     started = subprocess.Popen(
         [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(9)"], start_new_session=True
     )
@@ -317,8 +315,8 @@ def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def orders_from(page: Any, address: str) -> list[tuple[str, int]]:
-    """The ways in which a page can post the order to kill worker 1, and what the server has answered each."""
-    answers: list[tuple[str, int]] = []  # of a request that the browser itself keeps back there is none
+    """Post the order to kill worker 1 in every way a page can; return the server's answers."""
+    answers: list[tuple[str, int]] = []  # a request that the browser itself blocks has none
     page.on("response", lambda one: answers.append((one.request.method, one.status)) if "api/act" in one.url else None)
     order = '{"do": "kill", "node": "1"}'
     for mode, kind in (("cors", "application/json"), ("no-cors", "text/plain"), ("no-cors", "application/json")):
@@ -331,7 +329,7 @@ def orders_from(page: Any, address: str) -> list[tuple[str, int]]:
             [f"{address}api/act", mode, kind, order],
         )
     if page.url.startswith(address):
-        return answers  # its policy lets it send no form
+        return answers  # its policy forbids it to send forms
     with page.expect_navigation(timeout=WAIT_MS):
         page.evaluate(
             """([url, order]) => {
@@ -345,7 +343,7 @@ def orders_from(page: Any, address: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("acts", ["1", "0"])
-def test_nobody_is_killed_from_another_page_or_without_the_token_or_without_actions(
+def test_kill_needs_the_own_page_the_token_and_enabled_actions(
     acts: str, settings: Settings, worker: subprocess.Popen[bytes], elsewhere: str, browse: Callable[..., Browser]
 ) -> None:
     served = Served(settings, DASHBOARD_ACTIONS=acts)
@@ -368,7 +366,7 @@ def test_nobody_is_killed_from_another_page_or_without_the_token_or_without_acti
         served.close()
 
 
-def test_a_worker_is_killed_from_the_page_by_who_has_the_token_alone(
+def test_worker_is_killed_from_the_page_only_with_the_token(
     settings: Settings, worker: subprocess.Popen[bytes], browse: Callable[..., Browser]
 ) -> None:
     served = Served(settings, DASHBOARD_ACTIONS="1")

@@ -1,4 +1,4 @@
-"""The page's connections: what strangers hold open keeps nobody out, and no request of whatever bytes ends in a 500."""
+"""The page's connections: those held open by others block no user, and no request causes a 500."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HALF_A_BODY = b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9\r\
 
 
 class Served:
-    """The page of a dead job over a real socket; who connects from ``others`` counts as another user."""
+    """The page of an ended job on a real socket; clients from ``others`` count as another user."""
 
     def __init__(self, settings: Settings) -> None:
         self.others: set[int] = set()
@@ -86,7 +86,7 @@ def ask(connection: socket.socket, path: str = "/api/health") -> int:
 
 
 def status_of(connection: socket.socket) -> int:
-    """The status of the answer; 0 if the connection was closed without one."""
+    """Return the answer's status, or 0 if the connection was closed without one."""
     heard = b""
     with suppress(ConnectionResetError):
         while b"\r\n" not in heard and (part := connection.recv(1 << 16)):
@@ -96,7 +96,7 @@ def status_of(connection: socket.socket) -> int:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Read until the connection is closed; a request may have been answered before."""
+    """Read until the connection is closed, whether or not a request was answered before."""
     try:
         while connection.recv(1 << 16):
             pass
@@ -107,9 +107,7 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def test_connections_that_others_leave_open_keep_nobody_from_the_page(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_connections_of_others_do_not_block_the_page(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_S", WAIT_S)  # only the bound closes connections
     before = served.connect()
     strangers = [
@@ -118,10 +116,10 @@ def test_connections_that_others_leave_open_keep_nobody_from_the_page(
     assert ask(served.connect()) == 200
     assert ask(before) == 200, "the oldest of all, and this user's"
     assert ask(served.connect(is_anothers=True), "/metrics") == 200
-    assert all(is_closed(stranger) for stranger in strangers[: 2 * MOST]), "the oldest of the largest crowd give way"
+    assert all(is_closed(stranger) for stranger in strangers[: 2 * MOST]), "the oldest of the largest crowd are closed"
 
 
-def test_a_program_of_this_user_that_leaves_connections_open_keeps_nobody_from_the_page(served: Served) -> None:
+def test_idle_connections_of_this_users_program_do_not_block_the_page(served: Served) -> None:
     stream = served.connect()
     assert ask(stream, "/api/stream") == 200
     leaking = [served.connect() for _ in range(5 * MOST)]
@@ -135,13 +133,13 @@ def test_a_program_of_this_user_that_leaves_connections_open_keeps_nobody_from_t
 @pytest.mark.parametrize(
     "said", [IDLE, HALF_A_HEAD, HALF_A_BODY, b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\nGET /metrics HTTP"]
 )
-def test_a_request_that_does_not_arrive_in_time_ends_its_connection(
+def test_request_that_does_not_arrive_in_time_ends_its_connection(
     served: Served, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REQUEST_S", 0.3)
     connection, drip = served.connect(said), b"x"
     connection.settimeout(0.05)
-    for _ in range(int(WAIT_S / 0.05)):  # what drips in does not make the time longer
+    for _ in range(int(WAIT_S / 0.05)):  # trickling bytes do not extend the time
         with suppress(TimeoutError):
             try:
                 if connection.recv(1 << 16) == b"":
@@ -153,7 +151,7 @@ def test_a_request_that_does_not_arrive_in_time_ends_its_connection(
     pytest.fail("it stays open")
 
 
-def test_the_bound_leaves_most_descriptors_free() -> None:
+def test_bound_leaves_most_descriptors_free() -> None:
     assert Connections(1 << 20).most == module.MOST_CONNECTIONS
     assert Connections(64).most == 8 and Connections(1).most == 1
 
@@ -170,11 +168,11 @@ def test_the_bound_leaves_most_descriptors_free() -> None:
         ("testclient", "unknown"),
     ],
 )
-def test_an_address_counts_with_those_that_one_host_can_choose(address: str, network: str) -> None:
+def test_addresses_available_to_one_host_are_counted_together(address: str, network: str) -> None:
     assert _network_of((address, 1)) == network
 
 
-# ---- whatever is asked
+# ---- arbitrary requests
 
 TEXTS = st.text(max_size=20) | st.sampled_from(
     ["\ud800", "\0", "\x1b[2J", "\u2028", "worker_0", "../x", "1e999", "%ff"]

@@ -1,4 +1,4 @@
-"""Who sees the page, and the lies of those who may not."""
+"""Access to the page, and attempts to get around its checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOSED = Guard(frozenset(), "t0ken")
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8265", "localhost", "LOCALHOST:80", "[::1]:8265", "10.1.2.3:1", "trainer:8265", "localhost."]
 )
-def test_its_own_names_are_answered(host: str) -> None:
+def test_own_names_are_answered(host: str) -> None:
     assert OPEN.judge("GET", {"host": host}, None) is None
 
 
@@ -27,7 +27,7 @@ def test_its_own_names_are_answered(host: str) -> None:
         *("localhost@evil.example", "127.0.0.1:8265:1", "trainer.evil.example", "[evil.example]"),
     ],
 )
-def test_another_name_is_dns_rebinding_and_is_refused(host: str) -> None:
+def test_other_name_is_dns_rebinding_and_is_refused(host: str) -> None:
     refused = OPEN.judge("GET", {"host": host}, None)
     assert refused is not None and refused.status is HTTPStatus.MISDIRECTED_REQUEST
 
@@ -44,12 +44,12 @@ def test_another_name_is_dns_rebinding_and_is_refused(host: str) -> None:
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
     ],
 )
-def test_another_site_may_not_read(headers: dict[str, str]) -> None:
+def test_other_site_may_not_read(headers: dict[str, str]) -> None:
     refused = OPEN.judge("GET", {"host": "127.0.0.1:8265", **headers}, None)
     assert refused is not None and refused.status is HTTPStatus.FORBIDDEN
 
 
-def test_a_click_from_another_site_and_its_own_requests_are_answered() -> None:
+def test_link_from_another_site_and_own_requests_are_answered() -> None:
     click = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
     own = {"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1:8265"}
     for headers in (click, own):
@@ -57,7 +57,7 @@ def test_a_click_from_another_site_and_its_own_requests_are_answered() -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "get"])
-def test_it_only_shows(method: str) -> None:
+def test_page_is_read_only(method: str) -> None:
     refused = OPEN.judge(method, {"host": "localhost"}, None)
     assert refused is not None and refused.status is HTTPStatus.METHOD_NOT_ALLOWED
 
@@ -71,7 +71,7 @@ def test_it_only_shows(method: str) -> None:
         ({"cookie": "a=b; samebits_token=t0ken"}, None),
     ],
 )
-def test_who_shows_the_token_is_answered(headers: dict[str, str], token: str | None) -> None:
+def test_request_with_the_token_is_answered(headers: dict[str, str], token: str | None) -> None:
     assert CLOSED.judge("GET", {"host": "localhost", **headers}, token) is None
 
 
@@ -89,7 +89,7 @@ def test_who_shows_the_token_is_answered(headers: dict[str, str], token: str | N
         ({"cookie": "xsamebits_token=t0ken"}, None),
     ],
 )
-def test_who_does_not_is_refused(headers: dict[str, str], token: str | None) -> None:
+def test_request_without_the_token_is_refused(headers: dict[str, str], token: str | None) -> None:
     refused = CLOSED.judge("GET", {"host": "localhost", **headers}, token)
     assert refused is not None and refused.status is HTTPStatus.UNAUTHORIZED
 
@@ -98,7 +98,7 @@ def test_who_does_not_is_refused(headers: dict[str, str], token: str | None) -> 
     ("headers", "token", "may"),
     [({}, None, False), ({}, "m4de", True), ({"cookie": "samebits_token=m4de"}, None, True), ({}, "wrong", False)],
 )
-def test_another_user_of_the_machine_shows_a_token_where_nobody_else_must(
+def test_other_user_of_the_machine_needs_a_token_where_none_else_does(
     headers: dict[str, str], token: str | None, may: bool
 ) -> None:
     guard, told = Guard(frozenset(), None, None, others_token="m4de"), {"host": "127.0.0.1", **headers}
@@ -108,14 +108,14 @@ def test_another_user_of_the_machine_shows_a_token_where_nobody_else_must(
     assert guard.knows("m4de") and not guard.knows("wrong")
 
 
-def test_a_token_for_others_is_made_up_at_each_start_and_only_where_there_is_no_other() -> None:
+def test_token_for_others_is_created_at_each_start_only_if_there_is_no_other() -> None:
     assert others_token_of("t0ken", None) is None
     assert others_token_of(None, "4ct") == "4ct"
     first, second = others_token_of(None, None), others_token_of(None, None)
     assert first is not None and second is not None and first != second and len(first) == 48
 
 
-def test_the_token_follows_from_the_secret_and_tells_nothing_of_it() -> None:
+def test_token_follows_from_the_secret_and_reveals_nothing_of_it() -> None:
     keys = derive_keys(b"a secret that is long enough")
     token, other = token_of(keys), token_of(derive_keys(b"a secret that is long enougH"))
     assert token is not None and other is not None
@@ -123,5 +123,5 @@ def test_the_token_follows_from_the_secret_and_tells_nothing_of_it() -> None:
     assert token_of(None) is None
 
 
-def test_a_host_header_is_taken_apart() -> None:
+def test_host_header_is_parsed() -> None:
     assert [host_name(host) for host in ("A:1", "[::1]:2", "[::1]", ":", "a:b")] == ["a", "::1", "::1", None, None]

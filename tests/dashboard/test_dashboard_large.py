@@ -1,4 +1,4 @@
-"""A job of more ranks than a pushed snapshot names: the page keeps them, and has them named where something changed."""
+"""A job with more ranks than a pushed snapshot lists: the page keeps them and requests changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samebits.dashboard.watching import NAMES_S, NAMES_SOON_S, Watch
 from samebits.launcher.job_view import JobView, Presence
 from samebits.launcher.scheduler_link import SchedulerLink, Told
 from samebits.service.status import LISTED_WORKERS
-from tests.ops.views import view, worker
+from tests.launcher.views import view, worker
 
 RANKS = LISTED_WORKERS + 36
 WHOLE = view(workers=tuple(worker(node) for node in range(RANKS)), world_size=RANKS, alive=RANKS)
@@ -21,7 +21,7 @@ PUSHED = replace(WHOLE, workers=())
 
 
 class Link(SchedulerLink):
-    """Tells what it is given, and counts what is asked."""
+    """Returns what it is given, and counts requests."""
 
     def __init__(self) -> None:
         self.news: list[Told] = []
@@ -35,7 +35,7 @@ class Link(SchedulerLink):
         self.asked += 1
 
 
-def test_the_ranks_of_a_large_job_stay_and_a_change_is_asked_for_soon(
+def test_ranks_of_a_large_job_are_kept_and_a_change_is_requested_soon(
     make_folder: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
@@ -53,16 +53,16 @@ def test_the_ranks_of_a_large_job_stay_and_a_change_is_asked_for_soon(
     now += NAMES_S - 0.1
     assert len(ranks(replace(PUSHED, step=9))) == RANKS and link.asked == 1
     fewer = {"alive": RANKS - 1, "phase": "forming"}
-    assert len(ranks(replace(PUSHED, **fewer))) == RANKS and link.asked == 2, "at once: somebody was lost"
+    assert len(ranks(replace(PUSHED, **fewer))) == RANKS and link.asked == 2, "at once: a worker was lost"
     now += NAMES_SOON_S
-    assert len(ranks(replace(PUSHED, **fewer))) == RANKS and link.asked == 3, "until an answer names who"
+    assert len(ranks(replace(PUSHED, **fewer))) == RANKS and link.asked == 3, "until an answer names it"
     lost = (*WHOLE.workers[:-1], replace(WHOLE.workers[-1], presence=Presence.LOST))
     assert ranks(replace(WHOLE, workers=lost, **fewer))[-1] == "lost"
     now += NAMES_SOON_S
     assert ranks(replace(PUSHED, **fewer))[-1] == "lost" and link.asked == 3
 
 
-def test_another_jobs_ranks_are_not_kept(make_folder: Callable[..., Settings]) -> None:
+def test_ranks_of_another_job_are_not_kept(make_folder: Callable[..., Settings]) -> None:
     link = Link()
     watch = Watch(make_folder(2), link)
     link.news += [WHOLE, replace(PUSHED, job="another")]

@@ -1,4 +1,4 @@
-"""The Grafana board and the alert rules ask for metrics that there are, with labels that they have."""
+"""The Grafana dashboard and the alert rules use only existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ METRIC = re.compile(r"\bsamebits_\w+")
 
 @pytest.fixture
 def samples(make_folder: Callable[..., Settings]) -> dict[str, set[str]]:
-    """The labels of every sample's name."""
+    """Return the labels of every sample's name."""
     watch = Watch(make_folder(), None)
     watch.look()
     families = text_string_to_metric_families(exposition(watch.state()))
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
-def test_the_board_asks_for_what_there_is(samples: dict[str, set[str]]) -> None:
+def test_grafana_dashboard_uses_existing_metrics(samples: dict[str, set[str]]) -> None:
     board = json.loads((PLACE / "grafana.json").read_text())
     targets = [target for panel in board["panels"] for target in panel["targets"]]
     assert len(board["panels"]) == len({panel["id"] for panel in board["panels"]}) == 10
@@ -38,7 +38,7 @@ def test_the_board_asks_for_what_there_is(samples: dict[str, set[str]]) -> None:
         assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= samples[name]
 
 
-def test_the_rules_ask_for_what_there_is(samples: dict[str, set[str]]) -> None:
+def test_alert_rules_use_existing_metrics(samples: dict[str, set[str]]) -> None:
     (group,) = yaml.safe_load((PLACE / "alerts.yml").read_text())["groups"]
     assert len(group["rules"]) == len({rule["alert"] for rule in group["rules"]}) == 7
     for rule in group["rules"]:

@@ -1,4 +1,4 @@
-"""Whose a connection is, and what of the page another user of this machine is shown."""
+"""The owner of a connection, and what the page shows to another user of this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROW = "   0: {} {} 01 00000000:00000000 00:00000000 00000000  {}        0 12345\
         (socket.AF_INET6, "::1", "::1"),
     ],
 )
-def test_a_real_connection_is_this_users(family: int, listens: str, connects: str) -> None:
+def test_real_connection_is_this_users(family: int, listens: str, connects: str) -> None:
     with socket.create_server((listens, 0), family=family) as listener:
         own = socket.AF_INET6 if ":" in connects else socket.AF_INET
         with socket.socket(own, socket.SOCK_STREAM) as asking:
@@ -39,7 +39,7 @@ def test_a_real_connection_is_this_users(family: int, listens: str, connects: st
                 assert uid_of(client[:2], (listens, 1)) is None
 
 
-def test_a_row_of_another_connection_from_the_same_port_is_not_believed(tmp_path: Path) -> None:
+def test_row_of_another_connection_from_the_same_port_is_ignored(tmp_path: Path) -> None:
     own, other, end = "0100007F:1F90", "0100007F:0050", "0100007F:2049"
     (tmp_path / "tcp").write_text(
         f"head\n{ROW.format(own, other, 0)}{ROW.format(end, own, 7)}{ROW.format(own, end, 12)}"
@@ -50,7 +50,7 @@ def test_a_row_of_another_connection_from_the_same_port_is_not_believed(tmp_path
 
 
 @pytest.mark.parametrize("text", ["", "head\nnonsense\n", "head\n0: 0100007F:1F90 0100007F:2049 01\n", "head\n\n\n"])
-def test_what_no_table_says_is_not_known(text: str, tmp_path: Path) -> None:
+def test_connection_in_no_table_has_no_known_owner(text: str, tmp_path: Path) -> None:
     assert uid_of(CLIENT, SERVER, tmp_path) is None
     (tmp_path / "tcp").write_text(text)
     assert uid_of(CLIENT, SERVER, tmp_path) is None
@@ -60,7 +60,7 @@ def test_what_no_table_says_is_not_known(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("uid", "is_shown"), [(os.geteuid(), True), (0, True), (os.geteuid() + 1, False), (None, False)]
 )
-def test_another_user_is_shown_the_metrics_alone_and_with_the_token_all(
+def test_other_user_sees_only_the_metrics_and_everything_with_the_token(
     uid: int | None, is_shown: bool, make_folder: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "uid_of", lambda *_: uid)

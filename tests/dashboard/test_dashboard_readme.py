@@ -1,6 +1,6 @@
 """Run the lines of docs/how-to/monitor.md that show a job surviving a kill, with the page in a real browser.
 
-Only the port is another. They are typed in another folder than the checkout's, whose scripts and environment they call.
+Only the port differs. They are typed in a folder outside the checkout, whose scripts and environment they call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from samebits.store.process_identity import ProcessIdentity
 from tests.dashboard.test_dashboard_browser import CHROMIUM, WAIT_MS, Browser, browse
-from tests.ops.shell_job import ROOT, ShellJob
+from tests.launcher.shell_job import ROOT, ShellJob
 from tests.system.processes import found_below, free_port, signal_process
 
 __all__ = ["browse"]
@@ -30,26 +30,26 @@ pytestmark = [
 
 
 def lines_of(page: str) -> list[str]:
-    """The commands of the block that starts the page."""
+    """Return the commands of the block that starts the page."""
     (block,) = [one for one in re.findall(r"```\n(.*?)```", page, re.DOTALL) if PAGE in one]
     return [line.partition("  #")[0].strip() for line in block.splitlines()]
 
 
 def one_line(process: ProcessIdentity) -> bytes:
-    """The command of a process."""
+    """Return the command of a process."""
     return Path(f"/proc/{process.pid}/cmdline").read_bytes()
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Iterator[ShellJob]:
-    """A folder of its own; the checkout's own would get the job's files."""
+    """Return a separate folder, since the checkout would get the job's files."""
     job = ShellJob(tmp_path)
     yield job
     left = job.close()
     assert left == []
 
 
-def test_the_guides_lines_show_a_job_that_survives_a_kill_in_the_page(
+def test_guides_lines_show_a_job_that_survives_a_kill_in_the_page(
     checkout: ShellJob, browse: Callable[..., Browser]
 ) -> None:
     from playwright.sync_api import expect
@@ -73,8 +73,8 @@ def test_the_guides_lines_show_a_job_that_survives_a_kill_in_the_page(
     expect(page.locator(".rank.training")).to_have_count(4, timeout=WAIT_MS)
     assert browser.complaints == []
     first.send(signal.SIGINT)
-    assert first.end() != 0 and back.end() != 0, "the job was ended before it was through"
+    assert first.end() != 0 and back.end() != 0, "the job was ended before it finished"
     expect(page.locator("#link")).to_have_text("from the record", timeout=WAIT_MS)
     (served,) = [one for one in found_below(checkout.folder) if b"dashboard" in one_line(one)]
-    signal_process(served, signal.SIGTERM)  # else it waits ten minutes for a reader
+    signal_process(served, signal.SIGTERM)  # otherwise it waits ten minutes for a reader
     assert served.wait_for_exit(60)

@@ -1,4 +1,4 @@
-"""The server over a job's folder, through HTTP: pages, stream's beginning, metrics that Prometheus reads, refusals."""
+"""The server of a job's folder, over HTTP: pages, start of the stream, Prometheus metrics, refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def client(settings: Settings) -> Iterator[TestClient]:
         yield opened
 
 
-def test_what_a_page_begins_with(client: TestClient) -> None:
+def test_first_data_of_a_page(client: TestClient) -> None:
     all_of_it = client.get("/api/everything").json()
     state = all_of_it["state"]
     assert (state["linked"], state["job"]["id"], state["job"]["phase"]) == (False, "job-1", "no scheduler")
@@ -60,7 +60,7 @@ def test_what_a_page_begins_with(client: TestClient) -> None:
     assert len(all_of_it["events"]) == 7 + 29 + 12
 
 
-def test_every_file_is_there_with_a_policy_and_names_nothing_elsewhere(client: TestClient) -> None:
+def test_every_file_is_served_with_a_policy_and_references_nothing_external(client: TestClient) -> None:
     for name, file in FILES.items():
         answer = client.get(f"/{name}")
         assert answer.status_code == 200 and answer.content == (STATIC / file).read_bytes()
@@ -83,7 +83,7 @@ def test_prometheus_reads_the_metrics(client: TestClient) -> None:
     assert all(family.documentation for family in families.values())
 
 
-def test_a_log_is_read_by_the_names_of_the_job_alone(client: TestClient, settings: Settings) -> None:
+def test_log_is_read_only_by_names_of_the_job(client: TestClient, settings: Settings) -> None:
     (settings.log_dir / "secret.log").write_text("secret")
     (settings.log_dir / "worker_1.log").symlink_to(settings.log_dir / "secret.log")
     assert "loss" in client.get("/api/log", params={"name": "worker_0"}).text
@@ -107,7 +107,7 @@ def test_a_log_is_read_by_the_names_of_the_job_alone(client: TestClient, setting
         (f"/?{'x' * MAX_URL}", {}, 414),
     ],
 )
-def test_what_is_refused(client: TestClient, path: str, headers: dict[str, str], status: int) -> None:
+def test_refused_requests(client: TestClient, path: str, headers: dict[str, str], status: int) -> None:
     answer = client.get(path, headers=headers)
     assert answer.status_code == status
     assert "job-1" not in answer.text
@@ -118,7 +118,7 @@ def test_nothing_can_be_sent(client: TestClient) -> None:
         assert client.request(method, "/api/everything").status_code == 405
 
 
-def test_with_a_secret_the_token_opens_the_page_and_stays_in_no_address(settings: Settings) -> None:
+def test_token_opens_the_page_and_stays_in_no_address(settings: Settings) -> None:
     app = app_of(Pages(Watch(settings, None)), Guard(frozenset(), "t0ken"), lambda: "")
     with TestClient(app, base_url=HOST) as client:
         for path in ("/", "/page.js", "/metrics", "/api/everything", "/api/stream", "/report"):
@@ -131,8 +131,8 @@ def test_with_a_secret_the_token_opens_the_page_and_stays_in_no_address(settings
 
 
 @pytest.mark.parametrize("wrong", ["another", "%ff%fe", "%0d%0aset-cookie:%20a=b", "%ed%a0%80"])
-def test_a_token_that_is_not_ours_becomes_no_cookie(settings: Settings, wrong: str) -> None:
-    """A link of anybody's may hold one: it must not take the place of the right one."""
+def test_invalid_token_becomes_no_cookie(settings: Settings, wrong: str) -> None:
+    """A foreign link may contain one, which must not replace the right one."""
     for guard in (Guard(frozenset(), None), Guard(frozenset(), None, "t0ken")):
         with TestClient(app_of(Pages(Watch(settings, None)), guard, lambda: ""), base_url=HOST) as client:
             answer = client.get(f"/?token={wrong}", follow_redirects=False)
@@ -140,7 +140,7 @@ def test_a_token_that_is_not_ours_becomes_no_cookie(settings: Settings, wrong: s
             assert "set-cookie" not in answer.headers
 
 
-def test_a_page_that_lingers_leaves_once_nobody_needs_it(settings: Settings) -> None:
+def test_lingering_page_ends_once_it_is_not_needed(settings: Settings) -> None:
     left = threading.Event()
     pages = Pages(Watch(settings, None), linger_s=0.0)
     pages.leave = left.set
@@ -148,7 +148,7 @@ def test_a_page_that_lingers_leaves_once_nobody_needs_it(settings: Settings) -> 
         assert left.wait(60)
 
 
-def test_a_page_that_can_look_no_more_ends_instead_of_showing_what_was(
+def test_page_that_can_no_longer_read_ends_instead_of_showing_old_data(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left, pages = threading.Event(), Pages(Watch(settings, None))
@@ -160,7 +160,7 @@ def test_a_page_that_can_look_no_more_ends_instead_of_showing_what_was(
 
 
 class Rung(SchedulerLink):
-    """A link that stands from the beginning and tells what the test has it tell."""
+    """A link that is connected from the start and returns what the test sets."""
 
     def __init__(self) -> None:
         self._news: deque[Linked | Unlinked] = deque()
@@ -182,7 +182,7 @@ class Rung(SchedulerLink):
         return list(told)
 
 
-def test_what_the_scheduler_tells_is_in_the_page_without_waiting_for_the_next_look(
+def test_schedulers_news_is_in_the_page_without_waiting_for_the_next_poll(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "LOOK_S", 3600.0)
@@ -206,7 +206,7 @@ def test_what_the_scheduler_tells_is_in_the_page_without_waiting_for_the_next_lo
     assert asyncio.run(told_of_the_death())
 
 
-def test_a_connection_that_reads_nothing_any_more_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_that_reads_nothing_more_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "UNREAD_MS", 500)
     with command._listen("127.0.0.1", 0) as listener, socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -216,7 +216,7 @@ def test_a_connection_that_reads_nothing_any_more_is_ended(monkeypatch: pytest.M
         with accepted, pytest.raises(TimeoutError) as ended:
             while True:
                 accepted.sendall(bytes(1 << 16))
-    assert ended.value.errno == errno.ETIMEDOUT, "not this test's own patience"
+    assert ended.value.errno == errno.ETIMEDOUT, "not this test's own timeout"
 
 
 def test_every_bucket_and_phase_has_a_colour_and_a_name_in_both_languages() -> None:
@@ -227,7 +227,7 @@ def test_every_bucket_and_phase_has_a_colour_and_a_name_in_both_languages() -> N
         assert len(re.findall(rf"\b{name}: ", words)) >= 2, name
 
 
-def test_a_watch_takes_in_what_is_appended(settings: Settings) -> None:
+def test_watch_reads_what_is_appended(settings: Settings) -> None:
     watch = Watch(settings, None)
     assert watch.look().is_anew
     assert not watch.look().events
@@ -238,7 +238,7 @@ def test_a_watch_takes_in_what_is_appended(settings: Settings) -> None:
     assert watch.steps()[-1][1] == 5000
 
 
-def test_a_folder_in_which_there_is_nothing_is_no_reason_to_fail(settings: Settings) -> None:
+def test_empty_folder_is_no_reason_to_fail(settings: Settings) -> None:
     for path in [*settings.recovery_path.iterdir(), *settings.log_dir.iterdir()]:
         path.unlink()
     watch = Watch(settings, None)
@@ -246,7 +246,7 @@ def test_a_folder_in_which_there_is_nothing_is_no_reason_to_fail(settings: Setti
     assert (watch.state()["job"], watch.losses(), watch.log_end("scheduler")) == (None, [], "")
 
 
-def test_the_log_of_who_was_replaced_is_in_the_page_and_in_the_report(settings: Settings) -> None:
+def test_log_of_a_replaced_worker_is_in_the_page_and_in_the_report(settings: Settings) -> None:
     (settings.log_dir / "worker_1.1.log").write_text("an error of the one before\n")
     watch = Watch(settings, None)
     watch.look()
@@ -254,7 +254,7 @@ def test_the_log_of_who_was_replaced_is_in_the_page_and_in_the_report(settings: 
     assert watch.log_end("worker_1.2") is None
 
 
-def test_a_report_needs_nothing_else_and_no_log_breaks_out_of_it(settings: Settings, tmp_path: Path) -> None:
+def test_report_is_self_contained_and_no_log_escapes_into_it(settings: Settings, tmp_path: Path) -> None:
     html = html_of_folder(settings)
     assert not re.findall(r'(?:src|href)="(?!#)(?!report")', html)
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
@@ -267,7 +267,7 @@ def test_a_report_needs_nothing_else_and_no_log_breaks_out_of_it(settings: Setti
     assert gathered(settings)["state"]["recovery_count"] == 2
 
 
-def test_texts_that_have_no_utf8_end_neither_the_page_nor_its_stream(settings: Settings) -> None:
+def test_invalid_utf8_ends_neither_the_page_nor_its_stream(settings: Settings) -> None:
     with (settings.recovery_path / "events.jsonl").open("a") as file:
         file.write(json.dumps(told(Kind.LOST, 40, node="\ud800", text="an error of \udcff\u2028\0").plain()) + "\n")
     pages = Pages(Watch(settings, None))
@@ -283,7 +283,7 @@ def test_texts_that_have_no_utf8_end_neither_the_page_nor_its_stream(settings: S
     assert json.loads((queue.get_nowait() or b"").partition(b"data: ")[2])[0]["text"] == printable("\ud800")
 
 
-def test_the_pages_of_two_jobs_keep_each_others_tokens(settings: Settings) -> None:
+def test_pages_of_two_jobs_keep_each_others_tokens(settings: Settings) -> None:
     jar: dict[str, str] = {}  # a browser's, of one address, for all of its ports
     for port in (8265, 8266):
         app = app_of(Pages(Watch(settings, None)), Guard(frozenset(), f"token{port}"), lambda: "")

@@ -1,9 +1,8 @@
-"""``python -m tests.device [--quick] [--made-up] [--stops] [--only CHECK ...]``: what holds on the device that is here.
+"""``python -m tests.device [--quick] [--made-up] [--stops] [--only CHECK ...]``: check the device of this machine.
 
-Looks for a GPU, then an NPU; where there is neither, or with ``--made-up``, all of it runs on a device that is made up
-for tests (``tests.device.backend``), and what only a card can show is said to be "not on this device". It needs no
-network. It prints what it finds as it finds it, each with card, driver and torch, then one JSON object; the status is 1
-where anything failed.
+Looks for a GPU, then an NPU. If there is neither, or with ``--made-up``, everything runs on a simulated device
+(``tests.device.backend``), and checks that need a card report "not on this device". It needs no network. It prints each
+result at once, with card, driver and torch, then one JSON object; the status is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tests.device.here import Here, look
 
 
 def main() -> int:
-    """The command; its exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.device", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer cycles, a smaller state")
     parser.add_argument("--made-up", action="store_true", help="not on the card that is here")
@@ -42,7 +41,7 @@ def main() -> int:
 
 
 def run(here: Here, folder: Path, checks: list[str], *, quick: bool) -> list[Found]:
-    """Each check in turn, said as it ends."""
+    """Run each check in turn and print its result."""
     began_s, found = time.monotonic(), []
     print(f"on {here.said()}", flush=True)
     for name in checks:
@@ -57,12 +56,12 @@ def run(here: Here, folder: Path, checks: list[str], *, quick: bool) -> list[Fou
 
 
 def _one_rank_only(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """Where a device takes one rank, and no other backend takes its tensors."""
+    """Return why the device accepts only one rank while no other backend accepts its tensors."""
     yield Found(folder.name, Verdict.NOT_HERE, f"{here.kind} takes one rank a device")
 
 
 def report(here: Here, found: list[Found]) -> dict[str, object]:
-    """For programs."""
+    """Return the JSON object."""
     counts = {verdict.name.lower(): sum(one.verdict is verdict for one in found) for verdict in Verdict}
     return {
         "device": here.kind,

@@ -1,7 +1,6 @@
-"""What is shown on a device: one function a promise, each gives its figures and whether it holds.
+"""The checks on a device: one function per promise, which returns its figures and whether it holds.
 
-Never here: which device (``here``), how a job is disturbed (``jobs``). The one idea: a check that needs what this
-device has not says "not on this device"; that is neither passed nor failed, and the last line counts it apart.
+A check that needs something this device lacks reports "not on this device", which counts as neither passed nor failed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ WITHIN_S = 600.0
 
 
 class Verdict(enum.Enum):
-    """What a check came to."""
+    """The result of a check."""
 
     PASSED = "passed"
     FAILED = "FAILED"
@@ -40,10 +39,10 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One check's outcome.
+    """One check's result.
 
     Attributes:
-        text: for people; where it failed, why.
+        text: for people; the reason if it failed.
         figures: by name, with the unit at its end.
     """
 
@@ -66,7 +65,7 @@ QUICK, WHOLE = Extent(20, 16, 3), Extent(100, 512, 9)
 
 
 def groups(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """The device's own collectives: a group of one, formed and broken again and again."""
+    """The device's own collectives: a group of one, formed and broken repeatedly."""
     name = f"a group is formed and broken {extent.cycles} times"
     told = _told(here, folder, FOLDER / "groups.py", str(extent.cycles), COLLECTIVE_BACKEND="")
     if isinstance(told, str):
@@ -113,7 +112,7 @@ def kills(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
 
 
 def rides(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """What a step may be made of, and a spare takes over with the same bits."""
+    """Variants of a step; a spare takes over with the same bits."""
     compiler = "inductor" if "inductor" in here.has else "aot_eager"
     ways = [("AMP (autocast and GradScaler)", ["--amp"]), (f"torch.compile ({compiler})", ["--compile", compiler])]
     if "graphs" in here.has:
@@ -133,7 +132,7 @@ def rides(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
 
 
 def spare_memory(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """A warm spare holds no more of the device than a worker whose state is built."""
+    """A warm spare holds no more of the device than a worker with a built state."""
     name = "a warm spare's memory of the device"
     try:
         held = jobs.run(here, folder / "spare", jobs.kill_with_a_spare, spares=1).held_bytes
@@ -146,7 +145,7 @@ def spare_memory(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
 
 
 def saving(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """What saving and restoring a state on the device costs, against copying it."""
+    """The cost of saving and restoring a state on the device, against copying it."""
     name = f"saving {extent.megabytes} MiB blocks at most {MOST_BLOCKED} × the copy from the device"
     told = _told(here, folder, FOLDER / "saving.py", str(extent.megabytes), str(extent.rounds))
     if isinstance(told, str):
@@ -163,7 +162,7 @@ def saving(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
 
 
 def full(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """A device that is full is named, and so is whose process it was."""
+    """A full device is named, and so is the process that failed."""
     name = "a full device is named"
     job = jobs.DeviceJob(here, folder / "full", "--fill", str(jobs.GATE // 2))
     try:
@@ -206,7 +205,7 @@ def _compared(
 
 
 def _told(here: Here, folder: Path, script: Path, *args: str, **more: str) -> dict[str, Any] | str:
-    """What the script's last line says; else the end of what it printed."""
+    """Parse the script's last line; otherwise return the end of its output."""
     place = folder / script.stem
     place.mkdir(parents=True)
     environment = {name: value for name, value in (os.environ | here.environment | more).items() if value}

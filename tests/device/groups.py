@@ -1,8 +1,8 @@
-"""``python groups.py COUNT``: a group of one on the device is formed, used and broken so often; what is left of it.
+"""``python groups.py COUNT``: form, use and break a group of one on the device this often; report what is left.
 
-Before that, one is broken while it connects to a peer that is gone. A process of its own, so that what it holds is its
-groups' alone. The last line is JSON: descriptors, threads, resident and device memory after the first cycles and after
-the last one.
+First, one is broken while it connects to a peer that is gone. It is a separate process, so that all its resources
+belong to its groups. The last line is JSON: descriptors, threads, resident and device memory after the first cycles and
+after the last one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tests.device.script import memory_bytes
 from tests.system.cycles import Holding, holding_of
 
 TWO_RANKS_IN_A_PROCESS = ("trial", "cuda")
-"""Where a second rank can be there and not answer: it only says where it is, and touches no device."""
+"""Devices on which a second rank can exist without answering: it only gives its address and touches no device."""
 WARM = 10
-"""After so many what is made once has been made."""
+"""After this many, one-time allocations have been made."""
 SETTLED_WITHIN_S = 60.0
 
 
 def cycle(device: torch.device) -> None:
-    """Form, reduce, break; a collective afterwards must fail as a lost peer's does, and the device go on."""
+    """Form, reduce, break; a later collective must fail like a lost peer's, and the device keep working."""
     group = form_alone(device)
     rows = torch.ones(1024, device=device)
     dist.all_reduce(rows)
@@ -51,14 +51,14 @@ def cycle(device: torch.device) -> None:
 
 
 class Meeting:
-    """Where the ranks of one process leave their messages for each other."""
+    """Where the ranks of one process leave messages for each other."""
 
     def __init__(self, ranks: int) -> None:
         self._blobs: dict[int, bytes] = {}
         self._all = threading.Barrier(ranks)
 
     def of(self, rank: int) -> Exchange:
-        """One rank's side."""
+        """Return one rank's side."""
         meeting = self
 
         class Side:
@@ -73,7 +73,7 @@ class Meeting:
 
 
 def break_while_it_connects(device: torch.device) -> float:
-    """A peer has said where it is and is gone: how many seconds after the break the rank that connects comes out."""
+    """A peer has given its address and is gone: return the seconds from the break until the connecting rank returns."""
     meeting = Meeting(2)
     ranks = [Group(device, rank, 2, meeting.of(rank), name="a test") for rank in range(2)]
     for one in ranks:
@@ -81,7 +81,7 @@ def break_while_it_connects(device: torch.device) -> float:
     broken_s: list[float] = []
 
     def break_it() -> None:
-        while not dist.is_initialized():  # then it is about to connect, or does so already
+        while not dist.is_initialized():  # then it is about to connect, or connecting
             time.sleep(0.01)
         time.sleep(0.5)
         broken_s.append(time.monotonic())
@@ -98,7 +98,7 @@ def break_while_it_connects(device: torch.device) -> float:
 
 
 def settled() -> Holding:
-    """Once groups that were dropped have been freed."""
+    """Wait until dropped groups have been freed."""
     gc.collect()
     deadline, before = time.monotonic() + SETTLED_WITHIN_S, holding_of(_PID)
     while time.monotonic() < deadline:

@@ -1,7 +1,6 @@
-"""Which device is here, and what a process is told so that it trains on it: a card, or the one that is made up.
+"""Which device this machine has, and the environment of a process that trains on it: a card or the simulated one.
 
-Only this file knows one kind of device from another. The one idea: what only a card has is asked for by name
-(``Here.has``), and where the answer is no the check says so and is not counted as passed.
+Only this file distinguishes kinds of devices. Features that only cards have are asked for by name (``Here.has``).
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The device that is looked at.
+    """The device to check.
 
     Attributes:
-        kind: ``cuda``, ``npu``, or the made-up one's name.
-        card: as its driver names it.
+        kind: ``cuda``, ``npu``, or the simulated one's name.
+        card: its name according to the driver.
         driver: its version.
         environment: of a process that is to train on it.
-        has: what it can do beside computing: ``graphs``, ``inductor``, ``pinning`` of host memory,
-            ``sharing`` by several ranks.
+        has: further abilities: ``graphs``, ``inductor``, ``pinning`` of host memory, ``sharing`` by several ranks.
     """
 
     kind: str
@@ -47,17 +45,17 @@ class Here:
         return str(torch.__version__)
 
     def said(self) -> str:
-        """One line."""
+        """Describe it in one line."""
         return f"{self.card}, driver {self.driver}, torch {self.torch_version}"
 
 
 def look(folder: Path, *, made_up: bool = False, stops: bool = False) -> Here:
-    """What is here; the made-up device where there is no card, or where it is asked for.
+    """Return this machine's device, or the simulated one if there is no card or it is requested.
 
     Args:
-        folder: for what processes need to find the made-up device.
-        made_up: even where there is a card.
-        stops: the made-up device ends its collectives as Ascend's does.
+        folder: for files that let processes find the simulated device.
+        made_up: use it even if there is a card.
+        stops: the simulated device ends its collectives as Ascend's does.
     """
     path = {"PYTHONPATH": str(ROOT)}
     if not made_up:

@@ -1,7 +1,6 @@
-"""Jobs on one device: several ranks on it, disturbed in the middle, with the bits of one that nobody disturbs.
+"""Jobs on one device: several ranks disturbed midway, with the bits of an undisturbed run.
 
-Never here: which device. The one idea: all ranks wait at a gate in the middle of the training until they were
-disturbed, so that no device is too quick or too slow for it.
+All ranks wait at a gate in the middle of training until they were disturbed, so the device's speed does not matter.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ HOLDS = re.compile(r"device (\S+) holds (\d+) bytes")
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one job came to.
+    """The result of one job.
 
     Attributes:
         sha256: of its weights.
-        held_bytes: of the device's memory, by node, when its state was built: torch's own count.
+        held_bytes: of the device's memory, by node, when its state was built, by torch's count.
     """
 
     sha256: str
@@ -39,7 +38,7 @@ class Ran:
 
 
 class DeviceJob(ElasticJob):
-    """Two workers and as many spares as are asked for, on one device."""
+    """Two workers and the requested number of spares on one device."""
 
     def __init__(self, here: Here, folder: Path, *args: str, spares: int = 0) -> None:
         folder.mkdir(parents=True)
@@ -54,7 +53,7 @@ class DeviceJob(ElasticJob):
         )
 
     def held_bytes(self) -> dict[int, int]:
-        """By node."""
+        """Return the held memory by node."""
         found = ((node, self.matches(node, HOLDS.pattern)) for node in (*self.ranks, *self.spares))
         return {node: int(matches[0][2]) for node, matches in found if matches}
 
@@ -99,16 +98,16 @@ DISTURBED: tuple[tuple[Callable[[DeviceJob], None], int], ...] = (
     (kill_with_a_restart, 0),
     (kill_everything, 0),
 )
-"""Each with the spares it takes."""
+"""Each with the number of spares it takes."""
 
 
 def run(
     here: Here, folder: Path, disturb: Callable[[DeviceJob], None], args: Sequence[str] = (), spares: int = 0
 ) -> Ran:
-    """One job, to its end.
+    """Run one job to its end.
 
     Raises:
-        AssertionError: it came to another end than it should; the ends of all logs are in the message.
+        AssertionError: it ended otherwise than it should; the message has the ends of all logs.
     """
     job = DeviceJob(here, folder, *args, spares=spares)
     try:

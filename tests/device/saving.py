@@ -1,7 +1,7 @@
-"""``python saving.py MEGABYTES ROUNDS``: what saving a state that lies on the device holds training up for.
+"""``python saving.py MEGABYTES ROUNDS``: how long saving a state on the device blocks training.
 
-A world of one. The floor is the same bytes copied from the device into host memory that was touched before (pinned,
-where the device can), and the other way for a restore. The last line is JSON, in seconds: each way's median.
+A world of one. The floor is the same bytes copied from the device into host memory that was touched before (pinned if
+the device supports it), and the other way for a restore. The last line is JSON with each way's median in seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TENSORS = 40
 
 
 class Weights(nn.Module):
-    """float32 tensors of so many bytes together."""
+    """float32 tensors with this many bytes in total."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()

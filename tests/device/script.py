@@ -1,8 +1,7 @@
 """The training script of ``tests.device``: the probe's model and data, on whatever device this process was given.
 
-Never here: what is killed, or which device that is. The one idea: it is a user's script, with the device from
-torch and the local rank, and no word of how it is connected; what it rides on (``--amp``, ``--compile``, ``--graphs``)
-decides the bits, where it is disturbed must not.
+It is a user's script: it takes the device from torch and the local rank, and knows nothing of the transport. Its
+options (``--amp``, ``--compile``, ``--graphs``) decide the bits; a disturbance must not.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Training:
         )
 
     def train(self, state: samebits.elastic.TorchState) -> None:
-        """What runs under ``elastic.run``."""
+        """The function passed to ``elastic.run``."""
         while state.step < self.args.steps:
             for batch, (images, labels) in enumerate(self.loader):
                 self.step(state, batch, images.to(self.device), labels.to(self.device))
@@ -91,7 +90,7 @@ class Training:
         print(f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at {time.monotonic():.6f}", flush=True)
 
     def wait_at_gate(self, state: samebits.elastic.TorchState) -> None:
-        """Until the test lets this step begin, or a peer is lost meanwhile."""
+        """Wait until the test allows this step, or a peer is lost."""
         gate = gate_of(self.args.marks, state.step)
         while not gate.exists():
             state.check_host_updates()
@@ -99,19 +98,19 @@ class Training:
 
 
 def device_here() -> torch.device:
-    """This process's, as a script asks for it."""
+    """Return this process's device, as a script gets it."""
     found = torch.accelerator.current_accelerator(check_available=True)
     return torch.device("cpu") if found is None else torch.device(found.type, samebits.get_local_rank())
 
 
 def memory_bytes(device: torch.device) -> int:
-    """What this process holds of the device's memory, as torch counts it."""
+    """Return what this process holds of the device's memory, by torch's count."""
     module: Any = torch.get_device_module(device)
     return int(module.memory_allocated(device)) if hasattr(module, "memory_allocated") else 0
 
 
 def sha256_of(model: nn.Module) -> str:
-    """A hash of all parameters, in the order of their names."""
+    """Return a hash of all parameters in the order of their names."""
     digest = hashlib.sha256()
     for _, parameter in sorted(model.named_parameters()):
         digest.update(parameter.detach().cpu().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""The device that is made up is no CPU in disguise: its memory, its streams and its numbers are its own."""
+"""The simulated device is no CPU in disguise: its memory, streams and random numbers are separate."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ctypes.string_at(kept.data_ptr(), 4)
 
 @pytest.mark.thorough
 @pytest.mark.timeout(BUILD_S)
-def test_its_memory_streams_and_numbers_are_its_own(tmp_path: Path) -> None:
+def test_memory_streams_and_numbers_are_separate(tmp_path: Path) -> None:
     path = f"{backend.autoload_folder(tmp_path)}{os.pathsep}{ROOT}"
     ran = subprocess.run(
         [sys.executable, "-c", SHOWN],
@@ -74,11 +74,11 @@ def test_its_memory_streams_and_numbers_are_its_own(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(BUILD_S)
 @pytest.mark.parametrize("way", [["--made-up"], ["--stops"]], ids=["aborted", "stopped"])
-def test_the_command_finds_that_all_of_it_holds(way: list[str]) -> None:
-    # Ended by SIGTERM where it takes too long: then its jobs end with it.
+def test_command_finds_that_everything_holds(way: list[str]) -> None:
+    # Ended by SIGTERM if it takes too long, so that its jobs end with it.
     command = ["timeout", f"{BUILD_S - 30:g}", sys.executable, "-m", "tests.device", "--quick", *way]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     told = json.loads(ran.stdout.splitlines()[-1])
     assert (told["failed"], told["device"]) == (0, backend.NAME) and told["passed"] >= 9
-    assert told["not_here"] == 3, "what only a card has was counted as shown"
+    assert told["not_here"] == 3, "a feature of cards was counted as shown"

@@ -1,6 +1,6 @@
-"""What SameBits asks of NCCL and torch_npu is asked as they take it: by torch's stubs, and as a wheel was recorded.
+"""Calls of NCCL and torch_npu have valid arguments, according to torch's stubs and a recorded wheel.
 
-No device runs, so nothing is shown to work; a call that could not even be made is found here.
+No device runs, so this does not show that the calls work, but it finds calls that could not even be made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NPU = SimpleNamespace(type="npu", index=3)
 
 
 def recorded(function: str, calls: list[inspect.BoundArguments]) -> Callable[..., None]:
-    """A function of torch_npu's that notes its calls, and refuses those that the real one would refuse."""
+    """Return a torch_npu function that records calls and refuses those that the real one would refuse."""
     arguments = next(names[function] for names in SIGNATURES.values() if function in names)
     scope: dict[str, Any] = {}
     exec(f"def {function}({arguments}): ...", scope)
@@ -42,7 +42,7 @@ def recorded(function: str, calls: list[inspect.BoundArguments]) -> Callable[...
     return call
 
 
-def test_torch_npu_takes_what_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_npu_accepts_our_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[inspect.BoundArguments] = []
     names = ("stop_device", "restart_device", "set_compile_mode")
     module = SimpleNamespace(**{name: recorded(name, calls) for name in names})
@@ -55,7 +55,7 @@ def test_torch_npu_takes_what_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
     assert [call.arguments for call in calls] == [{"device_id": 3}, {"device_id": 3}, {"jit_compile": True}]
 
 
-def test_hccls_communicator_is_aborted_by_the_call_that_torch_npu_makes() -> None:
+def test_hccl_communicator_is_aborted_by_torch_npus_own_call() -> None:
     asked: list[str] = []
     backend = SimpleNamespace(abort_hccl_comm=asked.append)
     group: Any = SimpleNamespace(_get_backend=lambda _: backend)
@@ -71,7 +71,7 @@ def test_each_error_text_of_torch_npu_has_its_class(text: str) -> None:
 
 
 def wheel(path: Path, *, without: str = "") -> Path:
-    """One that has what was recorded, but for one text."""
+    """Return a wheel with the recorded content except for one text."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, functions in SIGNATURES.items():
             source = "".join(f"def {function}({args}): ...\n" for function, args in functions.items())
@@ -82,9 +82,7 @@ def wheel(path: Path, *, without: str = "") -> Path:
     return path
 
 
-def test_a_wheel_is_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert differences(wheel(tmp_path / "as.whl")) == []
     assert differences(wheel(tmp_path / "text.whl", without="SUSPECT MEM ERROR")) == [
         f"{LIBRARY}: no 'SUSPECT MEM ERROR'"
@@ -94,11 +92,11 @@ def test_a_wheel_is_compared(
     assert torch_npu_wheel.main() == 0 and capsys.readouterr().out == "as recorded\n"
 
 
-# ---- NCCL, from torch's stubs: the library is not in a build for the CPU
+# ---- NCCL, from torch's stubs: CPU builds lack the library
 
 
 def methods(of: str) -> dict[str, str]:
-    """The methods of a class in the stubs, with their arguments."""
+    """Return the methods of a class in the stubs with their arguments."""
     tree = ast.parse(STUBS.read_text())
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == of)
     return {node.name: ast.unparse(node.args) for node in found.body if isinstance(node, ast.FunctionDef)}
@@ -113,7 +111,7 @@ def test_nccl_aborts_between_its_brackets_without_arguments() -> None:
     assert torchs_own.index("_group_start()") < torchs_own.index(".abort()") < torchs_own.index("_group_end()")
 
 
-def test_a_backend_connects_for_one_device() -> None:
+def test_backend_connects_for_one_device() -> None:
     assert methods("Backend")["eager_connect_single_device"].startswith("self, device: torch.device")
     helper = inspect.getsource(distributed_c10d._new_process_group_helper)
     assert ".eager_connect_single_device(device_id)" in helper and ".bound_device_id = device_id" in helper

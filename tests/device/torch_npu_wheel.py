@@ -1,7 +1,7 @@
-"""``python -m tests.device.torch_npu_wheel WHEEL``: whether a wheel of torch_npu has what SameBits calls and reads.
+"""``python -m tests.device.torch_npu_wheel WHEEL``: check that a torch_npu wheel has what SameBits uses.
 
-Here live the signatures and texts as ``SOURCE`` has them; a wheel (``pip download --no-deps torch_npu``) is read as the
-archive it is, never installed and never run. Prints each difference; the status is 1 where there is one.
+The signatures and texts are those of ``SOURCE``. A wheel (``pip download --no-deps torch_npu``) is read as an archive,
+never installed or run. Prints each difference; the status is 1 if there is one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIGNATURES: dict[str, dict[str, str]] = {
 """By file and function, the arguments as ``ast.unparse`` writes them."""
 
 CALLS = {"torch_npu/distributed/distributed_c10d.py": "abort_hccl_comm('reinit')"}
-"""How torch_npu itself calls what is compiled, and so has no signature to be read."""
+"""How torch_npu itself calls compiled functions, which have no signature to read."""
 
 LIBRARY = "torch_npu/lib/libtorch_npu.so"
 TEXTS = (
@@ -33,11 +33,11 @@ TEXTS = (
     *("SUSPECT REMOTE ERROR", "HCCS LINK ERROR", "UB LINK ERROR", "HCCL OP RETRY FAILED"),
     *("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING", "abort_hccl_comm"),
 )
-"""What the library says, and the names it reads."""
+"""Texts of the library, and the names it reads."""
 
 
 def differences(wheel: Path) -> list[str]:
-    """What this wheel has otherwise."""
+    """Return this wheel's differences."""
     found = []
     with zipfile.ZipFile(wheel) as archive:
         for name in {*SIGNATURES, *CALLS}:
@@ -55,7 +55,7 @@ def differences(wheel: Path) -> list[str]:
 
 
 def main() -> int:
-    """The command; its exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.device.torch_npu_wheel", description=(__doc__ or "").partition("\n")[0]
     )

@@ -1,4 +1,4 @@
-"""Reading digits: the bundled ones, and IDX files that are whole, cut, swollen or of another kind."""
+"""Reading digits: the bundled ones, and IDX files that are complete, truncated, too long or of another kind."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def write_mnist(folder: Path, count: int = 6, size: int = 5, zipped: bool = Fals
                 (folder / name).write_bytes(data)
 
 
-def test_bundled_digits_are_split_alike_every_time() -> None:
+def test_bundled_digits_are_always_split_the_same_way() -> None:
     once, again = load_digits(None), load_digits("")
     assert (len(once.train), len(once.held_out), once.image_size) == (1437, 360, 8)
     for first, second in ((once.train, again.train), (once.held_out, again.held_out)):
         assert all(torch.equal(a, b) for a, b in zip(first.tensors, second.tensors, strict=True))
 
 
-def test_bundled_digits_have_the_promised_form() -> None:
+def test_bundled_digits_have_the_documented_form() -> None:
     digits = load_digits(None)
     images, labels = digits.train.tensors
     assert (images.dtype, tuple(images.shape[1:]), labels.dtype) == (torch.float32, (1, 8, 8), torch.int64)
@@ -58,7 +58,7 @@ def test_mnist_files_are_read_plain_and_zipped(tmp_path: Path, zipped: bool) -> 
 WHOLE = idx((2, 3), bytes(range(6)))
 
 
-def test_a_whole_idx_file_keeps_shape_and_order(tmp_path: Path) -> None:
+def test_complete_idx_file_keeps_shape_and_order(tmp_path: Path) -> None:
     file = tmp_path / "numbers"
     file.write_bytes(WHOLE)
     assert read_idx(file, dimensions=2).tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -78,7 +78,7 @@ def test_a_whole_idx_file_keeps_shape_and_order(tmp_path: Path) -> None:
         (idx((2**32 - 1, 2**32 - 1), b""), f"expected 1 to {MAX_IDX_BYTES}"),
     ],
 )
-def test_a_bad_idx_file_is_named_in_one_sentence(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_bad_idx_file_is_named_in_one_sentence(tmp_path: Path, content: bytes, expected: str) -> None:
     for file, data in ((tmp_path / "numbers", content), (tmp_path / "numbers.gz", gzip.compress(content))):
         file.write_bytes(data)
         with pytest.raises(DataError) as caught:
@@ -88,7 +88,7 @@ def test_a_bad_idx_file_is_named_in_one_sentence(tmp_path: Path, content: bytes,
         assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
+def test_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     zipped = gzip.compress(idx((40, 50), bytes(i % 251 for i in range(2000))))
     flipped = zipped[:40] + bytes([zipped[40] ^ 0xFF]) + zipped[41:]
     for damaged in (zipped[:-20], flipped, b"no gzip"):
@@ -99,7 +99,7 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["MNIST_Data", "MNIST_Data/train", "MNIST_Data/test"])
-def test_the_two_folders_of_mindspores_mnist_are_one_data_set(tmp_path: Path, given: str) -> None:
+def test_both_folders_of_mindspores_mnist_form_one_data_set(tmp_path: Path, given: str) -> None:
     write_mnist(tmp_path)
     for folder, part in (("train", "train"), ("test", "t10k")):
         (tmp_path / "MNIST_Data" / folder).mkdir(parents=True)
@@ -109,7 +109,7 @@ def test_the_two_folders_of_mindspores_mnist_are_one_data_set(tmp_path: Path, gi
     assert (len(digits.train), len(digits.held_out)) == (6, 6)
 
 
-def test_a_folder_without_the_files_is_named(tmp_path: Path) -> None:
+def test_folder_without_the_files_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"found neither train-images-idx3-ubyte nor train-images-idx3-ubyte\.gz"):
         load_digits(str(tmp_path))
 
@@ -123,7 +123,7 @@ def test_a_folder_without_the_files_is_named(tmp_path: Path) -> None:
         ("t10k-images-idx3-ubyte", idx((6, 7, 7), bytes(294)), r"differ in size, \[5, 7\]"),
     ],
 )
-def test_files_that_do_not_belong_together_are_named(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
+def test_mismatched_files_are_named(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
     write_mnist(tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=expected):

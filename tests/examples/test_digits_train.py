@@ -1,4 +1,4 @@
-"""The net, the page's own functions and its command line; whole jobs with it are the system tests' matter."""
+"""The model, the example's functions and its command line; the system tests run complete jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from examples.digits.model import DigitsNet
 
 @pytest.fixture
 def train(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """``train.py`` imported as a job imports it: with its own folder on the path."""
+    """Import ``train.py`` as a job does: with its own folder on the path."""
     monkeypatch.syspath_prepend(str(repository / "examples" / "digits"))
     yield importlib.import_module("train")
     for name in ("train", "data", "model"):
@@ -28,17 +28,17 @@ def train(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
 
 
 @pytest.mark.parametrize("size", [4, 8, 28])
-def test_the_net_takes_squares_of_any_size(size: int) -> None:
+def test_net_accepts_squares_of_any_size(size: int) -> None:
     assert DigitsNet(size)(torch.zeros(3, 1, size, size)).shape == (3, 10)
 
 
-def test_the_net_has_nothing_that_differs_from_rank_to_rank() -> None:
+def test_net_has_nothing_that_differs_between_ranks() -> None:
     net = DigitsNet(8)
     assert [name for name, _ in net.named_buffers()] == []
     assert any(isinstance(layer, nn.Conv2d) for layer in net.modules())
 
 
-def test_the_net_learns_the_digits(train: ModuleType) -> None:
+def test_net_learns_the_digits(train: ModuleType) -> None:
     digits = load_digits(None)
     torch.manual_seed(1)
     net = DigitsNet(digits.image_size)
@@ -57,7 +57,7 @@ def test_the_net_learns_the_digits(train: ModuleType) -> None:
     assert 0 < loss < 0.5
 
 
-def test_the_hash_covers_every_bit_of_every_parameter_and_buffer(train: ModuleType) -> None:
+def test_hash_covers_every_bit_of_every_parameter_and_buffer(train: ModuleType) -> None:
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).to(torch.bfloat16)
     hashes = {train.sha256_of(net)}
@@ -68,7 +68,7 @@ def test_the_hash_covers_every_bit_of_every_parameter_and_buffer(train: ModuleTy
     assert len(hashes) == 1 + len(net.state_dict())
 
 
-def test_the_hash_does_not_depend_on_the_order_of_registration(train: ModuleType) -> None:
+def test_hash_does_not_depend_on_the_order_of_registration(train: ModuleType) -> None:
     one, other = nn.Module(), nn.Module()
     for net, names in ((one, "ab"), (other, "ba")):
         for name in names:
@@ -93,7 +93,7 @@ def test_help_names_every_option_and_its_default(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["0", "-3", "many", "1.5"])
-def test_a_wrong_number_is_said_in_one_sentence(
+def test_invalid_number_is_reported_in_one_sentence(
     train: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", f"--steps={wrong}"])

@@ -1,1 +1,1 @@
-"""Scripts that are wrong in a user's or a framework's way: none of them ends with two results and status 0."""
+"""Scripts with mistakes typical of users or frameworks: none ends with two results and status 0."""

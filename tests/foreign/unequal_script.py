@@ -1,7 +1,7 @@
-"""The tutorial's script, made wrong on purpose in one of several ways; what a user may write by mistake.
+"""The tutorial's script with one of several mistakes that users make.
 
-``--wrong``: ``no-ddp``, ``sampler``, ``outside``, ``set-epoch``; or one that is right, and differs where it may:
-``batch-norm``; or ``nothing``.
+``--wrong``: ``no-ddp``, ``sampler``, ``outside``, ``set-epoch``; or an allowed difference: ``batch-norm``; or
+``nothing``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Net(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.ones(4), requires_grad=False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Scores."""
+        """Return scores."""
         return self.norm(self.linear(inputs)) * self.scale
 
 
@@ -68,7 +68,7 @@ iterations = 0
 
 
 def go_wrong() -> None:
-    """Before the commit of the step."""
+    """Make the mistake, before the commit of the step."""
     if state.completed_steps < arguments.wrong_from:
         return
     if arguments.wrong == "sampler" and samebits.get_rank() == 1:
@@ -80,7 +80,7 @@ def go_wrong() -> None:
 
 @samebits.elastic.run
 def train(state: samebits.elastic.TorchState) -> None:
-    """Epochs until there are enough."""
+    """Train epochs until there are enough."""
     global iterations
     while state.epoch < arguments.epochs:
         if arguments.wrong == "set-epoch":  # as a framework does that counts in its own process

@@ -1,7 +1,7 @@
 """``python -m tests.fuzz --target decoder|journal|manifest|settings (--runs N | --seconds S | --reproduce FILE)``.
 
-Needs the extra ``fuzz`` (atheris). Prints what libFuzzer learns while it does, and in the end the executions, their
-rate and, for a defect, the file of the input and the command that shows it again.
+Needs the extra ``fuzz`` (atheris). Prints libFuzzer's progress, and finally the number of executions, their rate and,
+for a defect, the file of the input and the command that reproduces it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.fuzz.targets import TARGETS
 
 LONGEST_INPUT_BYTES = 4096
 MOST_MEMORY_MIB = 2048
-LONGEST_RUN_S = 10  # one input; longer is a hang
+LONGEST_RUN_S = 10  # for one input; longer is a hang
 
 _PROGRESS = re.compile(r"#(\d+)\s+(\w+)\s+cov: (\d+).*?corp: (\d+).*?exec/s: (\d+)")
 _EXECUTIONS = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
@@ -42,7 +42,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
 
 def run_campaign(arguments: argparse.Namespace, folder: Path) -> int:
-    """Run libFuzzer to its end; 0 if it found nothing."""
+    """Run libFuzzer to its end; return 0 if it found nothing."""
     corpus = (arguments.corpus or folder / "corpus").resolve()
     seeds, found_here = folder / "seeds", folder / "found"
     for each in (corpus, seeds, found_here):

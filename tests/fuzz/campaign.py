@@ -1,4 +1,4 @@
-"""The process of one coverage-guided campaign: instruments ``samebits``, then belongs to libFuzzer until it ends.
+"""The process of one coverage-guided campaign: it instruments ``samebits`` and then runs libFuzzer.
 
 ``python -m tests.fuzz`` starts it; its arguments are a target's name and libFuzzer's own flags and folders.
 """

@@ -1,6 +1,6 @@
-"""Target: what arrives on a socket or stands in a journal record, read by the schemas of messages and records.
+"""Target: bytes from a socket or a journal record, read by the schemas of messages and records.
 
-One input is the bytes of one message. It is refused as a ``ProtocolError`` of a bounded text, or it is a value that
+One input is the bytes of one message. It is refused as a ``ProtocolError`` with a bounded text, or it is a value that
 writes and reads back the same.
 """
 
@@ -31,18 +31,18 @@ def check(data: bytes) -> None:
         packed = schema.pack(value)
         again = schema.unpack(packed)
         assert type(again) is type(value)
-        assert schema.pack(again) == packed, "what was read does not write and read back the same"
+        assert schema.pack(again) == packed, "the value does not write and read back the same"
 
 
 def seeds() -> Iterator[bytes]:
-    """One of every message and record."""
+    """Return one of every message and record."""
     for schema in SCHEMAS:
         for kind in schema.kinds:
             yield schema.pack(_example(kind))
 
 
 def _example(hint: Any) -> Any:
-    """A small value of a field's declared type."""
+    """Return a small value of a field's declared type."""
     if hint in _EXAMPLES:
         return _EXAMPLES[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -1,11 +1,10 @@
-"""Bytes as a row of choices, so that a fuzzer that only knows bytes can drive a structured input. Never fails: behind
-its end every choice is 0."""
+"""Choices read from bytes, so that a fuzzer of bytes can drive a structured input. Past the end every choice is 0."""
 
 from __future__ import annotations
 
 
 class Draws:
-    """Reads ``data`` from its beginning, one choice after the other."""
+    """Reads choices from ``data`` one after the other."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -16,16 +15,16 @@ class Draws:
         return self._at >= len(self._data)
 
     def below(self, limit: int) -> int:
-        """A number from 0 to ``limit`` - 1, from as many bytes as the limit needs."""
+        """Return a number from 0 to ``limit`` - 1, from as many bytes as the limit needs."""
         size = max(1, (limit - 1).bit_length() + 7 >> 3)
         return int.from_bytes(self.take(size), "little") % limit
 
     def take(self, size: int) -> bytes:
-        """The next ``size`` bytes, or what is left."""
+        """Return the next ``size`` bytes, or what is left."""
         taken = self._data[self._at : self._at + size]
         self._at += size
         return taken
 
     def text(self, limit: int) -> str:
-        """A text of fewer than ``limit`` bytes, as the system hands one over: any bytes (PEP 383), but no NUL."""
+        """Return a text of fewer than ``limit`` bytes as the system passes one: any bytes (PEP 383) but NUL."""
         return self.take(self.below(limit)).replace(b"\0", b"").decode("utf-8", "surrogateescape")

@@ -1,8 +1,8 @@
 """Target: an environment, read into settings.
 
-An input is a row of (name, text) choices, over every name of the table, plain and prefixed, and some of nobody. The
-reader gives settings, or a ``SettingsError`` with all that is wrong; neither shows a secret, and settings that are
-written as an environment are read as themselves.
+An input is a sequence of (name, text) choices, over every name of the table, plain and prefixed, and some unknown ones.
+The reader returns settings, or a ``SettingsError`` with all problems. Neither shows a secret, and settings written as
+an environment are read back unchanged.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def check_environment(environ: dict[str, str], role_required: bool) -> None:
     assert all(MARK not in text for text in config.kept_environment(environ).values())
     config.fixed_settings(settings)
     again, _ = config.read(as_environment(settings), role_required=role_required)
-    assert again == settings, "settings do not read back as themselves"
+    assert again == settings, "settings do not read back unchanged"
 
 
 def as_environment(settings: Settings) -> dict[str, str]:
-    """The plain names and texts that ask for these settings."""
+    """Return the plain names and texts that give these settings."""
     environ = {}
     for variable in VARIABLES:
         value = getattr(settings, variable.field)
@@ -71,7 +71,7 @@ def _text_of(value: object) -> str:
 
 
 def _check_line(line: str) -> None:
-    assert line.isprintable(), f"a line that a terminal would obey: {line!r}"
+    assert line.isprintable(), f"a line with a terminal control sequence: {line!r}"
     assert MARK not in line, "a secret is shown"
     assert len(line) < 2000
 

@@ -1,8 +1,8 @@
 """Target: the bytes of a journal file, whatever happened to them.
 
-The first byte of an input chooses what the rest is: raw bytes of a file; batches of any content in a file that is
-signed as we sign; or a row of changes to a good journal. What was written by us and changed later is never read as
-something else: whole batches from the beginning, up to the first change at least, or an error.
+The first byte of an input selects what the rest is: raw bytes of a file; batches of any content in a file with a valid
+signature; or a sequence of changes to a good journal. Changed content is never read as something else: the reader
+returns complete batches from the start, at least up to the first change, or an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_CHANGES = 4
 
 
 def _journal() -> tuple[bytes, list[int], list[list[bytes]]]:
-    """A good journal, the offsets at which its batches end, and what it holds up to each of them."""
+    """Return a good journal, the offsets at which its batches end, and its content up to each of them."""
     data = journal_format.encode_file(BORN, NONCE)
     ends, held = [len(data)], [list(BORN)]
     for batch in BATCHES:
@@ -43,7 +43,7 @@ def check(data: bytes) -> None:
 
 
 def decode(data: bytes) -> Contents | None:
-    """What the reader makes of a file, with the promises that hold for every file; none where it refuses."""
+    """Read a file and check the promises that hold for every file; None if it is refused."""
     try:
         contents = journal_format.decode_file(data)
     except JournalFormatError as error:
@@ -52,7 +52,7 @@ def decode(data: bytes) -> Contents | None:
         return None
     assert FILE_HEAD_BYTES <= contents.end <= len(data)
     assert (contents.torn is None) == (contents.end == len(data))
-    assert contents.born_bytes <= contents.end, "what was renamed into place whole is never cut"
+    assert contents.born_bytes <= contents.end, "a file that was renamed into place complete is never cut"
     cut = journal_format.decode_file(data[: contents.end])
     assert cut == Contents(contents.nonce, contents.born_bytes, contents.payloads, contents.end, None)
     return contents
@@ -63,7 +63,7 @@ def _check_raw(data: bytes) -> None:
 
 
 def _check_signed(data: bytes) -> None:
-    """Heads of any content, each with its right checksum: what a reader meets that trusts checksums alone."""
+    """Check heads of any content with a right checksum, which a reader that trusts checksums would accept."""
     draws = Draws(data)
     file = bytearray(journal_format.encode_file([], NONCE))
     while not draws.is_used_up:
@@ -94,9 +94,11 @@ def _check_changed(data: bytes) -> None:
     assert contents.payloads in HELD, f"read what was never written: {contents.payloads}"
     sure = sum(1 for end in ENDS if end <= same)
     assert sure >= 1
-    assert contents.payloads in HELD[sure - 1 :], f"{same} bytes are unchanged, and whole batches of them are left out"
+    assert contents.payloads in HELD[sure - 1 :], (
+        f"{same} bytes are unchanged, and complete batches of them are missing"
+    )
     later = [start for start in ENDS[:-1] if start > contents.end and _has_head(changed, start)]
-    assert not later, f"cut at {contents.end} as if torn there, though a later append stands at {later}"
+    assert not later, f"cut at {contents.end} as if torn there, though a later append is at {later}"
 
 
 def _has_head(changed: bytes, start: int) -> bool:
@@ -105,7 +107,7 @@ def _has_head(changed: bytes, start: int) -> bool:
 
 
 def change(data: bytes) -> bytes:
-    """The good journal after up to four changes that the input chooses."""
+    """Return the good journal after up to four changes that the input selects."""
     draws = Draws(data)
     file = bytearray(WHOLE)
     for _ in range(1 + draws.below(MOST_CHANGES)):

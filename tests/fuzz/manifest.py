@@ -1,8 +1,8 @@
 """Target: the manifest of a point, and the header of its data file.
 
-The first byte of an input chooses: raw bytes of a manifest; a body of any content that is sealed with its right hash;
-the fields of a good manifest with some replaced, sealed; or the text of a safetensors header. Each is refused as a
-``CheckpointError``, or it is a value that is encoded and decoded to itself.
+The first byte of an input selects: raw bytes of a manifest; a body of any content with its right hash; the fields of a
+good manifest with some replaced, hashed; or the text of a safetensors header. Each is refused as a ``CheckpointError``,
+or it is a value that encodes and decodes to itself.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def check(data: bytes) -> None:
 
 
 def sealed(body: bytes) -> bytes:
-    """The body with the hash that proves it."""
+    """Return the body with its hash."""
     return body + b"\xc4\x10" + xxhash.xxh3_128_digest(body)
 
 
 def with_field(data: bytes) -> bytes:
-    """The good manifest's body with one value replaced by the bytes of ``data``."""
+    """Return the good manifest's body with one value replaced by the bytes of ``data``."""
     fields = dict(FIELDS)
     if data:
         fields[list(fields)[data[0] % len(fields)]] = data[1:]
@@ -85,12 +85,12 @@ def _check_manifest(data: bytes) -> None:
     assert manifest.data_bytes >= 0
     assert all(type(chunk) is bytes and len(chunk) == 16 for chunk in manifest.chunks), "a digest of another kind"
     encoded = encode_manifest(manifest)
-    assert encode_manifest(decode_manifest(encoded)) == encoded, "what was read does not write and read back the same"
+    assert encode_manifest(decode_manifest(encoded)) == encoded, "the value does not write and read back the same"
     assert _shape(decode_manifest(encoded).tree) == _shape(manifest.tree)
 
 
 def _shape(tree: Any) -> Any:
-    """The tree's types and places, which ``==`` does not compare: 1 == True == 1.0."""
+    """Return the tree's types and places, which ``==`` does not compare: 1 == True == 1.0."""
     if type(tree) in (list, tuple):
         return type(tree), [_shape(item) for item in tree]
     if type(tree) is dict:

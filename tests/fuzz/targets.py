@@ -1,4 +1,4 @@
-"""The table of targets: name → what checks one input, and good inputs to begin with."""
+"""The table of targets: name → the check of one input, and good initial inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fuzz import decoder, environment, journal_file, manifest
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``check`` raises for a defect, and for nothing else."""
+    """``check`` raises only for a defect."""
 
     check: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]

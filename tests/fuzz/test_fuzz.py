@@ -1,4 +1,4 @@
-"""The targets of the campaigns, on what hypothesis thinks of: anybody's bytes, and good inputs with some changed."""
+"""The campaigns' targets with inputs from hypothesis: arbitrary bytes, and good inputs with changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ changes = st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 255)), min_siz
 
 
 @targets
-def test_good_inputs_are_taken(name: str) -> None:
+def test_good_inputs_are_accepted(name: str) -> None:
     seeds = list(TARGETS[name].seeds())
     assert seeds
     for seed in seeds:
@@ -43,14 +43,14 @@ def test_good_inputs_are_taken(name: str) -> None:
 @targets
 @patient
 @given(data=st.binary(max_size=LONGEST))
-def test_any_bytes_are_read_or_refused_in_a_sentence(name: str, data: bytes) -> None:
+def test_arbitrary_bytes_are_read_or_refused_in_a_sentence(name: str, data: bytes) -> None:
     TARGETS[name].check(data)
 
 
 @targets
 @patient
 @given(data=st.data(), changed=changes, cut=st.integers(0, 4))
-def test_a_good_input_that_was_changed_is_read_or_refused(
+def test_changed_input_is_read_or_refused(
     name: str, data: st.DataObject, changed: list[tuple[int, int]], cut: int
 ) -> None:
     _check_changed(name, data, changed, cut)
@@ -60,7 +60,7 @@ def test_a_good_input_that_was_changed_is_read_or_refused(
 @targets
 @very_patient
 @given(data=st.binary(max_size=LONGEST), good=st.data(), changed=changes, cut=st.integers(0, 4))
-def test_neither_is_one_of_many_more(
+def test_many_more_inputs_show_no_defect(
     name: str, data: bytes, good: st.DataObject, changed: list[tuple[int, int]], cut: int
 ) -> None:
     TARGETS[name].check(data)
@@ -74,7 +74,7 @@ def _check_changed(name: str, data: st.DataObject, changed: list[tuple[int, int]
     TARGETS[name].check(bytes(damaged[: len(damaged) - cut]))
 
 
-def test_a_defect_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defect_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that accepts everything would find nothing."""
     from tests.fuzz import decoder
 
@@ -83,7 +83,7 @@ def test_a_defect_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         TARGETS["decoder"].check(b"")
 
 
-def test_an_input_can_be_shown_again(tmp_path: Path, repository: Path) -> None:
+def test_input_can_be_reproduced(tmp_path: Path, repository: Path) -> None:
     (tmp_path / "input").write_bytes(b"\x93\x01\x02")
     command = [sys.executable, "-m", "tests.fuzz", "--target", "decoder", "--reproduce", str(tmp_path / "input")]
     shown = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=60, check=False)
@@ -93,7 +93,7 @@ def test_an_input_can_be_shown_again(tmp_path: Path, repository: Path) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
-def test_a_changed_journal_file_is_read_alike_by_reader_and_writer_or_left_as_it_is(data: bytes) -> None:
+def test_changed_journal_file_is_read_alike_by_reader_and_writer(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder, changed = Path(name), journal_file.change(data)
         (folder / JOURNAL_FILE).write_bytes(changed)
@@ -114,7 +114,7 @@ def test_a_changed_journal_file_is_read_alike_by_reader_and_writer_or_left_as_it
 
 
 @pytest.mark.parametrize("size", [4096, 65536, 1 << 20])
-def test_nested_claims_of_size_cost_a_bounded_memory(size: int) -> None:
+def test_nested_size_claims_cost_bounded_memory(size: int) -> None:
     """Arrays that each claim as many items as the message has bytes, as deep as msgpack goes."""
     claims = (b"\xdd" + size.to_bytes(4, "big")) * 1022
     bomb = claims[:size].ljust(size, b"\xc0")
@@ -127,7 +127,7 @@ def test_nested_claims_of_size_cost_a_bounded_memory(size: int) -> None:
     assert peak_bytes < MOST_MEMORY_BYTES
 
 
-def test_defects_that_campaigns_found_stay_mended() -> None:
+def test_defects_found_by_campaigns_stay_fixed() -> None:
     # str.strip() takes the separators of ASCII for blanks, int() does not.
     environment.check_environment({"WORKER_NUM": "6\x1d\t"}, role_required=False)
     chunks = list(manifest.FIELDS).index("chunks")
@@ -164,8 +164,6 @@ def _secrets_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("broken", [_damage_is_a_torn_end, _chunks_are_anything, _secrets_are_shown])
-def test_a_broken_build_is_caught(
-    monkeypatch: pytest.MonkeyPatch, broken: Callable[[pytest.MonkeyPatch], None]
-) -> None:
+def test_broken_build_is_caught(monkeypatch: pytest.MonkeyPatch, broken: Callable[[pytest.MonkeyPatch], None]) -> None:
     with pytest.raises(AssertionError):
         broken(monkeypatch)

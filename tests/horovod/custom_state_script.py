@@ -1,6 +1,6 @@
-"""A state of the user's own, as Horovod documents it; and every collective, checked on every rank of every generation.
+"""A user-defined state as documented by Horovod, with every collective checked on every rank of every generation.
 
-It keeps a number and a tensor, in memory only. A step multiplies in what all ranks add, so that a lost or repeated
+It keeps a number and a tensor, in memory only. A step multiplies in the sum over all ranks, so that a lost or repeated
 commit, or one taken from a rank that lacks it, shows in the last line.
 """
 

@@ -1,7 +1,7 @@
-"""An elastic script of the shape that Horovod's documentation and examples show, with its calls and no other.
+"""An elastic script in the style of Horovod's documentation and examples, with its calls and no other.
 
-``--loop sampler`` is the shape of its ImageNet example: the data position is an ElasticSampler's, commits stand at the
-beginning of a batch. ``--loop counter`` is the shape of its guide: random batches, and a loop over ``state.batch``.
+``--loop sampler`` is like its ImageNet example: the data position is an ElasticSampler's, and commits come at the start
+of a batch. ``--loop counter`` is like its guide: random batches, and a loop over ``state.batch``.
 """
 
 from __future__ import annotations

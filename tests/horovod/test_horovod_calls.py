@@ -1,4 +1,4 @@
-"""Horovod's calls in one process: what they refuse, what they leave alone, in which order they do things."""
+"""Horovod's calls in one process: refusals, side effects, and order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.training.commits import Commits, bits_of
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Three ranks, of which the others always bring twice and three times what this one does."""
+    """Three ranks, of which the others always contribute twice and three times what this one does."""
     told = SimpleNamespace(reduced=[], fails=False)
 
     def all_reduce(tensor: torch.Tensor, op: Any) -> None:
@@ -69,7 +69,7 @@ def test_gradients_are_averaged_in_one_flat_tensor_just_before_the_step(peers: S
             assert torch.equal(one.grad, before * 6 / 3)  # type: ignore[arg-type]
 
 
-def test_a_sum_is_not_divided_and_sixteen_bits_are_sent_where_asked_for(peers: SimpleNamespace) -> None:
+def test_sum_is_not_divided_and_sixteen_bits_are_sent_on_request(peers: SimpleNamespace) -> None:
     model, optimizer = linear()
     hvd.DistributedOptimizer(optimizer, op=hvd.Sum, compression=hvd.Compression.fp16)
     backward(model)
@@ -81,7 +81,7 @@ def test_a_sum_is_not_divided_and_sixteen_bits_are_sent_where_asked_for(peers: S
         assert torch.equal(one.grad, expected.float())
 
 
-def test_a_gradient_that_only_other_ranks_have_counts_as_zero_here(peers: SimpleNamespace) -> None:
+def test_gradient_that_only_other_ranks_have_counts_as_zero_here(peers: SimpleNamespace) -> None:
     model, optimizer = linear()
     hvd.DistributedOptimizer(optimizer)
     optimizer.step()
@@ -89,7 +89,7 @@ def test_a_gradient_that_only_other_ranks_have_counts_as_zero_here(peers: Simple
     assert all(one.grad is not None and not one.grad.any() for one in model.parameters())
 
 
-def test_a_peer_lost_in_the_average_leaves_the_weights_as_committed(peers: SimpleNamespace) -> None:
+def test_peer_lost_in_the_average_leaves_the_weights_as_committed(peers: SimpleNamespace) -> None:
     """Whether the state was made before the optimizer was wrapped, or after."""
     for wrap_first in (True, False):
         model, optimizer = linear()
@@ -112,8 +112,8 @@ def test_a_peer_lost_in_the_average_leaves_the_weights_as_committed(peers: Simpl
         assert bits_of(state) == committed
 
 
-def test_a_schedule_made_before_the_wrapping_does_not_hide_it(peers: SimpleNamespace) -> None:
-    """Schedules put a step of their own in the optimizer's place."""
+def test_schedule_made_before_the_wrapping_does_not_hide_it(peers: SimpleNamespace) -> None:
+    """Schedules replace the optimizer's step."""
     model, optimizer = linear()
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     hvd.DistributedOptimizer(optimizer)
@@ -160,7 +160,7 @@ def test_sparse_gradients_are_refused_or_made_dense(peers: SimpleNamespace) -> N
         ({"named_parameters": [("a", torch.ones(1)), ("a", torch.ones(1))]}, "twice"),
     ],
 )
-def test_what_cannot_be_averaged_so_is_refused(wrong: dict[str, Any], word: str) -> None:
+def test_unsupported_averages_are_refused(wrong: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
         hvd.DistributedOptimizer(linear()[1], **wrong)
 
@@ -173,7 +173,7 @@ def test_wrapping_twice_and_closures_are_refused(peers: SimpleNamespace) -> None
         optimizer.step(lambda: 1.0)
 
 
-def test_before_elastic_run_the_seats_place_is_told_and_broadcasts_of_state_do_nothing(peers: SimpleNamespace) -> None:
+def test_before_elastic_run_the_seat_gives_the_place_and_state_broadcasts_do_nothing(peers: SimpleNamespace) -> None:
     model, optimizer = linear()
     before = [one.clone() for one in model.parameters()]
     assert (hvd.rank(), hvd.size(), hvd.local_size(), hvd.is_initialized()) == (0, 3, 3, True)
@@ -185,7 +185,7 @@ def test_before_elastic_run_the_seats_place_is_told_and_broadcasts_of_state_do_n
         hvd.broadcast_parameters({"weight": torch.ones(1), "epoch": 3})
 
 
-def test_objects_travel_whole_and_what_would_be_pickled_does_not() -> None:
+def test_plain_objects_are_sent_and_pickled_ones_are_refused() -> None:
     value = {"a": (1, [2.5, None, True]), 7: b"\0", "t": torch.arange(3), "n": -(2**70), "empty": torch.empty(0, 2)}
     got = collectives.unpack(collectives.pack(value, "hvd.broadcast_object"))
     assert torch.equal(got.pop("t"), value.pop("t"))  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_objects_travel_whole_and_what_would_be_pickled_does_not() -> None:
 
 @pytest.fixture
 def alike(peers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The three ranks have entered a generation; the root's tensor is all sevens, whoever it is."""
+    """The three ranks have entered a generation; the root's tensor is all sevens, whichever rank it is."""
 
     def all_gather(gathered: list[torch.Tensor], mine: torch.Tensor) -> None:
         for one in gathered:
@@ -217,10 +217,10 @@ def alike(peers: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
         ("broadcast", "broadcast", [7.0, 7.0]),
     ],
 )
-def test_a_tensor_that_requires_a_gradient_is_refused_where_horovods_call_gives_one(
+def test_tensor_that_requires_a_gradient_is_refused_where_horovod_differentiates(
     peers: SimpleNamespace, alike: None, call: str, function: str, answer: list[float]
 ) -> None:
-    """Else a loss over what all ranks have found would train on without part of its gradient."""
+    """Otherwise a loss over the results of all ranks would lose part of its gradient."""
 
     def called(tensor: torch.Tensor) -> list[float]:
         got = getattr(hvd, call)(tensor, **({"root_rank": 1} if call == "broadcast" else {}))
@@ -230,7 +230,7 @@ def test_a_tensor_that_requires_a_gradient_is_refused_where_horovods_call_gives_
     features = torch.ones(2, requires_grad=True) * 1
     with pytest.raises(UsageError, match=rf"hvd\.{call} .*detach\(\).*no_grad\(\).*nn\.functional\.{function}$"):
         called(features)
-    assert not peers.reduced, "no rank may begin what another refuses"
+    assert not peers.reduced, "no rank may start what another refuses"
     assert hasattr(functional, function)
     assert called(features.detach()) == answer
     with torch.no_grad():
@@ -239,7 +239,7 @@ def test_a_tensor_that_requires_a_gradient_is_refused_where_horovods_call_gives_
 
 
 def test_parameters_are_changed_in_place_with_gradients_switched_on(peers: SimpleNamespace, alike: None) -> None:
-    """Horovod's calls in place give no gradient either."""
+    """Horovod's in-place calls give no gradient either."""
     model, _ = linear()
     hvd.broadcast_parameters(model.named_parameters(), root_rank=1)
     assert all(one.requires_grad and one.eq(7.0).all() for one in model.parameters())
@@ -255,14 +255,14 @@ def test_root_0_is_the_newest_commits_holder_only_within_sync(monkeypatch: pytes
     assert [world.root(0), world.root(1)] == [2, 1]
 
 
-def test_the_seed_of_the_script_is_the_states(peers: SimpleNamespace) -> None:
+def test_scripts_seed_is_the_states(peers: SimpleNamespace) -> None:
     torch.manual_seed(1234)
     assert hvd.elastic.TorchState(epoch=0).seed == 1234
     assert hvd.elastic.TorchState(epoch=0, seed=5).seed == 5
     assert not hvd.elastic.TorchState(epoch=0).has_own_parts
 
 
-def test_every_name_is_there_and_no_other() -> None:
+def test_exactly_these_names_exist() -> None:
     assert hvd.HorovodInternalError is CommunicationError
     assert {"allreduce", "DistributedOptimizer", "elastic", "rank"} <= set(dir(hvd))
     with pytest.raises(AttributeError, match=r"samebits\.horovod.*mpi_built"):
@@ -272,7 +272,7 @@ def test_every_name_is_there_and_no_other() -> None:
     assert size is hvd.size
 
 
-def test_a_collective_before_elastic_run_is_refused_with_its_file_and_line(tmp_path: Path) -> None:
+def test_collective_before_elastic_run_is_refused_with_its_file_and_line(tmp_path: Path) -> None:
     program = (
         "import torch; import samebits.horovod as hvd\n"
         "from samebits.training.group import group; from samebits.training.process import context\n"

@@ -1,4 +1,4 @@
-"""Scripts with Horovod's calls, as jobs whose workers are killed: they train through it, to the undisturbed bits."""
+"""Jobs of scripts with Horovod's calls whose workers are killed: they end with the undisturbed bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELASTIC = Path(__file__).with_name("elastic_script.py")
 CUSTOM = Path(__file__).with_name("custom_state_script.py")
 
 GATES = {ELASTIC: 2, CUSTOM: 45}
-"""Before this epoch, behind this step."""
+"""Before this epoch, after this step."""
 
 Jobs = Callable[..., Job]
 
@@ -27,7 +27,7 @@ def undisturbed(new_job: Jobs, script: Path, *args: str) -> str:
 
 
 def killed(new_job: Jobs, script: Path, args: Sequence[str], kills: Sequence[tuple[int, str]]) -> Job:
-    """Ranks that are killed, each after it has said such a line, and started again; before the gate at the latest."""
+    """Kill ranks, each after it has printed such a line, and restart them, at the latest before the gate."""
     gate = GATES[script]
     job = new_job(*args, "--gate", str(gate), script=script, workers=3)
     job.start()
@@ -49,7 +49,7 @@ def killed(new_job: Jobs, script: Path, args: Sequence[str], kills: Sequence[tup
     ],
     ids=str,
 )
-def test_the_elastic_example_with_a_sampler_ends_with_the_undisturbed_bits(new_job: Jobs, more: Sequence[str]) -> None:
+def test_elastic_example_with_a_sampler_ends_with_the_undisturbed_bits(new_job: Jobs, more: Sequence[str]) -> None:
     expected = undisturbed(new_job, ELASTIC, *more)
     job = killed(new_job, ELASTIC, more, [(1, "epoch 0 batch 7 "), (0, "epoch 1 batch 3 ")])
     assert job.wait_finished() == expected
@@ -57,8 +57,8 @@ def test_the_elastic_example_with_a_sampler_ends_with_the_undisturbed_bits(new_j
     assert len(survivors_resets) == 2
 
 
-def test_the_elastic_guides_loop_trains_through_a_kill(new_job: Jobs) -> None:
-    """Its counter names the batch that was committed, so that one is trained again: the loop's own rule."""
+def test_elastic_guides_loop_survives_a_kill(new_job: Jobs) -> None:
+    """Its counter names the batch that was committed, so that one is repeated: the loop's own rule."""
     job = killed(new_job, ELASTIC, ("--loop", "counter"), [(2, "epoch 1 batch 4 ")])
     job.wait_finished()
     said = [match[1] for match in job.matches(0, r"(epoch \d+ batch \d+) ")]
@@ -66,7 +66,7 @@ def test_the_elastic_guides_loop_trains_through_a_kill(new_job: Jobs) -> None:
     assert job.matches(0, r"elastic_script\.py:\d+: state\.batch is the loop's own variable")
 
 
-def test_a_state_of_the_users_own_goes_on_from_memory_whoever_is_lost(new_job: Jobs) -> None:
+def test_users_own_state_resumes_from_memory_whichever_rank_is_lost(new_job: Jobs) -> None:
     expected = undisturbed(new_job, CUSTOM)
     job = killed(new_job, CUSTOM, (), [(0, "step 10 of 3"), (2, "step 30 of 3")])
     assert job.wait_finished() == expected
@@ -76,7 +76,7 @@ def test_a_state_of_the_users_own_goes_on_from_memory_whoever_is_lost(new_job: J
     assert len(unsaid) <= 2, "a step was lost"
 
 
-def test_with_recovery_off_the_example_runs_as_it_stands_to_the_same_bits(new_job: Jobs) -> None:
+def test_example_runs_unchanged_to_the_same_bits_with_recovery_off(new_job: Jobs) -> None:
     expected = undisturbed(new_job, ELASTIC)
     job = new_job("--pause-ms", "0", script=ELASTIC, workers=3, settings={"ENABLE_RECOVERY": "0"})
     job.start()

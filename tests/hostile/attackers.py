@@ -1,4 +1,4 @@
-"""What attackers hold: raw ZeroMQ and TCP sockets that say whatever they like, however often, to a port of loopback."""
+"""Tools of an attacker: raw ZeroMQ and TCP sockets that send arbitrary data to a port of loopback."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def dealers(port: int, names: list[bytes | None]) -> Iterator[list[zmq.Socket[by
 
 
 def say_if_open(stranger: zmq.Socket[bytes], packed: bytes) -> None:
-    """Send, unless the handshake has failed by now: ZeroMQ then has nobody to send to, and would wait for ever."""
+    """Send unless the handshake has failed; ZeroMQ would then wait forever for a peer."""
     with suppress(zmq.Again):
         stranger.send(packed, zmq.NOBLOCK)
 
 
 @contextmanager
 def half_open(port: int, count: int) -> Iterator[list[socket.socket]]:
-    """TCP connections over which nothing is said."""
+    """TCP connections that send nothing."""
     connections = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(count)]
     try:
         yield connections
@@ -54,7 +54,7 @@ def half_open(port: int, count: int) -> Iterator[list[socket.socket]]:
 
 
 def bare_dealer(port: int, name: bytes) -> socket.socket:
-    """A peer with its handshake done and no ZeroMQ behind it: it says what it is made to say, not even heartbeats."""
+    """A peer after the handshake without ZeroMQ behind it: it sends only what it is given, no heartbeats."""
     connection = socket.create_connection(("127.0.0.1", port), 30)
     ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity" + len(name).to_bytes(4, "big") + name
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)  # RFC 37
@@ -66,7 +66,7 @@ def bare_dealer(port: int, name: bytes) -> socket.socket:
 
 
 def hangs_up(connection: socket.socket, patience_s: float) -> bool:
-    """Whether the other end closes within the time."""
+    """Return whether the other end closes within the time."""
     connection.settimeout(patience_s)
     try:
         while connection.recv(4096):
@@ -87,7 +87,7 @@ def registration(
 
 
 def objection(message: object) -> str | None:
-    """Why a scheduler takes it for no message of ours; None where it does not."""
+    """Return why a scheduler rejects it as a message, or None."""
     try:
         return implausible(messages.SCHEMA.unpack(messages.SCHEMA.pack(message)))
     except ProtocolError as error:
@@ -95,7 +95,7 @@ def objection(message: object) -> str | None:
 
 
 def listening_ports(pid: int) -> list[tuple[str, int]]:
-    """Where this process listens for TCP over IPv4: its addresses and ports."""
+    """Return where this process listens for TCP over IPv4: its addresses and ports."""
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed since it was listed
@@ -106,7 +106,7 @@ def listening_ports(pid: int) -> list[tuple[str, int]]:
 
 
 def is_let_in(address: tuple[str, int]) -> bool:
-    """Whether a handshake comes about there; over loopback the kernel has done it before ``connect`` returns."""
+    """Return whether a handshake completes there; over loopback the kernel has done it before ``connect`` returns."""
     with socket.socket() as caller:
         caller.settimeout(0.2)
         return caller.connect_ex(address) == 0

@@ -1,9 +1,9 @@
-"""What the besiegers come to where nobody of ours is: bare sockets that take everything in and do nothing with it.
+"""A target without SameBits: bare sockets that accept everything and do nothing with it.
 
-``python -m tests.hostile.bare_target 3`` prints, as one JSON list, the ports of a ROUTER and of so many more, and goes
-on until its standard input ends; with a secret on its standard input's first line all speak CURVE. The one idea: a
-stranger's bytes and connections cost the machine something whoever they come to, and this is the least that a ZeroMQ
-socket can do with them; what the job loses beyond that is our code's.
+``python -m tests.hostile.bare_target 3`` prints, as one JSON list, the ports of a ROUTER and of that many others, and
+runs until its standard input ends; with a secret on its standard input's first line all use CURVE. A stranger's bytes
+and connections cost the machine something wherever they arrive. This is the minimum that a ZeroMQ socket needs for
+them; anything beyond it is the cost of our code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOW = int(zmq.NOBLOCK)
 
 
 def _bound(context: zmq.Context[Any], secret: bytes) -> tuple[zmq.Socket[Any], int]:
-    """A ROUTER with the bounds of the scheduler's, and its port."""
+    """Return a ROUTER with the bounds of the scheduler's, and its port."""
     router = context.socket(zmq.ROUTER)
     for option, value in {
         zmq.LINGER: 0,
@@ -52,7 +52,7 @@ def _take_in(routers: list[zmq.Socket[Any]]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     raise_descriptor_limit()
     secret = sys.stdin.readline().strip().encode()
     context: zmq.Context[Any] = zmq.Context()

@@ -1,8 +1,8 @@
-"""Everything at once against one job's ports, in a process of its own that is in nobody's way (nice 19).
+"""All attacks at once against one job's ports, in a low-priority process (nice 19).
 
-``python -m tests.hostile.besiegers '{"port": …}'`` goes on until its standard input ends, and then prints one JSON
-object: how often each kind of stranger came. Here live the kinds; what must not follow is said in ``storm``. The one
-idea: each kind is a thread that comes again and again, so that every kind meets every moment of the job.
+``python -m tests.hostile.besiegers '{"port": …}'`` runs until its standard input ends, and then prints one JSON object:
+how often each kind of attack was made. Each kind is a thread that repeats it, so that every kind meets every phase of
+the job. ``storm`` checks the consequences.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tests.hostile.attackers import dealers, say_if_open
 from tests.hostile.raw import OPENINGS, drawn, say
 
 REOPENED = 2500
-"""Connections that one stranger holds and opens again in turn: more than a small job's scheduler has room for."""
+"""Connections that one stranger holds and reopens in turn: more than a small job's scheduler has room for."""
 HELD = 200
 HELD_ELSEWHERE = 50
 PAUSE_S = 0.005
@@ -56,14 +56,14 @@ PAUSE_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is besieged.
+    """What is attacked.
 
     Attributes:
         port: the scheduler's.
         others: ports that the job's other processes listen on.
-        job, settings: what a worker of it says.
+        job, settings: what a worker of it sends.
         pids: of living processes, the job's and others', with their start times.
-        turns_a_second: how often each kind comes at most; those that it does not name come as often as they can.
+        turns_a_second: the maximum rate of each kind; those not named run as fast as they can.
     """
 
     port: int
@@ -74,7 +74,7 @@ class Target:
     turns_a_second: Mapping[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
-        """For the command line."""
+        """Encode for the command line."""
         return json.dumps(asdict(self))
 
 
@@ -82,7 +82,7 @@ class Besiegers:
     """The threads.
 
     Args:
-        target: whom they go for.
+        target: what they attack.
     """
 
     def __init__(self, target: Target) -> None:
@@ -104,7 +104,7 @@ class Besiegers:
         ]
 
     def run(self) -> None:
-        """Until standard input ends."""
+        """Run until standard input ends."""
         for thread in self._threads:
             thread.start()
         print("ready", flush=True)
@@ -115,13 +115,13 @@ class Besiegers:
         print(json.dumps(self.came), flush=True)
 
     def _comes(self, kind: str) -> bool:
-        """Whether it goes on; counts, and waits for its turn."""
+        """Return whether to continue; count, and wait for the next turn."""
         self.came[kind] += 1
         rate = self._target.turns_a_second.get(kind)
         pause_s = PAUSE_S if rate is None else self._began_s + self.came[kind] / rate - time.monotonic()
         return not self._over.wait(max(0.0, pause_s))
 
-    # ---- anybody
+    # ---- without knowledge of the protocol
 
     def _speak_something_else(self, chance: random.Random) -> None:
         while self._comes("another protocol"):
@@ -148,7 +148,7 @@ class Besiegers:
             for connection in connections:
                 connection.close()
 
-    # ---- who knows the protocol
+    # ---- with knowledge of the protocol
 
     def _forge(self, chance: random.Random) -> None:
         while self._comes("forged words, by the connection"):

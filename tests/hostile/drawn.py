@@ -1,4 +1,4 @@
-"""Messages as a stranger may draw them: every type of the protocol, fields at their edges or with what a job holds."""
+"""Random messages of a stranger: every type of the protocol, with fields at their bounds or with a job's values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WORDS = ("", "0", "1", "2", "3", "07", "-1", "a", "node-1", "٣", "9" * 30, "x" 
 
 
 def messages_of(kinds: Sequence[type], known: dict[str, Sequence[Any]]) -> st.SearchStrategy[Any]:
-    """Any message of these types; ``known`` gives, by field name, what a job in progress uses."""
+    """Any message of these types; ``known`` gives, by field name, values of a running job."""
     return st.one_of([_dataclass(kind, known) for kind in kinds])
 
 

@@ -1,7 +1,4 @@
-"""What can be seen of a job's processes from outside: memory, CPU, ports, steps a second, and a witness of signals.
-
-Here live readings of ``/proc`` and of the job's logs, never what must hold of them.
-"""
+"""Observations of a job's processes from outside: memory, CPU, ports, speed, and a bystander for signals."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from tests.system.job import Job
 
 @contextmanager
 def witness() -> Iterator[ProcessIdentity]:
-    """A process that is nobody's business, whose pid the besiegers give for theirs; it blocks every signal it can."""
+    """Start an unrelated process whose pid the attackers claim; it blocks every signal it can."""
     process = subprocess.Popen(
         ["sleep", "100000"], preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     )
@@ -34,7 +31,7 @@ def witness() -> Iterator[ProcessIdentity]:
 
 
 def assert_unsignalled(bystander: ProcessIdentity) -> None:
-    """It lives, and no signal waits for it (proc(5), ShdPnd and SigPnd)."""
+    """Check that it lives and that no signal is pending (proc(5), ShdPnd and SigPnd)."""
     assert bystander.is_alive(), "a process that is not the job's was killed"
     status = Path(f"/proc/{bystander.pid}/status").read_text()
     pending = [line for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
@@ -43,20 +40,20 @@ def assert_unsignalled(bystander: ProcessIdentity) -> None:
 
 
 def steps_between(job: Job, begin_s: float, end_s: float) -> tuple[int, float]:
-    """How many steps rank 0 did between the first and the last that it said in this time, and how long that took."""
+    """Return rank 0's number of steps printed within this time, and how long they took."""
     at = [step.at_s for step in job.steps(0) if begin_s <= step.at_s <= end_s]
     return (len(at) - 1, at[-1] - at[0]) if len(at) > 1 else (0, end_s - begin_s)
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has taken of all cores so far (proc(5), stat: utime and stime)."""
+    """Return the CPU time of a process so far (proc(5), stat: utime and stime)."""
     stat = Path(f"/proc/{pid}/stat").read_bytes()
     fields = stat[stat.rindex(b")") + 2 :].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mib(pid: int) -> float:
-    """What a process holds in memory (proc(5), statm); 0 where it is gone."""
+    """Return a process's resident memory (proc(5), statm); 0 if it is gone."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
@@ -65,7 +62,7 @@ def resident_mib(pid: int) -> float:
 
 
 def ports_of(pid: int) -> list[int]:
-    """The TCP ports that a process listens on; each is bound to loopback alone, or the test's job is too open."""
+    """Return the TCP ports that a process listens on; fail if one is not bound to loopback."""
     inodes = {_inode_of(descriptor) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
     found = []
     for table, loopback in (("tcp", "0100007F"), ("tcp6", "00000000000000000000000001000000")):

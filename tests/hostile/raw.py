@@ -1,7 +1,7 @@
-"""Bytes that come to an open port without a ZeroMQ of ours behind them: of browsers, scrapes, scanners, old peers.
+"""Bytes that open ports receive from other programs: browsers, scrapers, scanners, old peers.
 
-Here live the openings, by name, and a connection that says one; what must follow is said where they are used. Whatever
-does not begin with ZMTP 3's signature is a peer of ZMTP 1.0 to ZeroMQ, and what follows is taken for its messages.
+The module has these openings by name, and a connection that sends one. To ZeroMQ, anything that does not begin with
+ZMTP 3's signature is a peer of ZMTP 1.0, and what follows is taken for its messages.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ OPENINGS: Mapping[str, bytes] = {
 
 
 def drawn(seed: int) -> bytes:
-    """Some thousand bytes, from a short one of the openings on or from nothing: the same for the same seed."""
+    """Return some thousand bytes, after a short one of the openings or none; the seed determines them."""
     chance = random.Random(seed)
     opening = chance.choice([b"", *OPENINGS.values()])
     return opening[: chance.randrange(80)] + chance.randbytes(chance.randrange(1, 2000))
 
 
 def say(port: int, words: bytes, *, half: bool = False) -> bytes:
-    """Connect, say it all (or half, and hang up), and read what is answered until the other end closes, too."""
+    """Connect, send everything (or half, and hang up), and read the answer until the other end closes, too."""
     answered = b""
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection, suppress(OSError):
         connection.sendall(words[: len(words) // 2] if half else words)

@@ -1,15 +1,14 @@
-"""A real job of a few workers while every kind of stranger comes at once: it notices nothing.
+"""A real job of a few workers under all attacks at once: it must be unaffected.
 
-``python -m tests.hostile.storm --seconds 60`` runs it without and with a secret, each beside an undisturbed run, says
-how it stands every few seconds, and prints one JSON object as its last line. Here live the storm's phases and what must
-hold; who comes is in ``besiegers``. The one idea: nothing of the job may tell that it was there. Its processes are the
-same, its last weights those of the undisturbed run, nobody else was signalled, and its steps are about as fast. Then,
-still in the storm, a worker is killed and started again, and takes its seat; and the job finishes: its scheduler and
-every worker end while strangers go on connecting.
+``python -m tests.hostile.storm --seconds 60`` runs it without and with a secret, each beside an undisturbed run, prints
+its progress every few seconds, and prints one JSON object as its last line. ``besiegers`` has the attacks. The job's
+processes must stay the same, its final weights be those of the undisturbed run, no foreign process be signalled, and
+its steps be about as fast. Then, still under attack, a worker is killed and restarted and takes its seat, and the job
+finishes: its scheduler and every worker end while strangers keep connecting.
 
-How fast is a figure beside its floor: the besiegers take this machine's CPU whomever they come to. So after each part
-of the storm they come as often, beside the same training, to bare sockets (``bare_target``); what the job loses beyond
-that is what our code costs.
+The speed has a floor, since the attackers take this machine's CPU whatever they attack. So after each part of the storm
+they attack bare sockets (``bare_target``) at the same rate beside the same training; what the job loses beyond that is
+the cost of our code.
 """
 
 from __future__ import annotations
@@ -38,15 +37,14 @@ SECRET = "correct-horse-battery-staple"
 PAUSE_MS = 30
 ENDLESS = 10**9
 STEPS_TO_THE_END = 60
-"""So many more are done when the job's end is wanted: none of its ranks is so far ahead of what rank 0 has said."""
+"""The number of steps after which the job is to end; no rank is that far ahead of rank 0's output."""
 CALM_S = 5.0
 ROUNDS = 3
-"""So often the job is left alone, in the storm and beside the floor, and these two in turn the other way round: a
-neighbour's work then meets each."""
+"""How often the job runs undisturbed, in the storm and beside the floor, with the latter two in alternating order."""
 WANTED_SPEED = 0.95
-"""The storm's steps/s ÷ the floor's."""
+"""Required ratio of steps/s in the storm to those of the floor."""
 MOST_GROWTH_MIB = 128.0
-"""Of the scheduler: far above what a thousand connections hold, and far below what grows without bound."""
+"""Limit on the scheduler's memory: far above what a thousand connections need, far below unbounded growth."""
 FINISH_S = 300.0
 TELL_S = 5.0
 MODES: Mapping[str, Mapping[str, str]] = {"open": {}, "secret": {"CLUSTER_SECRET": SECRET}}
@@ -54,18 +52,18 @@ MODES: Mapping[str, Mapping[str, str]] = {"open": {}, "secret": {"CLUSTER_SECRET
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured and found."""
+    """The measurements."""
 
     mode: str
     seconds: float
     workers: int
-    speed: float  # steps/s in the storm ÷ in the calm
-    floor: float  # steps/s beside bare sockets that the same come to ÷ in the calm
+    speed: float  # steps/s in the storm ÷ undisturbed
+    floor: float  # steps/s beside attacked bare sockets ÷ undisturbed
     ratio: float  # of these two
     calm_steps_a_second: float
     scheduler_cpu: float  # cores that it takes in the storm
     bare_cpu: float  # cores that the bare sockets' process takes
-    scheduler_mib: int  # the most it held
+    scheduler_mib: int  # maximum memory
     scheduler_mib_before: int
     worker_mib: int
     came: Mapping[str, int]
@@ -75,7 +73,7 @@ class Result:
     ports: int  # that the other processes listen on
 
     def shown(self) -> dict[str, object]:
-        """For the last line."""
+        """Return the object of the last line."""
         return {name: getattr(self, name) for name in self.__match_args__}
 
 
@@ -90,18 +88,18 @@ def run(
     calm_s: float = CALM_S,
     rounds: int = ROUNDS,
 ) -> Result:
-    """One job through a storm.
+    """Run one job through a storm.
 
     Args:
         mode: of ``MODES``.
-        seconds: how long the storm lasts, and as long the floor.
+        seconds: duration of the storm, and of the floor.
         folder: empty.
-        say: told how it stands.
-        calm_s: how long it is watched before each round.
+        say: receives progress.
+        calm_s: undisturbed time before each round.
         rounds: of calm, floor and storm; each has its part of ``seconds``.
 
     Raises:
-        AssertionError: the job noticed.
+        AssertionError: the job was affected.
     """
     settings = {"LOG_DIR": "device", **MODES[mode]}
 
@@ -137,29 +135,29 @@ def run(
 
 @dataclass(slots=True)
 class _Phase:
-    """One of the ways in which the training is watched, in all rounds together."""
+    """One of the conditions under which the training is observed, over all rounds."""
 
     name: str
     steps: int = 0
     seconds: float = 0.0
-    cpu_s: float = 0.0  # of whom the besiegers come to
+    cpu_s: float = 0.0  # of the process under attack
     wall_s: float = 0.0
     besieged_s: float = 0.0
     came: Counter[str] = field(default_factory=Counter)
 
     @property
     def rate(self) -> float:
-        """Steps a second."""
+        """Steps per second."""
         return self.steps / max(self.seconds, 0.1)
 
 
 class _Siege:
-    """A job whose training is watched while it is left alone, in the storm, and beside the floor; and then ends.
+    """A job observed undisturbed, in the storm, and beside the floor, and then ended.
 
     Args:
         job: not started.
-        bystander: a process that is not the job's, and that the besiegers name.
-        say: told how it stands.
+        bystander: a foreign process that the attackers name.
+        say: receives progress.
     """
 
     def __init__(self, job: Job, mode: str, bystander: ProcessIdentity, say: Callable[[str], object]) -> None:
@@ -176,19 +174,19 @@ class _Siege:
         self.ended_after_s = 0.0
 
     def watch_calm(self, seconds: float) -> None:
-        """Nobody comes."""
+        """Observe without attacks."""
         self._watch(self.calm, seconds, self.processes[0].pid)
 
     def watch_storm(self, seconds: float) -> None:
-        """The besiegers come to the job, as often as they can."""
+        """Let the attackers attack the job as fast as they can."""
         with besieged(self.target, self.storm):
             self._watch(self.storm, seconds, self.processes[0].pid)
-        assert not self.job.matches("scheduler", "generation 2"), f"the job noticed\n{self.job.tails()}"
+        assert not self.job.matches("scheduler", "generation 2"), f"the job was affected\n{self.job.tails()}"
         before, most = self.held[0], self.most[0]
         assert most - before <= MOST_GROWTH_MIB, f"the scheduler grew from {before:.0f} to {most:.0f} MiB"
 
     def watch_floor(self, seconds: float) -> None:
-        """They come to bare sockets, as often as they came to the job so far."""
+        """Let them attack bare sockets at the rate of the storm so far."""
         turns_a_second = {kind: count / self.storm.besieged_s for kind, count in self.storm.came.items()}
         with bare_target(self.mode, len(self.others)) as (pid, ports):
             target = replace(self.target, port=ports[0], others=ports[1:], turns_a_second=turns_a_second)
@@ -196,7 +194,7 @@ class _Siege:
                 self._watch(self.floor, seconds, pid)
 
     def end(self) -> tuple[int, str]:
-        """Besieged on, a worker is lost and comes back, and then the job finishes; its last step, and its sha256."""
+        """Lose and restart a worker under attack, then let the job finish; return its last step and its sha256."""
         job = self.job
         with besieged(self.target, self.last):
             lose_one(job, self.say)
@@ -210,7 +208,7 @@ class _Siege:
         return last_step, found
 
     def result(self, seconds: float) -> Result:
-        """All in numbers; ``seconds``: of the storm."""
+        """Return all figures; ``seconds``: of the storm."""
         calm, floor, storm = self.calm, self.floor, self.storm
         return Result(
             self.mode,
@@ -233,7 +231,7 @@ class _Siege:
         )
 
     def _watch(self, phase: _Phase, seconds: float, target_pid: int) -> None:
-        """Look at the training and the job's processes for so long; ``target_pid``: whom the besiegers come to."""
+        """Observe training and processes for this time; ``target_pid``: the process under attack."""
         begin_s = told_s = time.monotonic()
         cpu_before_s = cpu_seconds(target_pid)
         while time.monotonic() < begin_s + seconds:
@@ -258,7 +256,7 @@ class _Siege:
 
 
 def lose_one(job: Job, say: Callable[[str], object]) -> None:
-    """A worker is killed and comes back, while strangers have every place that they can get."""
+    """Kill and restart a worker while strangers hold every place they can get."""
     rank, before = job.workers - 1, job.count(job.workers - 1)
     begin_s = time.monotonic()
     job.kill(rank)
@@ -277,7 +275,7 @@ def _target_of(job: Job, others: list[int], processes: list[ProcessIdentity]) ->
 
 @contextmanager
 def besieged(target: Target, phase: _Phase) -> Iterator[None]:
-    """The besiegers at work; how often they came, and for how long, is added to the phase afterwards."""
+    """Run the attackers; their counts and duration are added to the phase afterwards."""
     with beside("tests.hostile.besiegers", target.text()) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -290,7 +288,7 @@ def besieged(target: Target, phase: _Phase) -> Iterator[None]:
 
 @contextmanager
 def bare_target(mode: str, others: int) -> Iterator[tuple[int, list[int]]]:
-    """Bare sockets in a process of their own: its pid, and their ports."""
+    """Start bare sockets in their own process; return its pid and their ports."""
     with beside("tests.hostile.bare_target", str(others)) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(MODES[mode].get("CLUSTER_SECRET", "") + "\n")
@@ -300,7 +298,7 @@ def bare_target(mode: str, others: int) -> Iterator[tuple[int, list[int]]]:
 
 @contextmanager
 def beside(module: str, word: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of the storm's own, spoken to over its standard input and output."""
+    """Start a helper process that is controlled over its standard input and output."""
     with subprocess.Popen(
         [sys.executable, "-m", module, word],
         cwd=REPOSITORY, env=environment_of_tests(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -312,7 +310,7 @@ def beside(module: str, word: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.hostile.storm", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each storm")
     parser.add_argument("--workers", type=int, default=4)

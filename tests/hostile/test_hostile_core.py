@@ -1,7 +1,7 @@
-"""Whatever well-formed messages arrive, from whomever, the scheduler goes on: its core never raises on a peer's word.
+"""No sequence of well-formed messages from any sender makes the scheduler's core raise.
 
-The messages take the way they take in a running scheduler: bytes, decoder, reception, core; what comes back is packed
-as it would be for the journal and the wire. Here nobody holds a socket; those are in ``test_hostile_service``.
+The messages pass through the same parts as in a running scheduler: bytes, decoder, reception, core; output is packed as
+for the journal and the wire. Real sockets are in ``test_hostile_service``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PASSING = st.one_of(
 
 
 class Line:
-    """Takes what is sent, packed as on the wire, to names as ZeroMQ takes them."""
+    """Packs outgoing messages as on the wire, addressed as ZeroMQ addresses them."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -79,7 +79,7 @@ class Line:
 
 
 class Scheduler:
-    """A core and what stands before it, without disk, socket or clock."""
+    """A core with its reception, without disk, socket or clock."""
 
     def __init__(self, *, recovery: bool) -> None:
         policy = Policy(2, "digits", SETTINGS, recovery=recovery, cool_down_s=5.0, topo_timeout_s=60.0)
@@ -92,7 +92,7 @@ class Scheduler:
         self._carry_out(self.core.start())
 
     def says(self, peer: str, message: object) -> None:
-        """The message arrives as bytes over the connection of ``peer``."""
+        """Deliver the message as bytes over the connection of ``peer``."""
         incoming: Arrived | Garbled
         try:
             incoming = Arrived(peer, messages.SCHEMA.unpack(messages.SCHEMA.pack(message), MAX_INCOMING_BYTES))
@@ -126,7 +126,7 @@ class Scheduler:
         return JobState.replay(records.SCHEMA.unpack(payload) for payload in self._journal)
 
     def begin(self) -> None:
-        """Two honest workers train in generation 1."""
+        """Let two honest workers train in generation 1."""
         for node, session in (("0", "s0"), ("1", "s1")):
             process = Process("here", 10 + int(node), 1, "cpu")
             self.says(session, Register(PROTOCOL, "", "digits", node, session, 0, process, SETTINGS))
@@ -164,7 +164,7 @@ STRANGERS = messages_of(FROM_ANYBODY[:-1], KNOWN | {"session": ("stranger", "s0"
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(story=st.lists(STRANGERS, max_size=25))
-def test_strangers_with_stolen_names_change_nothing_of_a_job_in_progress(story: list[object]) -> None:
+def test_strangers_with_stolen_names_do_not_affect_a_running_job(story: list[object]) -> None:
     """Over their own connections, whatever node, session or incarnation they claim: no round, no loss, no lease."""
     scheduler = Scheduler(recovery=True)
     scheduler.begin()
@@ -177,8 +177,8 @@ def test_strangers_with_stolen_names_change_nothing_of_a_job_in_progress(story: 
     assert scheduler.core.phase() == "training"
 
 
-def test_what_strangers_leave_behind_is_bounded() -> None:
-    """Thousands register, wait and go: the tables of those who wait do not grow with them."""
+def test_remains_of_strangers_are_bounded() -> None:
+    """Thousands register, wait and leave, and the tables of waiting processes do not grow with them."""
     scheduler = Scheduler(recovery=True)
     admission = scheduler.core._admission
     for number in range(5000):

@@ -1,4 +1,4 @@
-"""A member whose digests are too many, too long or not printable is not believed: the log would show them."""
+"""A member's report with too many, too long or unprintable digests is rejected, since the log would show them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def part(name: str = "model.weight", value: str = "00") -> Part:
     return Part(PartKind.TRAINED, name, value)
 
 
-def test_what_a_worker_says_is_believed() -> None:
+def test_valid_report_is_accepted() -> None:
     most = Digest(POINT, 1, bytes(16), bytes(16), True, (part("x" * MAX_PART_CHARS),) * MAX_PARTS)
     few = Digest(POINT, 1, bytes(16))
     assert objection(Said(SENDER, Digests((most, *(few,) * (MAX_DIGESTS - 1))))) is None  # one is explained at a time
@@ -50,18 +50,18 @@ def test_what_a_worker_says_is_believed() -> None:
     ],
     ids=["many", "long", "long loose", "parts", "long name", "escape", "lines"],
 )
-def test_what_none_says_is_not(digests: tuple[Digest, ...]) -> None:
+def test_invalid_report_is_rejected(digests: tuple[Digest, ...]) -> None:
     assert objection(Said(SENDER, Digests(digests))) is not None
 
 
-def test_more_points_than_are_said_are_not_believed() -> None:
+def test_too_many_points_are_rejected() -> None:
     assert objection(Said(SENDER, SavedPoints((POINT,) * (MAX_SAVED_POINTS + 1)))) is not None
 
 
 STILL = Progress(Phase.USER, 1, 1, 2.0, 1.0, rests=True, place="train.py:46 (time.sleep)")
 
 
-def test_where_a_worker_stands_is_believed() -> None:
+def test_valid_position_is_accepted() -> None:
     assert objection(Said(SENDER, StallReport(STILL), 1, 1)) is None
     assert objection(Said(SENDER, StallReport(None), 1, 1)) is None
 
@@ -79,5 +79,5 @@ def test_where_a_worker_stands_is_believed() -> None:
         STILL._replace(steps=-1),
     ],
 )
-def test_where_no_worker_stands_is_not(progress: Progress) -> None:
+def test_impossible_position_is_rejected(progress: Progress) -> None:
     assert objection(Said(SENDER, StallReport(progress), 1, 1)) is not None

@@ -1,4 +1,4 @@
-"""A scheduler whose port is found by whatever speaks something else: its job is left alone, and one line says so."""
+"""Other protocols at the scheduler's port: its job is unaffected, and one line reports them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def attacked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Attacke
     attacked.house.close()
 
 
-def test_what_is_no_zmtp_3_is_dropped_and_the_job_goes_on(attacked: Attacked) -> None:
+def test_other_protocols_are_dropped_and_the_job_continues(attacked: Attacked) -> None:
     for words in OPENINGS.values():
         for _ in range(TIMES):
             say(attacked.port, words)
@@ -40,7 +40,7 @@ def test_what_is_no_zmtp_3_is_dropped_and_the_job_goes_on(attacked: Attacked) ->
     attacked.finish()
 
 
-def test_five_bytes_are_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_five_bytes_are_counted_and_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     attacked = Attacked(tmp_path)
     try:
         for _ in range(20):
@@ -53,8 +53,8 @@ def test_five_bytes_are_counted_and_said_once(tmp_path: Path, caplog: pytest.Log
         attacked.house.close()
 
 
-def test_many_that_speak_an_old_zmtp_do_not_end_a_drain_before_others_are_heard() -> None:
-    """Their messages name no connection: were they all one peer's, a drain would end after PEER_TURNS of them."""
+def test_many_old_zmtp_peers_do_not_end_a_drain_early() -> None:
+    """Their messages name no connection; counted as one peer's, they would end a drain after PEER_TURNS."""
     ends = Ends()
     try:
         with dealers(ends.port, [b"honest"]) as (honest,):

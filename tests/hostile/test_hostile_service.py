@@ -1,7 +1,7 @@
-"""A job in progress on real sockets while its scheduler is attacked: that is refused, counted, and never noticed.
+"""A running job on real sockets under attack: the attacks are refused and counted, and have no effect.
 
-Memory is measured where it would grow: the tables kept of peers, connections and those who wait, and the queues' own
-limits. Time is measured by the job itself: a worker that was not heard for NODE_TIMEOUT would be lost.
+Memory is measured where it would grow: the tables of peers, connections and waiting processes, and the queues' limits.
+The job itself measures time: a worker that was not heard for NODE_TIMEOUT would be lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SECRET = "correct-horse-battery-staple"
 
 
 class Attacked:
-    """A house of two workers that train in generation 1, and the proof that they were left in peace."""
+    """A job of two workers that trains in generation 1, with a check that it was not disturbed."""
 
     def __init__(self, path: Path, **environ: str) -> None:
         self.house = House(path, WORKERS, NODE_TIMEOUT="3", HEARTBEAT_INTERVAL="0.2", **environ)
@@ -72,7 +72,7 @@ class Attacked:
             threading.Event().wait(0.01)
 
     def finish(self) -> None:
-        """The job was never disturbed: it ends in its first generation, and its journal knows of no loss."""
+        """Check that the job ends in its first generation and that its journal has no loss."""
         with ThreadPoolExecutor(WORKERS) as pool:
             finals = list(pool.map(lambda agent: agent.complete(1, 40, [final(40)]), self.agents, timeout=PATIENCE_S))
         assert finals == [Point(40, 1)] * WORKERS
@@ -94,8 +94,8 @@ def attacked(tmp_path: Path) -> Iterator[Attacked]:
     attacked.house.close()
 
 
-def test_names_that_are_no_text_are_nobody(attacked: Attacked) -> None:
-    """ZeroMQ's own names have bytes that no session has; an answer to them once ended the scheduler."""
+def test_binary_names_are_ignored(attacked: Attacked) -> None:
+    """ZeroMQ's own names contain bytes that no session has; an answer to them once ended the scheduler."""
     names: list[bytes | None] = [None, b"\xff\xfe", b"a b", b"x" * 200, "é".encode()]
     with dealers(attacked.port, names) as strangers_:
         for stranger in strangers_:
@@ -106,8 +106,8 @@ def test_names_that_are_no_text_are_nobody(attacked: Attacked) -> None:
     attacked.finish()
 
 
-def test_bytes_that_are_no_message_are_counted_and_nothing_else(attacked: Attacked) -> None:
-    """Truncated everywhere, nested deep, wrong types, lists that claim more than they hold, too many frames."""
+def test_invalid_bytes_are_only_counted(attacked: Attacked) -> None:
+    """Truncated everywhere, deeply nested, wrong types, lists that claim more than they hold, too many frames."""
     good = registration("0", "stranger", attacked.fixed)
     bad = [good[:length] for length in range(len(good))]
     bad += [b"\x91" * 100_000, b"\xdd\x00\x0f\xff\xff" * 500, b"\xc7\x00\x05", b"\x81\x01\x02", b"\x92\x01\xc3" * 50]
@@ -121,15 +121,15 @@ def test_bytes_that_are_no_message_are_counted_and_nothing_else(attacked: Attack
     attacked.finish()
 
 
-def test_an_oversized_message_ends_its_connection_before_it_is_read(attacked: Attacked) -> None:
+def test_oversized_message_ends_its_connection_before_it_is_read(attacked: Attacked) -> None:
     with dealers(attacked.port, [b"stranger"]) as (stranger,):
         stranger.send(bytes(MAX_INCOMING_BYTES + 1))
         attacked.wait(lambda: attacked.count(Offence.SILENT) >= 1)
     attacked.finish()
 
 
-def test_another_version_is_told_so(attacked: Attacked) -> None:
-    """Also one whose Register has other fields: its second element is the version, in every version."""
+def test_other_protocol_version_is_refused_with_the_reason(attacked: Attacked) -> None:
+    """Even if its Register has other fields: its second element is the version, in every version."""
     with dealers(attacked.port, [b"stranger"]) as (stranger,):
         for packed in (registration("0", "stranger", attacked.fixed, protocol=99), b"\x93\x01\x63\xa3new"):
             stranger.send(packed)
@@ -142,8 +142,8 @@ def test_another_version_is_told_so(attacked: Attacked) -> None:
     attacked.finish()
 
 
-def test_a_stolen_node_id_and_replayed_words_change_nothing(attacked: Attacked) -> None:
-    """The node's name is no secret; its session is, and speaks over its own connection only."""
+def test_stolen_node_id_and_replayed_messages_change_nothing(attacked: Attacked) -> None:
+    """The node's name is no secret; its session is, and counts only on its own connection."""
     victim = attacked.agents[0]
     job = victim._core.job
     captured = messages.SCHEMA.pack(
@@ -165,7 +165,7 @@ def test_a_stolen_node_id_and_replayed_words_change_nothing(attacked: Attacked) 
     attacked.finish()
 
 
-def test_a_flood_of_registrations_is_answered_and_said_once(
+def test_flood_of_registrations_is_answered_and_reported_once(
     attacked: Attacked, caplog: pytest.LogCaptureFixture
 ) -> None:
     count = 20_000
@@ -177,12 +177,12 @@ def test_a_flood_of_registrations_is_answered_and_said_once(
     attacked.wait(lambda: any(" more registrations: " in record.message for record in caplog.records))
     said = [record.message for record in caplog.records if "refused" in record.message]
     assert sum("ALIVE" in line and line.startswith("refused pid 4242") for line in said) == unknown_peers.REFUSALS_SAID
-    assert 1 <= sum(" more registrations: " in line for line in said) <= 3  # a line in 30 s
+    assert 1 <= sum(" more registrations: " in line for line in said) <= 3  # one line in 30 s
     assert any("from 127.0.0.1" in line for line in said)
     attacked.finish()
 
 
-def test_a_flood_of_connections_ends_at_the_bound(
+def test_flood_of_connections_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(scheduler_module, "CONNECTIONS_OTHER", 20)
@@ -191,20 +191,20 @@ def test_a_flood_of_connections_ends_at_the_bound(
         bound = attacked.server.max_connections
         assert bound == 2 * WORKERS + 64 + 20
         with half_open(attacked.port, bound + 60) as connections:
-            # One that was long in coming may find that an earlier one's handshake has taken too long meanwhile.
+            # A slow one may find that an earlier one's handshake has timed out meanwhile.
             attacked.wait(lambda: attacked.count(Offence.TOO_MANY) + attacked.count(Offence.HANDSHAKE) >= 60)
             assert attacked.count(Offence.TOO_MANY) > 0
             attacked.wait(lambda: attacked.server.connections <= bound)
             ended = [connection for connection in connections[:60] if hangs_up(connection, 10)]
             assert len(ended) == 60
         attacked.wait(lambda: attacked.server.connections == WORKERS)
-        attacked.wait(lambda: any("beyond the most that may stand: " in r.message for r in caplog.records))
+        attacked.wait(lambda: any("beyond the limit: " in r.message for r in caplog.records))
         attacked.finish()
     finally:
         attacked.house.close()
 
 
-def test_half_open_connections_end_by_themselves_and_leave_nothing(attacked: Attacked) -> None:
+def test_half_open_connections_time_out_and_leave_nothing(attacked: Attacked) -> None:
     with half_open(attacked.port, 200) as connections:
         attacked.wait(lambda: attacked.server.connections + attacked.count(Offence.HANDSHAKE) >= 200)
         assert all(hangs_up(connection, 30) for connection in connections)  # HANDSHAKE_IVL, here 3 s
@@ -213,8 +213,8 @@ def test_half_open_connections_end_by_themselves_and_leave_nothing(attacked: Att
     attacked.finish()
 
 
-def test_peers_that_come_and_go_leave_nothing(attacked: Attacked) -> None:
-    """What is kept of a peer goes with its connection, whether it spoke sense, nonsense, or asked for a seat."""
+def test_disconnected_peers_leave_nothing(attacked: Attacked) -> None:
+    """A peer's data is removed with its connection, whether it sent sense, nonsense, or asked for a seat."""
     for number in range(6):
         names: list[bytes | None] = [b"peer-%d-%d" % (number, index) for index in range(50)]
         with dealers(attacked.port, names) as peers:
@@ -234,7 +234,7 @@ def test_peers_that_come_and_go_leave_nothing(attacked: Attacked) -> None:
     attacked.finish()
 
 
-def test_who_asks_for_snapshots_without_end_gets_one_a_pass(attacked: Attacked) -> None:
+def test_endless_snapshot_requests_get_one_per_pass(attacked: Attacked) -> None:
     with dealers(attacked.port, [b"curious", b"honest"]) as (curious, honest):
         for _ in range(20_000):
             curious.send(messages.SCHEMA.pack(StatusQuery(follow=False)))
@@ -267,7 +267,7 @@ def guarded(tmp_path: Path) -> Iterator[Attacked]:
     ],
     ids=["another secret", "no secret"],
 )
-def test_a_worker_that_does_not_share_the_secret_leaves_in_seconds_and_is_counted(
+def test_worker_without_the_secret_leaves_in_seconds_and_is_counted(
     guarded: Attacked, caplog: pytest.LogCaptureFixture, environ: dict[str, str], said: str
 ) -> None:
     settings, _ = config.read({**guarded.house.environ, **environ, "ROLE": "worker", "NODE_ID": "1"})
@@ -280,13 +280,13 @@ def test_a_worker_that_does_not_share_the_secret_leaves_in_seconds_and_is_counte
     guarded.wait(lambda: any("; compare CLUSTER_SECRET" in record.message for record in caplog.records))
     shown = [record.message for record in caplog.records if record.message.startswith("refused ")]
     assert any(" from 127.0.0.1" in line for line in shown)
-    assert len(shown) <= 3  # a kind a line in 30 s, however often it has tried
+    assert len(shown) <= 3  # one line per kind in 30 s, however often it has tried
     assert SECRET not in caplog.text + str(caught.value)
     guarded.finish()
 
 
-def test_without_the_secret_nothing_reaches_the_scheduler(guarded: Attacked) -> None:
-    """Neither words nor floods: the whole of what strangers can do happens in the handshake."""
+def test_nothing_reaches_the_scheduler_without_the_secret(guarded: Attacked) -> None:
+    """Neither messages nor floods: strangers get no further than the handshake."""
     other = derive_keys(b"another-secret-of-another-cluster")
     with dealers(guarded.port, [b"plain"] * 5) as plain, zmq.Context() as context:
         for stranger in plain:
@@ -304,8 +304,8 @@ def test_without_the_secret_nothing_reaches_the_scheduler(guarded: Attacked) -> 
     guarded.finish()
 
 
-def test_a_recorded_conversation_says_nothing_when_it_is_played_again(tmp_path: Path) -> None:
-    """CurveZMQ's keys are fresh in each connection (RFC 26): yesterday's bytes open nothing today."""
+def test_replayed_conversation_has_no_effect(tmp_path: Path) -> None:
+    """CurveZMQ's keys are fresh in each connection (RFC 26), so recorded bytes are useless."""
     attacked = Attacked(tmp_path, CLUSTER_SECRET=SECRET)
     tap = Tap(attacked.port)
     try:
@@ -314,7 +314,7 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(tmp_path: 
         )
         agent = Agent(settings, "test", "cpu")
         with pytest.raises(Exception, match="names a spare"):
-            agent.register()  # it has the secret, so it is heard: a register and its refusal went by
+            agent.register()  # it has the secret, so it is heard: a register and its refusal were recorded
         agent.leave(on_purpose=False, text="the test is over")
         before = attacked.count(Offence.SECRET) + attacked.count(Offence.HANDSHAKE)
         with half_open(attacked.port, 1) as (connection,):
@@ -329,8 +329,8 @@ def test_a_recorded_conversation_says_nothing_when_it_is_played_again(tmp_path: 
         attacked.house.close()
 
 
-def test_a_flood_is_not_taken_for_a_wrong_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections without the secret come again and again while a worker comes back: it gets its seat, or waits."""
+def test_flood_does_not_pass_for_a_wrong_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections without the secret keep coming while it is heard and gets an answer that no flood gives."""
     monkeypatch.setattr(scheduler_module, "CONNECTIONS_OTHER", 20)
     monkeypatch.setattr(scheduler_module, "MAX_FOLLOWERS", 0)
     attacked = Attacked(tmp_path, CLUSTER_SECRET=SECRET)
@@ -342,7 +342,8 @@ def test_a_flood_is_not_taken_for_a_wrong_secret(tmp_path: Path, monkeypatch: py
         agent = attacked.house.agent("7")
         with pytest.raises(RefusedError, match="names a spare"):  # it was heard: an answer that no flood gives
             agent.register()
-        agent.leave(on_purpose=False, text="the test is over")  # else a second verdict ends the process of the tests
+        # otherwise a second verdict ends the process of the tests
+        agent.leave(on_purpose=False, text="the test is over")
         assert attacked.count(Offence.TOO_MANY) >= 1000
         assert not over.is_set()
         over.set()
@@ -354,7 +355,7 @@ def test_a_flood_is_not_taken_for_a_wrong_secret(tmp_path: Path, monkeypatch: py
 
 
 def reopen(port: int, count: int, over: threading.Event) -> None:
-    """Hold so many connections, and open each again as soon as it is closed, or in turn."""
+    """Hold this many connections, and reopen each when it is closed, or in turn."""
     connections: collections.deque[socket.socket] = collections.deque()
     try:
         while not over.is_set():
@@ -369,7 +370,7 @@ def reopen(port: int, count: int, over: threading.Event) -> None:
             connection.close()
 
 
-def test_half_open_connections_end_with_a_secret_too(guarded: Attacked) -> None:
+def test_half_open_connections_time_out_with_a_secret_too(guarded: Attacked) -> None:
     with half_open(guarded.port, 50) as connections:
         assert all(hangs_up(connection, 30) for connection in connections)
     guarded.wait(lambda: guarded.server.connections == WORKERS)

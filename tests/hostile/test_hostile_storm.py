@@ -1,4 +1,4 @@
-"""The storm for a few seconds, as a test; at length it is ``python -m tests.hostile.storm``."""
+"""The storm for a few seconds, as a test; longer runs: ``python -m tests.hostile.storm``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from tests.system.processes import WarmStarter
 
 
 @pytest.mark.parametrize("mode", ["secret", pytest.param("open", marks=pytest.mark.thorough)])
-def test_a_job_in_a_storm_of_strangers_ends_with_the_undisturbed_bits(
-    mode: str, tmp_path: Path, warm: WarmStarter
-) -> None:
+def test_job_under_attack_ends_with_the_undisturbed_bits(mode: str, tmp_path: Path, warm: WarmStarter) -> None:
     result = run(mode, 2.0, 3, tmp_path, warm, print, calm_s=1.0, rounds=1)
     for came in (result.came, result.came_to_floor, result.came_at_end):
         assert all(came[kind] > 0 for kind in came)

@@ -1,4 +1,4 @@
-"""The lines about strangers, and the limits of what they may say: tables, a clock held in the hand, no socket."""
+"""Messages about strangers and limits on their content, with tables and a manual clock, without sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def texts(strangers: UnknownPeers, now: float) -> list[str]:
     return [note.text for note in strangers.lines(now)]
 
 
-def test_the_first_line_gathers_and_the_next_waits() -> None:
+def test_first_line_is_delayed_briefly_and_the_next_waits() -> None:
     strangers = UnknownPeers()
     assert texts(strangers, 0.0) == []
     for _ in range(3):
@@ -59,7 +59,7 @@ def test_the_first_line_gathers_and_the_next_waits() -> None:
     assert strangers.totals[Offence.SECRET] == 4 + int(LINE_INTERVAL_S) - 1
 
 
-def test_a_million_addresses_take_the_room_of_a_few() -> None:
+def test_million_addresses_take_the_room_of_a_few() -> None:
     strangers = UnknownPeers()
     for number in range(100_000):
         strangers.rejected(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", Rejection.MECHANISM)
@@ -75,7 +75,7 @@ def test_a_million_addresses_take_the_room_of_a_few() -> None:
     assert all("from elsewhere" in line and len(line) < 500 for line in lines)
 
 
-def test_knocking_at_the_port_is_no_event_and_knocking_without_end_is() -> None:
+def test_occasional_connection_is_not_reported_and_continuous_ones_are() -> None:
     """A liveness probe connects and closes every few seconds."""
     strangers = UnknownPeers()
     for second in range(600):
@@ -86,14 +86,14 @@ def test_knocking_at_the_port_is_no_event_and_knocking_without_end_is() -> None:
     assert [*texts(strangers, 600.0), *texts(strangers, 601.0)] != []
 
 
-def test_what_was_counted_is_said_before_the_end() -> None:
+def test_counts_are_reported_before_the_end() -> None:
     strangers = UnknownPeers()
     strangers.rejected("10.0.0.7", Rejection.SECRET)
     assert len(strangers.lines(0.0, is_last=True)) == 1
     assert strangers.lines(0.0, is_last=True) == []
 
 
-def test_refusals_are_said_one_by_one_up_to_a_hosts_worth() -> None:
+def test_refusals_are_reported_singly_up_to_a_hosts_worth() -> None:
     strangers = UnknownPeers()
     note = Note(Level.WARNING, "refused pid 7 (ALIVE): …")
     said = [strangers.refused("10.0.0.7", [note], now=1.0) for _ in range(REFUSALS_SAID + 10)]
@@ -127,7 +127,7 @@ def test_refusals_are_said_one_by_one_up_to_a_hosts_worth() -> None:
     ],
     ids=repr,
 )
-def test_a_register_that_no_process_of_ours_sends(wrong: dict[str, object]) -> None:
+def test_register_that_no_process_of_ours_sends_is_rejected(wrong: dict[str, object]) -> None:
     assert objection(REGISTER) is None
     problem = objection(replace(REGISTER, **wrong))
     assert problem is not None
@@ -148,7 +148,7 @@ def test_other_messages_are_bounded_too() -> None:
     assert objection(StatusQuery(follow=True)) is None
 
 
-def test_no_list_is_longer_than_a_message_has() -> None:
+def test_no_list_is_longer_than_a_message_allows() -> None:
     def join(points: int) -> bytes:
         sender = Credential("job", "1", "session", 1)
         return SCHEMA.pack(Join(sender, RoundId(1, 1), Holdings((Point(1, 1),) * points, False, ())))
@@ -186,5 +186,5 @@ def test_no_list_is_longer_than_a_message_has() -> None:
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_a_register_says_its_version_whatever_follows(packed: bytes, version: int | None) -> None:
+def test_register_states_its_version_whatever_follows(packed: bytes, version: int | None) -> None:
     assert protocol_of(packed) == version

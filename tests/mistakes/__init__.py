@@ -1,6 +1,6 @@
-"""Mistakes that people make with their first job, and what they are told: each a row of a table, with real processes.
+"""Common mistakes with a first job and the message for each: rows of a table, run with real processes.
 
-The measure of a row is what a person reads: the sentence with its file and line, the remedy after "Fix:", the exit
-status, and that the job does not go on, or not end, because of it. A row that needs no process is in the tests of the
-room that speaks (``tests/config``, ``tests/ops``).
+A row checks what a user reads: the sentence with its file and line, the remedy after "Fix:", the exit status, and that
+the job does not continue, or end, because of it. Rows that need no process are in the tests of the package that prints
+the message (``tests/config``, ``tests/launcher``).
 """

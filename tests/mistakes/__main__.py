@@ -1,4 +1,4 @@
-"""``python -m tests.mistakes``: makes the mistakes and prints how long after the fact each was told, and by which line.
+"""``python -m tests.mistakes``: make the mistakes; print how soon each was reported, and by which line.
 
 With pytest's arguments (``-k dataloader``) only those. The last line is one JSON object.
 """
@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.shell_job import ROOT
 from tests.mistakes.told import PROPERTY, Row
-from tests.ops.shell_job import ROOT
 
 SHOWN = 110
 
 
 class _Rows:
-    """Those of every test that passed."""
+    """The rows of every test that passed."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -33,8 +33,9 @@ class _Rows:
 
 
 def main() -> int:
-    """The command; pytest's exit status."""
-    subprocess.run(["bash", str(ROOT / "scripts" / "setup.sh")], check=True)  # else the first row's seconds are its own
+    """Run the command; return pytest's exit status."""
+    # otherwise the first row's seconds include it
+    subprocess.run(["bash", str(ROOT / "scripts" / "setup.sh")], check=True)
     rows = _Rows()
     arguments = [str(Path(__file__).parent), "-q", "-p", "no:cacheprovider", *sys.argv[1:]]
     status = int(pytest.main(arguments, plugins=[rows]))

@@ -1,4 +1,4 @@
-"""The jobs of the shell's tests: a folder, the scripts called in it, and the proof that nothing of them is left."""
+"""The jobs of the launcher tests: a folder, the scripts called in it, and a check that nothing is left."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.launcher.conftest import job, new_job
+from tests.launcher.shell_job import ShellJob
 from tests.mistakes.told import Told
-from tests.ops.conftest import job, new_job
-from tests.ops.shell_job import ShellJob
 
 __all__ = ["job", "new_job", "told"]
 

@@ -1,7 +1,6 @@
-"""A mistake as a value: the script or the environment that makes it, and what a person must be told.
+"""A mistake as a value: the script or environment that makes it, and the message it must lead to.
 
-The one idea: a row says what is printed and what must not be, so that a sentence that helps nobody fails as well as a
-missing one.
+A row states what is printed and what must not be, so that an unhelpful sentence fails as well as a missing one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.ops.shell_job import ShellJob
+from tests.launcher.shell_job import ShellJob
 
 RECOVER = r"recover\.sh"
 
@@ -21,10 +20,10 @@ class Mistake:
     """One row.
 
     Attributes:
-        script: ``train.py``'s text; with recovery on unless the settings say otherwise, in two workers.
-        says: patterns that a line of ``run.sh``'s output must have each.
-        never: patterns that no line of it may have.
-        status: what ``run.sh`` ends with.
+        script: ``train.py``'s text; run by two workers, with recovery on unless the settings say otherwise.
+        says: patterns that must each occur in a line of ``run.sh``'s output.
+        never: patterns that must not occur.
+        status: ``run.sh``'s exit status.
         files: more files of the job's folder.
     """
 
@@ -38,7 +37,7 @@ class Mistake:
     arguments: tuple[str, ...] = ()
 
     def make(self, job: ShellJob) -> Path:
-        """Write its files; returns the script."""
+        """Write its files; return the script."""
         job.settings = {**job.settings, "WORKER_NUM": "2", "NODE_TIMEOUT": "5", **self.settings}
         for name, text in {"train.py": self.script, **self.files}.items():
             path = job.folder / name
@@ -47,7 +46,7 @@ class Mistake:
         return job.folder / "train.py"
 
     def judge(self, status: int, text: str, logs: str) -> None:
-        """Whether a person was told."""
+        """Check the output."""
         shown = f"status {status}\n{text}\n{logs}"
         assert status == self.status, shown
         for pattern in self.says:

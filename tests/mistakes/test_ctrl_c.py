@@ -1,4 +1,4 @@
-"""Ctrl-C ends the whole job, in run.sh and in recover.sh alike, whatever the job is at; and says the same of it."""
+"""Ctrl-C ends the whole job in every phase, with the same messages from run.sh and recover.sh."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from samebits.launcher.job_view import JobView
+from tests.launcher.shell_job import ENDLESS, Shell, ShellJob
 from tests.mistakes.told import Told
-from tests.ops.shell_job import ENDLESS, Shell, ShellJob
 
 pytestmark = pytest.mark.system
 

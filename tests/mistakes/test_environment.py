@@ -1,4 +1,4 @@
-"""Mistakes in the environment: what ``run.sh``, or a script that was started by hand, says of them."""
+"""Mistakes in the environment: messages of ``run.sh`` and of a script started by hand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.launcher.shell_job import ROOT, ShellJob
 from tests.mistakes.mistake import RECOVER, Mistake
 from tests.mistakes.told import Told
-from tests.ops.shell_job import ROOT, ShellJob
 
 pytestmark = pytest.mark.system
 
@@ -18,7 +18,7 @@ INIT = "import samebits\n\nsamebits.init()\n"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A variable, what is said where it is set so, and the exit status."""
+    """A variable with its wrong value, the message, and the exit status."""
 
     name: str
     value: str
@@ -34,9 +34,7 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=[one.name for one in SETTINGS])
-def test_a_folder_that_cannot_be_written_is_said_before_anything_is_started(
-    setting: Setting, job: ShellJob, told: Told
-) -> None:
+def test_unwritable_folder_is_reported_before_anything_is_started(setting: Setting, job: ShellJob, told: Told) -> None:
     told.fact("the script's call")
     shell = job.run("--steps", "5", **{setting.name: setting.value})
     status = shell.end()
@@ -47,7 +45,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_started(
     told.note(f"{setting.name} cannot be a folder", shell, setting.says)
 
 
-def test_a_misspelt_variable_is_said_on_the_terminal_and_the_job_runs(job: ShellJob, told: Told) -> None:
+def test_misspelt_variable_is_reported_on_the_terminal_and_the_job_runs(job: ShellJob, told: Told) -> None:
     told.fact("the script's call")
     shell = job.run("--steps", "5", WORKER_NUMS="8", MS_SCHED_PROT="9")
     assert shell.end() == 0, shell.text
@@ -56,7 +54,7 @@ def test_a_misspelt_variable_is_said_on_the_terminal_and_the_job_runs(job: Shell
     told.note("a misspelt variable", shell, "is read by nobody")
 
 
-def test_a_script_that_is_started_by_hand_is_told_how_in_one_line(job: ShellJob, told: Told) -> None:
+def test_script_started_by_hand_gets_one_line_on_how_to_start_it(job: ShellJob, told: Told) -> None:
     (job.folder / "train.py").write_text(INIT)
     told.fact("the script's call")
     shell = job.shell(PYTHON, "train.py", RANK="0")  # as torchrun would
@@ -68,7 +66,7 @@ def test_a_script_that_is_started_by_hand_is_told_how_in_one_line(job: ShellJob,
     told.note("a script that is started by hand", shell, "Fix")
 
 
-def test_without_recovery_no_text_leads_to_recover_sh(job: ShellJob, told: Told) -> None:
+def test_no_message_mentions_recover_sh_with_recovery_off(job: ShellJob, told: Told) -> None:
     shell = job.run("--steps", "100000000", ENABLE_RECOVERY="0")
     job.wait_training()
     told.fact("the kill")
@@ -76,7 +74,7 @@ def test_without_recovery_no_text_leads_to_recover_sh(job: ShellJob, told: Told)
     status = shell.end()
     death = rf"worker 1 \(pid {pid}\) was killed by signal 9 \(SIGKILL\)"
     said = (
-        rf"^samebits: ({death} \(ENABLE_RECOVERY=0: the job ends\)|the first to go: {death})$"  # whoever saw it first
+        rf"^samebits: ({death} \(ENABLE_RECOVERY=0: the job ends\)|the first to go: {death})$"  # whichever saw it first
     )
     Mistake("", "", (said,), 76, never=(RECOVER, "brings it back")).judge(status, shell.text, job.tails())
     for name in ("worker_0", "worker_2", "scheduler"):
@@ -84,7 +82,7 @@ def test_without_recovery_no_text_leads_to_recover_sh(job: ShellJob, told: Told)
     told.note("a lost worker with ENABLE_RECOVERY=0", shell, said)
 
 
-def test_a_worker_and_a_spare_that_are_killed_are_said_without_what_they_logged(job: ShellJob, told: Told) -> None:
+def test_killed_worker_and_spare_are_reported_without_their_logs(job: ShellJob, told: Told) -> None:
     shell = job.run("--steps", "100000000", SPARE_NUM="1")
     job.wait_view(lambda view: view.phase == "training" and view.spares_alive == 1 and view.step >= 3)
     told.fact("the kill")

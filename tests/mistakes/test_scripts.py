@@ -1,4 +1,4 @@
-"""Mistakes in the script: what ``run.sh`` says of them, with the line, and what it leaves with."""
+"""Mistakes in the script: the messages of ``run.sh`` with the line, and its exit status."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.launcher.shell_job import ShellJob
 from tests.mistakes.mistake import RECOVER, Mistake
 from tests.mistakes.told import Told
-from tests.ops.shell_job import ShellJob
 from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
@@ -185,8 +185,8 @@ AFTER_INIT = (
 )
 
 
-# The scripts import torch here. How the others are worded: tests/ops (with workers that need no torch: an error in
-# every worker, a worker that is lost) and tests/system/test_exits.py.
+# The scripts import torch here. Others are in tests/launcher (with workers that need no torch: an error in every
+# worker, a worker that is lost) and tests/system/test_exits.py.
 IN_DEFAULT = "an error in a DataLoader's worker process"
 LISTED = [
     pytest.param(one, id=one.name, marks=[] if one.name == IN_DEFAULT else [pytest.mark.thorough]) for one in AFTER_INIT
@@ -194,7 +194,7 @@ LISTED = [
 
 
 @pytest.mark.parametrize("mistake", LISTED)
-def test_after_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Told, warm: WarmStarter) -> None:
+def test_mistake_after_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Told, warm: WarmStarter) -> None:
     job.starter = warm
     shell = job.run(*mistake.arguments, worker=mistake.make(job))
     status = shell.end()
@@ -204,8 +204,8 @@ def test_after_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Told
 
 
 @pytest.mark.thorough
-def test_a_dataloaders_worker_that_hangs_in_a_library_is_gone_with_its_rank(job: ShellJob, told: Told) -> None:
-    """Beside one that fails; what stays behind of the job, its fixture notices."""
+def test_dataloader_worker_that_hangs_in_a_library_ends_with_its_rank(job: ShellJob, told: Told) -> None:
+    """Beside one that fails; the fixture detects remaining processes."""
     shell = job.run(worker=Mistake("", HANGING, (), 87).make(job))
     said = shell.wait_for(r"samebits: workers? [01].* failed at .*\n")[0]
     assert "ValueError: sample 0 cannot be read" in said
@@ -213,8 +213,8 @@ def test_a_dataloaders_worker_that_hangs_in_a_library_is_gone_with_its_rank(job:
     assert shell.end() == 87, shell.text
 
 
-@pytest.mark.thorough  # → test_ops_following; a worker whose script fails: test_ops_run_sh
-def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: ShellJob, told: Told) -> None:
+@pytest.mark.thorough  # → test_following; a worker whose script fails: test_run_sh
+def test_error_of_one_rank_says_where_and_how_long_the_others_wait(job: ShellJob, told: Told) -> None:
     line = "assert samebits.get_rank() != 1 or step < 3, 'the loss is nan'"
     mistake = Mistake("", TRAIN.format(steps=10, line=line), (), 0)
     mistake = replace(mistake, settings={"WORKER_NUM": "3", "TOPO_TIMEOUT": "900"})
@@ -230,7 +230,7 @@ def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: Shell
     assert shell.end() == 78, shell.text
 
 
-def test_a_forgotten_commit_is_said_while_the_job_trains(job: ShellJob, told: Told, warm: WarmStarter) -> None:
+def test_forgotten_commit_is_reported_while_the_job_trains(job: ShellJob, told: Told, warm: WarmStarter) -> None:
     job.starter = warm
     script = TRAIN.format(steps=100_000_000, line="").replace("        state.commit()\n", "")
     assert "commit" not in script
@@ -243,7 +243,7 @@ def test_a_forgotten_commit_is_said_while_the_job_trains(job: ShellJob, told: To
     assert shell.end() == 78, shell.text
 
 
-def test_a_process_that_never_calls_init_is_named_while_it_runs(job: ShellJob, told: Told) -> None:
+def test_process_that_never_calls_init_is_named_while_it_runs(job: ShellJob, told: Told) -> None:
     mistake = Mistake("", "import time\n\nprint('Loss: 2.29')\ntime.sleep(600)\n", (), 0)
     shell = job.run(worker=mistake.make(job))
     shell.wait_for("2 workers and a scheduler .* started")
@@ -258,7 +258,7 @@ def test_a_process_that_never_calls_init_is_named_while_it_runs(job: ShellJob, t
 
 
 @pytest.mark.parametrize("mistake", BEFORE_INIT, ids=[one.name for one in BEFORE_INIT])
-def test_before_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Told) -> None:
+def test_mistake_before_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Told) -> None:
     shell = job.run(*mistake.arguments, worker=mistake.make(job))
     status = shell.end()
     mistake.judge(status, shell.text, job.tails())
@@ -266,7 +266,7 @@ def test_before_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Tol
     assert job.running() == []
 
 
-def test_a_script_that_was_corrected_is_started_again_as_if_nothing_had_been(job: ShellJob) -> None:
+def test_corrected_script_is_started_again_normally(job: ShellJob) -> None:
     broken = BEFORE_INIT[0]
     shell = job.run(worker=broken.make(job))
     assert shell.end() == broken.status, shell.text

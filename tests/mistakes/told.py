@@ -1,8 +1,7 @@
-"""How long after the fact a person is told of a mistake, measured beside a test; nothing is asserted of it.
+"""How soon after its cause the user sees the message on a mistake, measured beside a test and not asserted.
 
-Here live the clock and the table's row. The one idea: the fact is what came first, the first line of an error in a
-worker's log or the first worker's end, unless the test says when it made one; the sentence's moment is when its line
-came out of the script.
+The cause is whichever comes first, the first line of an error in a worker's log or the first worker's end, unless the
+test sets the time. The message's time is when its line was printed by the script.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samebits.launcher.processes import process_names, read_pid_files
-from tests.ops.shell_job import Shell, ShellJob
+from tests.launcher.shell_job import Shell, ShellJob
 
 LOOK_S = 0.05
 PROPERTY = "told"
-"""Under this name a test's report carries its rows (pytest's ``record_property``)."""
+"""The name under which a test's report carries its rows (pytest's ``record_property``)."""
 _ERROR = re.compile(rb"^\w*(Error|Exception)\b|: error: ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One mistake, and when it was told.
+    """One mistake, and when it was reported.
 
     Attributes:
-        after_s: from the fact to the sentence; None where no fact was seen.
-        fact: what it is counted from.
-        sentence: the line that told it.
+        after_s: from the cause to the message; None if no cause was seen.
+        fact: the cause.
+        sentence: the message.
     """
 
     mistake: str
@@ -41,7 +40,7 @@ class Row:
 
 
 class Told:
-    """Watches a job's folder for the first fact, in a thread of its own.
+    """Watches a job's folder for the first cause, in a thread of its own.
 
     Args:
         job: with one script to be called in it.
@@ -56,20 +55,20 @@ class Told:
         self._thread.start()
 
     def fact(self, what: str) -> None:
-        """It happens now, whatever was seen before."""
+        """Set the cause's time to now, whatever was seen before."""
         self._facts = [(time.monotonic(), what)]
 
     def note(self, mistake: str, shell: Shell, pattern: str) -> None:
-        """The first line with the pattern was what told it."""
+        """Record the first line with the pattern as the message."""
         at = next((one for one in shell.heard if re.search(pattern, one[1], re.MULTILINE)), None)
-        assert at is not None, f"{pattern!r} was not said"
+        assert at is not None, f"{pattern!r} was not printed"
         facts = sorted(self._facts)
         after_s = None if not facts else max(0.0, at[0] - facts[0][0])
         row = Row(mistake, after_s, facts[0][1] if facts else "", at[1].strip())
         self._record(PROPERTY, asdict(row))  # reports of several pytest processes carry no classes
 
     def close(self) -> None:
-        """No more is watched."""
+        """Stop watching."""
         self._is_over.set()
         self._thread.join()
 
@@ -82,7 +81,7 @@ class Told:
         folder = self._job.log_dir
         logs = sorted(folder.glob("worker_*.log")) if folder.is_dir() else []
         names = process_names(log.stem.removeprefix("worker_") for log in logs)
-        with contextlib.suppress(OSError):  # what is being replaced
+        with contextlib.suppress(OSError):  # a file that is being replaced
             for name, identity in read_pid_files(folder, names).items():
                 if name.startswith("worker_") and not identity.is_alive():
                     self._facts.append((time.monotonic(), "a worker's end"))

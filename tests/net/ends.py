@@ -1,4 +1,4 @@
-"""Both ends of the wire on loopback, and bounded waits for what they see; no job, no scheduler."""
+"""Both ends of the wire on loopback, with bounded waits; no job, no scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Seen = TypeVar("_Seen")
 
 
 def until(step: Callable[[], Sequence[object]], wanted: Callable[[object], bool]) -> list[object]:
-    """Everything that ``step`` gives until one of it is wanted, within a bounded wait."""
+    """Collect what ``step`` returns until it includes the wanted, within a bounded wait."""
     seen: list[object] = []
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -28,13 +28,13 @@ def until(step: Callable[[], Sequence[object]], wanted: Callable[[object], bool]
 
 
 def listened(client: Client) -> list[object]:
-    """What the client hears now."""
+    """Return what the client hears now."""
     client.wait(0.05)
     return list(client.drain())
 
 
 class Ends:
-    """A server, and clients of it."""
+    """A server and its clients."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Ends:
         self.server = Server([address], self.port, silence_s, keys=keys, most_connections=most_connections)
         self.has_server = True
         self.clients: list[Client] = []
-        self.aside: list[Incoming] = []  # what the server heard while a client was listened to
+        self.aside: list[Incoming] = []  # what the server heard while a client was polled
         self._pool = ThreadPoolExecutor(max_workers=1)
 
     def client(self, identity: str, keys: ClusterKeys | None = None) -> Client:
@@ -59,12 +59,12 @@ class Ends:
         return client
 
     def heard(self) -> list[Incoming]:
-        """What the server hears now."""
+        """Return what the server hears now."""
         self.server.wait(0.1)
         return list(self.server.drain())
 
     def got(self, client: Client) -> Callable[[], list[object]]:
-        """What the client hears, while the server goes on answering handshakes."""
+        """Return what the client hears, while the server keeps answering handshakes."""
 
         def step() -> list[object]:
             listening = self._pool.submit(listened, client)
@@ -81,7 +81,7 @@ class Ends:
         return client
 
     def end_server(self) -> None:
-        """The server is gone; its clients are not."""
+        """Close the server but not its clients."""
         self.server.close()
         self.has_server = False
 

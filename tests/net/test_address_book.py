@@ -1,4 +1,4 @@
-"""The order in which addresses are tried, and a file that names them: missing, half there, too large, changed."""
+"""The order in which addresses are tried, and the file of addresses: missing, partial, too large, changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B, C = (("10.0.0.1", PORT), ("10.0.0.2", PORT), ("10.0.0.3", PORT))
 
 
 class Read:
-    """A book over a file, and what it says after each look."""
+    """An address book over a file, and its messages after each read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class Read:
         return self.book.take()
 
 
-def test_each_is_tried_in_turn_and_turns_in_vain_are_slower() -> None:
+def test_addresses_are_tried_in_turn_and_failed_rounds_slow_down() -> None:
     book = AddressBook("10.0.0.1,10.0.0.2", PORT)
     assert (book.has_choice, book.every) == (True, (A, B))
     seen = []
@@ -45,18 +45,18 @@ def test_each_is_tried_in_turn_and_turns_in_vain_are_slower() -> None:
     assert book.slowness(4) == 1
 
 
-def test_all_refuse_once_each_has_when_it_was_last_tried() -> None:
+def test_all_refuse_once_each_refused_on_its_last_attempt() -> None:
     book = AddressBook("10.0.0.1,10.0.0.2", PORT)
     said = []
     for refuses in (True, False, True, True, True):
         said.append(book.refuses(f"{len(said)}") if refuses else "-")
         book.turn()
-    assert said[:3] == ["", "-", ""], "the second one was silent, or not there"
+    assert said[:3] == ["", "-", ""], "the second was silent or unreachable"
     assert said[3] == "10.0.0.1:8118: 2; 10.0.0.2:8118: 3"
     assert said[4] == "10.0.0.1:8118: 4; 10.0.0.2:8118: 3"
 
 
-def test_of_many_that_refuse_a_few_are_quoted() -> None:
+def test_only_a_few_of_many_refusals_are_quoted() -> None:
     book = AddressBook(",".join(f"10.0.0.{number}" for number in range(1, 7)), PORT)
     for _ in range(5):
         assert book.refuses("no") == ""
@@ -64,7 +64,7 @@ def test_of_many_that_refuse_a_few_are_quoted() -> None:
     assert book.refuses("no").endswith("10.0.0.4:8118: no; and 2 more")
 
 
-def test_what_addresses_refused_is_forgotten_when_the_file_names_others(tmp_path: Path) -> None:
+def test_refusals_are_forgotten_when_the_file_names_other_addresses(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
     read = Read(tmp_path / "hosts")
     assert read.book.refuses("no") == ""
@@ -74,24 +74,24 @@ def test_what_addresses_refused_is_forgotten_when_the_file_names_others(tmp_path
     assert read.book.refuses("no") == ""
 
 
-def test_one_host_leaves_no_choice() -> None:
+def test_single_host_leaves_no_choice() -> None:
     book = AddressBook("10.0.0.1", PORT)
     book.turn()
     assert (book.has_choice, book.present) == (False, A)
 
 
-def test_a_file_may_come_later(tmp_path: Path) -> None:
+def test_file_may_appear_later(tmp_path: Path) -> None:
     read = Read(tmp_path / "hosts")
     assert (read.book.has_choice, read.book.present) == (True, None)
     has_others, text = read.again()
     assert not has_others and "No such file" in text and "Fix: write one host a line" in text
-    assert read.again() == (False, ""), "it is said once"
+    assert read.again() == (False, ""), "it is reported once"
     read.book.turn()
     assert read.again("10.0.0.1\n") == (True, "")
     assert read.book.present == A
 
 
-def test_what_is_of_no_use_changes_nothing_and_is_said_once(tmp_path: Path) -> None:
+def test_unusable_file_changes_nothing_and_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
     read = Read(tmp_path / "hosts")
     assert read.again() == (False, "")
@@ -101,10 +101,10 @@ def test_what_is_of_no_use_changes_nothing_and_is_said_once(tmp_path: Path) -> N
         assert read.again() == (False, "")
         assert read.book.every == (A, B)
     assert read.again("10.0.0.1\n10.0.0.2\n") == (False, "")
-    assert "it is empty" in read.again("")[1], "and again when it has been right meanwhile"
+    assert "it is empty" in read.again("")[1], "and again after it was usable in between"
 
 
-def test_the_present_address_stays_if_the_file_still_has_it(tmp_path: Path) -> None:
+def test_current_address_stays_if_the_file_still_lists_it(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
     read = Read(tmp_path / "hosts")
     read.book.turn()
@@ -114,7 +114,7 @@ def test_the_present_address_stays_if_the_file_still_has_it(tmp_path: Path) -> N
     assert read.book.present == C
 
 
-def test_a_file_that_changes_at_each_read_slows_the_search_and_is_reported_ever_less(tmp_path: Path) -> None:
+def test_file_that_changes_at_each_read_is_read_and_reported_less_often(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("10.0.0.1\n")
     read = Read(tmp_path / "hosts")
     said = 0
@@ -133,12 +133,12 @@ def test_a_file_that_changes_at_each_read_slows_the_search_and_is_reported_ever_
     ("make", "why"),
     [
         (lambda path: path.write_bytes(b"a\n" * MAX_FILE_BYTES), "more than 65536 bytes"),
-        (lambda path: path.mkdir(), "no plain file"),
-        (os.mkfifo, "no plain file"),  # and nobody waits for its other end
+        (lambda path: path.mkdir(), "not a plain file"),
+        (os.mkfifo, "not a plain file"),  # and no process opens its other end
         (lambda path: path.symlink_to(path), "cannot be read"),
     ],
 )
-def test_what_is_no_such_file_is_refused(make: object, why: str, tmp_path: Path) -> None:
+def test_invalid_file_is_refused(make: object, why: str, tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     make(path)  # type: ignore[operator]
     with pytest.raises(NotHostsError, match=why):

@@ -1,4 +1,4 @@
-"""The two sockets that copies travel over: what is no message of ours reaches nobody."""
+"""The two sockets that copies travel over drop everything that is not a message of ours."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_both_ends_understand_each_other(context: zmq.Context[Any], listening: t
     assert heard == answers
 
 
-def test_what_is_no_message_is_dropped(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
+def test_invalid_message_is_dropped(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
     keeper, stranger = KeeperSocket(context, listening[0], None), context.socket(zmq.DEALER)
     stranger.connect(listening[1])
     offer = SCHEMA.pack(OFFER)
@@ -97,7 +97,7 @@ def test_what_is_no_message_is_dropped(context: zmq.Context[Any], listening: tup
     assert next_of(keeper).message == OFFER, "and nothing before it"
 
 
-def test_a_piece_that_is_too_long_ends_its_connection(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
+def test_oversized_piece_ends_its_connection(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
     keeper, stranger = KeeperSocket(context, listening[0], None), context.socket(zmq.DEALER)
     monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     stranger.connect(listening[1])
@@ -107,10 +107,10 @@ def test_a_piece_that_is_too_long_ends_its_connection(context: zmq.Context[Any],
     stranger.disable_monitor()
 
 
-def test_strangers_leave_a_keeper_its_descriptors_and_its_sender(
+def test_strangers_cost_a_keeper_neither_descriptors_nor_its_sender(
     context: zmq.Context[Any], listening: tuple[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More connections than it keeps, that say nothing: the sender that has shown the ticket stays."""
+    """More silent connections arrive than it keeps. The sender that has shown the ticket stays."""
     monkeypatch.setattr(copies, "MOST_CONNECTIONS", 8)
     keeper, sender = KeeperSocket(context, listening[0], None), SenderSocket(context, listening[1], None)
     sender.send(OFFER)
@@ -123,11 +123,11 @@ def test_strangers_leave_a_keeper_its_descriptors_and_its_sender(
         for stranger in strangers[:32]:
             turned_away_by(keeper, stranger)
         sender.send(OFFER)
-        assert next_of(keeper).message == OFFER, "and it has not had to come again"
+        assert next_of(keeper).message == OFFER, "and it did not have to reconnect"
     keeper.close()
 
 
-def test_a_message_without_end_costs_a_keeper_no_memory(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
+def test_endless_message_costs_a_keeper_no_memory(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
     keeper = KeeperSocket(context, listening[0], None)
     with socket.create_connection(("127.0.0.1", int(listening[1].rpartition(":")[2]))) as stranger:
         stranger.sendall(b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL".ljust(64, b"\0"))
@@ -141,7 +141,7 @@ def test_a_message_without_end_costs_a_keeper_no_memory(context: zmq.Context[Any
             for source in keeper.sources:
                 source.poll(100)
             assert not list(keeper.drain())
-        assert has_asked, "to be looked at although nothing is readable"
+        assert has_asked, "to be examined although nothing is readable"
     keeper.close()
 
 
@@ -152,7 +152,7 @@ def send_for_ever(stranger: socket.socket, frame: bytes) -> None:
 
 
 def turned_away_by(keeper: KeeperSocket, stranger: socket.socket) -> None:
-    """Let the keeper look until it has closed that connection."""
+    """Let the keeper poll until it has closed that connection."""
     stranger.settimeout(0.05)
     for _ in range(WAIT_MS // 50):
         assert not list(keeper.drain())
@@ -167,13 +167,13 @@ def turned_away_by(keeper: KeeperSocket, stranger: socket.socket) -> None:
     raise AssertionError("it stays")
 
 
-def test_a_keeper_says_nothing_to_who_is_gone(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
+def test_keeper_sends_nothing_to_a_closed_connection(context: zmq.Context[Any], listening: tuple[int, str]) -> None:
     keeper = KeeperSocket(context, listening[0], None)
     for _ in range(1000):
         keeper.send(b"nobody", Whole(1))
 
 
-def test_a_keepers_address_is_read_as_it_was_written() -> None:
+def test_keepers_address_is_read_as_it_was_written() -> None:
     keeper = Keeper("tcp://127.0.0.1:1", b"t" * TICKET_BYTES)
     assert Keeper.of(str(keeper)) == keeper
     for text in ("", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1/zz", f"{keeper}00", f"udp://127.0.0.1:1/{'0' * 32}"):

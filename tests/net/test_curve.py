@@ -1,4 +1,4 @@
-"""One secret, two key pairs: who knows it comes in, who does not is told what to compare, and nobody is shown it."""
+"""CURVE with one secret: it admits those who know it, explains a mismatch, and is never shown."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def open_to_all() -> Iterator[Ends]:
 # ---- the keys
 
 
-def test_the_derivation_is_what_its_description_says() -> None:
-    """The public key was computed from RFC 7748's own formulas; a change here locks running clusters out."""
+def test_key_derivation_matches_its_description() -> None:
+    """The public key was computed from RFC 7748's formulas. A change here locks running clusters out."""
     assert z85.decode(KEYS.scheduler.secret).hex() == SCHEDULER_SECRET
     assert z85.decode(KEYS.worker.secret).hex() == WORKER_SECRET
     assert z85.decode(KEYS.worker.public).hex() == WORKER_PUBLIC
@@ -69,7 +69,7 @@ def test_keys_are_in_no_repr() -> None:
         assert key.decode() not in shown
 
 
-def test_a_file_and_a_value_give_the_same_keys(tmp_path: Path) -> None:
+def test_file_and_value_give_the_same_keys(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     for text in (SECRET, f"{SECRET}\n", f"{SECRET}\r\n"):
         file.write_bytes(text.encode())
@@ -79,7 +79,7 @@ def test_a_file_and_a_value_give_the_same_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n", "hunter2", "x" * 15 + "\n", "y" * 4097, "z" * 100_000])
-def test_a_secret_that_is_none_is_an_error_that_does_not_show_it(tmp_path: Path, content: str) -> None:
+def test_invalid_secret_is_an_error_that_does_not_show_it(tmp_path: Path, content: str) -> None:
     file = tmp_path / "secret"
     file.write_text(content)
     for value, path, name in ((content, None, "CLUSTER_SECRET=(hidden)"), (None, file, f"CLUSTER_SECRET_FILE={file}")):
@@ -91,7 +91,7 @@ def test_a_secret_that_is_none_is_an_error_that_does_not_show_it(tmp_path: Path,
         assert len(content.strip()) < 5 or content.strip() not in f"{problem} {caught.value!r}"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(SettingsError, match=rf"^CLUSTER_SECRET_FILE={path}: cannot be read \("):
             cluster_keys(None, path)
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 # ---- the wire
 
 
-def test_who_knows_the_secret_speaks_and_is_answered(guarded: Ends) -> None:
+def test_client_with_the_secret_is_answered(guarded: Ends) -> None:
     client = guarded.connected("session-a", KEYS)
     client.send(StatusQuery(follow=False))
     assert Arrived("session-a", StatusQuery(follow=False)) in until(
@@ -117,7 +117,7 @@ def test_who_knows_the_secret_speaks_and_is_answered(guarded: Ends) -> None:
     ],
     ids=["another secret", "none at the worker", "none at the scheduler"],
 )
-def test_a_difference_is_told_at_both_ends(
+def test_mismatch_is_reported_at_both_ends(
     server: ClusterKeys | None, client: ClusterKeys | None, said: str, counted: Rejection
 ) -> None:
     ends = Ends(server)
@@ -129,15 +129,15 @@ def test_a_difference_is_told_at_both_ends(
         assert said in told.text
         assert f"127.0.0.1, port {ends.port}" in told.text
         assert Up() not in seen
-        # A connection that is over before the server looks at it has no address; but it is tried again.
+        # A connection that ends before the server reads it has no address; the client retries.
         until(lambda: [*step(), *ends.aside], lambda item: item == Rejected("127.0.0.1", counted))
         assert not [item for item in ends.aside if isinstance(item, Arrived)]
     finally:
         ends.close()
 
 
-def test_the_schedulers_key_alone_opens_nothing(guarded: Ends) -> None:
-    """Its own key pair is asked for as well: whoever learned only the server's public key stays outside."""
+def test_public_key_of_the_scheduler_alone_opens_nothing(guarded: Ends) -> None:
+    """The client's key pair is checked as well, so a process that learned only the server's public key stays out."""
     half = ClusterKeys(scheduler=KEYS.scheduler, worker=OTHER.worker)
     stranger = guarded.client("stranger", half)
     step = guarded.got(stranger)
@@ -146,8 +146,8 @@ def test_the_schedulers_key_alone_opens_nothing(guarded: Ends) -> None:
     assert not [item for item in guarded.aside if isinstance(item, Arrived)]
 
 
-def test_nothing_is_readable_on_the_way() -> None:
-    """A wiretap between the two ends sees neither identity nor message; without a secret it sees both."""
+def test_nothing_is_readable_on_the_wire() -> None:
+    """A wiretap sees neither identity nor message. Without a secret it sees both."""
     for keys, visible in ((None, True), (KEYS, False)):
         ends = Ends(keys)
         tap = Tap(ends.port)
@@ -164,8 +164,8 @@ def test_nothing_is_readable_on_the_way() -> None:
             tap.close()
 
 
-def test_a_scheduler_that_is_mended_is_found_again() -> None:
-    """ZeroMQ gives a connection up after a mismatch; this one is tried again, and says so once."""
+def test_corrected_scheduler_is_found_again() -> None:
+    """ZeroMQ gives a connection up after a mismatch. The client reconnects, and reports this once."""
     ends = Ends(None)
     client = ends.client("session-a", KEYS)
     until(ends.got(client), lambda item: isinstance(item, ShutOut))
@@ -180,7 +180,7 @@ def test_a_scheduler_that_is_mended_is_found_again() -> None:
         ends.close()
 
 
-def test_a_secret_that_was_right_is_judged_anew_after_each_success(guarded: Ends) -> None:
+def test_verdict_on_the_secret_starts_over_after_each_success(guarded: Ends) -> None:
     client = guarded.connected("session-a", KEYS)
     guarded.server.close()
     guarded.server = Server(["127.0.0.1"], guarded.port, 5.0, keys=OTHER)
@@ -188,8 +188,8 @@ def test_a_secret_that_was_right_is_judged_anew_after_each_success(guarded: Ends
     assert Down() in seen
 
 
-def test_a_port_behind_which_nobody_speaks_is_not_taken_for_a_secret() -> None:
-    """A proxy accepts and closes while its scheduler is not there yet: that is worth waiting for."""
+def test_port_without_a_speaker_does_not_count_as_a_mismatch() -> None:
+    """A proxy accepts and closes while its scheduler is not there yet, which is worth waiting for."""
     with Closer() as closer:
         client = Client("127.0.0.1", closer.port, "session-a", silence_s=5.0, keys=KEYS)
         try:
@@ -203,7 +203,7 @@ def test_a_port_behind_which_nobody_speaks_is_not_taken_for_a_secret() -> None:
 
 
 def drained(client: Client, until: Callable[[list[object]], bool]) -> list[object]:
-    """What the client says before ``until`` is true of it, but for connections that are gone."""
+    """Collect the client's reports until ``until`` is true of it, without those on closed connections."""
     seen: list[object] = []
     deadline = time.monotonic() + 30.0
     while not until(seen):
@@ -214,8 +214,8 @@ def drained(client: Client, until: Callable[[list[object]], bool]) -> list[objec
 
 
 @pytest.mark.parametrize("keys", [KEYS, None], ids=["secret", "no secret"])
-def test_who_is_closed_with_everybody_else_has_no_verdict(keys: ClusterKeys | None) -> None:
-    """A flooded scheduler greets and closes, whoever comes: once that was taken for a wrong secret."""
+def test_client_closed_together_with_all_others_has_no_verdict(keys: ClusterKeys | None) -> None:
+    """A flooded scheduler greets and closes every connection, which once counted as a wrong secret."""
     with Turnstile(KEYS if keys else None, closes_silent=True) as turnstile:
         client = Client("127.0.0.1", turnstile.port, "session-a", silence_s=5.0, keys=keys)
         try:
@@ -226,7 +226,7 @@ def test_who_is_closed_with_everybody_else_has_no_verdict(keys: ClusterKeys | No
             client.close()
 
 
-def test_who_is_closed_beside_one_that_says_nothing_is_refused() -> None:
+def test_client_closed_beside_a_silent_connection_is_refused() -> None:
     with Turnstile(KEYS, closes_silent=False) as turnstile:
         client = Client("127.0.0.1", turnstile.port, "session-a", silence_s=5.0, keys=KEYS)
         try:
@@ -239,10 +239,8 @@ def test_who_is_closed_beside_one_that_says_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_after_witness", [True, False])
-def test_only_closes_of_connections_younger_than_the_witness_are_a_verdict(
-    guarded: Ends, is_after_witness: bool
-) -> None:
-    """What connected before it may have been closed by a scheduler that was killed, or with everybody else."""
+def test_only_connections_younger_than_the_witness_count(guarded: Ends, is_after_witness: bool) -> None:
+    """Older ones may have been closed by a scheduler that was killed, or together with all others."""
     client = Client("127.0.0.1", free_port(), "session-a", silence_s=5.0, keys=KEYS)
     try:
         client._witness = greet("127.0.0.1", guarded.port, "CURVE", 5.0)
@@ -262,7 +260,7 @@ def test_only_closes_of_connections_younger_than_the_witness_are_a_verdict(
         (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC),
     ],
 )
-def test_what_zeromq_says_of_keys_needs_no_question(event: int, value: int) -> None:
+def test_key_errors_reported_by_zeromq_need_no_probe(event: int, value: int) -> None:
     client = Client("127.0.0.1", free_port(), "session-a", silence_s=5.0, keys=KEYS)
     try:
         (told,) = client._take(event, value, is_after_witness=False)
@@ -274,7 +272,7 @@ def test_what_zeromq_says_of_keys_needs_no_question(event: int, value: int) -> N
 # ---- the greeting
 
 
-def test_the_greeting_names_the_mechanism(guarded: Ends, open_to_all: Ends) -> None:
+def test_greeting_names_the_mechanism(guarded: Ends, open_to_all: Ends) -> None:
     for ends, ours, theirs in ((guarded, "NULL", "CURVE"), (open_to_all, "CURVE", "NULL")):
         greeted = greet("127.0.0.1", ends.port, ours, 5.0)
         assert greeted is not None
@@ -285,7 +283,7 @@ def test_the_greeting_names_the_mechanism(guarded: Ends, open_to_all: Ends) -> N
 
 @contextlib.contextmanager
 def saying(words: bytes) -> Iterator[int]:
-    """The port of somebody who says this to the first who comes."""
+    """Return the port of a server that sends this to its first client."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(PATIENCE_S)
 
@@ -301,7 +299,7 @@ def saying(words: bytes) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("at", "wrong"), [(None, 0), (0, 0x7F), (9, 0xFF), (10, 2)])
-def test_whoever_does_not_speak_zmtp_3_has_said_no_greeting(at: int | None, wrong: int) -> None:
+def test_peer_that_does_not_speak_zmtp_3_has_no_greeting(at: int | None, wrong: int) -> None:
     words = bytearray(b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32))
     if at is not None:
         words[at] = wrong
@@ -312,12 +310,12 @@ def test_whoever_does_not_speak_zmtp_3_has_said_no_greeting(at: int | None, wron
             greeted.close()
 
 
-def test_whoever_says_nothing_is_not_waited_for() -> None:
+def test_silent_peer_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         assert greet("127.0.0.1", listening.getsockname()[1], "NULL", 0.1) is None
 
 
-def test_a_witness_stands_until_the_other_end_closes(guarded: Ends) -> None:
+def test_witness_lasts_until_the_other_end_closes(guarded: Ends) -> None:
     greeted = greet("127.0.0.1", guarded.port, "CURVE", 5.0)
     assert greeted is not None
     assert greeted.stands()
@@ -330,8 +328,8 @@ def test_a_witness_stands_until_the_other_end_closes(guarded: Ends) -> None:
     greeted.close()
 
 
-def test_no_zap_no_entry() -> None:
-    """Where nobody answers for the keys nobody comes in (ZAP_ENFORCE_DOMAIN)."""
+def test_without_zap_no_client_is_admitted() -> None:
+    """ZAP_ENFORCE_DOMAIN refuses all clients if no ZAP handler answers."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as alone, context.socket(zmq.DEALER) as client:
         port = free_port()
         alone.linger = client.linger = 0
@@ -348,12 +346,12 @@ def test_no_zap_no_entry() -> None:
         monitor.close(linger=0)
 
 
-def test_a_key_pair_is_one() -> None:
+def test_key_pair_is_valid() -> None:
     assert KeyPair(zmq.curve_public(KEYS.worker.secret), KEYS.worker.secret) == KEYS.worker
 
 
-def test_who_greets_a_byte_at_a_time_is_not_waited_for() -> None:
-    """A scheduler's greeting comes at once; a worker asks in the thread that keeps its seat."""
+def test_peer_that_greets_one_byte_at_a_time_is_not_waited_for() -> None:
+    """A scheduler's greeting arrives at once, and a worker asks in the thread that keeps its seat."""
     greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     sent = 0
     with socket.create_server(("127.0.0.1", 0)) as listening:

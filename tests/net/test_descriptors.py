@@ -1,4 +1,4 @@
-"""The limit of open files is raised where it can be, and a start is refused where it cannot."""
+"""The limit of open files is raised if possible; otherwise the start is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samebits.net.descriptors import raise_descriptor_limit, require_descriptors
         ((1024, resource.RLIM_INFINITY), [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)], 1 << 20),
     ],
 )
-def test_the_limit_is_raised_to_what_the_user_may_have(
+def test_limit_is_raised_to_the_users_maximum(
     before: tuple[int, int], asked: list[tuple[int, int]], allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[int, int]] = []
@@ -32,7 +32,7 @@ def test_the_limit_is_raised_to_what_the_user_may_have(
     ("before", "workers", "asked"),
     [((1024, 4096), 8, []), ((20, 4096), 8, [(80, 4096)]), ((resource.RLIM_INFINITY,) * 2, 8, [])],
 )
-def test_what_a_job_needs_is_allowed_and_no_more(
+def test_limit_is_raised_no_further_than_the_job_needs(
     before: tuple[int, int], workers: int, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[int, int]] = []
@@ -43,7 +43,7 @@ def test_what_a_job_needs_is_allowed_and_no_more(
 
 
 @pytest.mark.parametrize(("workers", "needed"), [(0, 64), (8, 80)])
-def test_a_hard_limit_that_is_too_low_is_refused_with_the_number_needed(
+def test_too_low_hard_limit_is_refused_with_the_number_needed(
     workers: int, needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (20, needed - 1))

@@ -1,4 +1,4 @@
-"""The two ends of the wire on loopback: messages, lost connections, garbage, both address families."""
+"""Both ends of the wire on loopback: messages, lost connections, garbage, IPv4 and IPv6."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ends() -> Iterator[Ends]:
     ends.close()
 
 
-def test_a_message_arrives_with_the_identity_of_its_connection_and_the_answer_finds_its_way(ends: Ends) -> None:
+def test_message_has_its_connections_identity_and_the_answer_returns_to_it(ends: Ends) -> None:
     client = ends.connected("session-a")
     client.send(StopJob("the test"))
     seen = until(ends.heard, lambda item: isinstance(item, Arrived))
@@ -39,7 +39,7 @@ def test_a_message_arrives_with_the_identity_of_its_connection_and_the_answer_fi
     assert Got(Pending("session-a", 1, 2, 4)) in until(ends.got(client), lambda item: isinstance(item, Got))
 
 
-def test_a_closed_connection_is_told_after_what_came_over_it(ends: Ends) -> None:
+def test_close_is_reported_after_the_messages_of_the_connection(ends: Ends) -> None:
     client = ends.connected("session-a")
     client.send(StatusQuery(follow=False))
     client.close()
@@ -48,7 +48,7 @@ def test_a_closed_connection_is_told_after_what_came_over_it(ends: Ends) -> None
     assert seen == [Arrived("session-a", StatusQuery(follow=False)), Lost("session-a")]
 
 
-def test_a_peer_that_never_spoke_is_nobody(ends: Ends) -> None:
+def test_close_of_a_silent_peer_is_not_reported(ends: Ends) -> None:
     silent, speaking = ends.connected("silent"), ends.connected("speaking")
     speaking.send(StatusQuery(follow=False))
     silent.close()
@@ -58,7 +58,7 @@ def test_a_peer_that_never_spoke_is_nobody(ends: Ends) -> None:
     assert Lost("silent") not in seen
 
 
-def test_the_client_is_told_that_the_server_is_gone_and_that_another_one_is_there(ends: Ends) -> None:
+def test_client_learns_that_the_server_is_gone_and_that_one_is_back(ends: Ends) -> None:
     client = ends.connected("session-a")
     ends.server.close()
     until(lambda: listened(client), lambda item: isinstance(item, Down))
@@ -71,7 +71,7 @@ def test_the_client_is_told_that_the_server_is_gone_and_that_another_one_is_ther
 @pytest.mark.parametrize(
     "frames", [[b"no msgpack \xff"], [b"\x91\x63"], [b""], [b"one", b"two"], [b"\x92" * 2000]], ids=repr
 )
-def test_bytes_that_are_no_message_are_counted_against_their_sender(ends: Ends, frames: list[bytes]) -> None:
+def test_invalid_bytes_are_counted_against_their_sender(ends: Ends, frames: list[bytes]) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.ROUTING_ID, b"stranger")
         stranger.linger = 0
@@ -88,7 +88,7 @@ def test_wake_ends_a_wait(ends: Ends) -> None:
     assert time.monotonic() - began < PATIENCE_S
 
 
-def test_a_port_that_is_taken_is_an_error_that_names_its_holder(ends: Ends) -> None:
+def test_taken_port_is_an_error_that_names_its_holder(ends: Ends) -> None:
     with pytest.raises(ListenError, match=r"SCHED_PORT=.* held by pid \d+"):
         Server(["127.0.0.1"], ends.port, silence_s=5.0)
 
@@ -110,15 +110,15 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder(ends: Ends) -> N
         (errno.ENETDOWN, "(Network is down). Fix: set SCHED_BIND to", "or SCHED_PORT to another port"),
     ],
 )
-def test_why_a_port_cannot_be_listened_on_is_said_with_its_mend(number: int, found: str, expected: str) -> None:
+def test_unusable_port_is_reported_with_the_reason_and_the_fix(number: int, found: str, expected: str) -> None:
     text = str(cannot_listen("127.0.0.1", free_port(), number, os.strerror(number)))
     assert found in text and expected in text, text
     assert ("held by" in text) == (number == errno.EADDRINUSE)
 
 
-def test_an_address_of_another_machine_is_nobodys_fault_here() -> None:
+def test_address_of_another_machine_is_not_checked_here() -> None:
     with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* no address of this machine"):
-        check_free(["192.0.2.1"], free_port())  # TEST-NET-1 (RFC 5737): nobody's
+        check_free(["192.0.2.1"], free_port())  # TEST-NET-1 (RFC 5737): belongs to no host
     with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* no address of this machine"):
         Server(["192.0.2.1"], free_port(), silence_s=5.0)
 
@@ -128,7 +128,7 @@ def test_ipv6_works_like_ipv4() -> None:
         try:
             probe.bind(("::1", 0))
         except OSError:
-            assert listening("localhost", PORT).addresses  # this machine has no IPv6: then only IPv4 may be resolved to
+            assert listening("localhost", PORT).addresses  # this machine has no IPv6, so only IPv4 may be resolved
             return
     ends = Ends(address="::1")
     try:
@@ -139,14 +139,14 @@ def test_ipv6_works_like_ipv4() -> None:
         ends.close()
 
 
-def test_a_name_of_another_machine_is_refused_with_the_mend() -> None:
+def test_name_of_another_machine_is_refused_with_the_fix() -> None:
     with pytest.raises(ListenError, match=r"^SCHED_HOST=192\.0\.2\.1 is .* SCHED_BIND"):
-        listening("192.0.2.1", PORT)  # TEST-NET-1 (RFC 5737): nobody's
+        listening("192.0.2.1", PORT)  # TEST-NET-1 (RFC 5737): belongs to no host
     with pytest.raises(ListenError, match=r"^SCHED_HOST=no-such-host\.invalid cannot be resolved"):
         listening("no-such-host.invalid", PORT)
 
 
-def test_where_sched_bind_is_set_it_is_asked_and_named() -> None:
+def test_sched_bind_is_used_and_named_if_set() -> None:
     assert listening("192.0.2.1", PORT, "127.0.0.1") == (["127.0.0.1"], PORT)
     with pytest.raises(ListenError, match=r"^SCHED_BIND=192\.0\.2\.1 is 192\.0\.2\.1, and none of these"):
         listening("127.0.0.1", PORT, "192.0.2.1")
@@ -154,23 +154,23 @@ def test_where_sched_bind_is_set_it_is_asked_and_named() -> None:
         listening("127.0.0.1", PORT, "no-such-host.invalid")
 
 
-def test_where_the_holder_of_a_port_works_is_known_of_ones_own() -> None:
+def test_working_folder_of_a_ports_holder_is_known_for_own_processes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         assert folder_of_holder(listening.getsockname()[1]) == Path.cwd()
     assert folder_of_holder(free_port()) is None
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]])
-def test_a_port_that_is_found_free_can_be_listened_on(addresses: list[str]) -> None:
+def test_free_port_can_be_listened_on(addresses: list[str]) -> None:
     Server(addresses, address.free_port(addresses), silence_s=5.0).close()
 
 
-def test_a_port_nobody_holds_is_said_so() -> None:
+def test_port_without_a_holder_is_reported_as_free() -> None:
     assert "ended a moment ago" in port_holder(free_port())
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"], ["127.0.0.2"]])
-def test_a_server_listens_on_the_sockets_that_it_inherits(addresses: list[str]) -> None:
+def test_server_listens_on_inherited_sockets(addresses: list[str]) -> None:
     """The port is never free between the launcher and the scheduler."""
     sockets = address.listen(addresses, 0)
     port = address.port_of(sockets)
@@ -194,7 +194,7 @@ def test_a_server_listens_on_the_sockets_that_it_inherits(addresses: list[str]) 
     address.check_free(addresses, port)
 
 
-def test_without_ipv4_this_machine_is_reached_by_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_is_reached_by_ipv6_without_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address.loopback() == "127.0.0.1"
     monkeypatch.setattr(address, "is_local", lambda one: one == "::1")
     assert address.loopback() == "::1"
@@ -205,7 +205,7 @@ def test_without_ipv4_this_machine_is_reached_by_ipv6(monkeypatch: pytest.Monkey
         address.listening("192.0.2.1", 8118)
 
 
-def test_an_inherited_socket_of_another_address_is_named() -> None:
+def test_inherited_socket_of_another_address_is_named() -> None:
     sockets = address.listen(["127.0.0.1", "127.0.0.2"], 0)
     port, other = address.port_of(sockets), sockets[1].fileno()
     text = rf"descriptor {other} listens on 127\.0\.0\.2, port {port}, .* to listen on 127\.0\.0\.1, port {port}\. Fix:"
@@ -214,7 +214,7 @@ def test_an_inherited_socket_of_another_address_is_named() -> None:
     address.close_all(sockets)
 
 
-def test_an_inherited_descriptor_that_does_not_listen_is_named() -> None:
+def test_inherited_descriptor_that_does_not_listen_is_named() -> None:
     with (
         socket.socket() as silent,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
@@ -234,7 +234,7 @@ def test_an_inherited_descriptor_that_does_not_listen_is_named() -> None:
         address.taken_over([9999])
 
 
-def test_of_several_hosts_the_one_whose_socket_is_inherited_counts_as_free() -> None:
+def test_host_of_the_inherited_socket_counts_as_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one:
         place, other = one.getsockname(), free_port()
         hosts = f"127.0.0.1:{place[1]},127.0.0.1:{other}"
@@ -247,7 +247,7 @@ def _heard(server: Server) -> list[Incoming]:
     return list(server.drain())
 
 
-def test_of_two_that_want_one_port_one_has_it_from_the_first_moment() -> None:
+def test_only_one_of_two_can_bind_a_port_from_the_start() -> None:
     first = address.listen(["127.0.0.1"], 0)
     with pytest.raises(ListenError) as raised:
         address.listen(["127.0.0.1"], address.port_of(first))

@@ -1,4 +1,4 @@
-"""What one peer can cost the others: turns in a drain, room in the tables, and a door that stays shut or closes."""
+"""Bounds on what one peer costs the others: turns in a drain, table sizes, admission of connections."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def ends() -> Iterator[Ends]:
     ends.close()
 
 
-def test_a_peer_that_never_stops_does_not_keep_others_from_being_heard(ends: Ends) -> None:
-    """A drain ends after PEER_TURNS of one peer, and who has a word by then is heard in it."""
+def test_flooding_peer_does_not_keep_others_from_being_heard(ends: Ends) -> None:
+    """A drain ends after PEER_TURNS of one peer, and includes every peer that has sent something by then."""
     with dealers(ends.port, [b"flood-1", b"flood-2"]) as flooders:
         for flooder in flooders:
             for _ in range(20_000):
@@ -62,35 +62,35 @@ def test_a_peer_that_never_stops_does_not_keep_others_from_being_heard(ends: End
             for drain in drains
             for name in ("flood-1", "flood-2")
         ]
-        assert max(turns) == PEER_TURNS, "the flood was not one, or had no end"
+        assert max(turns) == PEER_TURNS, "the flood was too small or endless"
 
 
-def test_everybody_is_heard_in_a_drain_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deadlines are judged after it: who has a word by then must not count as silent."""
+def test_every_peer_is_heard_in_a_drain_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines are judged after the drain, so a peer that has sent a message must not count as silent."""
     count, words = 40, 3
     monkeypatch.setattr(server, "DRAIN_LIMIT", count // 4)
     ends = Ends(most_connections=count)
     try:
         names: list[bytes | None] = [b"peer-%d" % number for number in range(count)]
         with dealers(ends.port, names) as peers:
-            for _ in range(ATTEMPTS):  # on a busy machine not all of it may be there in time
+            for _ in range(ATTEMPTS):  # on a busy machine not all of it may arrive in time
                 for peer in peers:
                     for _ in range(words):
                         peer.send(ASKED)
-                time.sleep(0.5)  # nobody is heard meanwhile
+                time.sleep(0.5)  # no peer is heard meanwhile
                 ends.server.wait(PATIENCE_S)
                 drained = [item.peer for item in ends.server.drain() if isinstance(item, Arrived)]
                 if len({*drained}) == count:
                     break
                 while any(isinstance(item, Arrived) for item in ends.server.drain()):
                     pass
-            assert len({*drained}) == count, "somebody was left out, each time"
-            assert len(drained) < count * words, "the limit was none"
+            assert len({*drained}) == count, "a peer was left out each time"
+            assert len(drained) < count * words, "the limit had no effect"
     finally:
         ends.close()
 
 
-def test_what_is_left_of_a_drain_is_not_lost(ends: Ends) -> None:
+def test_rest_of_a_drain_is_not_lost(ends: Ends) -> None:
     client = ends.connected("talker")
     count = 3 * PEER_TURNS
     for number in range(count):
@@ -99,7 +99,7 @@ def test_what_is_left_of_a_drain_is_not_lost(ends: Ends) -> None:
     assert [item.message.by for item in seen if isinstance(item, Arrived)] == [str(number) for number in range(count)]
 
 
-def test_the_tables_hold_who_is_there_and_nobody_else(ends: Ends) -> None:
+def test_tables_hold_only_connected_peers(ends: Ends) -> None:
     for turn in range(5):
         names: list[bytes | None] = [b"peer-%d-%d" % (turn, number) for number in range(40)]
         with dealers(ends.port, names) as peers:
@@ -116,8 +116,8 @@ def test_the_tables_hold_who_is_there_and_nobody_else(ends: Ends) -> None:
     assert ends.server.connections == 0
 
 
-def test_who_has_a_seat_stays_and_the_oldest_of_the_others_leave() -> None:
-    """Nobody keeps a place by sitting in it: who comes while the door is crowded has the time of a handshake."""
+def test_seated_peers_stay_and_the_oldest_others_are_closed() -> None:
+    """Idling keeps no connection open: with the server crowded, a new one has the time of a handshake."""
     ends = Ends(most_connections=10)
     try:
         client = ends.connected("first")
@@ -137,7 +137,7 @@ def test_who_has_a_seat_stays_and_the_oldest_of_the_others_leave() -> None:
         ends.close()
 
 
-def test_with_a_secret_one_word_is_enough_to_stay() -> None:
+def test_with_a_secret_one_message_is_enough_to_stay() -> None:
     ends = Ends(KEYS, most_connections=10)
     try:
         client = ends.connected("first", KEYS)
@@ -154,7 +154,7 @@ def test_with_a_secret_one_word_is_enough_to_stay() -> None:
         ends.close()
 
 
-def test_a_crowd_from_one_address_does_not_close_whoever_comes_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crowd_from_one_address_does_not_displace_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     homes = iter([*["198.51.100.7"] * 9, *["192.0.2.1"] * 3, *["198.51.100.7"] * 18])
     monkeypatch.setattr(gate, "_peer_address", lambda _: next(homes))
     ends = Ends(most_connections=10)
@@ -169,15 +169,15 @@ def test_a_crowd_from_one_address_does_not_close_whoever_comes_from_another(monk
         ends.close()
 
 
-def test_all_of_loopback_is_one_home() -> None:
+def test_all_of_loopback_is_one_address() -> None:
     assert {gate._home_of(address) for address in ("127.0.0.1", "127.3.4.5", "::1")} == {"loopback"}
     assert gate._home_of("192.0.2.1") == "192.0.2.1"
     assert gate._home_of("fe80::1%eth0") == "fe80::1%eth0"
     assert gate._home_of(gate.UNKNOWN) == gate.UNKNOWN
 
 
-def test_who_has_no_word_leaves_however_busy_its_connection_is() -> None:
-    """ZeroMQ's own heartbeats are no word: a handshake and a ping now and then once kept a place for ever."""
+def test_peer_without_a_message_is_closed_however_busy_its_connection_is() -> None:
+    """ZeroMQ's own heartbeats do not count: a handshake and occasional pings once kept a connection forever."""
     ends = Ends(silence_s=1.0)
     try:
         with bare_dealer(ends.port, b"x") as connection:
@@ -186,14 +186,14 @@ def test_who_has_no_word_leaves_however_busy_its_connection_is() -> None:
             deadline = time.monotonic() + PATIENCE_S
             while Rejected("127.0.0.1", Rejection.SILENT) not in seen:
                 assert time.monotonic() < deadline, "never ended"
-                with contextlib.suppress(OSError):  # it is closed, and the server tells of it a moment later
+                with contextlib.suppress(OSError):  # it is closed, and the server reports that shortly after
                     connection.sendall(b"\x04\x07\x04PING\x00\x0a")  # RFC 37
                 seen += ends.heard()
     finally:
         ends.close()
 
 
-def test_a_handshake_has_its_time_and_no_more() -> None:
+def test_handshake_time_is_limited() -> None:
     ends = Ends(silence_s=1.0)
     try:
         with half_open(ends.port, 5) as connections:
@@ -205,8 +205,8 @@ def test_a_handshake_has_its_time_and_no_more() -> None:
         ends.close()
 
 
-def test_a_message_without_end_ends_its_connection(ends: Ends) -> None:
-    """Frames that all say "more follows": ZeroMQ would keep them for ever, and hands none of them over."""
+def test_endless_message_ends_its_connection(ends: Ends) -> None:
+    """Every frame announces another one. ZeroMQ would keep them forever and deliver none."""
     with bare_dealer(ends.port, b"x") as connection:
         frame = b"\x03" + (1 << 19).to_bytes(8, "big") + bytes(1 << 19)
         connection.settimeout(0.05)
@@ -223,7 +223,7 @@ def test_a_message_without_end_ends_its_connection(ends: Ends) -> None:
         assert [item for item in seen if not isinstance(item, Rejected)] == []
 
 
-def test_connections_that_say_nothing_are_looked_at_a_few_at_a_time_and_each_as_often(
+def test_silent_connections_are_examined_a_few_at_a_time_and_equally_often(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, looked_at = [float(math.ceil(time.monotonic()))], []
@@ -248,7 +248,7 @@ def test_connections_that_say_nothing_are_looked_at_a_few_at_a_time_and_each_as_
 
 
 def close_with_a_full_queue() -> None:
-    """Nobody reads ZeroMQ's connection events while thousands come and go; then the server is closed."""
+    """Leave ZeroMQ's connection events unread while thousands arrive, then close the server."""
     ends = Ends()
     connections = []
     for _ in range(2200):
@@ -263,7 +263,9 @@ def close_with_a_full_queue() -> None:
 
 
 def test_closing_does_not_wait_for_a_reader_of_its_own_events() -> None:
-    """With its event queue full ZeroMQ's thread waits, holding what closing needs; in a process that may be killed."""
+    """With a full event queue ZeroMQ's thread blocks and holds what closing needs. Runs in a process that may be
+    killed.
+    """
     closing = "from tests.net.test_server_bounds import close_with_a_full_queue as close; close()"
     subprocess.run([sys.executable, "-c", closing], cwd=ROOT, check=True, timeout=PATIENCE_S)
 
@@ -280,12 +282,12 @@ sys.stdin.readline()
 """
 
 
-def test_who_comes_after_a_stranger_under_the_same_descriptor_is_not_closed_with_him(ends: Ends) -> None:
-    """Somebody looks whether the port is open and goes; a worker registers; the server looks at both at once."""
+def test_next_connection_with_the_same_descriptor_is_not_closed_with_the_last(ends: Ends) -> None:
+    """A stranger checks whether the port is open and leaves; a worker registers; the server sees both at once."""
     words = [f"tcp://127.0.0.1:{ends.port}", "session-b", ASKED.hex()]
     speaker = subprocess.Popen([sys.executable, "-c", SPEAKER, *words], stdin=subprocess.PIPE, text=True)
     assert speaker.stdin is not None
-    gc.collect()  # else a file that nobody holds any more may give its number away in between
+    gc.collect()  # otherwise a garbage file may free its number in between
     before = descriptors()
     stranger = socket.create_connection(("127.0.0.1", ends.port))
     assert stranger.recv(10)  # ZeroMQ's greeting: it was accepted
@@ -297,7 +299,7 @@ def test_who_comes_after_a_stranger_under_the_same_descriptor_is_not_closed_with
     speaker.stdin.flush()
     assert ends.server._socket.poll(PATIENCE_S * 1000)
     seen = list(ends.server.drain())
-    assert ends.server._descriptor_of == {"session-b": accepted}, "what this test is about did not happen"
+    assert ends.server._descriptor_of == {"session-b": accepted}, "the case under test did not occur"
     assert [type(item) for item in seen] == [Rejected, Arrived]
     speaker.communicate("go\n", timeout=PATIENCE_S)
     assert until(ends.heard, lambda item: item == Lost("session-b"))
@@ -305,7 +307,7 @@ def test_who_comes_after_a_stranger_under_the_same_descriptor_is_not_closed_with
     stranger.close()
 
 
-def test_who_is_gone_is_told_of_also_where_the_next_one_of_its_number_is_heard_first(
+def test_close_is_reported_even_if_the_next_user_of_its_number_is_heard_first(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speakers = []
@@ -313,7 +315,7 @@ def test_who_is_gone_is_told_of_also_where_the_next_one_of_its_number_is_heard_f
         words = [f"tcp://127.0.0.1:{ends.port}", name, ASKED.hex()]
         speakers.append(subprocess.Popen([sys.executable, "-c", SPEAKER, *words], stdin=subprocess.PIPE, text=True))
     first, second = speakers
-    gc.collect()  # else a file that nobody holds any more may give its number away in between
+    gc.collect()  # otherwise a garbage file may free its number in between
     assert first.stdin is not None and second.stdin is not None
     first.stdin.write("go\n")
     first.stdin.flush()
@@ -324,12 +326,12 @@ def test_who_is_gone_is_told_of_also_where_the_next_one_of_its_number_is_heard_f
     second.stdin.write("go\n")
     second.stdin.flush()
     seen = until(ends.heard, lambda item: isinstance(item, Arrived))
-    assert ends.server._descriptor_of == {"session-b": before["session-a"]}, "what this test is about did not happen"
+    assert ends.server._descriptor_of == {"session-b": before["session-a"]}, "the case under test did not occur"
     assert seen == [Arrived("session-b", StatusQuery(follow=False)), Lost("session-a")]
     second.communicate("go\n", timeout=PATIENCE_S)
 
 
-def test_what_is_left_of_a_connection_whose_peer_came_back_is_nobodys_fault(ends: Ends) -> None:
+def test_remains_of_a_reconnected_peers_connection_are_not_counted_against_it(ends: Ends) -> None:
     with dealers(ends.port, [b"session-a"]) as (old,):
         old.send(ASKED)
         until(ends.heard, lambda item: isinstance(item, Arrived))
@@ -339,7 +341,7 @@ def test_what_is_left_of_a_connection_whose_peer_came_back_is_nobodys_fault(ends
         old.close(linger=int(PATIENCE_S * 1000))
     with dealers(ends.port, [b"session-a"]) as (new,):
         new.send(messages.SCHEMA.pack(StopJob("the new one")))
-        for _ in range(100):  # ZeroMQ takes note of the new connection before anything of the old one is read
+        for _ in range(100):  # ZeroMQ notes the new connection before anything of the old one is read
             ends.server._socket.poll(0)
             time.sleep(0.005)
         seen = until(ends.heard, lambda item: item == Arrived("session-a", StopJob("the new one")))
@@ -347,12 +349,12 @@ def test_what_is_left_of_a_connection_whose_peer_came_back_is_nobodys_fault(ends
 
 
 def descriptors() -> set[int]:
-    """Of this process, but for the one that this is read by."""
+    """Return this process's descriptors, without the one used to list them."""
     listed = [entry.name for entry in Path("/proc/self/fd").iterdir()]
     return {int(name) for name in listed if os.path.lexists(f"/proc/self/fd/{name}")}
 
 
-def test_names_that_no_session_has_are_nobodys(ends: Ends) -> None:
+def test_names_without_a_session_are_unknown(ends: Ends) -> None:
     with dealers(ends.port, [None, b"\xff", b"a b"]) as strangers:
         for stranger in strangers:
             stranger.send(ASKED)

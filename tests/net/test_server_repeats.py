@@ -1,4 +1,4 @@
-"""What is said again and what many are told: neither is worked out anew; and who says nothing at all is shut out."""
+"""Repeated messages and broadcasts are encoded once; a connection that sends nothing is closed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ends() -> Iterator[Ends]:
 
 
 def said(ends: Ends, *items: object) -> list[Arrived]:
-    """What the server hears of these messages of one client."""
+    """Return what the server hears of these messages of one client."""
     client = ends.clients[0] if ends.clients else ends.connected("session-a")
     for item in (*items, StopJob("the end")):
         client.send(item)
@@ -37,31 +37,31 @@ def said(ends: Ends, *items: object) -> list[Arrived]:
     return [item for item in seen if isinstance(item, Arrived)][:-1]
 
 
-def test_what_is_said_again_is_the_same_message(ends: Ends) -> None:
+def test_repeated_message_is_the_same_object(ends: Ends) -> None:
     first, second = said(ends, BEAT, BEAT)
     assert first == Arrived("session-a", BEAT)
     assert second is first
 
 
-def test_a_heartbeat_whose_step_went_on_is_heard_with_its_step(ends: Ends) -> None:
+def test_heartbeat_with_another_step_is_heard_with_its_step(ends: Ends) -> None:
     steps = [100, 101, 127, 128, 65_536, 5]
     heard = said(ends, *(replace(BEAT, step=step) for step in steps))
     assert heard == [Arrived("session-a", replace(BEAT, step=step)) for step in steps]
 
 
-def test_what_changes_is_heard_as_it_is(ends: Ends) -> None:
+def test_changed_message_is_decoded_anew(ends: Ends) -> None:
     changed = [BEAT, replace(BEAT, activity=Activity.WAITING), replace(BEAT, round=None), BEAT]
     assert [item.message for item in said(ends, *changed)] == changed
 
 
-def test_a_message_of_a_stranger_is_not_kept_however_often_it_is_said(ends: Ends) -> None:
+def test_strangers_message_is_not_cached_however_often_it_is_sent(ends: Ends) -> None:
     long = replace(BEAT, sender=replace(BEAT.sender, job="节" * MAX_ID_CHARS, node="点" * MAX_NODE_CHARS))
     assert len(messages.SCHEMA.pack(long)) > MAX_REPEATED_BYTES
     first, second = said(ends, long, long)
     assert first == second and first is not second
 
 
-def test_nonsense_behind_a_known_beginning_is_nonsense(ends: Ends) -> None:
+def test_garbage_after_a_known_prefix_is_rejected(ends: Ends) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.setsockopt(zmq.ROUTING_ID, b"session-a")
         peer.linger = 0
@@ -76,7 +76,7 @@ def test_nonsense_behind_a_known_beginning_is_nonsense(ends: Ends) -> None:
     assert [type(item) for item in seen] == [Arrived] + [Garbled] * 4
 
 
-def test_what_many_are_told_is_packed_once_and_told_to_each(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broadcast_is_packed_once_and_sent_to_each(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = [ends.connected(f"session-{number}") for number in range(3)]
     for client in clients:
         client.send(StopJob("here"))
@@ -101,8 +101,8 @@ def test_what_many_are_told_is_packed_once_and_told_to_each(ends: Ends, monkeypa
         assert heard == [Got(message) for message in told]
 
 
-def test_a_connection_without_a_byte_is_ended_and_one_that_only_beats_is_not() -> None:
-    """A proxy may hold it open for a worker that is gone; whoever is there has ZeroMQ's heartbeat at the least."""
+def test_connection_without_a_byte_is_closed_and_one_with_heartbeats_is_not() -> None:
+    """A proxy may hold it open for a worker that is gone. A live worker sends at least ZeroMQ's heartbeats."""
     ends = Ends(silence_s=3.0)  # the handshake has that long, too
     try:
         ends.connected("beats").send(StopJob("beats"))
@@ -118,7 +118,7 @@ def test_a_connection_without_a_byte_is_ended_and_one_that_only_beats_is_not() -
         ends.close()
 
 
-def test_a_server_that_stood_still_takes_nobody_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_was_paused_takes_no_peer_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = Ends(silence_s=30.0)
     try:
         with bare_dealer(ends.port, b"x") as connection:

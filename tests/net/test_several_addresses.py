@@ -1,4 +1,4 @@
-"""A client with several addresses: it finds the one that answers, passes over others, and leaves one when told to."""
+"""A client with several addresses finds the one that answers, and leaves it on request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ends() -> Iterator[Callable[..., Ends]]:
 
 
 def client_of(one: Ends, text: str, **options: object) -> Client:
-    """A client whose doings are seen while this end serves."""
+    """Return a client that is polled while this end serves."""
     client = Client(text, one.port, "session-a", 5.0, **options)  # type: ignore[arg-type]
     one.clients.append(client)
     return client
@@ -47,7 +47,7 @@ def is_up(item: object) -> bool:
     return isinstance(item, Up)
 
 
-def test_an_address_where_nobody_listens_is_passed_over(ends: Callable[..., Ends]) -> None:
+def test_address_without_a_listener_is_skipped(ends: Callable[..., Ends]) -> None:
     there = ends()
     client = client_of(there, f"127.0.0.1:{free_port()},127.0.0.1:{free_port()},127.0.0.1")
     until(there.got(client), is_up)
@@ -55,8 +55,8 @@ def test_an_address_where_nobody_listens_is_passed_over(ends: Callable[..., Ends
     assert client.peer == ("127.0.0.1", there.port)
 
 
-def test_an_address_that_answers_nothing_is_passed_over(ends: Callable[..., Ends]) -> None:
-    """A listener whose queue is full drops what comes (listen(2)): as a host that is gone."""
+def test_unresponsive_address_is_skipped(ends: Callable[..., Ends]) -> None:
+    """A listener with a full queue drops connections (listen(2)), like a host that is gone."""
     there = ends()
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
@@ -69,7 +69,7 @@ def test_an_address_that_answers_nothing_is_passed_over(ends: Callable[..., Ends
     assert client.address == ("127.0.0.1", there.port)
 
 
-def test_when_the_scheduler_is_gone_the_next_address_is_tried(ends: Callable[..., Ends]) -> None:
+def test_next_address_is_tried_when_the_scheduler_is_gone(ends: Callable[..., Ends]) -> None:
     first, second = ends(), ends()
     client = client_of(first, f"127.0.0.1,127.0.0.1:{second.port}")
     until(first.got(client), is_up)
@@ -80,7 +80,7 @@ def test_when_the_scheduler_is_gone_the_next_address_is_tried(ends: Callable[...
     until(second.heard, lambda item: item == Arrived("session-a", StatusQuery(follow=False)))
 
 
-def test_who_is_told_to_leaves_an_address_and_hears_nothing_more_of_it(ends: Callable[..., Ends]) -> None:
+def test_client_leaves_an_address_on_request_and_hears_no_more_from_it(ends: Callable[..., Ends]) -> None:
     first, second = ends(), ends()
     client = client_of(second, f"127.0.0.1:{first.port},127.0.0.1")
     until(first.got(client), is_up)
@@ -88,7 +88,7 @@ def test_who_is_told_to_leaves_an_address_and_hears_nothing_more_of_it(ends: Cal
     until(first.heard, lambda item: isinstance(item, Arrived))
     first.server.send("session-a", Pending("session-a", 1, 1, 2))
     client.look_elsewhere()
-    client.wait(0.3)  # it leaves a moment later: until then what is there may still be heard
+    client.wait(0.3)  # it leaves shortly after: messages that have arrived may still be heard
     first.server.wait(0.3)
     seen = until(second.got(client), is_up)
     downs = [index for index, item in enumerate(seen) if isinstance(item, Down)]
@@ -96,7 +96,7 @@ def test_who_is_told_to_leaves_an_address_and_hears_nothing_more_of_it(ends: Cal
     assert client.address == ("127.0.0.1", second.port)
 
 
-def test_one_host_is_never_left(ends: Callable[..., Ends]) -> None:
+def test_single_host_is_never_left(ends: Callable[..., Ends]) -> None:
     there = ends()
     client = client_of(there, "127.0.0.1")
     until(there.got(client), is_up)
@@ -106,7 +106,7 @@ def test_one_host_is_never_left(ends: Callable[..., Ends]) -> None:
     assert not any(isinstance(item, Down) for item in client.drain())
 
 
-def test_a_scheduler_with_another_secret_is_named_and_passed_over(ends: Callable[..., Ends]) -> None:
+def test_scheduler_with_another_secret_is_named_and_skipped(ends: Callable[..., Ends]) -> None:
     foreign, own = ends(keys=THEIRS), ends(keys=OURS)
     client = client_of(own, f"127.0.0.1:{foreign.port},127.0.0.1", keys=OURS)
     seen: list[object] = []
@@ -125,7 +125,7 @@ def test_a_scheduler_with_another_secret_is_named_and_passed_over(ends: Callable
     assert not any(isinstance(item, ShutOut) for item in seen)
 
 
-def test_where_all_have_another_secret_that_is_a_verdict(ends: Callable[..., Ends]) -> None:
+def test_other_secrets_at_all_addresses_are_a_verdict(ends: Callable[..., Ends]) -> None:
     one, other = ends(keys=THEIRS), ends(keys=THEIRS)
     client = client_of(one, f"127.0.0.1,127.0.0.1:{other.port}", keys=OURS)
 
@@ -137,7 +137,7 @@ def test_where_all_have_another_secret_that_is_a_verdict(ends: Callable[..., End
     until(both, lambda item: isinstance(item, ShutOut))
 
 
-def test_a_file_is_read_again_when_the_connection_is_lost(ends: Callable[..., Ends], tmp_path: Path) -> None:
+def test_file_is_read_again_when_the_connection_is_lost(ends: Callable[..., Ends], tmp_path: Path) -> None:
     first, second = ends(), ends()
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1:{first.port}\n")
@@ -152,8 +152,8 @@ def test_a_file_is_read_again_when_the_connection_is_lost(ends: Callable[..., En
     assert client.address == ("127.0.0.1", second.port)
 
 
-def test_a_scheduler_listens_at_its_own_address_of_the_list(ends: Callable[..., Ends], tmp_path: Path) -> None:
-    elsewhere, own = "198.51.100.1:7000", f"127.0.0.1:{free_port()}"  # TEST-NET-2 (RFC 5737): nobody's
+def test_scheduler_listens_at_its_own_address_of_the_list(ends: Callable[..., Ends], tmp_path: Path) -> None:
+    elsewhere, own = "198.51.100.1:7000", f"127.0.0.1:{free_port()}"  # TEST-NET-2 (RFC 5737): belongs to no host
     port = int(own.rpartition(":")[2])
     assert listening(f"{elsewhere},{own}", 8118) == (["127.0.0.1"], port)
     assert listening(f"no-such-host.invalid,{own}", 8118) == (["127.0.0.1"], port)
@@ -169,7 +169,7 @@ def test_a_scheduler_listens_at_its_own_address_of_the_list(ends: Callable[..., 
     assert listening(f"file:{hosts}", 8118) == (["127.0.0.1"], port)
 
 
-def test_of_two_own_addresses_the_free_one_is_listened_on(ends: Callable[..., Ends]) -> None:
+def test_free_one_of_two_own_addresses_is_used(ends: Callable[..., Ends]) -> None:
     taken, free = ends(), free_port()
     text = f"127.0.0.1:{taken.port},127.0.0.1:{free}"
     assert listening(text, 8118).port == free

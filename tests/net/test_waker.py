@@ -1,4 +1,4 @@
-"""Waking across threads: a wake reaches a sleeper, many are one, and a late one touches no descriptor."""
+"""Waking across threads: a wake reaches a sleeper, many count as one, a late one touches no descriptor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def is_readable(waker: Waker) -> bool:
     return bool(select.select([waker.descriptor], [], [], 0)[0])
 
 
-def test_a_wake_is_seen_until_it_is_taken_back() -> None:
+def test_wake_is_seen_until_it_is_cleared() -> None:
     waker = Waker()
     try:
         for _ in range(100_000):  # more than a pipe holds
@@ -26,8 +26,8 @@ def test_a_wake_is_seen_until_it_is_taken_back() -> None:
         waker.close()
 
 
-def test_a_wake_that_meets_the_close_writes_to_no_other_file() -> None:
-    """A descriptor's number is another file's as soon as it is closed."""
+def test_wake_during_the_close_writes_to_no_other_file() -> None:
+    """A closed descriptor's number is reused at once."""
     for _ in range(200):
         waker = Waker()
         go = threading.Barrier(2)

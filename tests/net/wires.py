@@ -1,4 +1,4 @@
-"""Sockets between or instead of the two ends: one that listens in, and one that hangs up."""
+"""Sockets between or in place of the two ends: one that records, one that hangs up."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from samebits.net.curve import ClusterKeys
 
 
 class Tap:
-    """Forwards every connection to a port on loopback and keeps what went by, both ways."""
+    """Forward every connection to a port on loopback and record both directions."""
 
     def __init__(self, to_port: int) -> None:
         self.seen = b""
-        self.sent = b""  # of it, what whoever connected has said
+        self.sent = b""  # the part that the connecting side sent
         self._to_port = to_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -59,7 +59,7 @@ class Tap:
 
 
 class Closer:
-    """Accepts whoever comes, and closes at once, like a proxy with nobody behind it."""
+    """Accept every connection and close it at once, like a proxy without a backend."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -87,11 +87,11 @@ class Closer:
 
 
 class Turnstile:
-    """Greets whoever comes as a scheduler does, and closes.
+    """Greet every client as a scheduler does, then close.
 
     Args:
-        keys: its own: it greets with CURVE where there are any.
-        closes_silent: also who says nothing after its greeting; else only who says more.
+        keys: its own key pair; with one it greets with CURVE.
+        closes_silent: also close a client that is silent after its greeting.
     """
 
     def __init__(self, keys: ClusterKeys | None, *, closes_silent: bool) -> None:

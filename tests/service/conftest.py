@@ -1,4 +1,4 @@
-"""Processes that tests of what is seen from outside look at."""
+"""Processes that are observed from outside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], ProcessIdentity]]:
-    """Starts a script, and returns when it has said that it is ready."""
+    """Start a script and return once it has reported that it is ready."""
     children: list[subprocess.Popen[bytes]] = []
 
     def run(source: str) -> ProcessIdentity:

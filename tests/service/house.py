@@ -24,12 +24,12 @@ NUMERICS = (("threads", "1"),)
 
 
 def final(step: int, generation: int = 1) -> Digest:
-    """Of the state in which every worker ends."""
+    """Return the digest of the state in which every worker ends."""
     return Digest(Point(step, generation), FINAL, b"equal")
 
 
 def remove_folder(folder: Path) -> None:
-    """``rm -rf`` as often as it takes: the scheduler of a running job writes new files there meanwhile."""
+    """Remove the folder, repeatedly: the scheduler of a running job creates new files meanwhile."""
     until_s = time.monotonic() + PATIENCE_S
     while folder.exists():
         with contextlib.suppress(OSError):
@@ -61,7 +61,7 @@ class House:
         return settings
 
     def scheduler(self) -> Future[Ended]:
-        """Start serving; the future holds how it ended."""
+        """Start serving; the future holds the result."""
         self.service = SchedulerService(self.settings("scheduler"))
         return self.pool.submit(self.service.serve)
 
@@ -71,13 +71,13 @@ class House:
         return agent
 
     def seated(self, *nodes: str) -> list[Agent]:
-        """Agents of these nodes, all admitted."""
+        """Return agents of these nodes, all admitted."""
         agents = [self.agent(node) for node in nodes]
         list(self.pool.map(lambda agent: agent.register(), agents, timeout=PATIENCE_S))
         return agents
 
     def generation(self, *agents: Agent) -> list[GenerationStarted]:
-        """All of them enter, and get their places."""
+        """Let all agents enter and get their places."""
 
         def enter(agent: Agent) -> GenerationStarted:
             place = agent.enter(Holdings((), False, NUMERICS))
@@ -87,7 +87,7 @@ class House:
         return list(self.pool.map(enter, agents, timeout=PATIENCE_S))
 
     def mapped(self, agents: list[Agent], places: list[GenerationStarted]) -> list[list[bytes]]:
-        """All of them publish, and get the address map."""
+        """Let all agents publish and get the address map."""
 
         def meet(pair: tuple[Agent, GenerationStarted]) -> list[bytes]:
             agent, place = pair

@@ -1,4 +1,4 @@
-"""Calls to the scheduler's keys over real sockets: many threads, a scheduler that comes and goes, waits that end."""
+"""Key-value calls over real sockets: many threads, scheduler restarts, waits that end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def number(answer: KeyAnswer) -> int:
     return int(msgspec.msgpack.decode(answer.value))
 
 
-def test_each_sum_is_given_once_while_schedulers_come_and_go(house: House) -> None:
+def test_each_sum_is_returned_once_across_scheduler_restarts(house: House) -> None:
     served = house.scheduler()
     agents = house.seated("0", "1")
 
@@ -59,7 +59,7 @@ def test_each_sum_is_given_once_while_schedulers_come_and_go(house: House) -> No
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_durable_keys_are_written_again_where_the_recovery_path_was_removed(house: House, is_first: bool) -> None:
+def test_durable_keys_are_rewritten_if_the_recovery_path_was_removed(house: House, is_first: bool) -> None:
     served = house.scheduler()
     agent, _ = house.seated("0", "1")
     sums = [] if is_first else [number(agent.call_keys(ADD, PATIENCE_S))]
@@ -71,7 +71,7 @@ def test_durable_keys_are_written_again_where_the_recovery_path_was_removed(hous
     assert sums == list(range(1, len(sums) + 1))
 
 
-def test_a_wait_ends_when_the_key_is_written(house: House) -> None:
+def test_wait_ends_when_the_key_is_written(house: House) -> None:
     served = house.scheduler()
     writer, reader = house.seated("0", "1")
     with ThreadPoolExecutor(1) as pool:
@@ -81,7 +81,7 @@ def test_a_wait_ends_when_the_key_is_written(house: House) -> None:
         assert number(waiting.result(PATIENCE_S)) == 7
 
 
-def test_a_wait_ends_with_its_time_and_with_its_generation(house: House) -> None:
+def test_wait_ends_at_its_timeout_and_with_its_generation(house: House) -> None:
     house.scheduler()
     agents = house.seated("0", "1")
     with pytest.raises(KeyValueTimeoutError, match=r"no answer for key 'w' within 0.05 s. Fix: "):
@@ -93,10 +93,10 @@ def test_a_wait_ends_with_its_time_and_with_its_generation(house: House) -> None
         agents[1].leave(on_purpose=False, text="the test ends it")
         with pytest.raises(GenerationEndedError):
             waiting.result(PATIENCE_S)
-    assert agents[0].call_keys(GET, PATIENCE_S).outcome is KeyOutcome.ABSENT, "other calls are answered all the same"
+    assert agents[0].call_keys(GET, PATIENCE_S).outcome is KeyOutcome.ABSENT, "other calls are still answered"
 
 
-def test_a_process_has_a_bounded_number_of_calls_under_way(house: House) -> None:
+def test_number_of_pending_calls_per_process_is_bounded(house: House) -> None:
     house.scheduler()
     (agent, _) = house.seated("0", "1")
     with ThreadPoolExecutor(MAX_OPEN_CALLS) as pool:
@@ -104,15 +104,13 @@ def test_a_process_has_a_bounded_number_of_calls_under_way(house: House) -> None
         patience = threading.Event()
         while len(agent._key_answers) < MAX_OPEN_CALLS:
             assert not patience.wait(0.01)
-        with pytest.raises(
-            KeyValueError, match=r"64 calls of this process are under way, the most there may be. Fix: "
-        ):
+        with pytest.raises(KeyValueError, match=r"64 calls of this process are open, the maximum. Fix: "):
             agent.call_keys(GET, PATIENCE_S)
         house.agents[1].call_keys(KeyAsk(KeyOp.PUT, b"w", b"\x01"), PATIENCE_S)
         assert {one.result(PATIENCE_S).version for one in waiting} == {waiting[0].result().version}
 
 
-def test_who_has_left_is_told_so(house: House) -> None:
+def test_departed_worker_gets_an_error(house: House) -> None:
     house.scheduler()
     (agent, _) = house.seated("0", "1")
     agent.leave(on_purpose=True, text="done")

@@ -1,4 +1,4 @@
-"""Before its first generation a worker can wait until everybody has a seat, whatever comes and goes meanwhile."""
+"""A worker's wait for all seats before the first generation survives disconnections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.service.house import PATIENCE_S, House
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_worker_waits_until_all_have_a_seat(tmp_path: Path, restarts: bool) -> None:
+def test_worker_waits_until_all_have_a_seat(tmp_path: Path, restarts: bool) -> None:
     house = House(tmp_path, workers=2)
     try:
         served = house.scheduler()

@@ -1,4 +1,4 @@
-"""A scheduler in a thread of its job's only process: it begins, is heard by nobody else, ends, and goes on."""
+"""A scheduler in a thread of the job's only process: start, isolation, end and resumption."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def settings_in(folder: Path, **environ: str) -> Settings:
 
 
 def trained(scheduler: SchedulerThread, *, to_the_end: bool) -> GenerationStarted:
-    """The only worker of a job, up to its last step or out of it."""
+    """Run the only worker of a job, to its last step or until it is interrupted."""
     agent = Agent(scheduler.settings, "test", "cpu")
     admitted = agent.register()
     assert (admitted.slot, admitted.world_size) == (0, 1)
@@ -50,7 +50,7 @@ def stored(folder: Path) -> status.Content:
     return content
 
 
-def test_a_job_of_one_ends_goes_on_after_an_interruption_and_makes_way_for_the_next(tmp_path: Path) -> None:
+def test_single_process_job_ends_resumes_after_an_interruption_and_is_succeeded(tmp_path: Path) -> None:
     assert trained(SchedulerThread(settings_in(tmp_path)), to_the_end=False).generation == 1
     first = stored(tmp_path)
     assert not first["job_finished"]
@@ -79,14 +79,14 @@ def test_only_one_process_at_a_time_and_no_other_job(tmp_path: Path) -> None:
         SchedulerThread(settings_in(tmp_path, RECOVERY_PATH=str(tmp_path / "other")))
 
 
-def test_what_lies_in_an_object_store_is_not_moved(tmp_path: Path) -> None:
+def test_points_in_an_object_store_are_not_moved(tmp_path: Path) -> None:
     trained(SchedulerThread(settings_in(tmp_path)), to_the_end=True)
     with pytest.raises(StoreError, match=r"CHECKPOINT_PATH=s3://bucket/x belongs to job .* Fix: "):
         SchedulerThread(settings_in(tmp_path, CHECKPOINT_PATH="s3://bucket/x"))
     assert stored(tmp_path)["job_finished"], "and nothing was moved"
 
 
-def test_a_stranger_on_this_host_has_no_word_with_it(tmp_path: Path) -> None:
+def test_stranger_on_this_host_is_ignored(tmp_path: Path) -> None:
     scheduler = SchedulerThread(settings_in(tmp_path))
     settings = scheduler.settings
     stranger = Client(settings.sched_host, settings.sched_port, "follower-x", settings.node_timeout_s, keys=None)
@@ -104,7 +104,7 @@ def test_a_stranger_on_this_host_has_no_word_with_it(tmp_path: Path) -> None:
     assert stored(tmp_path)["job_finished"]
 
 
-def test_a_forked_child_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_folder_locked(tmp_path: Path) -> None:
     scheduler = SchedulerThread(settings_in(tmp_path))
     waits, ends = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A user's own rows of the table of causes: what they change, and that a mistake is one sentence with its line."""
+"""A user's rows in the table of causes: their effect, and mistakes reported with their line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def failure(error: str) -> Observation:
     return Observation(1, None, error, is_failure=True)
 
 
-def test_a_users_rows_come_first_and_the_others_stay() -> None:
+def test_users_rows_come_first_and_the_others_stay() -> None:
     table = read_rules(LICENSE, "causes.toml")
     row = table.of(failure("x.licenseerror: none left"))
     assert (row.cause, row.retry, row.strategies) == (CauseClass.NETWORK, Retry.YES, (Strategy.WAIT,))
@@ -55,13 +55,13 @@ def test_every_condition_of_a_row_must_hold() -> None:
     ("strategy", "cure"),
     [("wait", Cure.NONE), ("restart", Cure.END), ("spare", Cure.END), ("roll back", Cure.FORM_ANEW)],
 )
-def test_what_is_done_about_a_hang_can_be_changed(strategy: str, cure: Cure) -> None:
+def test_remedy_for_a_hang_can_be_changed(strategy: str, cure: Cure) -> None:
     table = read_rules(f'[[cause]]\nhang = "stuck"\nclass = "software"\nstrategy = "{strategy}"\n', "c")
     assert cure_of(Hang.STUCK, table) is cure and cure_of(Hang.BUSY, table) is Cure.END
     assert table.of(Observation(hang=Hang.STUCK)).retry is Retry.YES
 
 
-def test_a_scheduler_goes_by_it() -> None:
+def test_scheduler_applies_the_rows() -> None:
     table = read_rules('[[cause]]\nhang = "stuck"\nclass = "software"\nstrategy = "wait"\n', "c")
     house = training_for_a_while(step_timeout_s=6.0, causes=table)
     pass_time(house, 60, n2=SLEEPS)
@@ -71,12 +71,12 @@ def test_a_scheduler_goes_by_it() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[cause]\n", "line 1: no TOML: "),
-        ("\n\nx =\n", "line 3: no TOML: "),
+        ("[[cause]\n", "line 1: not TOML: "),
+        ("\n\nx =\n", "line 3: not TOML: "),
         ("[[causes]]\nclass = 'data'\n", "line 1: 'causes' is not known. Fix: write [[cause]]"),
         ("a = 1\n", "line 1: 'a' is not known"),
-        ("\ncause = 3\n", "line 2: `cause` is no list of tables"),
-        ("cause = [1]\n", "line 1: `cause` is no list of tables"),
+        ("\ncause = 3\n", "line 2: `cause` is not a list of tables"),
+        ("cause = [1]\n", "line 1: `cause` is not a list of tables"),
         ("[[cause]]\nclass='data'\nstrategy='wait'\n", "line 1: a row without a condition. Fix: add one of error,"),
         ("\n[[cause]]\nerror='x'\n", "line 2: a row without class or strategy"),
         ("[[cause]]\nerror='x'\nclass='data'\n", "line 1: a row without class or strategy"),
@@ -99,7 +99,7 @@ def test_a_scheduler_goes_by_it() -> None:
         ("a = " + "[" * 20_000, "line 1: "),
     ],
 )
-def test_a_mistake_is_one_sentence_with_its_line(text: str, says: str) -> None:
+def test_mistake_is_one_sentence_with_its_line(text: str, says: str) -> None:
     with pytest.raises(SettingsError) as caught:
         read_rules(text, "causes.toml")
     (problem,) = caught.value.problems
@@ -107,19 +107,19 @@ def test_a_mistake_is_one_sentence_with_its_line(text: str, says: str) -> None:
     assert "\n" not in problem and len(problem) < 400
 
 
-def test_as_much_as_is_allowed_is_read() -> None:
+def test_largest_allowed_file_is_read() -> None:
     row = f"[[cause]]\nerror='{'x' * MAX_CHARS}'\nclass='data'\nstrategy='wait'\n"
     assert len(read_rules((row * MAX_ROWS).ljust(MAX_BYTES, "#"), "c").own) == MAX_ROWS
 
 
-def test_the_line_is_that_of_the_row() -> None:
+def test_line_is_that_of_the_row() -> None:
     text = LICENSE + "\n\n  [[ cause ]]\nerror = 'x'\nclass = 'nothing'\nstrategy = 'wait'\n"
     with pytest.raises(SettingsError) as caught:
         read_rules(text, "c")
     assert text.splitlines()[int(str(caught.value).split("line ")[1].split(":")[0]) - 1].strip() == "[[ cause ]]"
 
 
-def test_nonsense_is_refused_or_read_and_nothing_else() -> None:
+def test_nonsense_is_refused_or_read() -> None:
     chance = random.Random(28)
     for _ in range(2000):
         text = list(LICENSE)

@@ -1,4 +1,4 @@
-"""In which order a scheduler decides on what came in together."""
+"""The order in which a scheduler processes events that arrived together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def said(session: str, step: int = 0) -> Received:
     return Received(session, Said(Credential("job", session, session, 1), LastWords(""), step=step))
 
 
-def test_what_the_closed_ones_said_comes_before_their_close_and_the_others_after() -> None:
+def test_messages_of_closed_connections_come_first_then_closes_then_others() -> None:
     events: list[Event] = [
         said("b"),
         said("a", 1),
@@ -27,12 +27,12 @@ def test_what_the_closed_ones_said_comes_before_their_close_and_the_others_after
     ]
 
 
-def test_what_nobody_said_keeps_its_place_before_the_closes() -> None:
+def test_event_without_a_sender_keeps_its_place_before_the_closes() -> None:
     events: list[Event] = [Stalled(3.0), StopJob("somebody"), said("b"), Closed("a", gone=True)]
     assert closes_first(events) == [[Stalled(3.0), StopJob("somebody"), Closed("a", gone=True)], [said("b")]]
 
 
-def test_without_a_close_nothing_is_set_apart() -> None:
+def test_without_a_close_the_order_is_unchanged() -> None:
     events: list[Event] = [Stalled(3.0), said("b"), said("a")]
     assert closes_first(events) == [events]
     assert closes_first([]) == [[]]

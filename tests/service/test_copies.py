@@ -1,4 +1,4 @@
-"""Copies between two writers' companions: what arrives, what is reported, and that nobody is waited for."""
+"""Copies between the companions of two writers: what arrives, what is reported, and that they block nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Report = tuple[str, int, str]
 
 
 class End:
-    """One host with one rank's writer's companion."""
+    """One host with the companion of one rank's writer."""
 
     def __init__(self, base: Path, slot: int = 0, listener: CopyListener | None = None) -> None:
         base.mkdir()
@@ -76,7 +76,7 @@ class End:
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[Callable[[str], End]]:
-    """Makes hosts."""
+    """Return a factory of hosts."""
     made: list[End] = []
 
     def make(name: str, slot: int = 0) -> End:
@@ -90,7 +90,7 @@ def ends(tmp_path: Path) -> Iterator[Callable[[str], End]]:
 
 @pytest.fixture
 def pair(ends: Callable[..., End]) -> tuple[End, End]:
-    """A rank, and its buddy on another host, both told so."""
+    """Return a rank and its buddy on another host, each informed of the other."""
     rank, buddy = ends("here"), ends("there", 1)
     buddy.brief(keeps=(0,))
     rank.brief(buddy.listener.keeper)
@@ -98,7 +98,7 @@ def pair(ends: Callable[..., End]) -> tuple[End, End]:
 
 
 def until_free(buddy: End, slot: int) -> None:
-    """Until nobody has the room of that slot's copies: the keeper hears what it is told in a thread of its own."""
+    """Wait until no process has the room of that slot's copies, since the keeper reacts in its own thread."""
     deadline = time.monotonic() + WAIT_S
     while True:
         try:
@@ -111,7 +111,7 @@ def until_free(buddy: End, slot: int) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1000, LARGE])
-def test_what_is_hashed_is_copied(pair: tuple[End, End], count: int) -> None:
+def test_hashed_point_is_copied(pair: tuple[End, End], count: int) -> None:
     rank, buddy = pair
     rank.save(1, count=count)
     assert rank.heard() == ("copied", 1, "")
@@ -121,16 +121,16 @@ def test_what_is_hashed_is_copied(pair: tuple[End, End], count: int) -> None:
     assert buddy.kept() == [2, 1]
 
 
-def test_who_was_hashed_before_there_was_a_buddy_is_copied_when_there_is(ends: Callable[..., End]) -> None:
+def test_point_hashed_before_there_was_a_buddy_is_copied_later(ends: Callable[..., End]) -> None:
     rank, buddy = ends("here"), ends("there", 1)
-    fill_and_hash(rank.room, 1)  # by a process before this one
+    fill_and_hash(rank.room, 1)  # by an earlier process
     buddy.brief(keeps=(0,))
     rank.brief(buddy.listener.keeper)
     assert rank.heard() == ("copied", 1, "")
     assert buddy.kept() == [1]
 
 
-def test_a_new_buddy_gets_the_newest_at_once(pair: tuple[End, End], ends: Callable[..., End]) -> None:
+def test_new_buddy_gets_the_newest_point_at_once(pair: tuple[End, End], ends: Callable[..., End]) -> None:
     rank, _ = pair
     rank.save(1)
     rank.heard()
@@ -141,7 +141,7 @@ def test_a_new_buddy_gets_the_newest_at_once(pair: tuple[End, End], ends: Callab
     assert other.kept() == [1]
 
 
-def test_a_buddy_may_hear_of_it_later(ends: Callable[..., End]) -> None:
+def test_buddy_may_be_informed_later(ends: Callable[..., End]) -> None:
     rank, buddy = ends("here"), ends("there", 1)
     buddy.brief(keeps=(7,))
     rank.brief(buddy.listener.keeper)
@@ -152,7 +152,7 @@ def test_a_buddy_may_hear_of_it_later(ends: Callable[..., End]) -> None:
     assert rank.heard() == ("copied", 1, "")
 
 
-def test_a_keeper_that_keeps_no_more_lets_another_process_of_its_host_keep(
+def test_keeper_that_stops_leaves_its_copies_to_another_process_of_its_host(
     pair: tuple[End, End],
 ) -> None:
     rank, buddy = pair
@@ -163,10 +163,10 @@ def test_a_keeper_that_keeps_no_more_lets_another_process_of_its_host_keep(
     rank.save(2)
     with pytest.raises(queue.Empty):
         rank.told.get(timeout=0.1)
-    assert buddy.kept() == [1], "what was kept stays"
+    assert buddy.kept() == [1], "existing copies stay"
 
 
-def test_where_the_keeper_has_no_memory_it_says_so_and_the_next_one_is_tried(
+def test_keeper_without_memory_says_so_and_the_next_one_is_tried(
     pair: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank, buddy = pair
@@ -182,7 +182,7 @@ def test_where_the_keeper_has_no_memory_it_says_so_and_the_next_one_is_tried(
     assert buddy.kept() == [2]
 
 
-def test_a_keeper_that_does_not_answer_is_given_up_for_this_point(
+def test_unresponsive_keeper_is_given_up_for_this_point(
     ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "SILENT_S", 0.2)
@@ -194,7 +194,7 @@ def test_a_keeper_that_does_not_answer_is_given_up_for_this_point(
     nobody.close()
 
 
-def test_a_keeper_that_begins_late_is_offered_the_same_point_again(
+def test_keeper_that_starts_late_is_offered_the_same_point_again(
     tmp_path: Path, ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "SILENT_S", 0.2)
@@ -212,7 +212,7 @@ def test_a_keeper_that_begins_late_is_offered_the_same_point_again(
     buddy.close()
 
 
-def test_a_keeper_that_dies_in_the_middle_is_given_up_and_the_next_one_is_whole(
+def test_keeper_that_dies_midway_is_given_up_and_the_next_copy_is_complete(
     pair: tuple[End, End], ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank, buddy = pair
@@ -239,7 +239,7 @@ def test_a_keeper_that_dies_in_the_middle_is_given_up_and_the_next_one_is_whole(
         (b"sixteen bytes and more", None, False),
     ],
 )
-def test_only_who_knows_the_secret_is_heard(
+def test_only_peers_with_the_secret_are_heard(
     ends: Callable[..., End],
     monkeypatch: pytest.MonkeyPatch,
     ours: bytes | None,
@@ -255,7 +255,7 @@ def test_only_who_knows_the_secret_is_heard(
     assert buddy.kept() == ([1] if is_copied else [])
 
 
-def test_another_jobs_points_are_refused(ends: Callable[..., End]) -> None:
+def test_points_of_another_job_are_refused(ends: Callable[..., End]) -> None:
     rank, buddy = ends("here"), ends("there", 1)
     buddy.copies.brief(Brief(str(buddy.base), "another", "", "", (0,), buddy.listener.keeper.ticket).pack())
     rank.brief(buddy.listener.keeper)
@@ -265,7 +265,7 @@ def test_another_jobs_points_are_refused(ends: Callable[..., End]) -> None:
     assert "it keeps copies of job another" in text
 
 
-def test_over_ipv6_as_well(tmp_path: Path) -> None:
+def test_copy_over_ipv6(tmp_path: Path) -> None:
     try:
         listener = CopyListener("::1")
     except OSError:
@@ -280,7 +280,7 @@ def test_over_ipv6_as_well(tmp_path: Path) -> None:
     buddy.close()
 
 
-def test_a_keeper_whose_memory_was_emptied_takes_the_next_copy(pair: tuple[End, End]) -> None:
+def test_keeper_whose_memory_was_emptied_accepts_the_next_copy(pair: tuple[End, End]) -> None:
     rank, buddy = pair
     for step in (1, 2):
         rank.save(step)
@@ -289,7 +289,7 @@ def test_a_keeper_whose_memory_was_emptied_takes_the_next_copy(pair: tuple[End, 
     buddy.base.mkdir()
     rank.save(3)
     kind, sequence, problem = rank.heard()
-    assert (kind, sequence) == ("uncopied", 3) and "was removed while it was in use" in problem
+    assert (kind, sequence) == ("uncopied", 3) and "was removed while in use" in problem
     rank.save(4)
     assert rank.heard() == ("copied", 4, "")
     assert buddy.kept() == [4]
@@ -300,7 +300,7 @@ def test_a_keeper_whose_memory_was_emptied_takes_the_next_copy(pair: tuple[End, 
 
 @pytest.fixture
 def stranger(pair: tuple[End, End]) -> Iterator[SenderSocket]:
-    """Whoever can reach the port of the buddy, and has seen what its kind says."""
+    """A peer that can reach the buddy's port and knows the protocol."""
     context: zmq.Context[Any] = zmq.Context()
     yield SenderSocket(context, pair[1].listener.keeper.endpoint, None)
     context.destroy(linger=0)
@@ -314,7 +314,7 @@ def answer_to(stranger: SenderSocket, offer: Offer) -> object:
 
 
 LIES: list[dict[str, object]] = [
-    {"point": Point(0, 2**40)},  # behind which every copy would be of a line that was left
+    {"point": Point(0, 2**40)},  # after which every copy would belong to an abandoned line
     {"point": Point(-1, 1)},
     {"point": Point(1, -(2**63))},
     {"slot": 2**62},
@@ -330,7 +330,7 @@ LIES: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("knows_the_ticket", [False, True], ids=["stranger", "member"])
-def test_an_offer_that_is_a_lie_costs_no_copy_and_no_transfer(
+def test_false_offer_costs_no_copy_and_no_transfer(
     pair: tuple[End, End], stranger: SenderSocket, knows_the_ticket: bool
 ) -> None:
     rank, buddy = pair
@@ -351,7 +351,7 @@ def test_an_offer_that_is_a_lie_costs_no_copy_and_no_transfer(
     assert buddy.kept() == [3, 2]
 
 
-def test_a_ticket_is_in_no_repr_and_in_no_other_process(ends: Callable[..., End]) -> None:
+def test_ticket_is_in_no_repr_and_in_no_other_process(ends: Callable[..., End]) -> None:
     one, other = ends("here").listener.keeper, ends("there", 1).listener.keeper
     assert one.ticket != other.ticket
     assert one.ticket.hex() not in repr(one)

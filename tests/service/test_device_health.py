@@ -1,7 +1,7 @@
-"""What is made of the output of nvidia-smi and npu-smi, by programs of those names that a test has written.
+"""Parsing the output of nvidia-smi and npu-smi, played by test programs of those names.
 
-No device is here: the texts are what those tools print elsewhere, as people have published it (npu-smi 24.1 of a 910B,
-25.5 of an Ascend910 with two chips; nvidia-smi's CSV).
+No device is needed: the texts are what those tools print elsewhere, as published by users (npu-smi 24.1 of a 910B, 25.5
+of an Ascend910 with two chips; nvidia-smi's CSV).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ H100 = "0, NVIDIA H100 80GB HBM3, 00000000:65:00.0, 41, 1024, 81559, 97, 0"
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    """Writes a program of this name whose body is shell, the only one of a PATH besides the system's."""
+    """Write a shell program of this name and make it the only one in PATH besides the system's."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def write(name: str, body: str) -> None:
@@ -78,7 +78,7 @@ def printing(text: str) -> str:
     return f"cat <<'END'\n{text}\nEND"
 
 
-def test_where_no_tool_is_there_no_device_is_told(tool: Tool) -> None:
+def test_without_a_tool_no_device_is_reported(tool: Tool) -> None:
     assert devices() == []
     assert NvidiaTool().look() is None and AscendTool().look() is None
 
@@ -88,14 +88,14 @@ def test_where_no_tool_is_there_no_device_is_told(tool: Tool) -> None:
     [
         ("0x0000000000000000", False),
         ("0x0000000000000001", False),  # idle
-        ("0x0000000000000004", False),  # the power cap: how such a device always runs
-        ("0x0000000000000048", True),  # the hardware, for heat
-        ("0x0000000000000024", True),  # the driver, for heat
+        ("0x0000000000000004", False),  # the power cap: normal for such a device
+        ("0x0000000000000048", True),  # the hardware, because of heat
+        ("0x0000000000000024", True),  # the driver, because of heat
         ("[N/A]", None),
         ("Not Active", None),
     ],
 )
-def test_a_line_of_nvidias(mask: str, is_slowed: bool | None) -> None:
+def test_nvidia_smi_line(mask: str, is_slowed: bool | None) -> None:
     assert nvidia(f"{H100}, {mask}\n") == [
         Told(
             *("NVIDIA 0", "NVIDIA H100 80GB HBM3"),
@@ -110,7 +110,7 @@ def test_a_line_of_nvidias(mask: str, is_slowed: bool | None) -> None:
     ]
 
 
-def test_of_half_a_line_the_half_that_can_be_counts() -> None:
+def test_readable_half_of_a_line_counts() -> None:
     (told,) = nvidia("2, NVIDIA GeForce RTX 4090, [N/A], 4e9, 99999, 24564, 101, [N/A]\n")
     assert told == Told("NVIDIA 2", "NVIDIA GeForce RTX 4090", bus="[N/A]")
     text = f"a line of something else\n{H100[:30]}\nx, y, z, 1, 2, 3, 4, 5\n\x00\n"
@@ -118,7 +118,7 @@ def test_of_half_a_line_the_half_that_can_be_counts() -> None:
     assert len(nvidia(f"{H100}\n" * 1000)) == 64
 
 
-def test_the_tables_of_npu_smi() -> None:
+def test_npu_smi_tables() -> None:
     assert ascend(OF_910B) == [
         Told("Ascend 0", "910B2C", "0", celsius=35, used_mib=59356, total_mib=65536, busy=0.0, state="OK"),
         Told("Ascend 3", "910B2C", "3", celsius=37, used_mib=3351, total_mib=65536, busy=1.0, state="Alarm"),
@@ -129,20 +129,20 @@ def test_the_tables_of_npu_smi() -> None:
     ]
 
 
-def test_of_a_table_that_ends_early_the_chips_before_count() -> None:
+def test_chips_before_the_end_of_a_truncated_table_count() -> None:
     assert [one.name for one in ascend(OF_910B[: OF_910B.index("0000:19")])] == ["Ascend 0"]
     for end in range(len(OF_910C)):
         assert len(ascend(OF_910C[:end])) + len(ascend(OF_910C[end:])) <= 2
     assert ascend("| 0 x | OK | - |\n| 0 | y | |") == [Told("Ascend 0", "x", "0", state="OK")]
 
 
-def test_only_errors_that_were_not_corrected_count() -> None:
+def test_only_uncorrected_errors_count() -> None:
     assert ascend_errors(ECC.format(0)) == 1
     assert ascend_errors(ECC.format(3)) == 4
     assert ascend_errors("NPU ID : 0\nHBM Double Bit Error Count : many\n") is None
 
 
-def test_an_nvidia_device_with_uncorrected_errors_is_sick(tool: Tool) -> None:
+def test_nvidia_device_with_uncorrected_errors_is_unhealthy(tool: Tool) -> None:
     sick = H100.replace("0, NVIDIA", "1, NVIDIA").replace("97, 0", "0, 3")
     tool("nvidia-smi", printing(f"{H100}, 0x1\n{sick}, 0x1"))
     assert devices() == [
@@ -155,7 +155,7 @@ def test_an_nvidia_device_with_uncorrected_errors_is_sick(tool: Tool) -> None:
     ]
 
 
-def test_a_driver_that_does_not_know_a_field_is_asked_without_it(tool: Tool, tmp_path: Path) -> None:
+def test_field_unknown_to_the_driver_is_omitted_from_then_on(tool: Tool, tmp_path: Path) -> None:
     tool(
         "nvidia-smi",
         f'echo "$1" >> {tmp_path}/asked\ncase "$1" in *event_reasons*) exit 2;; *) echo "{H100}, 0x40";; esac',
@@ -164,10 +164,10 @@ def test_a_driver_that_does_not_know_a_field_is_asked_without_it(tool: Tool, tmp
     for _ in range(2):
         found.append(asked.look("GPU-1"))
     assert [one[0].is_slowed for one in found if one] == [True, True]
-    assert len((tmp_path / "asked").read_text().splitlines()) == 3, "the second time it is known what the driver knows"
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3, "the second time the driver's fields are known"
 
 
-def test_an_ascend_device_whose_health_is_not_ok_is_sick(tool: Tool) -> None:
+def test_ascend_device_whose_health_is_not_ok_is_unhealthy(tool: Tool) -> None:
     tool("npu-smi", f'if [ "$2" = -t ]; then {printing(ECC.format(0))}\nelse {printing(OF_910B)}\nfi')
     assert [(one.name, one.problem) for one in devices()] == [
         ("Ascend 0", "1 uncorrected memory errors since it was started"),
@@ -179,14 +179,14 @@ def test_an_ascend_device_whose_health_is_not_ok_is_sick(tool: Tool) -> None:
     "body",
     ["exit 3", "echo nonsense", "head -c 3000000 /dev/zero", "exec sleep 60", "sleep 60", "yes", "echo half; sleep 60"],
 )
-def test_a_tool_that_fails_is_no_fault_of_the_device(body: str, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_tool_is_no_fault_of_the_device(body: str, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vendor_tool, "TIMEOUT_S", 0.3)
     tool("nvidia-smi", body)
     tool("npu-smi", body)
     assert devices() == []
 
 
-def test_a_tool_that_cannot_be_ended_is_left_and_asked_again_when_it_has_ended(
+def test_unkillable_tool_is_left_and_run_again_once_it_has_ended(
     tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"
@@ -196,7 +196,7 @@ def test_a_tool_that_cannot_be_ended_is_left_and_asked_again_when_it_has_ended(
     monkeypatch.setattr(vendor_tool.os, "killpg", lambda pid, signal: None)  # as in a driver that hangs
     asked = VendorTool("nvidia-smi", 0.5)
     assert [asked.ask() for _ in range(3)] == [None, None, None]
-    assert (tmp_path / "asked").read_text() == "x\n", "asked once, while it hangs"
+    assert (tmp_path / "asked").read_text() == "x\n", "run once while it hangs"
     left = asked._left
     assert left is not None
     kill(left.pid, 9)

@@ -1,4 +1,4 @@
-"""A device that falls sick under a worker is known in at most three looks, whatever its tool does meanwhile."""
+"""An unhealthy device is detected within three checks, whatever its tool does meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 class Card:
-    """A device whose memory a test sets."""
+    """A device whose memory the test sets."""
 
     def __init__(self, uuid: str = "GPU-7", place: int | None = None) -> None:
         self.memory: DeviceMemory | None = None
@@ -34,20 +34,20 @@ def shares(readings: list[Reading]) -> dict[Sign, float]:
     return {one.sign: round(one.share, 3) for one in readings}
 
 
-def test_what_the_tool_and_the_training_thread_say_is_read(tool: Tool) -> None:
+def test_values_of_the_tool_and_of_the_training_thread_are_combined(tool: Tool) -> None:
     card = Card()
     tool("nvidia-smi", f'[ "$2" = --id=GPU-7 ] || exit 9\necho "{H100}, 0x40"')
     readings = DeviceReadings(card.watched)
     assert shares(readings.look()) == {Sign.DEVICE_HEAT: 0.41, Sign.DEVICE_ERRORS: 0.0, Sign.DEVICE_SLOWED: 1.0}
     card.memory = DeviceMemory(total=80 * GIB, free=20 * GIB, held=58 * GIB, used=10 * GIB)
     found = shares(readings.look())
-    assert found[Sign.DEVICE_MEMORY] == 0.15, "what torch has cached is to be had"
-    assert found[Sign.DEVICE_SHARED] == 0.0, "two GiB besides are the driver's context"
+    assert found[Sign.DEVICE_MEMORY] == 0.15, "memory cached by torch is available"
+    assert found[Sign.DEVICE_SHARED] == 0.0, "the other two GiB are the driver's context"
     card.memory = DeviceMemory(total=80 * GIB, free=10 * GIB, held=30 * GIB, used=30 * GIB)
     assert shares(readings.look())[Sign.DEVICE_SHARED] == 0.97
 
 
-def test_an_ascend_device_is_found_by_its_place(tool: Tool) -> None:
+def test_ascend_device_is_found_by_its_position(tool: Tool) -> None:
     tool(
         "npu-smi",
         f'if [ "$2" = -t ]; then [ "$5" = 3 ] || exit 9; {printing(ECC.format(2))}\nelse {printing(OF_910B)}\nfi',
@@ -58,7 +58,7 @@ def test_an_ascend_device_is_found_by_its_place(tool: Tool) -> None:
 
 
 @pytest.mark.parametrize("then", ["exit 1", "sleep 60", "echo nonsense", f"echo '{H100[:40]}'"])
-def test_a_tool_that_says_nothing_more_makes_no_device_well(then: str, tool: Tool, tmp_path: Path) -> None:
+def test_silent_tool_does_not_make_a_device_healthy(then: str, tool: Tool, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     tool("nvidia-smi", f'[ -e {gate} ] && {{ {then}; exit 0; }}\necho "{H100[:-1]}5, 0x1"')
     readings = DeviceReadings(Card().watched, timeout_s=0.5)
@@ -68,7 +68,7 @@ def test_a_tool_that_says_nothing_more_makes_no_device_well(then: str, tool: Too
     assert readings.look() == before
 
 
-def test_a_device_of_another_vendor_has_its_memory_alone() -> None:
+def test_device_of_another_vendor_has_only_its_memory() -> None:
     card = Card("", None)
     readings = DeviceReadings(card.watched)
     assert readings.look() == []
@@ -76,7 +76,7 @@ def test_a_device_of_another_vendor_has_its_memory_alone() -> None:
     assert readings.look() == [Reading(Sign.DEVICE_MEMORY, "cuda:0", 0.96)]
 
 
-def test_an_xid_of_this_device_is_a_fault_and_a_programs_is_none(tool: Tool, tmp_path: Path) -> None:
+def test_xid_of_this_device_is_a_fault_and_a_programs_is_not(tool: Tool, tmp_path: Path) -> None:
     tool("nvidia-smi", f'echo "{H100}, 0x1"')
     log = tmp_path / "kmsg"
     log.write_text("3,1,1,-;NVRM: Xid (PCI:0000:65:00): 79, pid=1, before this process began\n")
@@ -96,12 +96,12 @@ def test_an_xid_of_this_device_is_a_fault_and_a_programs_is_none(tool: Tool, tmp
     readings.close()
 
 
-def test_a_log_that_may_not_be_read_is_empty(tmp_path: Path) -> None:
+def test_unreadable_kernel_log_is_empty(tmp_path: Path) -> None:
     assert KernelLog(tmp_path / "none").faults() == []
     assert bus_of("00000000:65:00.0") == (0, 0x65, 0) and bus_of("[N/A]") is None
 
 
-def test_a_sick_device_is_an_ailment_at_the_second_look(tool: Tool, tmp_path: Path) -> None:
+def test_unhealthy_device_is_reported_at_the_second_check(tool: Tool, tmp_path: Path) -> None:
     limits = limits_of(settings_with(tmp_path, HEALTH="device_errors=drain,device_heat=off"))
     sick = H100.replace(", 41,", ", 99,")[:-1] + "2"
     tool("nvidia-smi", f'echo "{sick}, 0x40"')
@@ -135,11 +135,11 @@ def test_a_sick_device_is_an_ailment_at_the_second_look(tool: Tool, tmp_path: Pa
         ),
     ],
 )
-def test_an_ailment_of_a_device_in_words(ailment: Ailment, text: str) -> None:
+def test_device_problem_is_described_in_words(ailment: Ailment, text: str) -> None:
     assert said(ailment) == text
 
 
-def test_a_tool_that_hangs_holds_up_neither_the_looks_at_the_host_nor_their_telling(tool: Tool, tmp_path: Path) -> None:
+def test_hanging_tool_delays_neither_host_checks_nor_their_report(tool: Tool, tmp_path: Path) -> None:
     tool("nvidia-smi", f"touch {tmp_path}/asked\nexec sleep 5")
     settings = settings_with(tmp_path, HEALTH="every=0.1,disk=tell:0.000001,cpu=off")
     told: list[tuple[Ailment, ...]] = []
@@ -157,7 +157,7 @@ def test_a_tool_that_hangs_holds_up_neither_the_looks_at_the_host_nor_their_tell
     look.stop()
 
 
-def test_the_device_is_told_with_the_host(tool: Tool, tmp_path: Path) -> None:
+def test_device_is_reported_with_the_host(tool: Tool, tmp_path: Path) -> None:
     tool("nvidia-smi", f'echo "{H100[:-1]}2, 0x1"')
     settings = settings_with(tmp_path, HEALTH="every=0.1,disk=tell:0.000001,cpu=off")
     both = threading.Event()
@@ -173,7 +173,7 @@ def test_the_device_is_told_with_the_host(tool: Tool, tmp_path: Path) -> None:
     look.stop()
 
 
-def test_what_is_off_is_not_looked_at(tool: Tool, tmp_path: Path) -> None:
+def test_disabled_check_is_not_made(tool: Tool, tmp_path: Path) -> None:
     off = {"HEALTH": ",".join(f"device_{one}=off" for one in ("errors", "heat", "slowed", "memory", "shared"))}
     assert limits_of(settings_with(tmp_path, **off)) == {}
     look = HealthLook(settings_with(tmp_path, **off), lambda report: None)
@@ -181,14 +181,14 @@ def test_what_is_off_is_not_looked_at(tool: Tool, tmp_path: Path) -> None:
     assert look._device is None
 
 
-def test_who_is_refused_asks_for_no_seat(tool: Tool, tmp_path: Path) -> None:
+def test_worker_on_a_refused_device_asks_for_no_seat(tool: Tool, tmp_path: Path) -> None:
     tool("nvidia-smi", f'echo "{H100[:-1]}2, 0x1"')
     tells = settings_with(tmp_path)
     assert not host_health.may_refuse(tells)
     settings = settings_with(tmp_path, HEALTH="device_errors=refuse")
     assert host_health.may_refuse(settings)
     with pytest.raises(
-        PreflightError, match=r"the host of 0 is not well, .*: NVIDIA 0 has uncorrected .*\. Fix: start"
+        PreflightError, match=r"the host of 0 is not healthy, .*: NVIDIA 0 has uncorrected .*\. Fix: start"
     ):
         host_health.require(settings, Card().watched)
     host_health.require(settings, None)

@@ -1,4 +1,4 @@
-"""Who follows stays a follower for as long as it can be reached, whatever is said of connections it once had."""
+"""A follower stays one while it is reachable, whatever is reported of its earlier connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ends() -> Iterator[Ends]:
     ends.close()
 
 
-def test_a_close_that_is_read_late_ends_nobodys_following_and_a_real_one_does(ends: Ends) -> None:
+def test_late_close_of_an_old_connection_ends_no_following_but_a_real_one_does(ends: Ends) -> None:
     followers = Followers()
     client = ends.connected("follower")
     client.send(StatusQuery(follow=True))
@@ -49,7 +49,7 @@ def test_a_close_that_is_read_late_ends_nobodys_following_and_a_real_one_does(en
     until(looked_and_heard, lambda _: len(followers) == 0)
 
 
-def test_progress_is_pushed_in_turns_every_other_change_at_once_and_nothing_twice(
+def test_progress_is_pushed_in_turns_and_other_changes_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
@@ -76,6 +76,6 @@ def test_progress_is_pushed_in_turns_every_other_change_at_once_and_nothing_twic
     assert tells(1, FOLLOW_INTERVAL_S / 2) == 1
     assert tells(2, FOLLOW_INTERVAL_S / 2) == 0
     assert tells(2, FOLLOW_INTERVAL_S / 2) == 1
-    assert tells(2, FOLLOW_INTERVAL_S) == 0, "that is what it was told last"
+    assert tells(2, FOLLOW_INTERVAL_S) == 0, "that is what it was sent last"
     assert tells(3, 0.0, changed=True) == 1
     assert len({message for _, message in told[1:]}) == 3

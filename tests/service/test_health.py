@@ -1,4 +1,4 @@
-"""What is read of this machine, and that it is told: real sensors, and a real agent whose disk is over its limit."""
+"""Host sensors on this machine, and a real agent whose disk is over its limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def settings_with(tmp_path: Path, **environ: str) -> config.Settings:
     return settings
 
 
-def test_every_sign_is_read_on_this_machine(tmp_path: Path) -> None:
+def test_every_sensor_is_read_on_this_machine(tmp_path: Path) -> None:
     places = places_of(settings_with(tmp_path))
     assert len(places) == len({place.stat().st_dev for place in places}), "one of each file system"
     assert {tmp_path.stat().st_dev, SHARED_MEMORY.stat().st_dev} == {place.stat().st_dev for place in places}
@@ -37,7 +37,7 @@ def test_every_sign_is_read_on_this_machine(tmp_path: Path) -> None:
     assert disk.share == pytest.approx(psutil.disk_usage(str(places[0])).percent / 100, abs=0.05)
 
 
-def test_a_url_is_no_disk_and_what_is_off_has_no_limit(tmp_path: Path) -> None:
+def test_url_is_no_disk_and_a_disabled_check_has_no_limit(tmp_path: Path) -> None:
     settings = settings_with(tmp_path, CHECKPOINT_PATH="s3://bucket/job", HEALTH="cpu=off,disk=drain")
     assert all(isinstance(place, Path) for place in places_of(settings))
     limits = limits_of(settings)
@@ -45,7 +45,7 @@ def test_a_url_is_no_disk_and_what_is_off_has_no_limit(tmp_path: Path) -> None:
     assert (limits[Sign.DISK].drains, limits[Sign.MEMORY].drains) == (True, False)
 
 
-def test_the_tightest_memory_limit_counts(tmp_path: Path) -> None:
+def test_tightest_memory_limit_counts(tmp_path: Path) -> None:
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n")
@@ -55,10 +55,10 @@ def test_the_tightest_memory_limit_counts(tmp_path: Path) -> None:
     (groups / "box" / "memory.max").write_text("1000")
     (groups / "box" / "memory.current").write_text("950")
     (groups / "box" / "memory.stat").write_text("anon 900\ninactive_file 30\nactive_file 20\n")
-    assert taken_share(proc, groups) == pytest.approx(0.9), "files that can be read again do not count"
+    assert taken_share(proc, groups) == pytest.approx(0.9), "reclaimable file cache does not count"
 
 
-def test_it_is_told_after_two_looks_and_again_while_it_lasts(tmp_path: Path) -> None:
+def test_problem_is_reported_after_two_checks_and_while_it_lasts(tmp_path: Path) -> None:
     settings = settings_with(tmp_path, HEALTH="every=0.1,disk=tell:0.000001,cpu=off")
     told: list[tuple[Ailment, ...]] = []
     twice = threading.Event()
@@ -75,7 +75,7 @@ def test_it_is_told_after_two_looks_and_again_while_it_lasts(tmp_path: Path) -> 
     assert any(one.sign is Sign.DISK and one.limit == 0.000001 for one in told[0])
 
 
-def test_a_scheduler_hears_of_it(tmp_path: Path) -> None:
+def test_scheduler_receives_the_report(tmp_path: Path) -> None:
     house = House(tmp_path, 1, HEALTH="every=0.1,disk=tell:0.000001")
     events = tmp_path / "recovery" / "events.jsonl"
     house.scheduler()
@@ -87,10 +87,10 @@ def test_a_scheduler_hears_of_it(tmp_path: Path) -> None:
         patience.wait(0.05)
     found = [line for line in events.read_text().splitlines() if "HEALTH=disk" in line]
     house.close()
-    assert found and '"kind":"note"' in found[0], "said, and in the history"
+    assert found and '"kind":"note"' in found[0], "logged, and in the history"
 
 
-def test_what_a_worker_uses_is_told_where_the_world_may_change_its_size(tmp_path: Path) -> None:
+def test_workers_resource_use_is_reported_if_the_world_may_resize(tmp_path: Path) -> None:
     elastic = settings_with(tmp_path, HEALTH="every=0.1", WORKER_NUM="2", MAX_WORKER_NUM="4")
     found: list[tuple[Figure, ...]] = []
     heard = threading.Event()
@@ -108,7 +108,7 @@ def test_what_a_worker_uses_is_told_where_the_world_may_change_its_size(tmp_path
     assert used["cpu"] >= 0 and 0 < used["memory"] <= 1
 
 
-def test_a_core_that_is_used_is_one() -> None:
+def test_busy_core_counts_as_one() -> None:
     usage = Usage()
     began_s = time.process_time()
     while time.process_time() < began_s + 0.05:

@@ -1,11 +1,11 @@
-"""What arrives and what the core is told of it: of decisions no more than a history has room for."""
+"""What the scheduler passes to the core: only as many decisions and reports as a history has room for."""
 
 from __future__ import annotations
 
 import pytest
 
 from samebits.core.causes.kinds import Observation
-from samebits.core.hangs import Doing, Sight
+from samebits.core.hangs import Doing, ProcessState
 from samebits.core.messages import SCHEMA, Decision, ProcessEnded
 from samebits.core.values import replace
 from samebits.net.server import Arrived
@@ -18,7 +18,7 @@ from samebits.store.process_identity import ProcessIdentity
 from tests.hostile.test_hostile_core import Line
 
 
-def test_so_many_decisions_are_taken_in_a_while_and_more_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_are_rate_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(clock, "now_s", lambda: now)
     inbound = Inbound(Line(), Followers(), UnknownPeers())
@@ -35,7 +35,7 @@ def test_so_many_decisions_are_taken_in_a_while_and_more_after_it(monkeypatch: p
     assert taken() == MOST_DECISIONS
 
 
-def test_of_ends_of_processes_so_many_are_taken_and_only_in_printable_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_reports_are_rate_limited_and_made_printable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now_s", lambda: 100.0)
     inbound = Inbound(Line(), Followers(), UnknownPeers())
     end = ProcessEnded("1", "host", 7, 1, "was killed by signal 9 (SIGKILL)", signal=9)
@@ -45,7 +45,7 @@ def test_of_ends_of_processes_so_many_are_taken_and_only_in_printable_words(monk
         assert Inbound(Line(), Followers(), UnknownPeers()).event_of(Arrived("peer", liar)) is None
 
 
-def test_what_a_follower_tells_of_a_death_fits_whatever_its_log_said() -> None:
+def test_followers_exit_report_fits_whatever_its_log_has() -> None:
     identity = ProcessIdentity(7, 1)
     seen = Observation(None, 11, "\x1b[31m" + "x" * 9000)
     end = process_ended("1", identity, seen, "was killed\n" + "y" * 9000)
@@ -53,8 +53,8 @@ def test_what_a_follower_tells_of_a_death_fits_whatever_its_log_said() -> None:
     assert implausible(end) is None and (end.pid, end.started_at, end.signal) == (7, 1, 11)
 
 
-def test_what_is_seen_of_a_process_is_taken_in_printable_words_alone() -> None:
-    seen = process_seen("1", ProcessIdentity(7, 1), Sight(Doing.STOPPED, 3.0))
+def test_process_observation_is_accepted_only_in_printable_words() -> None:
+    seen = process_seen("1", ProcessIdentity(7, 1), ProcessState(Doing.STOPPED, 3.0))
     assert SCHEMA.unpack(SCHEMA.pack(seen)) == seen
     assert Inbound(Line(), Followers(), UnknownPeers()).event_of(Arrived("peer", seen)) == seen
     for liar in (replace(seen, node="\x1b[2J"), replace(seen, host="\n")):

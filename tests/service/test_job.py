@@ -1,4 +1,4 @@
-"""Scheduler loop and agent threads together: admission, generations, restarts, the end; over real sockets."""
+"""Scheduler loop and agent threads together over real sockets: admission, generations, restarts, the end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o770])
-def test_a_recovery_path_that_others_may_write_is_refused(house: House, mode: int) -> None:
+def test_recovery_path_that_others_may_write_is_refused(house: House, mode: int) -> None:
     path = house.path / "recovery"
     path.mkdir()
     path.chmod(mode)
@@ -74,7 +74,7 @@ def training(house: House) -> tuple[Future[Ended], list[Agent]]:
 
 
 def until_has_left(recovery: Path, node: str) -> dict[str, Any]:
-    """What the journal says once it says that this node has left, and is claimed again."""
+    """Return the journal's state once it records that this node left and is claimed again."""
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s:
         stored = stored_snapshot(recovery)
@@ -94,7 +94,7 @@ def remove_claim(recovery: Path) -> None:
 
 
 @pytest.mark.parametrize("remove", [remove_folder, remove_claim])
-def test_what_was_removed_of_the_recovery_path_is_written_again(house: House, remove: Callable[[Path], None]) -> None:
+def test_removed_recovery_path_is_written_again(house: House, remove: Callable[[Path], None]) -> None:
     recovery = house.path / "recovery"
     served, agents = training(house)
     view = stored_snapshot(recovery)
@@ -112,7 +112,7 @@ def test_what_was_removed_of_the_recovery_path_is_written_again(house: House, re
     assert house.seated("2")[0] is not None
 
 
-def test_a_scheduler_that_began_meanwhile_is_not_written_over(house: House) -> None:
+def test_scheduler_that_started_meanwhile_is_not_overwritten(house: House) -> None:
     recovery = house.path / "recovery"
     served, agents = training(house)
     remove_folder(recovery)
@@ -126,7 +126,7 @@ def test_a_scheduler_that_began_meanwhile_is_not_written_over(house: House) -> N
 
 
 def abandoned(house: House, served: Future[Ended]) -> None:
-    """The scheduler leaves as if killed."""
+    """Let the scheduler leave as if killed."""
     assert house.service is not None
     house.service.abandon()
     with pytest.raises(SchedulerLeftError):
@@ -138,7 +138,7 @@ def journaled(house: House) -> list[Record]:
     return [] if contents is None else [records.SCHEMA.unpack(payload) for payload in contents.payloads]
 
 
-def test_a_job_from_the_first_registration_to_its_end(house: House) -> None:
+def test_job_from_the_first_register_to_its_end(house: House) -> None:
     served = house.scheduler()
     agents = house.seated("0", "1", "2")
     places = house.generation(*agents)
@@ -153,7 +153,7 @@ def test_a_job_from_the_first_registration_to_its_end(house: House) -> None:
     assert [type(record).__name__ for record in journaled(house)][-1] == "JobFinished"
 
 
-def test_a_lost_member_interrupts_the_others_and_its_successor_completes_the_next_generation(house: House) -> None:
+def test_lost_member_interrupts_the_others_and_its_successor_joins_the_next_round(house: House) -> None:
     house.scheduler()
     agents = house.seated("0", "1", "2")
     house.mapped(agents, house.generation(*agents))
@@ -188,7 +188,7 @@ time.sleep(600)
 
 @contextlib.contextmanager
 def beside(house: House) -> Iterator[tuple[subprocess.Popen[str], Whereabouts, list[Agent], list[GenerationStarted]]]:
-    """A member that is a process of its own, worker 2; where its death is seen, and two more that are in this one."""
+    """Run member 2 as a process whose death is observed, and two more members in this process."""
     environment = {**os.environ, **house.environ, "ROLE": "worker", "NODE_ID": "2"}
     house.scheduler()
     command = [sys.executable, "-c", MEMBER]
@@ -203,10 +203,8 @@ def beside(house: House) -> Iterator[tuple[subprocess.Popen[str], Whereabouts, l
             member.kill()
 
 
-def test_a_death_is_told_by_who_watches_where_nothing_else_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its scheduler is on another host, and gives a closed connection ten minutes."""
+def test_death_is_reported_by_the_watching_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scheduler is on another host and gives a closed connection ten minutes."""
     monkeypatch.setattr("samebits.service.scheduling.loop.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, RECONNECT_GRACE="600", NODE_TIMEOUT="600")) as house:
         with beside(house) as (_, at, agents, places):
@@ -219,10 +217,10 @@ def test_a_death_is_told_by_who_watches_where_nothing_else_would(
 
 
 @pytest.mark.parametrize("named", ["2", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("1", "2\n"))])
-def test_who_watches_tells_of_a_stopped_process_why_nothing_comes_from_it(
+def test_watching_process_reports_that_a_silent_process_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
-    """Its scheduler is on another host, and nobody follows the job. Under another's name it is nobody's."""
+    """Its scheduler is on another host, and no follower runs. A report under another name is ignored."""
     monkeypatch.setattr("samebits.service.scheduling.loop.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, NODE_TIMEOUT="3")) as house:
         with beside(house) as (member, at, agents, places):
@@ -232,11 +230,11 @@ def test_who_watches_tells_of_a_stopped_process_why_nothing_comes_from_it(
             waiting = house.pool.submit(agents[0].address_map, places[0].generation)
             assert isinstance(waiting.exception(PATIENCE_S), GenerationEndedError)
         lost = [record for record in journaled(house) if isinstance(record, SeatLost)]
-        assert {one.node for one in lost} == {"2"}, lost  # once more where its close came after its loss
+        assert {one.node for one in lost} == {"2"}, lost  # once more if its close came after its loss
         assert ("is stopped (SIGSTOP)" in lost[0].reason) == (named == "2"), lost
 
 
-def test_the_scheduler_is_started_again_and_nobody_loses_its_place(house: House) -> None:
+def test_scheduler_restart_costs_no_worker_its_place(house: House) -> None:
     first = house.scheduler()
     agents = house.seated("0", "1", "2")
     places = house.generation(*agents)
@@ -251,7 +249,7 @@ def test_the_scheduler_is_started_again_and_nobody_loses_its_place(house: House)
     assert journaled(house)[: len(before)] == before
 
 
-def test_nothing_is_said_before_it_is_durable(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_before_it_is_durable(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: journals.Journal, payloads: list[bytes]) -> None:
         if any(isinstance(records.SCHEMA.unpack(payload), SeatGranted) for payload in payloads):
             raise StoreError("no space left")
@@ -270,7 +268,7 @@ def test_nothing_is_said_before_it_is_durable(house: House, monkeypatch: pytest.
     assert registered.result(PATIENCE_S).incarnation == 1
 
 
-def test_a_stop_is_told_to_everybody_and_leaves_the_journal_unfinished(house: House) -> None:
+def test_stop_is_sent_to_all_and_leaves_the_journal_unfinished(house: House) -> None:
     served = house.scheduler()
     agents = house.seated("0", "1", "2")
     waiting = [house.pool.submit(agent.enter, Holdings((), False, NUMERICS)) for agent in agents[:2]]
@@ -292,7 +290,7 @@ def test_a_stop_is_told_to_everybody_and_leaves_the_journal_unfinished(house: Ho
     assert not any(type(record).__name__ == "JobFinished" for record in journaled(house))
 
 
-def test_a_follower_is_told_at_once_and_at_every_change(house: House) -> None:
+def test_follower_is_notified_at_once_and_at_every_change(house: House) -> None:
     house.scheduler()
     follower = Client("127.0.0.1", int(house.environ["SCHED_PORT"]), "follower", silence_s=5)
     told: list[dict[str, object]] = []
@@ -319,7 +317,7 @@ def test_a_follower_is_told_at_once_and_at_every_change(house: House) -> None:
     assert str(told[-1]["phase"]).startswith("filling; waiting for 2")
 
 
-def test_a_second_scheduler_on_the_same_path_is_told_who_holds_it(house: House) -> None:
+def test_second_scheduler_on_the_same_path_learns_the_holder(house: House) -> None:
     house.scheduler()
     house.seated("0")
     house.environ["SCHED_PORT"] = str(free_port())
@@ -327,7 +325,7 @@ def test_a_second_scheduler_on_the_same_path_is_told_who_holds_it(house: House) 
         house.scheduler().result(PATIENCE_S)
 
 
-def test_a_taken_port_is_an_error_that_names_the_variable(house: House) -> None:
+def test_taken_port_is_an_error_that_names_the_variable(house: House) -> None:
     house.scheduler()
     house.seated("0")
     house.environ["RECOVERY_PATH"] = str(house.path / "another")
@@ -335,7 +333,7 @@ def test_a_taken_port_is_an_error_that_names_the_variable(house: House) -> None:
         house.scheduler().result(PATIENCE_S)
 
 
-def test_a_journal_of_other_settings_is_not_taken_up(house: House) -> None:
+def test_journal_with_other_settings_is_refused(house: House) -> None:
     served = house.scheduler()
     house.seated("0")
     abandoned(house, served)
@@ -344,14 +342,14 @@ def test_a_journal_of_other_settings_is_not_taken_up(house: House) -> None:
         house.scheduler().result(PATIENCE_S)
 
 
-def test_a_worker_with_other_settings_is_shown_both_values(house: House) -> None:
+def test_worker_with_other_settings_is_shown_both_values(house: House) -> None:
     house.scheduler()
     house.environ["WORKER_NUM"] = "4"
     with pytest.raises(RefusedError, match="WORKER_NUM is 4 here and 3 there"):
         house.agent("0").register()
 
 
-def test_a_worker_that_would_compute_other_bits_is_refused_with_both_values(house: House) -> None:
+def test_worker_with_other_numerics_is_refused_with_both_values(house: House) -> None:
     house.scheduler()
     agents = house.seated("0", "1", "2")
     futures = [
@@ -365,7 +363,7 @@ def test_a_worker_that_would_compute_other_bits_is_refused_with_both_values(hous
     assert [future.result(PATIENCE_S).rank for future in (futures[0], futures[2])] == [0, 2]
 
 
-def test_the_jobs_id_is_told_once_it_is_durable(house: House) -> None:
+def test_job_id_is_announced_once_it_is_durable(house: House) -> None:
     told: list[tuple[str, str]] = []
     house.environ["JOB_NAME"] = "test"
     service = house.service = SchedulerService(
@@ -393,8 +391,8 @@ except RefusedError:
 """
 
 
-def test_a_process_that_has_its_error_in_hand_is_not_ended_from_behind(house: House) -> None:
-    """The control thread's grace, and faulthandler behind it, are for a main thread that never comes out."""
+def test_process_that_handles_its_error_is_not_killed(house: House) -> None:
+    """The control thread's grace and faulthandler are for a main thread that is stuck."""
     house.scheduler()
     environ = {**os.environ, **house.environ, "ROLE": "worker", "NODE_ID": "0", "WORKER_NUM": "4"}
     done = subprocess.run(
@@ -410,13 +408,16 @@ def test_a_process_that_has_its_error_in_hand_is_not_ended_from_behind(house: Ho
 
 @pytest.fixture
 def idle_agent(house: House) -> Iterator[Agent]:
-    """One without its control thread, which would close its connection: a context left open blocks who collects it."""
+    """Return an agent without its control thread.
+
+    The thread would close its connection; an open context blocks garbage collection.
+    """
     agent = house.agent("0")
     yield agent
     agent._client.close()
 
 
-def test_the_main_thread_sees_that_it_must_end_once_all_that_it_takes_back_is_armed(
+def test_main_thread_learns_of_the_end_only_after_its_cleanup_is_armed(
     idle_agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = idle_agent
@@ -428,7 +429,7 @@ def test_the_main_thread_sees_that_it_must_end_once_all_that_it_takes_back_is_ar
     assert agent._told_to_end() is agent.must_end and seen[-1] == "taken back" and agent._end_at is None
 
 
-def test_a_control_thread_that_fails_ends_the_process_though_nobody_can_read_why(
+def test_failing_control_thread_ends_the_process_with_an_unreadable_log_too(
     idle_agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = idle_agent
@@ -438,7 +439,7 @@ def test_a_control_thread_that_fails_ends_the_process_though_nobody_can_read_why
         raise OSError(errno.EIO, "a terminal that was closed")
 
     monkeypatch.setattr(agent, "_keep_the_seat", fail)
-    monkeypatch.setattr(agent, "life_sign", None)  # a thread has one at most, and this is not the agent's
+    monkeypatch.setattr(agent, "life_sign", None)  # a thread has at most one, and this is not the agent's
     monkeypatch.setattr(agent_module, "os", SimpleNamespace(write=fail, _exit=ended.append))
     agent._run()
     assert ended == [1]

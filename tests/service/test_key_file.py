@@ -1,4 +1,4 @@
-"""The keys' journal: read back by the next scheduler, another job's moved aside, a damaged one ends no training."""
+"""The keys' journal: read by the next scheduler; another job's is set aside; damage ends no training."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def value_of(core: SchedulerCore, key: bytes) -> bytes:
     return core.keys.take(KeyCall(SENDER, 0, 0, KeyOp.GET, key)).answers[0].value
 
 
-def test_who_keeps_nothing_durably_has_no_folder(tmp_path: Path) -> None:
+def test_job_without_durable_keys_has_no_folder(tmp_path: Path) -> None:
     file, core = opened(tmp_path)
     file.append(core.keys.take(KeyCall(SENDER, 1, 1, KeyOp.PUT, b"k", b"\x01")).records, core)
     file.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_scheduler_reads_what_was_written(tmp_path: Path) -> None:
+def test_next_scheduler_reads_the_keys(tmp_path: Path) -> None:
     for number in range(1, 4):
         file, core = opened(tmp_path)
         put(file, core, b"key %d" % number, b"\x0a", number)
@@ -62,7 +62,7 @@ def test_the_next_scheduler_reads_what_was_written(tmp_path: Path) -> None:
     assert (tmp_path / KEYS_FOLDER / JOURNAL_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_grows_is_compacted_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_file_is_compacted_without_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_file, "COMPACT_BYTES", 4096)
     file, core = opened(tmp_path)
     for number in range(1, 200):
@@ -72,7 +72,7 @@ def test_a_file_that_grows_is_compacted_and_gives_the_same(tmp_path: Path, monke
     assert value_of(opened(tmp_path)[1], b"k") == bytes([199]) * 100
 
 
-def test_more_than_one_append_takes_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_append_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_file, "APPEND_BYTES", 300)
     file, core = opened(tmp_path)
     records: list[KeyRecord] = []
@@ -84,7 +84,7 @@ def test_more_than_one_append_takes_is_written_in_parts(tmp_path: Path, monkeypa
     assert len(opened(tmp_path)[1].keys.keys) == 11
 
 
-def test_another_jobs_keys_are_moved_aside(tmp_path: Path) -> None:
+def test_keys_of_another_job_are_set_aside(tmp_path: Path) -> None:
     file, core = opened(tmp_path, "11111111-job")
     put(file, core, b"k", b"\x01", 1)
     file.close()
@@ -96,7 +96,7 @@ def test_another_jobs_keys_are_moved_aside(tmp_path: Path) -> None:
     assert value_of(opened(tmp_path, "22222222-job")[1], b"k") == b"\x02"
 
 
-def test_a_folder_whose_first_append_was_cut_off_is_begun_again(tmp_path: Path) -> None:
+def test_folder_with_a_truncated_first_append_starts_over(tmp_path: Path) -> None:
     file, core = opened(tmp_path)
     file.append([], core)
     put(file, core, b"k", b"\x01", 1)
@@ -111,7 +111,7 @@ def test_a_folder_whose_first_append_was_cut_off_is_begun_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("damage", ["flip", "unknown"])
-def test_a_damaged_file_refuses_calls_and_ends_nothing(tmp_path: Path, damage: str) -> None:
+def test_damaged_file_refuses_calls_and_ends_nothing(tmp_path: Path, damage: str) -> None:
     file, core = opened(tmp_path)
     for number in range(1, 4):
         put(file, core, b"k%d" % number, b"\x01" * 50, number)
@@ -137,14 +137,14 @@ def test_a_damaged_file_refuses_calls_and_ends_nothing(tmp_path: Path, damage: s
         assert len(found.payloads) == 5, "nothing was lost"
 
 
-def test_without_recovery_nothing_is_written() -> None:
+def test_nothing_is_written_with_recovery_off() -> None:
     file, core = KeyFile(None), core_of()
     file.load(core)
     assert put(file, core, b"k", b"\x01", 1).outcome is KeyOutcome.DONE
     assert value_of(core, b"k") == b"\x01"
 
 
-def test_a_disk_without_room_refuses_calls_says_nothing_unsure_and_ends_nothing(
+def test_full_disk_refuses_calls_promises_nothing_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, core = opened(tmp_path)
@@ -156,7 +156,7 @@ def test_a_disk_without_room_refuses_calls_says_nothing_unsure_and_ends_nothing(
     monkeypatch.setattr(durable, "write_all", no_room)
     call = KeyCall(SENDER, 2, 2, KeyOp.PUT, b"k", b"\x02", is_durable=True)
     assert not file.append(core.keys.take(call).records, core)
-    assert core.keys.take(call).answers == [], "whether it was written is not known"
+    assert core.keys.take(call).answers == [], "it is unknown whether this was written"
     refused = core.keys.take(KeyCall(SENDER, 3, 2, KeyOp.GET, b"k")).answers[0]
     assert (
         refused.outcome is KeyOutcome.REFUSED and "No space left" in refused.text and "Fix: make room" in refused.text
@@ -166,7 +166,7 @@ def test_a_disk_without_room_refuses_calls_says_nothing_unsure_and_ends_nothing(
     assert value_of(opened(tmp_path)[1], b"k") == b"\x01"
 
 
-def test_a_journal_that_cannot_be_compacted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_that_cannot_be_compacted_keeps_working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_file, "COMPACT_BYTES", 1000)
     tried = []
 

@@ -1,4 +1,4 @@
-"""What a process shows of where it comes from: a proof where its name says that it is a replacement, else nothing."""
+"""A process's proof of its origin: only a replacement by the job's launcher has one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.service.house import House
     ("node", "recovery", "has_token"),
     [("1.1", "1", True), ("1", "1", True), ("1.1", "0", True), ("1.1", "1", False)],
 )
-def test_only_a_replacement_of_a_job_that_has_a_launcher_brings_a_proof(
+def test_only_a_replacement_in_a_launched_job_brings_a_proof(
     tmp_path: Path, node: str, recovery: str, has_token: bool
 ) -> None:
     log_dir = tmp_path / "device"

@@ -1,4 +1,4 @@
-"""A process's sign of life, seen by real processes beside it."""
+"""A process's sign of life, observed by real processes on the same host."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ done.wait()
 
 
 class Holder:
-    """A process that holds its sign until it is told something, and what is then written in ``then`` happens."""
+    """A process that holds its sign until told otherwise, then does what ``then`` says."""
 
     def __init__(self, then: str = "", session: str = "session-1") -> None:
         program = HOLDER.format(then=then, session=session)
@@ -63,7 +63,7 @@ class Holder:
 
 
 def watch(at: Whereabouts) -> Future[bool]:
-    """Whether it has died, or given its sign up, as soon as that is known."""
+    """Return as soon as it is known whether the process died or gave its sign up."""
     sign, told = WatchedSign(at), Future[bool]()
     threading.Thread(target=lambda: told.set_result(sign.wait_for_death()), daemon=True).start()
     return told
@@ -77,7 +77,7 @@ def holder() -> Iterator[Holder]:
     made.process.communicate()
 
 
-def test_a_kill_is_told_to_everybody_who_waits_and_to_who_comes_later(holder: Holder) -> None:
+def test_kill_is_seen_by_all_watchers_and_later_ones(holder: Holder) -> None:
     late = WatchedSign(holder.at)
     watches = [watch(holder.at), watch(holder.at)]
     holder.kill()
@@ -85,18 +85,18 @@ def test_a_kill_is_told_to_everybody_who_waits_and_to_who_comes_later(holder: Ho
     assert late.wait_for_death()
 
 
-def test_what_was_given_up_is_no_death(holder: Holder) -> None:
+def test_released_sign_is_no_death(holder: Holder) -> None:
     told = watch(holder.at)
     holder.tell("give up")
     assert not told.result(WAIT_S)
     assert holder.read() == "given up\n"
     holder.process.wait(WAIT_S)
-    with pytest.raises(OSError):  # it is gone, or going
+    with pytest.raises(OSError):  # it has ended or is about to
         WatchedSign(holder.at)
 
 
 @pytest.mark.parametrize("then", ["os._exit(3)", "raise SystemExit", "os.execv('/bin/sleep', ['sleep', '600'])"])
-def test_any_end_without_a_word_is_a_death(then: str) -> None:
+def test_any_end_without_a_release_is_a_death(then: str) -> None:
     holder = Holder(then)
     told = watch(holder.at)
     holder.tell("go on")
@@ -105,8 +105,8 @@ def test_any_end_without_a_word_is_a_death(then: str) -> None:
     holder.process.communicate()
 
 
-def test_a_child_that_lives_on_does_not_hide_the_death() -> None:
-    """As a DataLoader's worker does: it has inherited the file and the memory, not the lock."""
+def test_surviving_child_does_not_hide_the_death() -> None:
+    """Like a DataLoader worker, it has inherited the file and the memory, but not the lock."""
     holder = Holder("child = os.fork()\nif child: print(child, flush=True)\nimport time\ntime.sleep(600)")
     told = watch(holder.at)
     holder.tell("go on")
@@ -117,23 +117,23 @@ def test_a_child_that_lives_on_does_not_hide_the_death() -> None:
     holder.process.communicate()
 
 
-def test_another_process_or_session_is_not_watched(holder: Holder) -> None:
+def test_other_process_or_session_is_not_watched(holder: Holder) -> None:
     for wrong in (
         replace(holder.at, session="session-2"),
         replace(holder.at, descriptor=0),
         replace(holder.at, descriptor=99),
         replace(holder.at, pid=os.getpid()),
     ):
-        with pytest.raises(OSError):  # it is not there, or something else is
+        with pytest.raises(OSError):  # it is missing, or something else is there
             WatchedSign(wrong)
 
 
-def test_a_sign_leaves_nothing_but_a_file_without_a_name() -> None:
+def test_sign_leaves_only_an_unnamed_file() -> None:
     sign = LifeSign("here", "session-1")
     assert "memfd:samebits-life-sign" in str(Path(f"/proc/self/fd/{sign.whereabouts.descriptor}").readlink())
 
 
-def test_a_death_watch_tells_of_the_dead_alone() -> None:
+def test_death_watch_reports_only_the_dead() -> None:
     holders = [Holder(session="session-1"), Holder(session="session-2")]
     told: queue.Queue[str] = queue.Queue()
     deaths = DeathWatch(told.put)
@@ -149,7 +149,7 @@ def test_a_death_watch_tells_of_the_dead_alone() -> None:
         holder.process.communicate()
 
 
-def test_for_how_long_its_python_has_not_run_is_to_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_since_python_last_ran_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(clock, "now_s", lambda: now)
     sign = LifeSign("here", "session-1")
@@ -164,6 +164,6 @@ def test_for_how_long_its_python_has_not_run_is_to_be_seen(monkeypatch: pytest.M
         now = 99.0
         assert quiet_s(os.getpid()) is None, "another boot's clock"
         sign.beat_no_more()
-        assert quiet_s(os.getpid()) is None, "it leaves: who runs no Python from now on holds no lock"
+        assert quiet_s(os.getpid()) is None, "it is leaving: without running Python it holds no lock"
     finally:
         sign.give_up()

@@ -1,4 +1,4 @@
-"""Several lines of one moment: a line each, as if each had been said alone."""
+"""Several messages logged together: one line each, as if logged one by one."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 @pytest.fixture
 def ours_alone(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Leaves the logger with our handler alone: pytest adds its own to it before each phase of a test."""
+    """Leave only our handler on the logger; pytest adds its own before each phase of a test."""
     yield lambda: monkeypatch.setattr(log.LOGGER, "handlers", log.LOGGER.handlers[:1])
 
 
-def test_each_has_its_line_with_the_time_and_the_speaker(said: io.StringIO, ours_alone: Callable[[], None]) -> None:
+def test_each_message_has_its_own_line_with_time_and_name(said: io.StringIO, ours_alone: Callable[[], None]) -> None:
     ours_alone()
     log.tell(EVENTS)
     lines = said.getvalue().splitlines()
@@ -44,7 +44,7 @@ def test_each_has_its_line_with_the_time_and_the_speaker(said: io.StringIO, ours
     assert said.getvalue().splitlines()[-1][20:] == "samebits scheduler: alone"
 
 
-def test_who_is_set_up_again_speaks_under_its_new_name_unless_the_logger_is_the_users_own(
+def test_setup_again_renames_the_handler_unless_the_logger_is_the_users(
     said: io.StringIO, ours_alone: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr", said)
@@ -58,7 +58,7 @@ def test_who_is_set_up_again_speaks_under_its_new_name_unless_the_logger_is_the_
     assert log.LOGGER.handlers is users and len(users) == 1 and type(users[0]) is logging.NullHandler
 
 
-def test_a_logger_of_the_users_own_gets_each_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_own_logger_gets_each_message_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.INFO)
     handler.emit = records.append  # type: ignore[method-assign]
@@ -70,13 +70,13 @@ def test_a_logger_of_the_users_own_gets_each_as_a_record(monkeypatch: pytest.Mon
     log.LOGGER.setLevel(logging.NOTSET)
 
 
-def test_nothing_is_said_of_nothing(said: io.StringIO) -> None:
+def test_no_messages_log_nothing(said: io.StringIO) -> None:
     log.tell([])
     log.tell([(logging.DEBUG, "a"), (logging.DEBUG, "b")])
     assert said.getvalue() == ""
 
 
-def test_no_process_ends_because_nobody_can_read_what_it_says(
+def test_unwritable_log_ends_no_process(
     said: io.StringIO, ours_alone: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours_alone()

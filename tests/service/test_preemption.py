@@ -1,4 +1,4 @@
-"""A machine that is about to be taken away: the command says so by status 0, and nothing else counts as that."""
+"""Preemption notice: exit status 0 of the user's command, and nothing else, announces one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samebits.service.health.preemption import PreemptionLook
 from tests.service.house import PATIENCE_S
 
 
-def test_status_0_is_told_once_and_no_other_status_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_status_0_is_reported_once_and_no_other_status_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     notice, asked = tmp_path / "a notice", tmp_path / "asked"
     told: list[str] = []
     heard = threading.Event()
@@ -28,7 +28,7 @@ def test_status_0_is_told_once_and_no_other_status_is(tmp_path: Path, caplog: py
         if asked.exists() and len(asked.read_text()) >= 6:
             break
         heard.wait(0.01)
-    assert told == [] and len(asked.read_text()) >= 6, "it was asked three times, and has said no"
+    assert told == [] and len(asked.read_text()) >= 6, "it was asked three times and answered no"
     notice.touch()
     assert heard.wait(PATIENCE_S)
     assert told == ["this machine is about to be taken away (sh, PREEMPTION_COMMAND)"]
@@ -43,7 +43,7 @@ def test_status_0_is_told_once_and_no_other_status_is(tmp_path: Path, caplog: py
         ("sh -c 'kill -SEGV $$'", "was killed by signal 11"),
     ],
 )
-def test_a_command_that_cannot_be_run_is_no_notice_and_is_said_once(
+def test_command_that_cannot_run_is_no_notice_and_is_reported_once(
     command: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     look = PreemptionLook(command, lambda text: pytest.fail(text))
@@ -53,10 +53,10 @@ def test_a_command_that_cannot_be_run_is_no_notice_and_is_said_once(
 
 
 @pytest.mark.parametrize(("then", "said"), [("wait", "has not ended after 1 s"), ("exit 1", "")])
-def test_what_a_command_has_started_ends_with_it(
+def test_children_of_the_command_end_with_it(
     then: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it has started holds the end of a fifo that nothing else writes: the end of the file is its end."""
+    """A child holds the only write end of a fifo, so the fifo's end of file shows that the child has ended."""
     os.mkfifo(tmp_path / "held")
     reader = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
     look = PreemptionLook(
@@ -65,16 +65,16 @@ def test_what_a_command_has_started_ends_with_it(
         timeout_s=1.0 if said else PATIENCE_S,
     )
     assert not look._is_announced()
-    assert os.read(reader, 10) == b"x\n", "it had begun"
+    assert os.read(reader, 10) == b"x\n", "it had started"
     poll = select.poll()
     poll.register(reader, select.POLLIN)
-    assert poll.poll(PATIENCE_S * 1000), "what it has started runs on"
+    assert poll.poll(PATIENCE_S * 1000), "its child is still running"
     assert os.read(reader, 10) == b""
     assert said in "".join(record.getMessage() for record in caplog.records)
     assert len(caplog.records) == bool(said)
     os.close(reader)
 
 
-def test_a_command_that_prints_without_end_costs_no_memory_and_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+def test_endless_output_costs_no_memory_and_ends_the_command(caplog: pytest.LogCaptureFixture) -> None:
     assert not PreemptionLook("cat /dev/zero", pytest.fail, timeout_s=0.2)._is_announced()
     assert "has not ended after 0.2 s" in caplog.records[0].getMessage()

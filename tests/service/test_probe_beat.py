@@ -1,4 +1,4 @@
-"""PROBE_FILE is written by the process itself, from its start to its end, and `samebits probe` reads it."""
+"""PROBE_FILE: the process writes it from start to end, and `samebits probe` reads it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ask(
     return status, said.out + said.err
 
 
-def test_a_process_says_how_far_it_has_come(
+def test_process_reports_its_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "probe"
@@ -64,7 +64,7 @@ def test_a_process_says_how_far_it_has_come(
         assert ask("ready", path, monkeypatch, capsys)[0] == 0
         first, deadline = read(path), time.monotonic() + 60
         while read(path) == first:
-            assert time.monotonic() < deadline, "it says nothing more"
+            assert time.monotonic() < deadline, "it reports nothing more"
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
     status, said = ask("alive", path, monkeypatch, capsys)
@@ -77,7 +77,7 @@ def test_a_process_says_how_far_it_has_come(
     assert ask("ready", path, monkeypatch, capsys)[0] == 1
 
 
-def test_without_a_probe_file_nothing_is_written_and_nothing_answered(
+def test_without_a_probe_file_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ProbeBeat(None).ready()
@@ -86,7 +86,7 @@ def test_without_a_probe_file_nothing_is_written_and_nothing_answered(
     assert "PROBE_FILE is not set" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_file_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     beat = ProbeBeat(tmp_path / "missing" / "probe")
     beat.ready()
     beat.ready()

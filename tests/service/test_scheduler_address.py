@@ -1,4 +1,4 @@
-"""A scheduler's name that has no address yet is waited for; one that has lost its address still means the last one."""
+"""A scheduler's host name without an address is waited for; one that lost its address keeps the last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PORT = 8118
 
 
 class Names:
-    """A name service whose answers a test says beforehand; the last one stays."""
+    """A name service with prepared answers, the last of which repeats."""
 
     def __init__(self, *answers: str | None) -> None:
         self.answers = list(answers)
@@ -45,7 +45,7 @@ def settings_of(topo_timeout_s: str = "60") -> Settings:
     )[0]
 
 
-def test_a_name_without_an_address_is_waited_for_and_told_of_once(
+def test_name_without_an_address_is_waited_for_and_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = Names(None, None, None, "127.0.0.1")
@@ -56,14 +56,14 @@ def test_a_name_without_an_address_is_waited_for_and_told_of_once(
     assert address_towards("sched", PORT) == "127.0.0.1"
 
 
-def test_a_name_that_never_has_an_address_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_that_never_gets_an_address_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", Names(None))
     with pytest.raises(SchedulerUnreachableError, match=r"SCHED_HOST=sched has no address .*Fix: export SCHED_HOST"):
         wait_for_name(settings_of("0.02"))
 
 
-def test_a_name_that_lost_its_address_means_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a Service's whose pod is away: a worker that makes a new generation meanwhile does not die of that."""
+def test_name_that_lost_its_address_means_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like a Service whose pod is away: a worker that forms a new generation meanwhile must not die."""
     names = Names("127.0.0.1", "127.0.0.2", None)
     monkeypatch.setattr(socket, "getaddrinfo", names)
     assert addresses_of("sched", PORT) == {("127.0.0.1", PORT)}
@@ -72,7 +72,7 @@ def test_a_name_that_lost_its_address_means_the_last_one(monkeypatch: pytest.Mon
     assert address_towards("sched", PORT) == "127.0.0.1"  # from where loopback is reached
 
 
-def test_a_name_that_never_had_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_that_never_had_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", Names(None))
     with pytest.raises(socket.gaierror):
         address_towards("sched", PORT)

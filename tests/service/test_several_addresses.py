@@ -1,6 +1,6 @@
-"""A scheduler that may be at one of two addresses: it moves, it is replaced while it lives, it hangs, it is another's.
+"""A scheduler at one of two addresses: it moves, is superseded while alive, hangs, or is another job's.
 
-Real schedulers and agents over loopback; a listener that never answers is a host that hangs.
+Real schedulers and agents over loopback; a listener that never answers plays a host that hangs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from samebits.store.journal import Journal, read_journal
 from tests.service.house import PATIENCE_S, House
 from tests.system.processes import free_port
 
-MUTE_S = 1.0  # how long one that never answers is asked
+MUTE_S = 1.0  # how long an unresponsive one is tried
 
 
 class TwoPlaces(House):
-    """A house whose scheduler may be at either of two ports."""
+    """A job whose scheduler may be at either of two ports."""
 
     def __init__(self, path: Path, workers: int = 2, **environ: str) -> None:
         self.ports = (free_port(), free_port())
@@ -38,7 +38,7 @@ class TwoPlaces(House):
         super().__init__(path, workers, SCHED_HOST=hosts, LOG_DIR=str(path), **environ)
 
     def hold(self, port: int) -> None:
-        """Nobody else can listen there, and nobody answers."""
+        """Take the port without answering on it."""
         held = socket.socket()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", port))
@@ -46,7 +46,7 @@ class TwoPlaces(House):
         self._held.append(held)
 
     def serves(self) -> SchedulerService:
-        """A scheduler that listens: at the first port that is free."""
+        """Start a scheduler that listens on the first free port."""
         is_ready = threading.Event()
         self.service = SchedulerService(self.settings("scheduler"), on_ready=is_ready.set)
         self.served: Future[object] = self.pool.submit(self._serve, self.service)
@@ -93,7 +93,7 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 
 
 def are_at(house: TwoPlaces, agents: list[Agent], port: int, term: int) -> None:
-    """Wait until a scheduler of this term, at this port, says that every agent is there."""
+    """Wait until the scheduler of this term at this port reports every agent as present."""
 
     def all_there() -> bool:
         told = ask_once(house.settings("worker", "0"), MUTE_S)
@@ -112,7 +112,7 @@ def nothing_was_lost(house: TwoPlaces) -> None:
     assert kinds.count(GenerationCommitted) == 1
 
 
-def test_a_scheduler_that_moves_is_found_and_the_generation_goes_on(places: Callable[..., TwoPlaces]) -> None:
+def test_moved_scheduler_is_found_and_the_generation_continues(places: Callable[..., TwoPlaces]) -> None:
     house = places()
     first = house.serves()
     agents = house.seated("0", "1")
@@ -128,8 +128,8 @@ def test_a_scheduler_that_moves_is_found_and_the_generation_goes_on(places: Call
         assert not agent.interrupted and agent.must_end is None
 
 
-def test_one_that_was_replaced_while_it_lives_finds_out_without_writing(places: Callable[..., TwoPlaces]) -> None:
-    """Its lock is lost, as on a shared folder, and nothing happens that it would have to write down."""
+def test_superseded_scheduler_finds_out_without_writing(places: Callable[..., TwoPlaces]) -> None:
+    """Its lock is lost, as on a shared folder, and no event makes it write."""
     house = places()
     house.serves()
     old = house.served
@@ -143,8 +143,10 @@ def test_one_that_was_replaced_while_it_lives_finds_out_without_writing(places: 
     nothing_was_lost(house)
 
 
-def test_one_that_hangs_on_its_disk_is_left(places: Callable[..., TwoPlaces], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connections stand, and their heartbeats are ZeroMQ's own: only its silence tells."""
+def test_scheduler_that_hangs_on_its_disk_is_left(
+    places: Callable[..., TwoPlaces], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections stay open with ZeroMQ's own heartbeats; only its silence shows the hang."""
     house = places()
     require, hangs, goes_on = Journal.require_claim, threading.Event(), threading.Event()
     old_thread: list[int] = []
@@ -161,7 +163,7 @@ def test_one_that_hangs_on_its_disk_is_left(places: Callable[..., TwoPlaces], mo
     house.mapped(agents, house.generation(*agents))
     monkeypatch.setattr(Journal, "require_claim", hang)
     old_thread.append(house.thread)
-    assert hangs.wait(PATIENCE_S), "it never looked whether its claim stands"
+    assert hangs.wait(PATIENCE_S), "it never checked whether its claim holds"
     (house.path / "recovery" / "lock").unlink()
     house.serves()
     are_at(house, agents, house.ports[1], term=2)
@@ -173,7 +175,7 @@ def test_one_that_hangs_on_its_disk_is_left(places: Callable[..., TwoPlaces], mo
     nothing_was_lost(house)
 
 
-def test_another_jobs_scheduler_at_the_first_address_is_passed_over(
+def test_scheduler_of_another_job_at_the_first_address_is_skipped(
     places: Callable[..., TwoPlaces], tmp_path: Path
 ) -> None:
     foreign, house = places("foreign", JOB_NAME="foreign"), places(JOB_NAME="ours")
@@ -207,7 +209,7 @@ def test_another_jobs_scheduler_at_the_first_address_is_passed_over(
         link.close()
 
 
-def test_a_worker_whom_all_refuse_as_anothers_ends_at_once_with_what_they_said(
+def test_worker_refused_everywhere_ends_at_once_with_the_reasons(
     places: Callable[..., TwoPlaces],
 ) -> None:
     one, other, house = places("one", JOB_NAME="one"), places("other", JOB_NAME="other"), places(JOB_NAME="ours")

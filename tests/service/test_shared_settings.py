@@ -1,4 +1,4 @@
-"""A setting that decides whether ranks meet in a collective is the same in all of them, or its worker has no seat."""
+"""Settings that decide whether ranks meet in a collective must be equal on all workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.service.house import House
 @pytest.mark.parametrize(
     ("name", "here", "there"), [("LOSS_ANOMALY", "recompute", "tell"), ("CONSISTENCY_EVERY", "7", "50")]
 )
-def test_a_worker_with_another_value_is_refused_with_both(tmp_path: Path, name: str, here: str, there: str) -> None:
+def test_worker_with_another_value_is_refused_with_both(tmp_path: Path, name: str, here: str, there: str) -> None:
     house = House(tmp_path, workers=2)
     try:
         house.scheduler()

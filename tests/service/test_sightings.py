@@ -1,25 +1,25 @@
-"""What is told of a host's workers: what is odd, four times a lease, and of no more than it has time for."""
+"""Reports on a host's workers: anomalies only, four times per lease, within a time budget."""
 
 from __future__ import annotations
 
-from samebits.core.hangs import Doing, Sight
-from samebits.service.process_state import LOOKS_A_LEASE, MOST_LOOKS, Sightings
+from samebits.core.hangs import Doing, ProcessState
+from samebits.service.process_state import LOOKS_A_LEASE, MOST_LOOKS, ProcessObserver
 from samebits.store.process_identity import ProcessIdentity
 
 LEASE_S = 5.0
 SIGHTS = {
-    1: Sight(Doing.RUNS, 0.4),
-    2: Sight(Doing.STOPPED, 0.4),
-    3: Sight(Doing.RUNS, LEASE_S / 2),
-    4: Sight(Doing.DISK, None),
-    5: Sight(Doing.RUNS, None),
+    1: ProcessState(Doing.RUNS, 0.4),
+    2: ProcessState(Doing.STOPPED, 0.4),
+    3: ProcessState(Doing.RUNS, LEASE_S / 2),
+    4: ProcessState(Doing.DISK, None),
+    5: ProcessState(Doing.RUNS, None),
     6: None,
 }
 
 
-def test_who_runs_well_or_is_gone_is_not_told_of() -> None:
+def test_healthy_or_ended_process_is_not_reported() -> None:
     here = {str(pid): ProcessIdentity(pid, 9) for pid in SIGHTS}
-    found = Sightings(LEASE_S, lambda identity: SIGHTS[identity.pid]).look(here, 100.0)
+    found = ProcessObserver(LEASE_S, lambda identity: SIGHTS[identity.pid]).look(here, 100.0)
     assert [(one.node, one.pid, one.started_at, one.doing) for one in found] == [
         ("2", 2, 9, Doing.STOPPED),
         ("3", 3, 9, Doing.RUNS),
@@ -27,17 +27,17 @@ def test_who_runs_well_or_is_gone_is_not_told_of() -> None:
     ]
 
 
-def test_it_looks_so_often_that_the_last_look_is_before_the_lease_is_over() -> None:
+def test_last_check_comes_before_the_lease_ends() -> None:
     looked: list[int] = []
 
-    def see(identity: ProcessIdentity) -> Sight:
+    def see(identity: ProcessIdentity) -> ProcessState:
         looked.append(identity.pid)
-        return SIGHTS[2] or Sight(Doing.RUNS)
+        return SIGHTS[2] or ProcessState(Doing.RUNS)
 
-    sightings, here = Sightings(LEASE_S, see), {"2": ProcessIdentity(2, 9)}
+    observer, here = ProcessObserver(LEASE_S, see), {"2": ProcessIdentity(2, 9)}
     for tick in range(500):
-        sightings.look(here, 100.0 + tick / 100)
+        observer.look(here, 100.0 + tick / 100)
     assert len(looked) == LOOKS_A_LEASE
     looked.clear()
-    sightings.look({str(pid): ProcessIdentity(pid, 9) for pid in range(3 * MOST_LOOKS)}, 200.0)
+    observer.look({str(pid): ProcessIdentity(pid, 9) for pid in range(3 * MOST_LOOKS)}, 200.0)
     assert len(looked) == MOST_LOOKS

@@ -1,4 +1,4 @@
-"""What is seen of a process from its host: real processes that run, are stopped, and hold Python's lock."""
+"""Process states seen from the host: real processes that run, are stopped, or hold the GIL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from samebits.core.hangs import Doing, Hang, told_apart
+from samebits.core.hangs import Doing, Hang, classify_hang
 from samebits.service.process_state import MOST_THREADS, look, threads
 from samebits.store.process_identity import ProcessIdentity
 
@@ -31,25 +31,27 @@ Start = Callable[[str], ProcessIdentity]
 
 
 def wait_for(identity: ProcessIdentity, hang: Hang) -> None:
-    """Until it is seen in that."""
+    """Wait until the process is seen in that state."""
     deadline_s = time.monotonic() + 60.0
-    while told_apart(look(identity), SILENT_S) is not hang:
+    while classify_hang(look(identity), SILENT_S) is not hang:
         assert time.monotonic() < deadline_s, look(identity)
         time.sleep(0.01)
 
 
-def test_one_whose_python_runs_is_cut_off_where_nothing_comes_from_it(start: Start) -> None:
+def test_running_but_silent_process_is_cut_off(start: Start) -> None:
     wait_for(start(BEATS + SLEEPS), Hang.CUT_OFF)
 
 
-def test_one_that_holds_pythons_lock_runs_no_python(start: Start) -> None:
+def test_process_that_holds_the_gil_runs_no_python(start: Start) -> None:
     identity = start(BEATS + HOLDS_THE_GIL)
     wait_for(identity, Hang.LOCKED)
-    sight = look(identity)
-    assert sight is not None and sight.doing is Doing.RUNS and (sight.quiet_s or 0) > SILENT_S / 2
+    process_state = look(identity)
+    assert (
+        process_state is not None and process_state.doing is Doing.RUNS and (process_state.quiet_s or 0) > SILENT_S / 2
+    )
 
 
-def test_a_stopped_one_is_stopped_and_its_threads_are_to_be_seen(start: Start) -> None:
+def test_stopped_process_is_recognised_with_its_threads(start: Start) -> None:
     identity = start(BEATS + SLEEPS)
     os.kill(identity.pid, signal.SIGSTOP)
     wait_for(identity, Hang.STOPPED)
@@ -63,16 +65,16 @@ def test_a_stopped_one_is_stopped_and_its_threads_are_to_be_seen(start: Start) -
     wait_for(identity, Hang.CUT_OFF)
 
 
-def test_one_without_a_sign_or_with_nonsense_in_it_is_only_silent(start: Start) -> None:
-    assert told_apart(look(start("import os, time\nos.write(1, b'ready')\n" + SLEEPS)), SILENT_S) is Hang.SILENT
+def test_process_without_a_valid_sign_is_only_silent(start: Start) -> None:
+    assert classify_hang(look(start("import os, time\nos.write(1, b'ready')\n" + SLEEPS)), SILENT_S) is Hang.SILENT
     for value in ("math.inf", "math.nan", "1e300", "-1.0", "0.0"):
         lies = f"process_state._BEAT.pack_into(sign._mapped, process_state._BEAT_AT, {value})\n"
         source = BEATS.replace("threading.Thread(target=beat, daemon=True).start()", lies)
-        sight = look(start("import math\nfrom samebits.service import process_state\n" + source + SLEEPS))
-        assert sight is not None and sight.quiet_s is None, value
+        process_state = look(start("import math\nfrom samebits.service import process_state\n" + source + SLEEPS))
+        assert process_state is not None and process_state.quiet_s is None, value
 
 
-def test_who_is_gone_or_another_by_now_is_not_seen(start: Start) -> None:
+def test_ended_or_replaced_process_is_not_seen(start: Start) -> None:
     identity = start(BEATS + SLEEPS)
     assert look(ProcessIdentity(identity.pid, identity.started_at + 1)) is None
     os.kill(identity.pid, signal.SIGKILL)

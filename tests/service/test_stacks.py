@@ -1,4 +1,4 @@
-"""A process is asked where it is: asleep, holding the GIL, stopped, or none that expects the question."""
+"""Asking a process for its stack: asleep, holding the GIL, stopped, or without the handler."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ Start = Callable[[str], ProcessIdentity]
 
 
 @pytest.mark.parametrize(("does", "line"), [(SLEEPS, 6), (HOLDS_THE_GIL, 6)], ids=["sleeps", "holds the GIL"])
-def test_it_tells_its_line_whatever_it_is_in(does: str, line: int, start: Start, tmp_path: Path) -> None:
+def test_process_reports_its_line_in_any_state(does: str, line: int, start: Start, tmp_path: Path) -> None:
     identity = start(OPENS + SAYS + does)
-    for _ in range(2):  # and again: the first answer is gone
+    for _ in range(2):  # and again: the first answer is consumed
         answer = ask(identity)
         while not answer.silence and place_in_dump(answer.text, tmp_path) != f"script.py:{line} in <module>":
-            answer = ask(identity)  # it has only just said that it is ready
+            answer = ask(identity)  # it has only just reported that it is ready
         assert answer.silence is None and answer.text.count("most recent call first") == 1
     assert identity.is_alive()
 
 
-def test_a_process_without_the_channel_is_not_sent_what_would_end_it(start: Start) -> None:
+def test_process_without_the_handler_is_not_sent_a_fatal_signal(start: Start) -> None:
     identity = start(SAYS + SLEEPS)
     assert ask(identity).silence is Silence.NO_CHANNEL
     assert identity.is_alive()
 
 
-def test_a_stopped_one_is_said_to_be_stopped(start: Start) -> None:
+def test_stopped_process_is_reported_as_stopped(start: Start) -> None:
     identity = start(OPENS + SAYS + SLEEPS)
     os.kill(identity.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, identity.pid, os.WSTOPPED | os.WNOWAIT)
     assert ask(identity).silence is Silence.STOPPED
 
 
-def test_another_process_under_the_same_pid_is_not_asked(start: Start) -> None:
+def test_other_process_with_the_same_pid_is_not_asked(start: Start) -> None:
     identity = start(OPENS + SAYS + SLEEPS)
     assert ask(ProcessIdentity(identity.pid, identity.started_at + 1)).silence is Silence.GONE

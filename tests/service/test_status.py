@@ -1,4 +1,4 @@
-"""The snapshot of a large job: what it takes to send it, and that it comes out as it went in."""
+"""The snapshot of a large job: its size, and that it survives a round trip."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST_TABLE_BYTES = 100_000
 
 @pytest.fixture(scope="module")
 def house() -> House:
-    """A job of ten thousand that trains, eight to a host, and its spare."""
+    """Return a job of ten thousand workers that trains, eight to a host, with one spare."""
     house = House(policy(WORKERS, spare_num=1))
     for node in range(WORKERS + 1):
         if node == WORKERS:
@@ -38,7 +38,7 @@ def house() -> House:
     return house
 
 
-def test_the_table_of_ten_thousand_is_compressed_by_columns_and_comes_out_as_it_was(house: House) -> None:
+def test_table_of_ten_thousand_is_compressed_by_columns_and_restored(house: House) -> None:
     content = snapshot(house.core, whole=True)
     message = message_of(content)
     assert len(content["workers"]) == WORKERS
@@ -46,13 +46,13 @@ def test_the_table_of_ten_thousand_is_compressed_by_columns_and_comes_out_as_it_
     assert snapshot_in(message) == json.loads(json.dumps(content))
 
 
-def test_who_is_pushed_to_gets_no_table_of_a_large_job(house: House) -> None:
+def test_follower_gets_no_table_of_a_large_job(house: House) -> None:
     content = snapshot(house.core, whole=False)
     assert not content.keys() & {"workers", "spares", "retired"}
     assert snapshot_in(message_of(content)) == content
 
 
-def test_a_loss_tells_each_of_ten_thousand_little(house: House) -> None:
+def test_loss_sends_little_to_each_of_ten_thousand(house: House) -> None:
     house.sent.clear()
     house.close("s3", gone=True)
     for slot, (_, node) in enumerate(sorted(house.core.state.by_slot.items())):
@@ -68,11 +68,11 @@ def test_a_loss_tells_each_of_ten_thousand_little(house: House) -> None:
 
 
 @pytest.mark.parametrize("message", [StatusQuery(follow=True), Status(b"{}"), Status(zlib.compress(b"{")), Status(b"")])
-def test_what_is_no_snapshot_is_none(message: object) -> None:
+def test_invalid_snapshot_is_rejected(message: object) -> None:
     assert snapshot_in(message) is None
 
 
-def test_a_journal_with_a_record_of_a_large_job_made_anew_is_read_by_who_only_looks(tmp_path: Path) -> None:
+def test_compacted_journal_of_a_large_job_is_read_without_the_lock(tmp_path: Path) -> None:
     process = Process("trainer-0001.cluster.internal#1a2b3c4d", 4_000_000, 123_456, "cpu")
     seats = tuple(RebuiltSeat(str(slot), slot, 1, f"{slot:032x}", process) for slot in range(WORKERS))
     members = tuple((str(slot), 1) for slot in range(WORKERS))
@@ -88,7 +88,7 @@ def test_a_journal_with_a_record_of_a_large_job_made_anew_is_read_by_who_only_lo
     assert (content["job"], len(content["workers"])) == ("job-old", WORKERS)
 
 
-def test_the_journal_remembers_who_was_lost_and_is_back(tmp_path: Path) -> None:
+def test_journal_keeps_which_worker_was_lost_and_returned(tmp_path: Path) -> None:
     house = House(policy(2, cool_down_s=0.0)).fill()
     for number in range(4):
         house.close(f"s1-{number}" if number else "s1", gone=True)
@@ -101,10 +101,10 @@ def test_the_journal_remembers_who_was_lost_and_is_back(tmp_path: Path) -> None:
     assert content["last_losses"] == ["worker 1: its connection closed and its process is gone"] * 3
 
 
-def test_a_record_of_another_version_is_named_with_the_mend(tmp_path: Path) -> None:
+def test_record_of_another_version_is_named_with_the_fix(tmp_path: Path) -> None:
     with Journal.open(tmp_path)[0] as journal:
         journal.append([b"\x91\xcc\xfa"])
-    with pytest.raises(JournalDamagedError, match=r"none that this version knows .* run the version"):
+    with pytest.raises(JournalDamagedError, match=r"unknown to this version .* run the version"):
         history_of(tmp_path, [b"\x91\xcc\xfa"])
     with pytest.raises(JournalDamagedError, match=str(tmp_path)):
         stored_snapshot(tmp_path)
@@ -120,8 +120,8 @@ def test_a_record_of_another_version_is_named_with_the_mend(tmp_path: Path) -> N
     ],
     ids=["short", "as long as may be", "too long", "several lines"],
 )
-def test_a_request_to_stop_is_one_that_a_scheduler_takes(by: str, told: str) -> None:
-    """A follower's cause holds a dead worker's last words: a longer one was refused, and the job stayed."""
+def test_stop_request_fits_what_a_scheduler_accepts(by: str, told: str) -> None:
+    """The cause contains a dead worker's last words. A longer one was once refused, and the job kept running."""
     asked = stop_request(by)
     assert asked.by == told
     assert objection(asked) is None

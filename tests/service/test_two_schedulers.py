@@ -1,4 +1,4 @@
-"""Two real schedulers over one folder whose lock was lost: the one that was stopped wakes up and counts for nothing."""
+"""Two real schedulers on one folder whose lock was lost: the stopped one wakes up without effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 @contextmanager
 def scheduler(environ: Mapping[str, str], port: int) -> Iterator[subprocess.Popen[str]]:
-    """One that serves, and is gone with the block."""
+    """Run a scheduler within the block."""
     command = [sys.executable, "-m", "samebits", "scheduler"]
     whole = {**os.environ, **environ, "SCHED_PORT": str(port)}
     process = subprocess.Popen(command, env=whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -49,7 +49,7 @@ def scheduler(environ: Mapping[str, str], port: int) -> Iterator[subprocess.Pope
 
 
 def ask_for_a_seat(settings: Settings, port: int) -> Client:
-    """A worker's connection that has asked; nobody has answered yet."""
+    """Return a worker's connection whose Register has not been answered."""
     client, process = connected(port), Process("host", 1, 1, "cpu")
     client.send(Register(PROTOCOL, "", settings.job_name, "0", SESSION, 0, process, fixed_settings(settings)))
     return client
@@ -66,7 +66,7 @@ def connected(port: int) -> Client:
 
 
 def heard(client: Client, kind: type[Answer]) -> Answer | None:
-    """The next message of this kind; none where the connection ends without one."""
+    """Return the next message of this kind, or None if the connection ends first."""
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s:
         client.wait(1.0)
@@ -85,7 +85,7 @@ def journaled(folder: Path) -> list[records.Record]:
     return [records.SCHEMA.unpack(payload) for payload in contents.payloads]
 
 
-def test_one_that_was_stopped_while_another_took_over_says_nothing_and_leaves(tmp_path: Path) -> None:
+def test_scheduler_stopped_during_a_takeover_sends_nothing_and_leaves(tmp_path: Path) -> None:
     recovery, ports = tmp_path / "recovery", (free_port(), free_port())
     environ = {"WORKER_NUM": "1", "ENABLE_RECOVERY": "1", "RECOVERY_PATH": str(recovery), "LOG_DIR": str(tmp_path)}
     settings, _ = config.read({**environ, "ROLE": "scheduler"})
@@ -95,7 +95,7 @@ def test_one_that_was_stopped_while_another_took_over_says_nothing_and_leaves(tm
         with scheduler(environ, ports[1]):
             old.send_signal(signal.SIGCONT)
             asking = ask_for_a_seat(settings, ports[0])
-            assert heard(asking, Admitted) is None, "it was told of a seat that only the old one knows of"
+            assert heard(asking, Admitted) is None, "it got a seat that only the old scheduler knows of"
             asking.close()
             last_words = old.communicate(timeout=PATIENCE_S)[0]
             assert old.returncode == SupersededError.exit_code

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation``: many seeds, and for a violation all that is needed to understand it."""
+"""``python -m tests.simulation``: run many seeds, and print everything needed to understand a violation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAR = 30
 
 
 def main() -> int:
-    """0 where every promise was kept."""
+    """Return 0 if every promise held."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=2_000, help="how many runs")
     parser.add_argument("--start", type=int, default=None, help="the first seed (default: today's)")
@@ -64,14 +64,14 @@ def _cheapest_seed(number: int) -> int | None:
 
 
 def _hours(hours: int, start: int, jobs: int) -> int:
-    """0 where no detector cost a healthy job a step."""
+    """Return 0 if no detector cost a healthy job a step."""
     done = run_hours_in_parts(hours, start, jobs, lambda so_far: print(so_far, flush=True))
     print("\n".join(done.costs[:20]) or "none cost a step")
     return 1 if done.costs else 0
 
 
 def _show(total: Tally, seeds: int, took_s: float) -> None:
-    """On a terminal one line that is written over; elsewhere a line now and then."""
+    """Overwrite one line on a terminal; otherwise print a line now and then."""
     done = total.seeds / seeds
     bar = "#" * int(BAR * done)
     text = (

@@ -1,9 +1,8 @@
-"""A small world of replicas in whose memory bits change: the real scheduler and agents, and a model that is one number.
+"""A small world of replicas with bit flips: the real scheduler and agents, and a model that is one number.
 
-Here live ranks that train in lockstep (each step mixes every rank's number into all), that keep copies and go back as
-``training`` does, and the faults: flips, kills of the scheduler at any moment, kills of a rank, reports that come late
-or twice. Never here: what is decided. The one idea: the undisturbed run is a chain of numbers that is known beforehand,
-so whether a repair was right needs no opinion.
+The simulated ranks train in lockstep (each step mixes every rank's number into all), keep copies and roll back as
+``training`` does. The faults are flips, kills of the scheduler at any time, kills of a rank, and reports that arrive
+late or twice. The undisturbed run is a chain of numbers known beforehand, so every repair can be checked exactly.
 """
 
 from __future__ import annotations
@@ -49,29 +48,29 @@ MOST_LOOPS = 6000
 
 
 class Wrong(AssertionError):
-    """What must hold does not."""
+    """A required property does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a world is to go through."""
+    """The events of a world."""
 
     size: int
-    flips: tuple[tuple[int, int], ...]  # (rank, behind which step), each once
+    flips: tuple[tuple[int, int], ...]  # (rank, after which step), each once
     scheduler_dies: tuple[int, ...] = ()  # loops
     rank_dies: bool = False  # one, once a difference was found
     mends: Mend = Mend.MAJORITY
-    dies_meanwhile: bool = False  # the scheduler, while all are to go back
-    dies_behind_flip: bool = False  # another rank than the flipped one, before anybody has compared
+    dies_meanwhile: bool = False  # the scheduler, while all are to roll back
+    dies_behind_flip: bool = False  # another rank than the flipped one, before any comparison
 
 
 def drawn(seed: int) -> Plan:
-    """A plan by its seed: a flip, sometimes two far from each other, and whatever else goes wrong meanwhile."""
+    """Draw a plan from its seed: a flip, sometimes two far apart, and other faults meanwhile."""
     draw = random.Random(seed)
     size = draw.choice((3, 4, 5))
     steps = [draw.randrange(2, 20), draw.randrange(27, LAST - 1)][: draw.choice((1, 1, 2))]
     flips = tuple((draw.randrange(size), step) for step in steps)
-    # Not both: where a flipped rank and the scheduler die before anything is written, nobody is left who knows of it.
+    # Not both: if a flipped rank and the scheduler die before anything is written, no process knows of the flip.
     rank_dies = draw.random() < 0.3
     deaths = () if rank_dies else tuple(sorted(draw.randrange(20, 400) for _ in range(draw.choice((0, 0, 1, 2)))))
     meanwhile = draw.random() < 0.3
@@ -80,12 +79,12 @@ def drawn(seed: int) -> Plan:
 
 
 def mixed(*numbers: int) -> int:
-    """A number made of these."""
+    """Return a number made of these."""
     return hash(numbers) & (2**61 - 1)
 
 
 def chain(size: int) -> list[int]:
-    """The undisturbed run: each step's number."""
+    """Return the undisturbed run: each step's number."""
     numbers = [1]
     for _ in range(LAST):
         numbers.append(mixed(numbers[-1], *[numbers[-1]] * size))
@@ -107,7 +106,7 @@ class Rank:
     point: Point | None = None  # of the last commit
     kept: list[tuple[Point, int]] = field(default_factory=list)
     digests: list[Digest] = field(default_factory=list)
-    late: list[Digest] = field(default_factory=list)  # hashed, and not told yet
+    late: list[Digest] = field(default_factory=list)  # hashed but not reported yet
     back_to: Point | None = None
     ended: str = ""
     is_over: bool = False
@@ -119,7 +118,7 @@ class ConsistencyWorld:
     """One job.
 
     Args:
-        seed: of the order in which things happen.
+        seed: determines the order of events.
         plan: what happens.
         core_type: of the scheduler.
     """
@@ -140,8 +139,8 @@ class ConsistencyWorld:
         self._dies_meanwhile = plan.dies_meanwhile
         self._sessions = 0
         self._begun = 0  # the last generation
-        self._are_unlike = False  # its ranks, as it began
-        self._behind: list[int] = []  # ranks that have flipped, and another dies before it is found
+        self._are_unlike = False  # its ranks, as it started
+        self._behind: list[int] = []  # ranks that have flipped while another dies before it is found
         self._disks: list[dict[Point, int]] = [{} for _ in range(plan.size)]
         self.ranks = [self._new(node) for node in range(plan.size)]
         self._load()
@@ -252,7 +251,7 @@ class ConsistencyWorld:
     # ---- training
 
     def _begin(self) -> None:
-        """The group stands once all have been told of one generation; then each has what its source holds."""
+        """The group is formed once all know of one generation; then each has what its source holds."""
         places = [rank.place for rank in self.ranks]
         if any(place is None or rank.trains for place, rank in zip(places, self.ranks, strict=True)):
             return
@@ -328,7 +327,7 @@ class ConsistencyWorld:
             rank.kept.append((rank.point, rank.number))
         if is_kept or rank.step <= begun + FIRST:
             rank.late.append(self._digest(rank, rank.step, is_kept=is_kept))
-        if rank.late and self._draw.random() < 0.6:  # the thread that hashes is done now, or later
+        if rank.late and self._draw.random() < 0.6:  # the hashing thread is done now, or later
             self._report(rank, rank.late)
 
     def _digest(self, rank: Rank, commits: int, *, is_kept: bool = False) -> Digest:
@@ -342,7 +341,7 @@ class ConsistencyWorld:
         for _ in range(self._draw.choice((1, 1, 2))):
             self._tell(rank, Observed(Digests.of(tuple(rank.digests))))
 
-    # ---- what must hold
+    # ---- required properties
 
     def _check(self, record: Record) -> None:
         if isinstance(record, RolledBack) and self.plan.mends is Mend.MAJORITY and not self.plan.rank_dies:
@@ -353,14 +352,14 @@ class ConsistencyWorld:
                 raise Wrong(f"all begin again from step {record.restore.step}, which is not the undisturbed run's")
 
     def _is_mended(self) -> bool:
-        """Whether everybody who is behind a flip was sent back, and nobody has trained since."""
+        """Return whether every rank after a flip was rolled back, and none has trained since."""
         kinds = [type(one) for one in self.journal if isinstance(one, RolledBack | GenerationCommitted)]
         return kinds[-2:] == [RolledBack, GenerationCommitted]
 
     def _check_named(self, record: RolledBack) -> None:
         nodes = {int(node) for node, _ in record.suspects}
         if self.plan.dies_behind_flip and (not nodes or any(rank in nodes for rank, _ in self.flipped)):
-            return  # who comes anew may have taken the state with the flip, or who knew better is gone
+            return  # a newcomer may have taken the flipped state, or the rank that could tell is gone
         if 2 * len(nodes) >= self.plan.size:
             raise Wrong("a minority was believed")
         steps = [step for rank, step in self.flipped if rank in nodes and record.to.step <= step < record.step]
@@ -370,7 +369,7 @@ class ConsistencyWorld:
             raise Wrong(f"a flip behind step {min(steps)} was found at step {record.step}")
 
     def run(self) -> None:
-        """Until all are through, or the job has ended; :class:`Wrong` where something must not be."""
+        """Run until all are done or the job has ended; raise :class:`Wrong` at a violation."""
         for loop in range(MOST_LOOPS):
             self.now += TICK_S
             is_back = self.core.state.rolled_back is not None
@@ -399,7 +398,7 @@ class ConsistencyWorld:
         self._check_end()
 
     def _deliver(self) -> None:
-        """Some of what is on its way; what one has said to another stays in its order."""
+        """Deliver some messages; those of one sender to one receiver stay in order."""
         for rank in self._draw.sample(self.ranks, len(self.ranks)):
             for _ in range(self._draw.choice((0, 1, 3, 9))):
                 if rank.to_scheduler:
@@ -416,7 +415,7 @@ class ConsistencyWorld:
 
 
 def hunt(core_type: type[SchedulerCore], seeds: Iterable[int], plan: Callable[[int], Plan] = drawn) -> int | None:
-    """The first seed in which a broken build is noticed."""
+    """Return the first seed in which a broken build is noticed."""
     for seed in seeds:
         try:
             ConsistencyWorld(seed, plan(seed), core_type).run()

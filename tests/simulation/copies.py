@@ -1,7 +1,7 @@
-"""What hosts keep in memory of points that were saved on others: what travels, arrives, and goes with a host.
+"""Copies that hosts keep in memory of points saved on others: what is sent, arrives, and is lost with a host.
 
-A copy is on its way for a while, and lost where either end dies meanwhile; a keeper has the last two that came. In half
-of the runs there are none, and chance is their own, so that runs without them are what they were.
+A copy is on its way for a while, and lost if either end dies meanwhile; a keeper has the last two that arrived. In half
+of the runs there are none, and their random numbers are separate, so that runs without them are unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Copies:
         self._kept: dict[tuple[str, str], dict[int, list[Point]]] = {}  # by job and host, then by slot
 
     def send(self, worker: Worker, point: Point) -> None:
-        """This worker has saved the point: a copy leaves for its buddy."""
+        """This worker has saved the point: a copy is sent to its buddy."""
         started = worker.agent._started
         if not self._are_sent or started is None or started.buddy is None or started.generation != worker.generation:
             return
@@ -54,7 +54,7 @@ class Copies:
         kept[slot] = [*others, point][-KEPT:]
 
     def kept_on(self, job: str, host: str) -> tuple[Copy, ...]:
-        """What a process there finds."""
+        """Return what a process there finds."""
         kept = self._kept.get((job, host), {})
         return tuple(Copy(slot, point) for slot in sorted(kept) for point in kept[slot])
 

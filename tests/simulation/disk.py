@@ -1,9 +1,9 @@
-"""A file system in memory that crashes as badly as fsync(2) allows, below the real code of ``samebits.store``.
+"""An in-memory file system that crashes as badly as fsync(2) allows, below the real code of ``samebits.store``.
 
-Here: files, names, the page cache, and the calls of ``os`` and ``pathlib`` that the journal makes; never what is in it.
-The one idea: every call that changes something is a place to die before, inside or after, or to be refused by the
-device. A killed process leaves what it wrote in the page cache. Power loss leaves of what was never synced any prefix,
-torn at any byte, possibly at its full length with a hole in it; of unsynced names, any prefix of their changes.
+It models files, names, the page cache, and the calls of ``os`` and ``pathlib`` that the journal makes. At every call
+that changes something the process may die before, inside or after it, or the device may refuse it. A killed process
+leaves what it wrote in the page cache. Power loss leaves of unsynced content any prefix, torn at any byte, possibly at
+its full length with a hole in it; of unsynced names, any prefix of their changes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _Names = dict[str, "File"]
 
 
 class Killed(BaseException):
-    """The process ended inside a disk call: nothing after it happens, no cleanup either."""
+    """The process ended inside a disk call: nothing after it happens, not even cleanup."""
 
 
 @dataclass(slots=True, eq=False)
 class File:
-    """One file: what every process sees, what is on the device, and what lies between the two."""
+    """One file: its visible content, its content on the device, and the changes in between."""
 
     cached: bytearray = field(default_factory=bytearray)
     synced: bytearray = field(default_factory=bytearray)
@@ -70,7 +70,7 @@ def _change(content: bytearray, offset: int, data: bytes) -> None:
 
 
 def _torn(data: bytes, rng: random.Random) -> bytes:
-    """All of the bytes, or the first of them, or all but some of the blocks."""
+    """Return all of the bytes, or the first of them, or all but some of the blocks."""
     match rng.randrange(4 if data else 1):
         case 0:
             return data
@@ -86,7 +86,7 @@ def _torn(data: bytes, rng: random.Random) -> bytes:
 
 
 class Disk:
-    """One machine's disk with one folder on it, and whatever is about to go wrong with its next calls."""
+    """One machine's disk with one folder on it, and the faults of its next calls."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -103,14 +103,14 @@ class Disk:
         self.folder = MemoryPath(self, "")
         self.os = MemoryOs(self)
 
-    # ---- what goes wrong
+    # ---- faults
 
     def light_fuse(self, calls: int, error: int = 0) -> None:
-        """The process dies in the call after so many more that change the disk, or that call fails with ``error``."""
+        """Let the process die in the n-th next call that changes the disk, or let that call fail with ``error``."""
         self._fuse, self._fuse_error = calls, error
 
     def put_out_fuse(self) -> None:
-        """Nothing goes wrong any more."""
+        """Cancel the fault."""
         self._fuse = None
 
     def begin_process(self) -> None:
@@ -119,7 +119,7 @@ class Disk:
         self._fuse, self._is_dead = None, False
 
     def lose_power(self) -> None:
-        """The machine goes off."""
+        """The machine loses power."""
         for change in self._unsynced_names[: self._rng.randint(0, len(self._unsynced_names))]:
             change(self._synced_names)
         self._unsynced_names.clear()
@@ -128,16 +128,16 @@ class Disk:
             file.lose_power(self._rng)
 
     def wipe(self) -> None:
-        """Somebody deletes everything in the folder."""
+        """Delete everything in the folder."""
         self._names, self._synced_names = {}, {}
         self._unsynced_names.clear()
 
     def names(self) -> list[str]:
-        """What lies in the folder."""
+        """Return the names in the folder."""
         return list(self._names)
 
     def file(self, name: str) -> File | None:
-        """The file of this name."""
+        """Return the file of this name."""
         return self._names.get(name)
 
     def mounted(self) -> Mounted:
@@ -147,7 +147,7 @@ class Disk:
     # ---- calls that change something
 
     def change(self, happen: Callable[[], None], half: Callable[[], None] | None = None) -> None:
-        """One such call, unless it is the last of its process: then it happens, or half of it, or nothing."""
+        """Apply one such call; if it is the process's last, all, half or none of it."""
         if self._is_dead:
             raise Killed
         for watch in self.watch_change:
@@ -180,7 +180,7 @@ class Disk:
         self.change(both)
 
     def open(self, name: str, flags: int) -> int:
-        """A descriptor; writing is always at the end, as the journal opens no file to write over it."""
+        """Return a descriptor; writing is always at the end, as the journal overwrites no open file."""
         if name not in ("", ABOVE) and name not in self._names:
             if not flags & os.O_CREAT:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
@@ -193,11 +193,11 @@ class Disk:
         return self._descriptors
 
     def randbytes(self, size: int) -> bytes:
-        """What the machine takes for chance."""
+        """The machine's random numbers."""
         return self._rng.randbytes(size)
 
     def write(self, descriptor: int, view: memoryview) -> int:
-        """At the file's end."""
+        """Append to the file."""
         file = self._open[descriptor]
         assert file is not None
         data, end = bytes(view), len(file.cached)
@@ -212,7 +212,7 @@ class Disk:
             self.change(lambda: file.write(length, b""))
 
     def fsync(self, descriptor: int) -> None:
-        """Of a file's bytes or of the folder's names."""
+        """Sync a file's bytes or the folder's names."""
         file = self._open[descriptor]
         if file is None:
             self.change(self._sync_names)
@@ -228,13 +228,13 @@ class Disk:
         self._unsynced_names.clear()
 
     def close(self, descriptor: int) -> None:
-        """Again is an error, as everywhere."""
+        """Closing twice is an error, as on a real system."""
         if not self._is_dead:
             del self._open[descriptor]
 
 
 class Mounted:
-    """Puts a disk's ``os`` into the modules that write the journal, and back."""
+    """Puts a disk's ``os`` into the modules that write the journal, and restores them."""
 
     MODULES: tuple[Any, ...] = (journal, durable)
 

@@ -1,7 +1,7 @@
-"""Whoever drains nodes: asks through the scheduler until they are gone, and keeps them away for a while.
+"""The process that drains nodes: it asks through the scheduler until they are gone, and keeps them away for a while.
 
-As ``samebits drain``, a discovery script that names a host no more, or a smaller wish do. What is kept away is not
-started again before it is let in again, which is at the latest when the faults have stopped.
+This models ``samebits drain``, a discovery script that no longer names a host, and a smaller requested size. A node
+that is kept away is not restarted before it is readmitted, which is at the latest when the faults have stopped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 ASKS_EVERY_S = 2.0
-LATE_S = 200.0  # a scheduler that stands still hears so late
+LATE_S = 200.0  # a paused scheduler hears this late
 
 
 class Driver:
-    """Of one run.
+    """The driver of one run.
 
     Attributes:
         asks: the nodes that are to leave, and since when.
@@ -30,21 +30,21 @@ class Driver:
         self._asked_until: dict[str, float] = {}
 
     def drain(self, worker: Worker, away_s: float) -> None:
-        """The worker's node is to leave, and stays away for so long once it is gone."""
+        """Drain the worker's node, and keep it away for so long once it is gone."""
         if worker.node not in self.asks:
             self.asks[worker.node] = self._world.now
             self._ask(worker, away_s)
 
     def wants_gone(self, node: str) -> bool:
-        """Whether it is asking this node to leave, or was when the last words were said."""
+        """Return whether it asks this node to leave, or did when the last messages were sent."""
         return node in self.asks or self._world.now < self._asked_until.get(node, 0.0)
 
     def keeps_away(self, node: str) -> bool:
-        """Whether the node may not be started now."""
+        """Return whether the node may not be started now."""
         return node in self.asks or self._away.get(node, 0.0) > self._world.now
 
     def calm_down(self) -> None:
-        """Nobody is wanted gone any more."""
+        """No node is to leave any more."""
         self.asks.clear()
         self._away.clear()
 

@@ -1,7 +1,7 @@
-"""What goes wrong in a run, and when: a schedule drawn from the seed before the run begins.
+"""The faults of a run and their times: a schedule drawn from the seed before the run starts.
 
-A fault is a function of the world and of its own chance, so leaving one out does not change what another one does; that
-is what lets a failing schedule be minimised. Adding a kind is one function, one entry of ``FAULTS`` and one of
+A fault is a function of the world and of its own random numbers, so omitting one does not change another; this allows a
+failing schedule to be minimised. Adding a kind takes one function, one entry of ``FAULTS`` and one of
 ``mix.USUALLY_EVERY_S``.
 """
 
@@ -52,7 +52,7 @@ class Planned:
 
 
 def draw_schedule(mix: Mix, rng: random.Random) -> list[Planned]:
-    """Every fault of the run, by time."""
+    """Return every fault of the run, by time."""
     times = []
     for kind, rate_hz in mix.rates_hz.items():
         at_s = mix.quiet_start_s + rng.expovariate(rate_hz)
@@ -63,7 +63,7 @@ def draw_schedule(mix: Mix, rng: random.Random) -> list[Planned]:
 
 
 class Faults:
-    """Lets the planned faults happen until the run is calm."""
+    """Injects the planned faults until the run is calm."""
 
     def __init__(self, world: World, schedule: Iterable[Planned]) -> None:
         self._world = world
@@ -95,7 +95,7 @@ def _kill_worker(world: World, rng: random.Random) -> bool:
 
 
 def _kill_several(world: World, rng: random.Random) -> bool:
-    """A part of the workers at one moment, at times a whole host, at times the scheduler with them."""
+    """Kill some workers at once, sometimes a whole host, sometimes the scheduler with them."""
     workers = [worker for worker in world.workers if worker.is_alive]
     if len(workers) < 2:
         return False
@@ -121,7 +121,7 @@ def _kill_scheduler(world: World, rng: random.Random) -> bool:
 
 
 def _lose_power(world: World, rng: random.Random) -> bool:
-    """The scheduler's machine goes off, whether or not its scheduler runs."""
+    """Power off the scheduler's machine, whether or not its scheduler runs."""
     world.host.die(reboots=True)
     world.operator.start_scheduler_later()
     return True
@@ -135,7 +135,7 @@ def _kill_everything(world: World, rng: random.Random) -> bool:
 
 
 def _crash_loop(world: World, rng: random.Random) -> bool:
-    """The scheduler dies again and again, a few seconds after each start."""
+    """Let the scheduler die repeatedly, a few seconds after each start."""
     world.operator.crash_loops = rng.randint(2, 6)
     return _kill_scheduler(world, rng)
 
@@ -149,7 +149,7 @@ def _raise_in_worker(world: World, rng: random.Random) -> bool:
 
 
 def _terminate_worker(world: World, rng: random.Random) -> bool:
-    """A graceful leave."""
+    """Let a worker leave gracefully."""
     worker = _some_worker(world, rng, running=True)
     if worker is None:
         return False
@@ -158,7 +158,7 @@ def _terminate_worker(world: World, rng: random.Random) -> bool:
 
 
 def _ask_to_stop(world: World, rng: random.Random) -> bool:
-    """Ctrl-C in a follower: a stop request, and sometimes SIGTERM to everybody before it is heard."""
+    """Press Ctrl-C in a follower: a stop request, sometimes after a SIGTERM to all."""
     if rng.random() < 0.7:
         world.host.ask_to_stop("Ctrl-C")
     if rng.random() < 0.5:
@@ -167,11 +167,11 @@ def _ask_to_stop(world: World, rng: random.Random) -> bool:
     return True
 
 
-# ---- processes that stand still
+# ---- paused processes
 
 
 def _stop_worker(world: World, rng: random.Random) -> bool:
-    """SIGSTOP, at times for longer than lease and cool-down, and often a replacement is started meanwhile."""
+    """SIGSTOP, sometimes for longer than lease and cool-down, and often a replacement is started meanwhile."""
     worker = _some_worker(world, rng, running=True)
     if worker is None:
         return False
@@ -203,7 +203,7 @@ def _training(world: World) -> list[Worker]:
 
 
 def _hold_worker(world: World, rng: random.Random) -> bool:
-    """A main thread that sleeps, computes, reads, compiles or commits for too long, or for ever; or is astray."""
+    """Hold a main thread that sleeps, computes, reads, compiles or commits for too long or forever, or is astray."""
     workers = _training(world)
     workers = [one for one in workers if one.thread.steps >= FIRST_STEPS] or workers
     if not workers:
@@ -214,7 +214,7 @@ def _hold_worker(world: World, rng: random.Random) -> bool:
 
 
 def _pause_worker(world: World, rng: random.Random) -> bool:
-    """A loader, a page fault, a busy neighbour: seconds in which one main thread does not come on, one at a time."""
+    """Pause one main thread for seconds: a loader, a page fault, a busy neighbour."""
     workers = _training(world)
     if not workers or any(one.thread.hold is not None for one in world.workers):
         return False
@@ -223,7 +223,7 @@ def _pause_worker(world: World, rng: random.Random) -> bool:
 
 
 def _hold_collective(world: World, rng: random.Random) -> bool:
-    """Everybody is in the same collective, and it never ends: a switch, a driver."""
+    """Hold a collective that all have entered: a switch, a driver."""
     workers = _training(world)
     group = world.groups.of(rng.choice(workers)) if workers else None
     if group is None or not group.is_formed:
@@ -244,7 +244,7 @@ def _flap(world: World, rng: random.Random) -> bool:
 
 
 def _partition(world: World, rng: random.Random) -> bool:
-    """Some workers and the scheduler do not reach each other, at times in one direction only."""
+    """Separate some workers from the scheduler, sometimes in one direction only."""
     if not world.workers:
         return False
     nodes = sorted({worker.node for worker in world.workers})
@@ -256,11 +256,11 @@ def _partition(world: World, rng: random.Random) -> bool:
     return True
 
 
-# ---- who should not be there
+# ---- impostors
 
 
 def _start_duplicate(world: World, rng: random.Random) -> bool:
-    """A second process of a node that is alive: its node id is stolen."""
+    """Start a second process of a live node: its node id is stolen."""
     worker = _some_worker(world, rng)
     if worker is None:
         return False
@@ -269,7 +269,7 @@ def _start_duplicate(world: World, rng: random.Random) -> bool:
 
 
 def _start_stranger(world: World, rng: random.Random) -> bool:
-    """A process of another job's start script, of other settings, or of another version, under a node's own name."""
+    """Start a process of another job, of other settings, or of another version, under a node's own name."""
     worker = _some_worker(world, rng)
     if worker is None:
         return False
@@ -278,7 +278,7 @@ def _start_stranger(world: World, rng: random.Random) -> bool:
 
 
 def _forge(world: World, rng: random.Random) -> bool:
-    """A connection without a seat speaks in a node's name, or in that of a process long gone."""
+    """Send in a node's name, or in that of a process long gone, over a connection without a seat."""
     core = world.host.core
     if core is None or not core.state.seats:
         return False
@@ -319,12 +319,12 @@ def _forged(world: World, rng: random.Random, sender: Credential) -> FromWorker:
 
 
 def _forge_replacement(world: World, rng: random.Random) -> bool:
-    """Somebody says that a launcher started it: with a proof made up, of another session, or overheard and old."""
+    """Claim to be a launcher's replacement: with an invented proof, another session's, or an old one overheard."""
     core = world.host.core
     if core is None or not core.state.seats or not world.policy.token:
         return False
     gone = [one for one in world.started if not one.is_alive and one.agent._policy.proof]
-    # A proof that was said and never came is still good: whoever hears all that is said is kept out by CLUSTER_SECRET.
+    # A proof that was sent and never arrived is still good; CLUSTER_SECRET keeps out those that overhear everything.
     spent = core.state.replacements
     forgotten = [
         one
@@ -336,7 +336,7 @@ def _forge_replacement(world: World, rng: random.Random) -> bool:
         node, session, proof = overheard.node, overheard.session, overheard.agent._policy.proof
     else:
         node, session = successor_of(rng.choice([one for one in core.state.seats if may_be_replaced(one)] or ["0"])), ""
-        if node in core.state.seats:  # a known node's seat is for who names it, once its cool-down is over
+        if node in core.state.seats:  # a known node's seat goes to a process with its name, once its cool-down is over
             return False
         session = f"{node}#forged {len(world.forged)}"
         proofs = [
@@ -353,7 +353,7 @@ def _forge_replacement(world: World, rng: random.Random) -> bool:
 
 
 def _start_second_scheduler(world: World, rng: random.Random) -> bool:
-    """Another scheduler on the same path: the lock keeps it out, also where the first one only stands still."""
+    """Start another scheduler on the same path: the lock keeps it out, even if the first is only paused."""
     path, process = world.host.path, -rng.randrange(1, 1 << 30)
     if world.host.core is None:
         return False
@@ -368,7 +368,7 @@ def _start_second_scheduler(world: World, rng: random.Random) -> bool:
 
 
 def _lose_disk(world: World, rng: random.Random) -> bool:
-    """A node dies and its checkpoint directory with it, and what its host kept in memory for others."""
+    """A node dies with its checkpoint directory and with what its host kept in memory for others."""
     worker = _some_worker(world, rng)
     if worker is None:
         return False
@@ -386,7 +386,7 @@ def _lose_every_disk(world: World, rng: random.Random) -> bool:
 
 
 def _wipe_recovery_path(world: World, rng: random.Random) -> bool:
-    """The scheduler dies and its journal is deleted, while workers live on; in half of the cases beside new ones."""
+    """The scheduler dies and its journal is deleted while workers live on, in half of the cases beside new ones."""
     if world.host.core is None or world.host.ended is not None:
         return False
     world.host.die()
@@ -398,11 +398,11 @@ def _wipe_recovery_path(world: World, rng: random.Random) -> bool:
     return True
 
 
-# ---- who is to go
+# ---- drains
 
 
 def _drain(world: World, rng: random.Random) -> bool:
-    """Somebody wants a node gone: a host is taken away, a smaller world is enough."""
+    """Drain a node: a host is taken away, or a smaller world suffices."""
     workers = [one for one in world.workers if not one.is_of_another_job()]
     if not workers:
         return False
@@ -418,7 +418,7 @@ def _fill_disk(world: World, rng: random.Random) -> bool:
     return True
 
 
-# ---- who comes
+# ---- newcomers
 
 
 def _add_node(world: World, rng: random.Random) -> bool:

@@ -1,8 +1,8 @@
 """Process groups as their members see them: a group forms, and a step completes, only with every member in it.
 
-Two facts about gloo shape the model: a death is noticed by the ring's neighbours alone, and in half of the runs one
-who leaves a collective keeps its sockets open, so that everybody else hangs until it is told. A stopped member is
-noticed by nobody.
+Two facts about gloo shape the model: only the ring's neighbours notice a death, and in half of the runs a rank that
+leaves a collective keeps its sockets open, so that all others hang until they are told. A stopped member is noticed by
+none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def blob_of(session: str, place: Place) -> bytes:
 
 
 def session_in(blob: bytes) -> str:
-    """Whose part it is."""
+    """Return whose part it is."""
     return blob.decode().partition("|")[0]
 
 
@@ -40,7 +40,7 @@ class Group:
     members: dict[int, Worker] = field(default_factory=dict)
     is_formed: bool = False
     is_stepping: bool = False
-    is_held: bool = False  # its collective never ends, though everybody is in it
+    is_held: bool = False  # its collective never ends, though all are in it
     let_go_at: float = -1e9
 
 
@@ -52,7 +52,7 @@ class Groups:
         self._groups: dict[tuple[str, int], Group] = {}
 
     def arrive(self, worker: Worker, blobs: tuple[bytes, ...]) -> None:
-        """A member has the address map and connects to everybody in it."""
+        """A member has the address map and connects to all in it."""
         sessions = tuple(session_in(blob) for blob in blobs)
         job, generation = worker.agent.job, worker.generation
         group = self._groups.setdefault((job, generation), Group(job, generation, sessions))
@@ -63,7 +63,7 @@ class Groups:
         self.look_again(worker)
 
     def look_again(self, worker: Worker) -> None:
-        """A member of this group may be able to go on now."""
+        """Check whether a member of this group can continue now."""
         group = self._groups.get((worker.agent.job, worker.generation))
         if group is None or len(group.members) < len(group.sessions):
             return
@@ -77,11 +77,11 @@ class Groups:
             self._world.after(self._world.mix.step_s, self._step, group)
 
     def of(self, worker: Worker) -> Group | None:
-        """The group of the worker's present generation."""
+        """Return the group of the worker's current generation."""
         return self._groups.get((worker.agent.job, worker.generation))
 
     def let_all_go(self) -> None:
-        """Collectives that are held end after all."""
+        """End all held collectives."""
         for group in self._groups.values():
             if group.is_held:
                 group.is_held, group.let_go_at = False, self._world.now
@@ -107,7 +107,7 @@ class Groups:
             self._world.after(self._world.mix.step_s, self._step, group)
 
     def died(self, worker: Worker) -> None:
-        """A member's process is gone, and its sockets with it; others may have finished the step it died in."""
+        """A member's process is gone with its sockets; others may have finished the step it died in."""
         rng = self._world.rng
         for group in self._groups.values():
             if group.job != worker.agent.job or group.members.get(worker.rank_in(group.generation)) is not worker:
@@ -120,7 +120,7 @@ class Groups:
             self._neighbours_notice(group, worker)
 
     def left(self, worker: Worker) -> None:
-        """A member has left the collective; where it breaks the group's sockets too, its neighbours notice."""
+        """A member has left the collective; if it breaks the group's sockets too, its neighbours notice."""
         group = self._groups.get((worker.agent.job, worker.generation))
         if group is not None and self._world.mix.breaks_sockets:
             self._neighbours_notice(group, worker)
@@ -134,7 +134,7 @@ class Groups:
                 self._world.after(delay, neighbour.collective_failed, group.generation)
 
     def was_left(self, worker: Worker) -> bool:
-        """Whether somebody has left this worker's group: its collective cannot end any more."""
+        """Return whether a member has left this worker's group, so that its collective cannot end."""
         group = self._groups.get((worker.agent.job, worker.generation))
         return group is not None and any(
             not member.is_alive or member.generation != group.generation or not member.is_in_group()

@@ -1,11 +1,10 @@
-"""Hours and hours of a healthy job on a busy machine: how often the detectors cost it a step. They never may.
+"""Hours of a healthy job on a busy machine: the detectors must never cost it a step.
 
-The real scheduler core (leases, hangs), the workers' watch of their hosts and the bands of losses are driven; what a
-worker tells is made by the rules of ``training.run.main_thread_probe``. Only the noise is played, event by event: in
-between everybody makes steps, and no detector is told anything. The noise is what busy machines were seen to have:
-processes that stand still for up to three seconds, steps that take up to eight times as long under load, loaders,
-commits, evaluations and compilations that take their time, a scheduler that stands still, one look that shows a full
-disk or memory, one loss far from the others.
+The real scheduler core (leases, hangs), the workers' host health checks and the anomaly bands of losses are run; a
+worker's reports follow the rules of ``training.run.main_thread_probe``. Only the noise is played, event by event: in
+between all make steps, and no detector receives anything. The noise is typical of busy machines: processes paused for
+up to three seconds, steps that take up to eight times as long under load, slow loaders, commits, evaluations and
+compilations, a paused scheduler, one check that shows a full disk or memory, one loss far from the others.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ PAUSE_S = 3.0
 GRID_S = 0.5
 CALM_SHARE, LIMIT = 0.8, 0.9
 LOOKS, LOSSES = 6, 6
-"""Of each episode."""
+"""Duration of each episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What holds a rank up, or all of them, for a while; the phase it shows, and the longest time in seconds."""
+    """What delays one rank, or all, for a while; the phase it shows, and the longest time in seconds."""
 
     phase: Phase
     rests: bool
     most_s: float
     of_all: bool = False
-    is_silent: bool = False  # the whole process stands still
+    is_silent: bool = False  # the whole process is paused
 
 
 KINDS = {
@@ -61,7 +60,7 @@ KINDS = {
 
 @dataclass(slots=True)
 class Hours:
-    """What so many hours amounted to. ``costs`` are alarms that cost a step, a process or a seat."""
+    """The result of so many hours. ``costs`` are alarms that cost a step, a process or a seat."""
 
     hours: float = 0.0
     episodes: Counter[str] = field(default_factory=Counter)
@@ -72,7 +71,7 @@ class Hours:
     costs: list[str] = field(default_factory=list)
 
     def add(self, other: Hours) -> None:
-        """Take other hours in."""
+        """Add other hours."""
         self.hours += other.hours
         self.episodes += other.episodes
         self.named += other.named
@@ -110,7 +109,7 @@ class Job:
         self._beat()
 
     def run(self, hours: float) -> Hours:
-        """So many hours, an episode now and then."""
+        """Run for so many hours, with occasional episodes."""
         end = self.now + 3600.0 * hours
         while True:
             self.now += self.draw.expovariate(EPISODES_AN_HOUR / 3600.0)
@@ -120,7 +119,7 @@ class Job:
         self.seen.hours += hours
         return self.seen
 
-    # ---- what is played
+    # ---- noise
 
     def _episode(self) -> None:
         kind = self.draw.choice([*KINDS, "scheduler stands still"])
@@ -135,7 +134,7 @@ class Job:
         self._report()
 
     def _hold(self, noise: Noise) -> None:
-        """One step that takes long; from the moment on at which the last one was made."""
+        """Make one step take long, from the time of the last one."""
         lasts_s = self.draw.uniform(0.2, noise.most_s)
         held = range(RANKS) if noise.of_all else (self.draw.randrange(RANKS),)
         began, beats = self.now, [self.now + self.draw.random() for _ in range(RANKS)]
@@ -157,7 +156,7 @@ class Job:
         self._beat()
 
     def _speak(self, rank: int, noise: Noise | None, still_s: float) -> bool:
-        """A heartbeat, and where the rank stands if it has stood for longer than ever; whether it said so."""
+        """Send a heartbeat, with the position if the rank has stood for longer than ever; return whether it did."""
         sender = self._senders[rank]
         self._take(sender.session, self._heartbeat(rank))
         if still_s < max(STILL_S, self._longest_s[rank]):
@@ -169,7 +168,7 @@ class Job:
         return True
 
     def _stand_still(self) -> None:
-        """The scheduler's process; what was sent meanwhile is read when it goes on, before or after it knows."""
+        """Pause the scheduler's process; messages are read when it resumes, before or after it knows."""
         gap_s = self.draw.uniform(0.2, PAUSE_S)
         self.now += gap_s
         knows_first = self.draw.random() < 0.5
@@ -181,7 +180,7 @@ class Job:
         self._tick()
 
     def _look(self) -> None:
-        """One full look among some that are not; those since the last episode were not."""
+        """Make one check show a full disk among some that do not; the checks since the last episode did not."""
         spike = self.draw.randrange(1, 2 * LOOKS)
         for number in range(LOOKS):
             share = 0.97 if number == spike else self.draw.uniform(0.3, CALM_SHARE)
@@ -190,7 +189,7 @@ class Job:
             self.seen.costs += [f"{one} after one full look" for one in self._health.ailments if one.drains]
 
     def _report(self) -> None:
-        """Some losses, one of them odd now and then: it is said, and nothing else."""
+        """Report some losses, occasionally an anomalous one, which is only logged."""
         for _ in range(LOSSES):
             self._loss = max(0.1, self._loss * self.draw.gauss(0.9995, 0.002))
             is_odd = self.draw.random() < 0.001
@@ -226,7 +225,7 @@ class Job:
 
 
 def run_hours(hours: int, seed: int = 0, changes: dict[str, float | bool] | None = None) -> Hours:
-    """So many hours, in jobs of some days."""
+    """Run so many hours, in jobs of some days."""
     total = Hours()
     for number, begin in enumerate(range(0, hours, A_JOB_H)):
         total.add(Job(seed + number, changes).run(min(A_JOB_H, hours - begin)))
@@ -234,7 +233,7 @@ def run_hours(hours: int, seed: int = 0, changes: dict[str, float | bool] | None
 
 
 def run_hours_in_parts(hours: int, seed: int, jobs: int, shown: Callable[[Hours], None], part_h: int = 5_000) -> Hours:
-    """The same on several processes; ``shown`` is called with what is done so far."""
+    """The same on several processes; ``shown`` is called with the progress."""
     total, parts = Hours(), [(min(part_h, hours - at), seed + at) for at in range(0, hours, part_h)]
     if jobs <= 1:
         for some, first in parts:

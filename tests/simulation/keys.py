@@ -1,7 +1,7 @@
-"""Processes that call the scheduler's keys, what they were answered, and the keys' own journal on the scheduler's disk.
+"""Processes that call the key-value store, their answers, and the keys' journal on the scheduler's disk.
 
-Every key is durable, so what a process is told outlives schedulers. The journal is a list of records: of an append that
-did not return any first part of it is there. Chance is its own, and a world that calls no keys has none of this.
+Every key is durable, so what a process is told outlives schedulers. The journal is a list of records, of which an
+unfinished append leaves any prefix. The random numbers are separate, and a world without key calls has none of this.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 KEYS = (b"a", b"b")
 MOST_CALLS = 14
-"""Of one job to one key: whether there is an order is a search."""
+"""Limit on one job's calls to one key, since checking linearizability is a search."""
 P_COMPACTS, P_GIVES_UP, P_DIES = 0.1, 0.1, 0.02
 
 
 class Keys:
-    """Of one run.
+    """The keys of one run.
 
     Attributes:
-        history: of the present job, by key.
+        history: of the current job, by key.
     """
 
     def __init__(self, world: World) -> None:
@@ -43,7 +43,7 @@ class Keys:
         self._journals: dict[str, list[bytes]] = defaultdict(list)  # by job
         self._under_way: dict[tuple[str, int], Called] = {}  # by session and ticket
         self._given_up: set[tuple[str, int]] = set()
-        self._said: set[KeyAnswer] = set()  # by schedulers of the present job, whichever it was
+        self._said: set[KeyAnswer] = set()  # by schedulers of the current job, whichever it was
         self._moment = self._tickets = 0
         self.history: dict[bytes, list[Called]] = defaultdict(list)
         world.when_said[KeyAnswer].append(self._answers)
@@ -51,11 +51,11 @@ class Keys:
     # ---- the journal
 
     def load(self, core: SchedulerCore) -> None:
-        """A scheduler start reads the keys of its job."""
+        """A scheduler reads the keys of its job at its start."""
         core.load_keys([SCHEMA.unpack(record) for record in self._journals[core.state.job]])
 
     def append(self, job: str, records: Sequence[KeyRecord], core: SchedulerCore) -> bool:
-        """Make these durable; False where the process dies in it."""
+        """Make these durable; return False if the process dies in it."""
         chance, packed = self._chance, [SCHEMA.pack(record) for record in records]
         if chance.random() < P_DIES and not self._world.is_calm:
             self._journals[job] += packed[: chance.randint(0, len(packed))]
@@ -76,7 +76,7 @@ class Keys:
         self.begin_job()
 
     def begin_job(self) -> None:
-        """No key is there; what is not answered may be said again, to whoever keeps the keys then."""
+        """No key exists; unanswered calls may be repeated to the next keeper of the keys."""
         self._said.clear()
         for key in KEYS:
             self.history[key] = [called for called in self._under_way.values() if called.ask.key == key]
@@ -84,7 +84,7 @@ class Keys:
     # ---- callers
 
     def begin(self, worker: Worker) -> None:
-        """The process calls now and then."""
+        """Let the process make occasional calls."""
         if self._world.mix.calls_every_s:
             self._later(worker)
 
@@ -119,7 +119,7 @@ class Keys:
         self._said.add(replace(answer, term=0))
 
     def answered(self, worker: Worker, notice: Answered) -> None:
-        """The process hears an answer. One that the job before gave, late, tells nothing of this job's keys."""
+        """The process gets an answer. A late one from the previous job says nothing about this job's keys."""
         called = self._under_way.pop((worker.session, notice.ticket), None)
         if called is None or replace(notice.answer, term=0) not in self._said:
             return

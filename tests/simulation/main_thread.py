@@ -1,8 +1,8 @@
-"""A worker's main thread as its control thread sees it: what holds it up, for how long, and what is told of that.
+"""A worker's main thread as its control thread sees it: what holds it up, for how long, and what is reported of it.
 
-Here lives the truth about who is held, and the model of what ``training.run.main_thread_probe`` reads from outside of a
-thread; the judgement of it is the core's. A hold is a fault (it lasts until it is let go, or for ever) or a pause, as
-every busy machine has: three seconds at most, and never an alarm's cause.
+This has the truth about held threads, and the model of what ``training.run.main_thread_probe`` reads from outside a
+thread; the core judges it. A hold is a fault (it lasts until it is released, or forever) or a pause as on every busy
+machine: three seconds at most, and never a cause for an alarm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAUSE_S = 3.0
 
 
 class Kind(enum.Enum):
-    """What a main thread is held in; the phase it shows, and whether it uses no CPU."""
+    """What holds a main thread; the phase it shows, and whether it uses no CPU."""
 
     SLEEPS = (Phase.USER, True)
     COMPUTES = (Phase.USER, False)
@@ -33,7 +33,7 @@ class Kind(enum.Enum):
 
     @property
     def is_in_collective(self) -> bool:
-        """Whether it notices that its group breaks."""
+        """Return whether it notices that its group breaks."""
         return self is Kind.APART
 
 
@@ -43,7 +43,7 @@ ENDED_KINDS = (Kind.SLEEPS, Kind.COMPUTES, Kind.LOADS, Kind.COMPILES)
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Since when, in true time, and how."""
+    """How it is held, and since when, in true time."""
 
     kind: Kind
     since: float
@@ -51,10 +51,10 @@ class Hold:
 
 
 class MainThread:
-    """Of one worker.
+    """The main thread of one worker.
 
     Attributes:
-        hold: what holds it up; None where nothing does.
+        hold: what holds it up; None if nothing does.
         must_break: its group was broken meanwhile, and it has not noticed.
         has_failed: a collective of it failed meanwhile.
     """
@@ -83,32 +83,32 @@ class MainThread:
         self._moved_at = now
 
     def grab(self, kind: Kind, *, is_pause: bool = False) -> None:
-        """Something holds it up from now on: its last collective has just ended."""
+        """It is held from now on; its last collective has just ended."""
         self._moved_at = self._worker.world.now
         self.hold = Hold(kind, self._moved_at, is_pause)
 
     def let_go(self) -> None:
-        """It comes on: into the collective that the others wait in, or out of its group."""
+        """It continues: into the collective that the others wait in, or out of its group."""
         if self.hold is not None:
             self._moved_at = self._let_go_at = self._worker.world.now
             self._last, self.hold = self.hold, None
 
     def is_or_was_just(self, hold: Hold, within_s: float) -> bool:
-        """Whether this is what holds it up, or did until so long ago."""
+        """Return whether this holds it up, or did until so long ago."""
         return self.hold is hold or (self._last is hold and self._worker.world.now - self._let_go_at < within_s)
 
     def was_astray_since(self, when: float) -> bool:
-        """Whether it is in a collective of its own, or was later than then."""
+        """Return whether it is in a collective of its own, or was later than then."""
         last = self._last if self._let_go_at > when else None
         return any(one is not None and one.kind is Kind.APART for one in (self.hold, last))
 
     @property
     def notices_breaks(self) -> bool:
-        """Whether it is in a collective, or free to enter one."""
+        """Return whether it is in a collective, or free to enter one."""
         return self.hold is None or self.hold.kind.is_in_collective
 
     def progress(self) -> Progress | None:
-        """Where it stands; None where it comes on, or has not stood for long."""
+        """Return its position; None if it progresses, or has not stood for long."""
         worker, hold = self._worker, self.hold
         timeout_s = worker.world.policy.step_timeout_s
         still_s, longest_s = (worker.world.now - self._moved_at) * worker.rate, self._longest_s * worker.rate

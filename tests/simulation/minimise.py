@@ -1,9 +1,9 @@
-"""From a failing seed to the few faults that are needed: delta debugging over the run's planned faults.
+"""Reduce a failing seed to the few faults it needs, by delta debugging over the run's planned faults.
 
-A run is a function of its seed, of which planned faults are left out, and of the mix; so "does it still fail the same
-way?" has one answer. First the mix is made as kind as possible (no loss, no delay, no torn write, …), then faults are
-left out, by halves, quarters, …, down to single ones (Zeller and Hildebrandt, "Simplifying and Isolating
-Failure-Inducing Input", 2002), until none can go without the violation going too.
+A run is a function of its seed, of the omitted faults, and of the mix, so "does it still fail the same way?" has one
+answer. First the mix is made as kind as possible (no loss, no delay, no torn write, …), then faults are omitted, by
+halves, quarters, …, down to single ones (Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input",
+2002), until each remaining one is needed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Minimised:
     runs: int
 
     def world(self, **how: Any) -> World:
-        """The run, ready to be made again."""
+        """Return the run, ready to be repeated."""
         return World(self.seed, changes=self.changes, leave_out=self.leave_out, **how)
 
     def report(self, tail: int) -> str:
-        """The schedule, the mix and the trace's end."""
+        """Return the schedule, the mix and the trace's end."""
         world = self.world(traced=True)
         try:
             world.run()
@@ -90,7 +90,7 @@ class _Search:
         return changes
 
     def fewer(self, changes: Mapping[str, Any], numbers: Sequence[int]) -> frozenset[int]:
-        """Which of these planned faults can all be left out."""
+        """Return which of these planned faults can all be omitted."""
         everything, needed = frozenset(numbers), list(numbers)
         if self.fails(changes, everything):
             return everything
@@ -110,7 +110,9 @@ class _Search:
 
 
 def minimised(seed: int, violation: Violation, changes: Mapping[str, Any] | None = None, **how: Any) -> Minimised:
-    """The smallest failing variant found of this seed's run; ``how`` is what the world is made with, of a mutant."""
+    """Return the smallest failing variant found of this seed's run; ``how`` is what the world is made with, of a
+    mutant.
+    """
     search = _Search(seed, violation, how)
     kinder = search.kinder_mix(dict(changes or {}))
     numbers = [planned.number for planned in World(seed, changes=kinder, **how).schedule]

@@ -1,4 +1,4 @@
-"""What a run's world is like: sizes, timings and probabilities, drawn from the seed, other ones for every run.
+"""A run's parameters: sizes, timings and probabilities, drawn from the seed, different for every run.
 
 A run with every fault at once finds less than many runs with a few each (swarm testing: Groce et al., ISSTA 2012), so
 each kind is switched off in more than half of them.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 
 class Naming(enum.Enum):
-    """What NODE_ID the operator gives."""
+    """How the operator chooses NODE_ID."""
 
     SLOTS = "digits"
     NAMES = "names"
@@ -44,7 +44,7 @@ USUALLY_EVERY_S = {
     "node added": 15.0,
 }
 
-# The same of what only some worlds have, each for a cause of its own (``Mix.drawn_later``).
+# The same for faults of only some worlds, each for its own reason (``Mix.drawn_later``).
 HANGS_EVERY_S = {"main thread held": 3.0, "collective held": 20.0, "main thread pauses": 3.0}
 DRAINS_EVERY_S = {"node drained": 12.0}
 AILMENTS_EVERY_S = {"host unwell": 8.0}
@@ -53,9 +53,9 @@ LOST_DISKS_EVERY_S = {"every disk lost": 25.0}
 LATER_EVERY_S = HANGS_EVERY_S | DRAINS_EVERY_S | AILMENTS_EVERY_S | REPLACEMENTS_EVERY_S | LOST_DISKS_EVERY_S
 
 P_REPLACES = 0.4
-"""In so many runs a launcher supervises: whoever dies is replaced by a node of its own."""
+"""Share of runs in which a launcher supervises: dead processes are replaced by new nodes."""
 P_ODD_RANK = 0.15
-"""In so many runs a rank's state becomes another than the others'."""
+"""Share of runs in which a rank's state becomes different."""
 QUIETER = 0.2
 P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS, P_LOST_DISKS = 0.35, 0.3, 0.3, 0.3, 0.2
 
@@ -77,8 +77,8 @@ class Mix:
     prepares_s: float
     keep: int
     has_own_parts: bool
-    breaks_sockets: bool  # whoever leaves a collective tells its neighbours so
-    addresses_early: float  # the part of the processes that bring their address into the round
+    breaks_sockets: bool  # a rank that leaves a collective tells its neighbours so
+    addresses_early: float  # share of the processes that bring their address into the round
     is_ordered: bool
     has_stragglers: bool
     p_drop: float
@@ -86,14 +86,14 @@ class Mix:
     p_slow: float
     slow_s: float
     fsync_s: float
-    p_torn: float  # how often a process dies at its disk or between two words
+    p_torn: float  # how often a process dies at its disk or between two messages
     has_disk_errors: bool
     compact_bytes: int
-    rebuilds: bool  # whether a lost journal may be made anew from the workers; drawn later
+    rebuilds: bool  # whether a lost journal may be rebuilt from the workers; drawn later
     p_echo: float
     scheduler_rate: float  # seconds of its clock in one true second
-    clock_spread: float  # how far the workers' clocks are off, as a part of one
-    sweep_s: float  # how often the operator looks
+    clock_spread: float  # relative error of the workers' clocks
+    sweep_s: float  # how often the operator checks
     rates_hz: dict[str, float]  # fault → events per second
     reset_limit: int
     min_world_size: int
@@ -102,23 +102,23 @@ class Mix:
     reconnect_grace_s: float
     start_grace_s: float
     shrink_grace_s: float
-    has_memory: bool  # whoever lives remembers its last commit, and looks at its disk only when asked
+    has_memory: bool  # live processes remember their last commit, and examine their disk only when asked
     commit_every: int
     p_dirty: float  # how often a failure finds a process between its step and its commit
     replaces: bool = False  # a launcher starts another node for one that died; drawn later
     launched: bool = False  # a launcher chose the job's id and names it to each process; drawn later
-    has_odd_rank: bool = False  # at some moment a rank's state becomes another than the others'; drawn later
+    has_odd_rank: bool = False  # at some time a rank's state becomes different; drawn later
     step_timeout_s: float | None = None  # STEP_TIMEOUT; None: learned
     ends_stuck: bool = True  # HANG=end
     calls_every_s: float = 0.0  # how often a process calls the scheduler's keys; 0: never
 
     @property
     def most_nodes(self) -> int:
-        """How many nodes the job has room for."""
+        """Return how many nodes the job has room for."""
         return self.max_world_size + self.spare_num
 
     def drawn_later(self, random_of: Callable[[str], random.Random]) -> Mix:
-        """The same with what was thought of later, each with a chance of its own: no earlier draw moves by it."""
+        """Return the same with later additions, each with its own random numbers so that no earlier draw changes."""
         rates_hz = dict(self.rates_hz)
 
         def has(what: str, share: float, every_s: Mapping[str, float]) -> bool:
@@ -130,7 +130,7 @@ class Mix:
 
         has_odd_rank = random_of("odd rank").random() < P_ODD_RANK
         replaces = has("replaces", P_REPLACES, REPLACEMENTS_EVERY_S)
-        if has("hangs", P_HANGS, HANGS_EVERY_S) and random_of("quiet").random() < 0.5:  # else hardly anybody trains
+        if has("hangs", P_HANGS, HANGS_EVERY_S) and random_of("quiet").random() < 0.5:  # otherwise few would train
             rates_hz.update({kind: QUIETER * rate_hz for kind, rate_hz in self.rates_hz.items()})
         has("drains", P_DRAINS, DRAINS_EVERY_S)
         has("ailments", P_AILMENTS, AILMENTS_EVERY_S)
@@ -150,8 +150,8 @@ class Mix:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Mix:
-        """A mix for this seed."""
-        quiet = rng.random() < 0.4  # connections as good as TCP's: then the processes are what fails
+        """Return a mix for this seed."""
+        quiet = rng.random() < 0.4  # connections as good as TCP's, so that only processes fail
         scale = rng.choice((0.3, 1.0, 1.0, 2.0))
         chaos_s = rng.choice((10.0, 10.0, 25.0, 25.0, 25.0, 60.0, 110.0)) * rng.uniform(0.7, 1.3)
         step_s = rng.choice((0.3, 1.0))

@@ -1,10 +1,10 @@
-"""Connections between workers and the scheduler: what may be lost, late, doubled or overtaken, and who notices a close.
+"""Connections between workers and the scheduler: loss, delay, duplicates, reordering, and noticing a close.
 
-A connection joins one process to one life of the scheduler. Each message draws its own fate; on an ordered network
-nothing overtakes, as in TCP. What is in flight when a connection closes is lost, or, with stragglers, may still come
-after the close was noticed (ZeroMQ's pipes do that). A partition cuts nodes off from the scheduler, both ways or
-one: what is sent into it waits, as in TCP, until it heals or the connection ends, which either side may notice long
-before the other, or never.
+A connection joins one process to one start of the scheduler. Each message draws its own fate; on an ordered network
+nothing overtakes, as in TCP. What is in flight when a connection closes is lost, or, with stragglers, may still arrive
+after the close was noticed (ZeroMQ's pipes do that). A partition cuts nodes off from the scheduler, both ways or one:
+what is sent into it waits, as in TCP, until it heals or the connection ends, which either side may notice long before
+the other, or never.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Network:
     _open: dict[int, Connection] = field(default_factory=dict)
 
     def calm_down(self) -> None:
-        """From here on everything arrives, at once; what is stuck since before is lost."""
+        """From now on everything arrives at once; older messages that are stuck are lost."""
         self.calm_at = self.world.now
         self._up_from.clear()
         self._down_from.clear()
@@ -58,7 +58,7 @@ class Network:
             connection.last_up = connection.last_down = 0.0
 
     def connect(self, worker: Worker) -> Connection | None:
-        """A new connection, or None where nobody listens."""
+        """Return a new connection, or None without a listener."""
         host, now = self.world.host, self.world.now
         if host.core is None or max(self._healed(worker.node)) > now:
             return None
@@ -68,7 +68,7 @@ class Network:
         return connection
 
     def close(self, connection: Connection, *, unnoticed: bool = False) -> None:
-        """Both ends get to know, unless nobody is left to tell them (``unnoticed``: a host or a link is gone)."""
+        """Notify both ends, unless no one is left to notify them (``unnoticed``: a host or a link is gone)."""
         if not connection.is_open:
             return
         connection.is_open = False
@@ -79,7 +79,7 @@ class Network:
         self.world.after(self.world.rng.uniform(0.001, 0.015), connection.worker.connection_closed, connection)
 
     def cut_off(self, nodes: frozenset[str], lasts_s: float, *, up: bool, down: bool, rng: random.Random) -> None:
-        """These nodes' words, or the scheduler's to them, arrive only when the partition has healed."""
+        """Delay these nodes' messages, or the scheduler's to them, until the partition has healed."""
         heals_at, timeout_s = self.world.now + lasts_s, self.world.policy.node_timeout_s
         for node in sorted(nodes):
             if up:
@@ -87,7 +87,8 @@ class Network:
             if down:
                 self._down_from[node] = max(heals_at, self._down_from.get(node, NEVER))
         for connection in list(self._open.values()):
-            if connection.worker.node in nodes and rng.random() < 0.8:  # ZeroMQ's heartbeats find out, each on its side
+            # ZeroMQ's heartbeats detect it, each on its side
+            if connection.worker.node in nodes and rng.random() < 0.8:
                 self.world.after(timeout_s * rng.uniform(0.5, 1.5), self._times_out, connection, rng.random() < 0.5)
 
     def _times_out(self, connection: Connection, scheduler_first: bool) -> None:
@@ -122,7 +123,7 @@ class Network:
             world.at(arrival, self._arrive_down, connection, message, world.now)
 
     def _arrivals(self, after: float, healed: float) -> tuple[float, ...]:
-        """When the message arrives: never, once, or more often."""
+        """Return when the message arrives: never, once, or several times."""
         world = self.world
         if self.calm_at is not None:
             return (max(after, world.now + FASTEST_S),)

@@ -1,8 +1,8 @@
-"""Whose state is another than the others': a few bytes that stand for weights, moments and positions.
+"""Ranks with a different state: a few bytes that stand for weights, moments and positions.
 
-Every state is ``EQUAL`` until, in some runs, one rank's becomes odd: the script does not average, or a sampler was
-moved. What is odd is saved, sent to who lacks it, and restored, as any state is. When the run is calm nothing is odd
-any more: the script was mended.
+Every state is ``EQUAL`` until, in some runs, one rank's becomes different: the script does not average, or a sampler
+was moved. A different state is saved, sent to members that lack it, and restored like any other. When the run is calm
+no state is different any more: the script was corrected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EQUAL = b"equal"
 
 
 class OddStates:
-    """Makes a rank odd, and remembers what each point of each node is."""
+    """Makes a rank different, and remembers the content of each point of each node."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -29,7 +29,7 @@ class OddStates:
             world.after(self._chance.uniform(0.0, world.mix.chaos_s), self._happen)
 
     def of(self, job: str, node: str, point: Point) -> bytes:
-        """What the point is that this node has committed."""
+        """Return the content of a point that this node has committed."""
         return self._of.get((job, node, point), EQUAL)
 
     def committed(self, worker: Worker, point: Point) -> None:
@@ -38,14 +38,14 @@ class OddStates:
             self._of[worker.agent.job, worker.node, point] = worker.bits
 
     def restored_by(self, worker: Worker, generation: int, source: int, point: Point | None) -> bytes:
-        """What a worker becomes that takes the point from this rank."""
+        """Return the state of a worker that takes the point from this rank."""
         committed = self._world.witness.line.of(generation)
         if point is None or committed is None:  # or its job's journal was lost meanwhile
             return EQUAL
         return self.of(worker.agent.job, committed.members[source][0], point)
 
     def calm_down(self) -> None:
-        """Nothing is odd from here on; a process that is ends, for what it has reported stands."""
+        """No state differs from now on; a process whose state does ends, since its reports are final."""
         self._of.clear()
         for worker in [one for one in self._world.workers if one.bits != EQUAL]:
             worker.die()

@@ -1,7 +1,7 @@
-"""Whoever starts processes: the user with ``run.sh`` and ``recover.sh``, hasty or slow while things go wrong.
+"""The user who starts processes with ``run.sh`` and ``recover.sh``, hastily or slowly while faults happen.
 
-The operator looks from time to time and starts what is missing, as ``recover.sh`` does: the scheduler, and a process
-for every node that has none alive. Once the run is calm it looks often and wakes what is stopped.
+The operator checks from time to time and starts what is missing, as ``recover.sh`` does: the scheduler, and a process
+for every node without a live one. Once the run is calm it checks often and wakes what is stopped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ RESTARTS_AFTER_S = (0.1, 0.1, 0.1, 3.0, 3.0, 31.0)
 
 
 class Operator:
-    """Starts processes; where the mix says so, as a launcher that replaces whoever dies."""
+    """Starts processes; if the mix says so, as a launcher that replaces dead ones."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.crash_loops = 0  # how often the scheduler will die again soon after its start
         self._fresh_names = 0
-        self._added = 0  # nodes beyond those that the job was begun with
+        self._added = 0  # nodes beyond those that the job was started with
         self._scheduler_comes = False
         self._leaves_some_held = world.random_of("calm").random() < 0.8
         self._last_of: dict[str, str] = {}  # first node of a line → its last replacement
@@ -40,7 +40,9 @@ class Operator:
         world.after(world.mix.sweep_s, self._sweep)
 
     def nodes(self) -> list[str]:
-        """The node ids of the job: one for every slot of the world to form and every spare, and those added since."""
+        """Return the node ids of the job: one for every slot of the initial world and every spare, and those added
+        since.
+        """
         if self._world.mix.naming is Naming.FRESH:
             return [self._fresh_name() for _ in range(self._wanted())]
         if self._world.mix.naming is Naming.NAMES:
@@ -53,7 +55,7 @@ class Operator:
         return self._world.mix.world_size + self._world.mix.spare_num + self._added
 
     def add_node(self) -> bool:
-        """The user gives the job one node more, where it has room."""
+        """Add a node to the job if it has room."""
         if self._wanted() >= self._world.mix.most_nodes:
             return False
         self._added += 1
@@ -75,27 +77,27 @@ class Operator:
         self._world.after(delay, self._start_worker, node, duplicate)
 
     def calm_down(self) -> None:
-        """From here on only help: everything stopped goes on, what is missing comes."""
+        """From now on only help: wake everything stopped, start everything missing."""
         world = self._world
         self.crash_loops = 0
         world.after(world.rng.uniform(0.0, 1.0), world.host.resume)
         for worker in list(world.workers):
             if worker.is_of_another_job():
-                worker.die()  # whoever lost the journal has found out, and ends what is left of that job
+                worker.die()  # the user who lost the journal has noticed, and ends what is left of that job
             world.after(world.rng.uniform(0.0, 1.0), worker.resume)
         world.groups.let_all_go()
         self._let_go_of_the_held()
         world.after(CALM_SWEEP_S, self._sweep)
 
     def leaves_held(self, worker: Worker) -> Hold | None:
-        """What holds the worker up, where it is for the detector to end it once the run is calm."""
+        """Leave the worker's hold, if the detector has to end it once the run is calm."""
         world, thread = self._world, worker.thread
         is_tested = world.mix.ends_stuck and world.mix.step_timeout_s is not None and self._leaves_some_held
         fits = thread.hold is not None and thread.hold.kind in ENDED_KINDS and thread.steps >= FIRST_STEPS
         return thread.hold if is_tested and fits else None
 
     def _let_go_of_the_held(self) -> None:
-        """But of those in whom the detector is put to the test; in the end of these, too."""
+        """Release all but those that test the detector, and finally these, too."""
         world = self._world
         for worker in [one for one in world.workers if one.thread.hold is not None]:
             hold = worker.thread.hold
@@ -122,14 +124,14 @@ class Operator:
             self._start_worker(node)
 
     def _is_through(self, node: str, finished: bool) -> bool:
-        """Whether the node has done its part: it left after the training was finished."""
+        """Return whether the node has finished: it left after the end of training."""
         core = self._world.host.core
         seats = () if core is None else core.state.seats.values()
         line = [seat for seat in seats if root_of(seat.node) == root_of(node) and seat.slot is not None]
         return finished and all(seat.has_left for seat in line)
 
     def _not_done(self) -> int:
-        """Of a finished training: how many slots' scripts have not reached their end, as far as the scheduler knows."""
+        """Return how many slots' scripts have not ended after training, as far as the scheduler knows."""
         core = self._world.host.core
         return 0 if core is None else sum(not core.state.seats[node].has_left for node in core.state.by_slot.values())
 

@@ -1,7 +1,7 @@
-"""How long whoever holds the others up may stay: what STEP_TIMEOUT and its doublings give, in true time.
+"""How long a worker that blocks the others may stay: STEP_TIMEOUT and its doublings, in true time.
 
-A book of who was told to give up at which step: twice STEP_TIMEOUT the first time, twice as long as before each further
-time at the same step. Of this life of the scheduler only, for a new one has forgotten it.
+It records which workers were told to give up at which step: after twice STEP_TIMEOUT the first time, and twice as long
+as before each further time at the same step. It covers one start of the scheduler, since a new one has forgotten it.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ if TYPE_CHECKING:
 
 TIMES = 2.0
 TELLS_S = 15.0
-"""To find a scheduler, to say who stands still, to judge it, and to end it."""
+"""To find a scheduler, to report a standstill, to judge it, and to end it."""
 LEAST_LEARNED_S = 30.0
 
 
 class Patience:
-    """Of one run."""
+    """The records of one run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._ended_at: dict[int, set[float]] = defaultdict(set)  # step → the moments
+        self._ended_at: dict[int, set[float]] = defaultdict(set)  # step → the times
         world.when_answered[GiveUp].append(self._ended)
         world.watch_loaded.append(lambda _: self._ended_at.clear())
 
     def begin_job(self) -> None:
-        """Nobody was ended at any step."""
+        """No worker has been ended at any step."""
         self._ended_at.clear()
 
     def times(self, step: int) -> int:
-        """At how many moments before this one somebody was told at this step."""
+        """Return at how many earlier times a worker was told at this step."""
         return len(self._ended_at[step] - {self._world.now})
 
     def least_s(self, step: int) -> float:
-        """Nobody may be ended at this step who has stood still for less."""
+        """Return how long a worker must have stood still before it may be ended at this step."""
         mix = self._world.mix
         least_s = LEAST_LEARNED_S if mix.step_timeout_s is None else TIMES * mix.step_timeout_s
         return least_s * 2.0 ** self.times(step) / (1.0 + mix.clock_spread)
 
     def most_s(self, step: int) -> float:
-        """From now to the end of who is held so, where STEP_TIMEOUT is set and all of it has to be seen anew."""
+        """Return the bound from now to the end of such a worker, if STEP_TIMEOUT is set and all must be seen again."""
         mix = self._world.mix
         patience_s = TIMES * (mix.step_timeout_s or 0.0) * 2.0 ** self.times(step)
         return (patience_s + TELLS_S) / (1.0 - mix.clock_spread)

@@ -1,6 +1,6 @@
-"""The places of a world that checkers watch from: lists of whom to call, and nothing else.
+"""The observation points of a world for checkers: lists of callbacks.
 
-What can happen often has a list; what is looked at by few is listed by its type. ``World`` calls, checkers append.
+Frequent events have a list; rare ones are listed by type. ``World`` calls, checkers append.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Places:
     watch_saved: list[Callable[[str], None]] = field(default_factory=list)
     watch_calm: list[Callable[[], None]] = field(default_factory=list)
     watch_end: list[Callable[[], None]] = field(default_factory=list)
-    # An event comes; it was taken into account, whatever came of it.
+    # An event arrives; it has been processed, whatever the result.
     when_event: dict[type, list[Callable[[Any], None]]] = field(default_factory=_by_type)
     when_decided: dict[type, list[Callable[[Any, Ready], None]]] = field(default_factory=_by_type)
     # A record is decided; it is durable.
     when_recorded: dict[type, list[Callable[[Event | None, Any], None]]] = field(default_factory=_by_type)
     when_durable: dict[type, list[Callable[[Any], None]]] = field(default_factory=_by_type)
-    # A process says something, whether or not it arrives.
+    # A process sends something, whether or not it arrives.
     when_sent: dict[type, list[Callable[[Worker, Any], None]]] = field(default_factory=_by_type)
-    # It hears something.
+    # It receives something.
     when_delivered: dict[type, list[Callable[[Worker, Any], None]]] = field(default_factory=_by_type)
-    # An answer is decided, is said, is told to a process.
+    # An answer is decided, is sent, reaches a process.
     when_answered: dict[type, list[Callable[[str, Any], None]]] = field(default_factory=_by_type)
     when_said: dict[type, list[Callable[[str, Any], None]]] = field(default_factory=_by_type)
     when_noticed: dict[type, list[Callable[[Worker, Any], None]]] = field(default_factory=_by_type)

@@ -1,8 +1,8 @@
 """RECOVERY_PATH in the simulation: the real journal over the simulated disk, and the lock beside it.
 
-The lock is modelled (the kernel's: it ends with its holder), the journal is ``samebits.store.journal`` itself. The one
-idea: this side remembers which bytes the journal must hold, so whatever a crash leaves is compared with what may be
-left: everything whose append returned, and of the append in progress all or nothing.
+The lock is modelled (as the kernel's: it ends with its holder); the journal is ``samebits.store.journal`` itself. The
+module remembers which bytes the journal must hold, so that the remains of a crash can be compared with what is
+permitted: everything whose append returned, and all or nothing of the append in progress.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from samebits.store.journal import Journal
 from tests.simulation.disk import Disk
 from tests.simulation.trace import Violation
 
-unpack = lru_cache(maxsize=4096)(SCHEMA.unpack)  # a pure function of bytes, and every life reads the same ones
+unpack = lru_cache(maxsize=4096)(SCHEMA.unpack)  # a pure function of bytes, and every start reads the same ones
 
 
 class RecoveryPath:
@@ -32,36 +32,36 @@ class RecoveryPath:
         self._rng = rng
         self._compact_bytes = compact_bytes
         self._journal: Journal | None = None
-        self._sure: list[bytes] = []  # appends that returned, or the last snapshot and what came after it
-        self._is_finished = False  # what is sure says so
+        self._sure: list[bytes] = []  # appends that returned, or the last snapshot and later ones
+        self._is_finished = False  # the durable records show it
         self._perhaps: list[bytes] = []  # of an append that did not return
         self._perhaps_instead: list[bytes] | None = None  # a snapshot that did not return
 
     @property
     def size_bytes(self) -> int:
-        """The journal's size; 0 where no process has it open."""
+        """Return the journal's size, or 0 if no process has it open."""
         return self._journal.size_bytes if self._journal is not None else 0
 
     @property
     def most_bytes(self) -> int:
-        """The size at which the shell compacts."""
+        """Return the size at which the shell compacts."""
         assert self._journal is not None
         return max(self._compact_bytes, 4 * self._journal.compacted_bytes)
 
     def is_finished(self) -> bool:
-        """Whether the end of the training is on the disk for sure."""
+        """Return whether the end of training is durable."""
         return self._is_finished
 
     # ---- the lock
 
     def take_lock(self, process: int) -> bool:
-        """Whether this process may write from now on."""
+        """Return whether this process may write from now on."""
         if self.lock_holder is None:
             self.lock_holder = process
         return self.lock_holder == process
 
     def process_died(self, process: int) -> None:
-        """The kernel lets its lock go."""
+        """The kernel releases its lock."""
         if self.lock_holder == process:
             self.lock_holder = None
         if self.writer == process:
@@ -70,7 +70,7 @@ class RecoveryPath:
     # ---- the journal
 
     def open(self, process: int) -> tuple[list[Record], list[Record]]:
-        """What a scheduler start reads: all records, and those of them that the dead one did not know to be durable."""
+        """Read as at a scheduler start: all records, and those that the dead one did not know to be durable."""
         self.writer = process
         try:
             with self.disk.mounted():
@@ -93,7 +93,7 @@ class RecoveryPath:
         raise Violation("S4", f"the journal holds {read}; written were {sure} and perhaps {perhaps}")
 
     def append(self, process: int, records: Sequence[Record]) -> None:
-        """Returns when the records are durable; otherwise the process is dead or told that the disk refuses."""
+        """Return when the records are durable; otherwise the process is dead, or the disk has refused."""
         assert self._journal is not None
         self.writer = process
         self._perhaps = [SCHEMA.pack(record) for record in records]
@@ -104,7 +104,7 @@ class RecoveryPath:
         self._is_finished |= _finishes(records)
 
     def is_large(self) -> bool:
-        """Whether the shell's rule says that it is time to compact."""
+        """Return whether it is time to compact by the shell's rule."""
         return self.size_bytes > self.most_bytes
 
     def compact(self, snapshot: Sequence[Record]) -> None:
@@ -118,7 +118,7 @@ class RecoveryPath:
         self.compactions += 1
 
     def wipe(self) -> None:
-        """Somebody deletes the folder while no scheduler runs."""
+        """Delete the folder while no scheduler runs."""
         self.disk.wipe()
         self._sure, self._perhaps, self._perhaps_instead = [], [], None
         self._is_finished = False

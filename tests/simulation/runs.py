@@ -1,4 +1,4 @@
-"""Many seeds, one after the other or on several processes, and the report that a failing one leaves behind."""
+"""Many seeds, one after the other or on several processes, and the report of a failing one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COLLECT_EVERY = 20
 
 
 def first_seed_of_today() -> int:
-    """Where the seeds that the test suite runs begin: another place every day, the same one for everybody."""
+    """Return the test suite's first seed: it changes daily and is the same for all machines."""
     return (datetime.now(tz=UTC).date() - EPOCH).days * SEEDS_A_DAY
 
 
 @dataclass(slots=True)
 class Tally:
-    """What some seeds amounted to."""
+    """The results of some seeds."""
 
     seeds: int = 0
     events: int = 0
@@ -36,7 +36,7 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Take another tally in."""
+        """Add another tally."""
         self.seeds += other.seeds
         self.events += other.events
         self.simulated_s += other.simulated_s
@@ -47,7 +47,7 @@ class Tally:
 
 
 def run_seed(seed: int, *, tail: int = TAIL) -> Tally:
-    """One run; a violation becomes the report of a failure."""
+    """Run a seed; a violation becomes the report of a failure."""
     world = World(seed)
     try:
         outcome = world.run()
@@ -58,7 +58,7 @@ def run_seed(seed: int, *, tail: int = TAIL) -> Tally:
 
 
 def run_seeds(start: int, seeds: int, *, tail: int = TAIL) -> Tally:
-    """These seeds, here."""
+    """Run these seeds in this process."""
     tally = Tally()
     with _RarelyCollected() as collect:
         for seed in range(start, start + seeds):
@@ -68,9 +68,9 @@ def run_seeds(start: int, seeds: int, *, tail: int = TAIL) -> Tally:
 
 
 class _RarelyCollected:
-    """A world is a knot of cycles that ends as a whole: looking for garbage within a run finds none, and costs.
+    """A world's cycles become garbage only together at its end, so collecting within a run finds none.
 
-    Nor does what was there before the first run have to be looked at again after each.
+    Objects from before the first run need not be examined again after each, either.
     """
 
     def __enter__(self) -> _RarelyCollected:
@@ -91,7 +91,7 @@ class _RarelyCollected:
 
 
 def run_in_parts(start: int, seeds: int, *, jobs: int, part: int = 100, tail: int = TAIL) -> Iterator[Tally]:
-    """The tally of each part as it is done; parts run on ``jobs`` processes, and come back in order."""
+    """Yield the tally of each part as it is done, in order; parts run on ``jobs`` processes."""
     parts = [(first, min(part, start + seeds - first)) for first in range(start, start + seeds, part)]
     if jobs <= 1:
         for first, many in parts:

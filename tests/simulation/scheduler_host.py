@@ -1,9 +1,9 @@
-"""The scheduler's process: a loop around the real core that drains, makes durable, and only then speaks.
+"""The scheduler's process: a loop around the real core that drains, makes durable, and only then sends.
 
 One drain of the queue is one group commit. The process may die in any call to its disk (while it loads, appends or
-compacts), be refused by it, die while an fsync is under way, after it (nothing was said) or between two sends. When it
-stood still for longer than HEARTBEAT_INTERVAL it tells the core so before it judges any deadline, as the real shell
-does: before or after the queue, both are drawn. Its clock runs at its own rate.
+compacts), be refused by it, die during an fsync, after it (before anything is sent) or between two sends. When it was
+paused for longer than HEARTBEAT_INTERVAL it tells the core so before it judges any deadline, as the real shell does:
+before or after the queue, both are drawn. Its clock runs at its own rate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from samebits.core.ends import EndKind
-from samebits.core.hangs import Doing, Sight
+from samebits.core.hangs import Doing, ProcessState
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.messages import Decision, FromScheduler, FromWorker, StopJob
 from samebits.core.ready import Ended, Ready, Send
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 HEARTBEAT_INTERVAL_S = 1.0
-HERE = "host-0"  # the scheduler's own host: only there a process can be seen dead
+HERE = "host-0"  # the scheduler's own host: only there can it see that a process is dead
 P_MIXED_UP = 0.3  # how often the close of an older connection is taken for that of the newest
 P_LOOKS = 0.7
-P_CUT_SHORT = 0.3  # how often a drain that has several events to take leaves some for the next
+P_CUT_SHORT = 0.3  # how often a drain with several events leaves some for the next
 CLOCK_STEP_S = 1e-6  # a timer fires a little after its deadline, never before it
 
 Queue: TypeAlias = deque[tuple[Connection | None, Event]]
@@ -51,7 +51,7 @@ class Batch:
 
 
 class SchedulerHost:
-    """The scheduler's machine: its journal, its boot clock, and its present process, if any."""
+    """The scheduler's machine: its journal, its boot clock, and its current process, if any."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -66,7 +66,7 @@ class SchedulerHost:
         self.ended: EndKind | None = None
         self._are_keys_loaded = False
         self._queue = Queue()
-        self._batch: Batch | None = None  # its fsync is under way
+        self._batch: Batch | None = None  # its fsync is in progress
         self._idle_since = 0.0
         self._wake_at: float | None = None
         self._tick_at: float | None = None
@@ -74,28 +74,28 @@ class SchedulerHost:
 
     @property
     def clock(self) -> float:
-        """Seconds since the run began, as this machine counts them."""
+        """Return seconds since the start of the run by this machine's clock."""
         return self.world.now * self.rate
 
     @property
     def now(self) -> float:
-        """The host's boot clock."""
+        """Return the host's boot clock."""
         return self.world.now * self.rate - self.booted_at
 
     @property
     def is_writing(self) -> bool:
-        """Whether an fsync is under way."""
+        """Return whether an fsync is in progress."""
         return self._batch is not None
 
     @property
     def boot_id(self) -> str:
-        """Which boot the clock belongs to."""
+        """Return which boot the clock belongs to."""
         return f"boot-{self.boots}"
 
     # ---- the process
 
     def start(self) -> None:
-        """A scheduler process locks the path, reads the journal and begins a term."""
+        """Start a scheduler process: it locks the path, reads the journal and begins a term."""
         world = self.world
         self.life += 1
         if not self.path.take_lock(self.life):
@@ -125,7 +125,7 @@ class SchedulerHost:
         self._commit(batch)
 
     def _load(self) -> JobState | None:
-        """The journal's state; None where the process dies while it reads."""
+        """Return the journal's state; None if the process dies while it reads."""
         self.path.disk.begin_process()
         self._light_fuse(most_calls=8)
         try:
@@ -138,7 +138,7 @@ class SchedulerHost:
         return JobState.replay(records)
 
     def _new_core(self, state: JobState) -> SchedulerCore:
-        """The core of this life. An empty journal begins a new job, where no older one's workers make that one anew."""
+        """Return the core of this start. An empty journal begins a new job unless an older one's workers rebuild it."""
         world = self.world
         policy = replace(world.policy, job=world.launched_job)
         is_first = not world.witness.job and not world.witness.lost_journals  # no id is ever used again
@@ -151,7 +151,7 @@ class SchedulerHost:
         return seat is not None and seat.session == worker.session and seat.is_held
 
     def die(self, *, reboots: bool = False) -> None:
-        """kill -9, or with ``reboots`` the machine goes with it."""
+        """kill -9; with ``reboots`` the machine restarts too."""
         if self.core is not None:
             self.world.note("scheduler", "dies")
             if self._batch is not None:
@@ -187,7 +187,7 @@ class SchedulerHost:
         self.world.network.scheduler_died()
 
     def pause(self) -> None:
-        """SIGSTOP, or a machine that is suspended."""
+        """SIGSTOP, or a suspended machine."""
         if self.core is not None and not self.is_paused:
             self.world.note("scheduler", "stands still")
             self.is_paused, self._idle_since = True, self.clock
@@ -204,19 +204,19 @@ class SchedulerHost:
     # ---- events
 
     def receive(self, connection: Connection, message: FromWorker) -> None:
-        """A message arrives, be it of a connection to an earlier life."""
+        """A message arrives, possibly over a connection to an earlier start."""
         if self.core is not None:
             self._push(connection, Received(connection.worker.session, message))
 
     def connection_closed(self, connection: Connection) -> None:
-        """The monitor says that a connection closed; a process of this host may be seen dead already."""
+        """The monitor reports that a connection closed; a process of this host may be known to be dead already."""
         if self.core is not None and connection.life == self.life:
             worker = connection.worker
             gone = worker.process.host == HERE and not worker.is_alive and self.world.rng.random() < 0.5
             self._push(connection, Closed(worker.session, gone))
 
     def process_died(self, worker: Worker) -> None:
-        """A process of this host is watched until it is dead, which may be some time after its connection closed."""
+        """A process of this host is watched until it is dead, possibly long after its connection closed."""
         if worker.process.host == HERE:
             self.world.after(self.world.rng.uniform(0.001, 2.0), self._seen_dead, worker, self.life)
 
@@ -230,12 +230,12 @@ class SchedulerHost:
             self._push(None, StopJob(by))
 
     def drain(self, nodes: tuple[str, ...]) -> None:
-        """Somebody around the job wants these nodes gone."""
+        """An operator drains these nodes."""
         if self.core is not None:
             self._push(None, Decision("", nodes))
 
     def forge(self, session: str, message: FromWorker) -> None:
-        """Somebody who is no worker says something over a connection of its own."""
+        """A foreign process sends over its own connection."""
         if self.core is not None:
             self._push(None, Received(session, message))
 
@@ -251,7 +251,7 @@ class SchedulerHost:
                 self._drain()
 
     def _wake(self, gap_s: float) -> None:
-        """The loop goes round again after it stood still."""
+        """Run the loop again after a pause."""
         if gap_s <= HEARTBEAT_INTERVAL_S:
             self._drain()
         elif self.world.rng.random() < 0.5:
@@ -264,7 +264,7 @@ class SchedulerHost:
     # ---- the loop
 
     def _drain(self) -> None:
-        """What is queued, then the deadlines, then disk, then network."""
+        """Process the queue, then the deadlines, then disk, then network."""
         batch, core = Batch(), self.core
         assert core is not None
         taken, self._queue = self._turns()
@@ -283,17 +283,18 @@ class SchedulerHost:
         self._commit(batch)
 
     def _look_at_silent(self, core: SchedulerCore, batch: Batch) -> None:
-        """Those of this host from whom nothing comes are looked at, or not; what is seen may be anything."""
+        """Examine silent processes of this host, or not; the result may be anything."""
         rng = self._sights
         for seat in core.silent(self.now):
             if seat.process.host == HERE and rng.random() < P_LOOKS:
-                sight = Sight(rng.choice([*Doing]), rng.choice((None, 0.0, 60.0)))
-                self._step(Seen(seat.session, sight), batch)
+                process_state = ProcessState(rng.choice([*Doing]), rng.choice((None, 0.0, 60.0)))
+                self._step(Seen(seat.session, process_state), batch)
 
     def _turns(self) -> tuple[Queue, Queue]:
-        """What this drain takes, all or, by a server's bounds, less, and what it leaves.
+        """Return what this drain takes, all or, by a server's bounds, less, and what it leaves.
 
-        A pause is known at once, and of every connection at least one message is taken: who has spoken is not silent.
+        A pause is known at once, and at least one message is taken from every connection: a peer that has sent
+        something is not silent.
         """
         queue, rng = self._queue, self.world.rng
         if len(queue) < 2 or rng.random() >= P_CUT_SHORT:
@@ -314,7 +315,7 @@ class SchedulerHost:
             self._drain()
 
     def _hear(self, connection: Connection | None, event: Received, batch: Batch) -> None:
-        if connection is not None and connection.life == self.life:  # else a straggler's or a stranger's
+        if connection is not None and connection.life == self.life:  # otherwise a straggler's or a stranger's
             known = self._connections.get(event.session)
             if known is None or known.number < connection.number:
                 self._connections[event.session] = connection
@@ -325,10 +326,10 @@ class SchedulerHost:
             self._step(event, batch, is_echo=True)
 
     def _is_told(self, connection: Connection, session: str) -> bool:
-        """Whether this close is of the connection the session is heard on, or is taken for it.
+        """Return whether this close is of the session's current connection, or is taken for it.
 
-        A server knows its connections by the numbers of their descriptors: one that closes and comes back under its old
-        number is heard before its close is read.
+        A server identifies connections by their descriptors' numbers: one that closes and returns under its old number
+        is heard before its close is read.
         """
         newest = self._connections.get(session)
         return newest is connection or (newest is not None and self.world.rng.random() < P_MIXED_UP)
@@ -370,7 +371,7 @@ class SchedulerHost:
             self._speak(batch)
 
     def _light_fuse(self, most_calls: int) -> None:
-        """At times one of the next disk calls is this process's last, or is refused by the device."""
+        """Sometimes make one of the next disk calls this process's last, or let the device refuse it."""
         world, mix = self.world, self.world.mix
         if world.is_calm or not mix.p_torn or world.rng.random() >= mix.p_torn:
             return
@@ -378,7 +379,7 @@ class SchedulerHost:
         self.path.disk.light_fuse(world.rng.randint(0, most_calls), refusal)
 
     def _persist(self, batch: Batch) -> bool:
-        """Append, and compact where the journal has grown; False where the process did not survive that."""
+        """Append, and compact if the journal has grown; return False if the process did not survive."""
         core = self.core
         assert core is not None
         try:
@@ -445,7 +446,7 @@ class SchedulerHost:
     def _end(self, ended: Ended) -> None:
         self.world.note("scheduler", f"leaves: {ended.kind.name}, {ended.text}")
         self.ended = ended.kind
-        self.world.after(0.1, self._leave, self.life)  # what was said is delivered first
+        self.world.after(0.1, self._leave, self.life)  # sent messages are delivered first
 
     def _leave(self, life: int) -> None:
         if life == self.life and self.core is not None:
@@ -453,7 +454,7 @@ class SchedulerHost:
             self.world.scheduler_left()
 
     def _arm(self) -> None:
-        """One timer, at the earliest moment the core asked for."""
+        """Set one timer, at the earliest time the core asked for."""
         if self._wake_at is None:
             return
         at = max((self._wake_at + self.booted_at) / self.rate, self.world.now) + CLOCK_STEP_S

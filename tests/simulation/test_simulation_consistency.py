@@ -1,4 +1,4 @@
-"""Bits that change in replicas, in the small world: always named, always mended; and broken builds that it notices."""
+"""Bit flips in the small world are always named and repaired, and broken builds are noticed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.simulation.consistency_world import ConsistencyWorld, Plan, Wrong, dr
 SEEDS = 60
 
 
-def test_every_flip_is_found_in_time_named_and_mended() -> None:
+def test_every_flip_is_found_in_time_named_and_repaired() -> None:
     flips = 0
     for seed in range(SEEDS // 2):
         world = ConsistencyWorld(seed, drawn(seed))
@@ -33,7 +33,7 @@ def test_every_flip_is_found_in_time_named_and_mended() -> None:
     assert flips > SEEDS // 2
 
 
-def test_who_is_killed_behind_a_flip_costs_nothing_but_steps() -> None:
+def test_kill_after_a_flip_costs_only_steps() -> None:
     for seed in range(SEEDS // 2):
         plan = Plan(3 + seed % 3, ((seed % 3, 2 + seed % 37),), dies_behind_flip=True)
         ConsistencyWorld(seed, plan).run()
@@ -45,7 +45,7 @@ def test_thousands_of_worlds() -> None:
         ConsistencyWorld(seed, drawn(seed)).run()
 
 
-def test_two_against_two_end_the_job_and_nothing_else_does() -> None:
+def test_only_two_against_two_ends_the_job() -> None:
     for seed in range(20):
         world = ConsistencyWorld(seed, Plan(4, ((1, 10), (3, 10))))
         with pytest.raises(Wrong, match=r"the job ended: .*no majority: rank 0, 2 against rank 1, 3"):
@@ -54,7 +54,7 @@ def test_two_against_two_end_the_job_and_nothing_else_does() -> None:
         assert "after step 14" in record.cause
 
 
-def test_with_a_leader_two_replicas_are_enough() -> None:
+def test_two_replicas_suffice_with_a_leader() -> None:
     for seed in range(20):
         ConsistencyWorld(seed, Plan(2, ((seed % 2, 10),), mends=Mend.LEADER)).run()
 
@@ -63,7 +63,7 @@ def test_with_a_leader_two_replicas_are_enough() -> None:
 
 
 def broken(**parts: Any) -> type[SchedulerCore]:
-    """A scheduler with one of its parts replaced: by the part's attribute, a class that takes the ledger."""
+    """Return a scheduler with one of its parts replaced: by attribute, a class that takes the ledger."""
 
     class Changed(SchedulerCore):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -75,7 +75,7 @@ def broken(**parts: Any) -> type[SchedulerCore]:
 
 
 class _ComparesTheFirstTwo(Equality):
-    """Who is third is believed."""
+    """Believes the third rank."""
 
     def _is_equal(self, key: Any) -> bool:
         values = [told[key].shared for teller, told in sorted(self._told.items())[:2] if key in told]
@@ -83,7 +83,7 @@ class _ComparesTheFirstTwo(Equality):
 
 
 class _NeverAnswers(Equality):
-    """Differences are found, and forgotten."""
+    """Finds differences and forgets them."""
 
     def difference(self) -> Difference | None:
         self._differs = None
@@ -91,7 +91,7 @@ class _NeverAnswers(Equality):
 
 
 class _HearsTheOldLine(Equality):
-    """What is told while all go back counts as ever."""
+    """Accepts reports as usual while all roll back."""
 
     def take(self, seat: Seat, body: Digests, said: Said) -> None:
         state = self._ledger.state
@@ -101,7 +101,7 @@ class _HearsTheOldLine(Equality):
 
 
 class _GoesBackToTheNewest(Consistency):
-    """Everybody goes back to the point right before the difference, whoever had found it equal."""
+    """Rolls all back to the point just before the difference, whether or not it was found equal."""
 
     def judge(self, found: Difference) -> str:
         near = Point(found.step - 1, found.one.point.generation)
@@ -117,7 +117,7 @@ MUTANTS: Mapping[str, type[SchedulerCore]] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_build_is_noticed(name: str) -> None:
+def test_broken_build_is_noticed(name: str) -> None:
     assert hunt(MUTANTS[name], range(SEEDS)) is not None
 
 
@@ -143,7 +143,7 @@ def _without_going_back(records: Iterable[Record]) -> JobState:
         ("what came after is not left out", Equality, {"_equal_before": lambda self, key: key[0]}),
     ],
 )
-def test_a_broken_part_is_noticed(
+def test_broken_part_is_noticed(
     name: str, where: object, what: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for attribute, value in what.items():

@@ -1,4 +1,4 @@
-"""The simulated disk loses what fsync(2) lets a disk lose, and nothing else; the real journal runs on it."""
+"""The simulated disk loses exactly what fsync(2) lets a disk lose; the real journal runs on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def journal_on(disk: Disk) -> Journal:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_was_appended_survives_power_loss_and_what_was_not_is_whole_or_gone(seed: int) -> None:
+def test_synced_appends_survive_power_loss_and_others_are_whole_or_gone(seed: int) -> None:
     disk = Disk(random.Random(seed))
     journal = journal_on(disk)
     with disk.mounted():
@@ -38,7 +38,7 @@ def test_what_was_appended_survives_power_loss_and_what_was_not_is_whole_or_gone
     assert reopened(disk) in ([b"one", b"two"], [b"one", b"two", b"three" * 300, b"four"])
 
 
-def test_both_outcomes_and_a_torn_end_really_occur() -> None:
+def test_both_outcomes_and_a_torn_end_occur() -> None:
     found: set[tuple[int, bool]] = set()
     for seed in range(60):
         disk = Disk(random.Random(seed))
@@ -53,7 +53,7 @@ def test_both_outcomes_and_a_torn_end_really_occur() -> None:
     assert found == {(0, False), (0, True), (2, False)}
 
 
-def test_a_kill_alone_leaves_the_page_cache() -> None:
+def test_kill_leaves_the_page_cache() -> None:
     disk = Disk(random.Random(1))
     journal = journal_on(disk)
     with disk.mounted():
@@ -63,7 +63,7 @@ def test_a_kill_alone_leaves_the_page_cache() -> None:
     assert reopened(disk) == [b"written, not synced"]
 
 
-def test_a_dead_process_changes_nothing_more() -> None:
+def test_dead_process_changes_nothing_more() -> None:
     disk = Disk(random.Random(1))
     journal = journal_on(disk)
     with disk.mounted():
@@ -77,7 +77,7 @@ def test_a_dead_process_changes_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("calls", [0, 1])
-def test_a_refused_append_is_the_stores_error_and_leaves_the_old_state(calls: int) -> None:
+def test_refused_append_is_the_stores_error_and_leaves_the_old_state(calls: int) -> None:
     disk = Disk(random.Random(calls))
     journal = journal_on(disk)
     with disk.mounted():
@@ -89,13 +89,13 @@ def test_a_refused_append_is_the_stores_error_and_leaves_the_old_state(calls: in
     assert reopened(disk) == [b"one"]
 
 
-def test_a_call_that_is_not_simulated_says_so() -> None:
+def test_unsimulated_call_is_an_error() -> None:
     disk = Disk(random.Random(1))
     with pytest.raises(AttributeError, match=r"os\.symlink is not simulated"):
         _ = disk.os.symlink
 
 
-def test_the_lock_ends_with_its_holder() -> None:
+def test_lock_ends_with_its_holder() -> None:
     path = RecoveryPath(random.Random(1), 1 << 20)
     assert path.take_lock(1)
     assert not path.take_lock(2)
@@ -105,7 +105,7 @@ def test_the_lock_ends_with_its_holder() -> None:
     assert path.take_lock(2)
 
 
-def test_records_that_nobody_wrote_are_a_violation() -> None:
+def test_records_that_were_never_written_are_a_violation() -> None:
     path = RecoveryPath(random.Random(1), 1 << 20)
     path.take_lock(1)
     path.open(1)

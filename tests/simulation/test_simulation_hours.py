@@ -1,6 +1,6 @@
-"""No detector costs a healthy job on a busy machine a step; those that are too hasty do, so that this can fail.
+"""No detector costs a healthy job on a busy machine a step; hasty detectors do, so this test can fail.
 
-A million hours are ``python -m tests.simulation --hours 1000000``.
+A million hours: ``python -m tests.simulation --hours 1000000``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def test_no_alarm_costs_a_step() -> None:
     done = run_hours(HOURS)
     assert done.costs == []
     assert set(done.episodes) == {*KINDS, "scheduler stands still"} and min(done.episodes.values()) > 100
-    assert done.named > 0 and done.full_looks > 0 and done.told_losses > 0, "noise that nobody hears proves nothing"
+    assert done.named > 0 and done.full_looks > 0 and done.told_losses > 0, "noise without any effect proves nothing"
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ def test_no_alarm_costs_a_step() -> None:
     ],
     ids=["a hang", "a collective", "a lease"],
 )
-def test_whoever_is_too_hasty_is_caught(changes: dict[str, float], cost: str) -> None:
+def test_hasty_detector_is_caught(changes: dict[str, float], cost: str) -> None:
     assert any(cost in one for one in run_hours(2_000, changes=dict(changes)).costs)
 
 
-def test_one_look_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_reading_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("samebits.core.watch.health.LOOKS", 1)
     assert any("full look" in one for one in run_hours(200).costs)
 
 
-def test_the_same_seed_is_the_same_noise() -> None:
+def test_seed_determines_the_noise() -> None:
     assert run_hours(300, seed=7) == run_hours(300, seed=7) != run_hours(300, seed=8)

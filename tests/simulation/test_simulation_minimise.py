@@ -1,4 +1,4 @@
-"""A failing run is cut down to the faults it needs, the same ones every time."""
+"""A failing run is reduced to the faults it needs, always the same ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def first_failure(core_type: type[SchedulerCore]) -> tuple[int, Violation, int]:
     raise AssertionError("the mutant survives")
 
 
-def test_a_schedule_is_minimised_and_still_fails() -> None:
+def test_minimised_schedule_still_fails() -> None:
     seed, violation, planned = first_failure(NoCoolDown)
     small = minimised(seed, violation, core_type=NoCoolDown)
     left = planned - len(small.leave_out)
@@ -31,10 +31,10 @@ def test_a_schedule_is_minimised_and_still_fails() -> None:
     with pytest.raises(Violation) as caught:
         small.world(core_type=NoCoolDown).run()
     assert caught.value.name == violation.name == "S3"
-    small.world().run()  # and the whole core passes
+    small.world().run()  # and the unchanged core passes
 
 
-def test_nothing_that_is_left_can_go() -> None:
+def test_no_remaining_fault_can_be_omitted() -> None:
     seed, violation, _ = first_failure(NoCoolDown)
     small = minimised(seed, violation, core_type=NoCoolDown)
     numbers = {planned.number for planned in small.world().schedule}
@@ -52,7 +52,7 @@ def test_minimising_is_deterministic() -> None:
     assert (first.leave_out, first.changes, first.runs) == (second.leave_out, second.changes, second.runs)
 
 
-def test_a_report_says_all_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_has_all_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     seed, _, _ = first_failure(NoCoolDown)
 
     class Broken(World):

@@ -1,4 +1,4 @@
-"""Every deliberately broken build is caught, by a checker its fault belongs to, within a stated number of seeds."""
+"""Every deliberately broken build is caught by a fitting checker within a stated number of seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.world import World
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: re.sub(r"[^a-z]+", "-", mutant.name))
-def test_a_broken_build_is_caught_where_the_whole_one_passes(mutant: Mutant) -> None:
+def test_broken_build_is_caught_where_the_unchanged_one_passes(mutant: Mutant) -> None:
     caught = mutant.kill()
     assert caught is not None, f"{mutant.name}: {mutant.within_seeds} seeds passed"
     seed, violation = caught
@@ -27,14 +27,14 @@ def test_a_broken_build_is_caught_where_the_whole_one_passes(mutant: Mutant) -> 
         pytest.fail(f"{mutant.name}: seed {seed} fails without the mutant too ({also}); with it: {violation}")
 
 
-def test_there_are_mutants_for_every_invariant() -> None:
-    """A checker that no mutant can wake proves nothing."""
+def test_every_invariant_has_mutants() -> None:
+    """A checker that no mutant triggers proves nothing."""
     assert len(MUTANTS) >= 25
     named = set().union(*(mutant.caught_by for mutant in MUTANTS))
     assert {checker.name for checker in ALL} <= named
 
 
-def test_a_stored_seed_that_misses_is_told_and_another_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_seed_that_misses_is_reported_and_another_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     (mutant,) = (one for one in MUTANTS if one.name == "no cool-down")
     first = mutant.hunt(0, mutant.within_seeds)
     assert first is not None
@@ -47,8 +47,8 @@ def test_a_stored_seed_that_misses_is_told_and_another_is_searched_for(monkeypat
     assert caught is not None and caught[0] == first[0]
 
 
-def test_a_seed_is_stored_for_mutants_alone() -> None:
-    """A mutant without one is searched for, until the table is written again."""
+def test_seeds_are_stored_only_for_existing_mutants() -> None:
+    """A mutant without one is searched for until the table is rewritten."""
     assert set(stored_seeds()) <= {mutant.name for mutant in MUTANTS}
 
 
@@ -58,8 +58,8 @@ def test_every_invariant_has_a_checker() -> None:
     assert len({checker.__module__ for checker in ALL}) == len(ALL), "one file each"
 
 
-def test_a_restore_point_that_stands_still_is_noticed_for_itself() -> None:
-    """Where S19 looks away: its mutant is caught sooner by what the finish needs than by what progress does."""
+def test_stalled_restore_point_is_noticed_by_itself() -> None:
+    """Without S19, which catches this mutant sooner by what the finish needs."""
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == "checkpoints: nothing is kept")
     caught = mutant.hunt(start=0, seeds=60, checkers=(Progress, TheEnd))
     assert caught is not None

@@ -1,4 +1,4 @@
-"""One seed is one run, to the event, in this process and in another one."""
+"""A seed determines a run, down to each event, in this process and in another one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ print(digest({seed}))
 
 
 def digest(seed: int) -> str:
-    """Of everything that happened in the run."""
+    """Return a digest of everything that happened in the run."""
     world = World(seed, traced=True)
     world.run()
     return hashlib.sha256("\n".join(world.trace.lines()).encode()).hexdigest()
 
 
 @pytest.mark.parametrize("seed", [3, 14, 15, 92])
-def test_a_seed_repeats(seed: int) -> None:
+def test_seed_repeats(seed: int) -> None:
     assert digest(seed) == digest(seed)
 
 
@@ -39,7 +39,7 @@ def test_two_seeds_differ() -> None:
     assert digest(3) != digest(4)
 
 
-def test_a_seed_repeats_in_another_process_with_other_hashes(repository: Path) -> None:
+def test_seed_repeats_in_another_process_with_other_hashes(repository: Path) -> None:
     printed = [
         subprocess.run(
             [sys.executable, "-c", PROGRAM.format(seed=65)],
@@ -56,7 +56,7 @@ def test_a_seed_repeats_in_another_process_with_other_hashes(repository: Path) -
     assert printed[0].strip() == digest(65)
 
 
-def test_a_crash_of_the_core_is_a_violation() -> None:
+def test_crash_of_the_core_is_a_violation() -> None:
     world = World(1)
 
     def break_down(*_: object) -> None:

@@ -1,7 +1,7 @@
-"""Two thousand schedules a run, twenty thousand in a thorough one: docs/contributors/invariants.md holds in each.
+"""docs/contributors/invariants.md holds in two thousand schedules per run, twenty thousand in a thorough one.
 
-Other ones every day. How many is an option of the environment, ``SIMULATION_SEEDS``: a campaign's worth here is
-``python -m tests.simulation``.
+The seeds change daily. ``SIMULATION_SEEDS`` in the environment sets their number; campaigns use ``python -m
+tests.simulation``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EVERY_RUN = 2_000
 PART = 250
 FIRST = first_seed_of_today()
 
-# Besides the planned faults: what the network, the disk and the job's own life bring about.
+# Besides the planned faults: those of the network, the disk and the job's own course.
 HAPPENINGS = (
     "message dropped",
     "message delayed",
@@ -54,8 +54,8 @@ def test_every_promise_is_kept(start: int) -> None:
     assert tally.seeds == seeds
 
 
-def test_the_faults_really_happen() -> None:
-    """A simulation that has become gentle proves nothing."""
+def test_every_fault_occurs() -> None:
+    """A simulation without faults proves nothing."""
     tally = run_seeds(0, 300)
     assert tally.failures == []
     assert tally.generations > 300

@@ -1,6 +1,6 @@
-"""What happened in a run that somebody wants to read, and the error that makes them.
+"""The events of a run for a reader, and the violations that cause it to be read.
 
-Most runs pass and are never traced; since one seed is one run, a failing one is run again to be read.
+Most runs pass and are never traced. Since a seed determines a run, a failing one is simply repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Violation(AssertionError):
 
 
 class Trace:
-    """Every event of a run that is traced."""
+    """Every event of a traced run."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, str, tuple[Any, ...]]] = []
@@ -29,7 +29,7 @@ class Trace:
         self._entries.append((now, kind, tuple(map(str, what))))
 
     def lines(self, last: int | None = None) -> list[str]:
-        """The events as text, the oldest first."""
+        """Return the events as text, the oldest first."""
         return [
             f"{now:10.4f}  {kind:<12} {' '.join(what)}" for now, kind, what in self._entries[-last if last else 0 :]
         ]

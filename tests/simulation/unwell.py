@@ -1,7 +1,7 @@
-"""How full the hosts' disks are, and what the processes on them say of it by the real ``HealthWatch``.
+"""How full the hosts' disks are, and what the processes on them report by the real ``HealthWatch``.
 
-A host is well (readings far below the limit, now and then one spike) until a fault fills its disk for a while. Chance
-is its own, and a world without this fault has no readings at all.
+A host is healthy (readings far below the limit, with occasional spikes) until a fault fills its disk for a while. The
+random numbers are separate, and a world without this fault has no readings at all.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ KIND = "host unwell"
 class Unwell:
     """The hosts of one run.
 
-    The truth about each process is kept beside its watch: two looks in a row make its host unwell, or well again.
+    The true state is kept beside each process's watch: two readings in a row make its host unhealthy, or healthy again.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._chance = world.random_of("readings")
         self._full: dict[str, int] = {}  # host → how many faults fill its disk
-        self._looks: dict[str, tuple[float, float]] = {}  # the last two shares that each session saw
+        self._looks: dict[str, tuple[float, float]] = {}  # the last two readings of each session
         self._unwell: set[str] = set()  # sessions
 
     def begin(self, worker: Worker) -> None:
-        """The process looks from now on."""
+        """The process takes readings from now on."""
         if KIND in self._world.mix.rates_hz:
             self._look(worker, HealthWatch({Sign.DISK: Limit(LIMIT, drains=True)}))
 
@@ -46,11 +46,11 @@ class Unwell:
         self._world.after(lasts_s, self._make_room, host)
 
     def is_unwell(self, session: str) -> bool:
-        """Whether two looks in a row have shown that its host's disk is full, and no two since that it is not."""
+        """Return whether two readings in a row have shown a full disk, and no two since have not."""
         return session in self._unwell
 
     def calm_down(self) -> None:
-        """There is room everywhere."""
+        """No disk is full."""
         self._full.clear()
 
     def _make_room(self, host: str) -> None:

@@ -1,7 +1,7 @@
 """A worker's process: the real agent, and a small model of the training around it.
 
-The main thread enters the rendezvous with the points its disk holds, forms its group, restores, steps, saves, and waits
-at the end until it is told that all are through. The control thread obeys notices at once. Both stand still while the
+The main thread enters the rendezvous with the points on its disk, forms its group, restores, steps, saves, and waits at
+the end until it is told that all are done. The control thread reacts to notices at once. Both are paused while the
 process is stopped, and what arrives meanwhile waits in its queue.
 """
 
@@ -87,7 +87,7 @@ class Stage(enum.Enum):
 
 
 class Oddity(enum.Enum):
-    """Why a process has no business in this job."""
+    """Why a process does not belong in this job."""
 
     NONE = "none"
     OTHER_JOB = "another job's name"
@@ -106,7 +106,7 @@ IN_GROUP = (Stage.FORMING, Stage.TRAINING, Stage.SAVING, Stage.DONE)
 
 
 def process_on(host: str, number: int) -> Process:
-    """The process of this number, on that host."""
+    """Return the process of this number on that host."""
     return Process(host, 1000 + number, number, "cpu")
 
 
@@ -131,14 +131,14 @@ class Worker:
         self.memory: Point | None = None  # its last commit
         self.committed: Point | None = None  # what it was told that every member's disk holds
         self._in_hand: list[Point] = []  # being saved, in this order
-        self.bits = EQUAL  # what stands for its state
+        self.bits = EQUAL  # stands for its state
         self._first: list[Digest] = []  # of its generation's first commits
         self._saves: list[Digest] = []
-        self._is_dirty = False  # between a step and its commit: that memory is not whole
+        self._is_dirty = False  # between a step and its commit: that memory is incomplete
         self._leaves_at_commit = False
         self.is_asked = False  # to leave the job, at its next commit
         self.commits = 0
-        self._knows_place = rng.random() < 0.7  # else it makes its address for a full world, whatever it is told
+        self._knows_place = rng.random() < 0.7  # otherwise it makes its address for a full world, whatever it is told
         self.slot: int | None = None
         self.world_size = world.mix.world_size
         self._clock_offset = rng.uniform(-1e4, 1e4)
@@ -171,7 +171,7 @@ class Worker:
         self._agent_step(Passed(0))
 
     def _proof(self) -> bytes:
-        """As the process of a launcher's replacement makes it; before there is a job it can make none."""
+        """Return a launcher's proof for a replacement; before there is a job it can make none."""
         token, job = self.world.policy.token, self.world.witness.job
         is_one = token and job and number_of(self.node) > 0
         return proof_of(token, job, self.node, self.session) if is_one else b""
@@ -189,7 +189,7 @@ class Worker:
         return self.agent.joined
 
     def registered_for_s(self) -> float:
-        """How long its agent has known that the scheduler knows it; 0 where it does not."""
+        """How long its agent has known that the scheduler knows it, or 0."""
         return self.world.now - self._registered_at if self._registered_at is not None else 0.0
 
     def waiting_for_s(self) -> float:
@@ -197,7 +197,7 @@ class Worker:
         return self.world.now - self._waiting_at
 
     def rank_in(self, generation: int) -> int:
-        """Its rank in this generation; -1 where it was no member."""
+        """Return its rank in this generation, or -1 if it was no member."""
         return self._ranks.get(generation, -1)
 
     def is_of_another_job(self) -> bool:
@@ -205,7 +205,7 @@ class Worker:
         return self.oddity is not Oddity.NONE or self.agent.expected_job not in ("", self.world.witness.job)
 
     def is_in_group(self) -> bool:
-        """Whether its sockets to the group's other members are whole."""
+        """Whether its sockets to the group's other members are open."""
         return self.stage in IN_GROUP
 
     @property
@@ -214,11 +214,11 @@ class Worker:
         return self.stage is Stage.TRAINING and self._runs()
 
     def is_forming_in(self, generation: int) -> bool:
-        """Ready to complete the group."""
+        """Return whether it is ready to complete the group."""
         return self.stage is Stage.FORMING and self.generation == generation and self._runs()
 
     def trains_in(self, generation: int) -> bool:
-        """Ready for the next step."""
+        """Return whether it is ready for the next step."""
         return (
             self.stage is Stage.TRAINING
             and self.generation == generation
@@ -233,7 +233,7 @@ class Worker:
     # ---- life and death
 
     def die(self, *, unnoticed: bool = False) -> None:
-        """kill -9; where the host or its link goes too, its connection's end is ``unnoticed``."""
+        """kill -9; if the host or its link is lost too, its connection's end is ``unnoticed``."""
         if not self.is_alive:
             return
         self.is_alive = False
@@ -248,7 +248,7 @@ class Worker:
         self.world.worker_gone(self)
 
     def _be_seen_dead(self) -> None:
-        """Members of its generation on its host may watch it: they know at once, and tell when they come to it."""
+        """Members of its generation on its host may watch it: they know at once, and report it later."""
         world, rng = self.world, self.world.rng
         for worker in world.workers:
             beside = worker is not self and worker.process.host == self.process.host
@@ -267,7 +267,7 @@ class Worker:
             self.world.note("worker", self, "is stopped")
 
     def resume(self) -> None:
-        """SIGCONT: first what the sockets held, then the main thread."""
+        """SIGCONT: first the content of the sockets, then the main thread."""
         if not self.is_alive or not self.is_paused:
             return
         self.is_paused, self.resumed_at = False, self.world.now
@@ -282,7 +282,7 @@ class Worker:
             self._look_at_group()
 
     def _look_at_group(self) -> None:
-        """The main thread goes on: into a collective that stands, or does not any more."""
+        """The main thread continues: into a collective that may be broken."""
         if self.is_in_group() and self.world.groups.was_left(self):
             self.world.after(0.02, self.collective_failed, self.generation)
         self.world.groups.look_again(self)
@@ -290,14 +290,14 @@ class Worker:
     # ---- the main thread is held
 
     def hold(self, kind: Kind, lasts_s: float | None, *, is_pause: bool = False) -> None:
-        """The main thread does not come on; ``lasts_s`` None: it never will by itself."""
+        """Hold the main thread; with ``lasts_s`` None, forever unless released."""
         self.thread.grab(kind, is_pause=is_pause)
         self.world.note("worker", self, f"is held: {kind.name}, {lasts_s} s")
         if lasts_s is not None:
             self.world.after(lasts_s, self.let_go, self.thread.hold)
 
     def let_go(self, hold: object) -> None:
-        """What held the main thread is over."""
+        """Release the main thread."""
         if self.thread.hold is not hold or self._held(self.let_go, hold):
             return
         self.world.note("worker", self, "is let go")
@@ -313,7 +313,7 @@ class Worker:
             self._look_at_group()
 
     def _held(self, action: object, *arguments: object) -> bool:
-        """Whether the process is gone or stopped; if stopped, ``action`` waits for SIGCONT."""
+        """Return whether the process is gone or stopped; if stopped, ``action`` waits for SIGCONT."""
         if self.is_alive and not self.is_paused:
             return False
         if self.is_alive:
@@ -327,14 +327,14 @@ class Worker:
             self._leave(on_purpose=False, text=text)
 
     def terminate(self) -> None:
-        """SIGTERM: the process leaves on purpose, as soon as its main thread comes to it."""
+        """SIGTERM: the process leaves on purpose, as soon as its main thread gets to it."""
         if self._runs() and self.thread.hold is None:
             self._leave(on_purpose=True, text="SIGTERM")
 
     def _leave(self, *, on_purpose: bool, text: str) -> None:
         self.stage = Stage.ENDING
         self._agent_step(Leaving(on_purpose, text))
-        self.world.after(0.03, self._exit)  # what was said is on its way
+        self.world.after(0.03, self._exit)  # its messages are on the way
 
     def _exit(self) -> None:
         if not self._held(self._exit):
@@ -360,7 +360,7 @@ class Worker:
         self.world.after(self.world.rng.uniform(0.01, 0.4), self._connect)
 
     def flap(self) -> None:
-        """The connection breaks; the process does not."""
+        """The connection breaks, but not the process."""
         if self.connection is not None:
             self.world.network.close(self.connection)
 
@@ -377,7 +377,7 @@ class Worker:
     # ---- the agent
 
     def says(self, event: AgentEvent) -> None:
-        """Another thread of the process has something to tell."""
+        """Another thread of the process has something to report."""
         if not self._held(self.says, event) and self.stage is not Stage.ENDING:
             self._agent_step(event)
 
@@ -439,7 +439,7 @@ class Worker:
                 self.world.after(takes_s, self._enter_again, place, look, committed, self.agent.offered)
             case Began(started):
                 if self.stage is Stage.ENDING:
-                    return  # its main thread has something else in hand
+                    return  # its main thread is busy with something else
                 self.stage = Stage.FORMING
                 self.generation, self.rank = started.generation, started.rank
                 self.slot, self.world_size, self._leaves_at_commit = started.slot, started.world_size, False
@@ -465,14 +465,14 @@ class Worker:
                 self._must_end(reason, text)
 
     def _asked_to_leave(self) -> None:
-        """SIGTERM: at the next commit, or, where nothing is trained, at once; whoever is through goes anyway."""
+        """SIGTERM: leave at the next commit or, outside training, at once; a finished worker leaves anyway."""
         self.is_asked = True
         self.world.count("worker asked to leave")
         if self.stage in (Stage.STARTING, Stage.RENDEZVOUS, Stage.LEAVING_GROUP):
             self._leave(on_purpose=True, text="it was asked to")
 
     def _must_end(self, reason: EndKind, text: str) -> None:
-        if reason is EndKind.STUCK:  # the control thread's doing: the main thread would not come out
+        if reason is EndKind.STUCK:  # by the control thread: the main thread is stuck
             self.world.count("worker ended for a hang")
             self._leave(on_purpose=False, text=text)
         elif reason in _JOB_ENDED:
@@ -516,7 +516,7 @@ class Worker:
         blob = blob_of(self.session, made_for) if self._addresses_early and made_for is not None else b""
         disk = self.world.checkpoints_of(self.agent.job, self.node)
         if look:
-            self._flush()  # else a save that ends now would let points go that are offered here
+            self._flush()  # otherwise a save that ends now would remove points that are offered here
             self._agent_step(Observed(SavedPoints.of(disk.tellable(self.committed))))
         points = disk.held() if look else ()
         if committed in points and not mix.has_own_parts:
@@ -526,7 +526,7 @@ class Worker:
         self._agent_step(Entered(Holdings(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies)))
 
     def _leave_group(self, *, at_commit: bool = False) -> None:
-        """Out of the collective; what is being saved is finished before this process's disk is looked at."""
+        """Leave the collective; saves in progress finish before this process's disk is examined."""
         if self.stage is Stage.TRAINING and not at_commit and self.world.mix.p_dirty:
             self._is_dirty = self.world.rng.random() < self.world.mix.p_dirty
         self.stage, self._leaves_at_commit = Stage.LEAVING_GROUP, False
@@ -569,7 +569,7 @@ class Worker:
         self.world.groups.look_again(self)
 
     def completes_step(self) -> None:
-        """One optimizer step; a commit where it is due."""
+        """Complete one optimizer step, with a commit if it is due."""
         mix = self.world.mix
         self.step += 1
         self.thread.steps_on()
@@ -587,7 +587,7 @@ class Worker:
                 self._leave_group(at_commit=True)
 
     def _compare(self, *, is_save: bool) -> None:
-        """Report what the state is, where commits of this kind are compared."""
+        """Report the state's digest if commits of this kind are compared."""
         point = Point(self.step, self.generation)
         self.world.odd_states.committed(self, point)
         digest = Digest(point, 1, self.bits)
@@ -611,7 +611,7 @@ class Worker:
         self.world.after(self.world.rng.uniform(0.001, self.world.mix.saves_s), self._saved, point)
 
     def _flush(self) -> None:
-        """Wait until all that is being saved is durable."""
+        """Wait until all saves in progress are durable."""
         for point in [*self._in_hand]:
             self._saved(point)
 

@@ -1,4 +1,4 @@
-"""Time, chance and everything that exists in one run; the checkers' places to watch from.
+"""Time, random numbers and all objects of one run, with the checkers' observation points.
 
 A run has two parts. First faults happen, and safety is checked after every event. Then they stop (``calm``): every
 process is woken or started, no message is lost, and the job must come together and end within stated bounds.
@@ -50,7 +50,7 @@ JOB_NAME = "train.py"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run that kept every promise amounted to."""
+    """The result of a run that kept every promise."""
 
     seed: int
     events: int
@@ -64,12 +64,12 @@ class World(Places):
     """One run. Everything that happens is an action on the agenda; ties are broken by order of planning.
 
     Args:
-        seed: draws everything.
-        changes: of the drawn mix, what is wanted otherwise.
-        leave_out: numbers of planned faults that do not happen; what the minimiser varies.
+        seed: determines everything.
+        changes: overrides of the drawn mix.
+        leave_out: numbers of planned faults to omit; the minimiser varies it.
         core_type, agent_type: what a mutant replaces.
-        checkers: all, unless told otherwise.
-        traced: keep what happens, to be read afterwards; costs time, changes nothing.
+        checkers: all by default.
+        traced: keep all events for a reader; costs time, changes nothing.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class World(Places):
         self.is_calm = False
         self.events = 0
         self.wipes = 0
-        self.forged: set[str] = set()  # sessions that no process has, which said that a launcher started them
+        self.forged: set[str] = set()  # forged sessions that claimed to be started by a launcher
         self.trace = Trace()
         self.note: Callable[..., None] = self._note if traced else _note_nothing
         self.happened: Counter[str] = Counter()
@@ -139,11 +139,11 @@ class World(Places):
 
     @property
     def launched_job(self) -> str:
-        """The id that a launcher names to a process that it starts now; empty if there is no launcher."""
+        """Return the id that a launcher gives to a process that it starts now; empty without a launcher."""
         return (self.witness.job or "launched") if self.mix.launched else ""
 
     def random_of(self, what: str) -> random.Random:
-        """Chance of its own, so that what happens elsewhere does not move it."""
+        """Return separate random numbers, unaffected by draws elsewhere."""
         return random.Random(f"{self.seed}/{what}")
 
     # ---- time
@@ -159,7 +159,7 @@ class World(Places):
         heapq.heappush(self._agenda, (self.now + delay_s, self._planned, action, arguments))
 
     def run(self) -> Outcome:
-        """To the job's end; raises :class:`Violation`, also for a core that breaks down."""
+        """Run to the job's end; raise :class:`Violation`, also for a core that crashes."""
         try:
             self._run()
             for watch in self.watch_end:
@@ -199,7 +199,7 @@ class World(Places):
         for watch in self.watch_calm:
             watch()
 
-    # ---- what there is
+    # ---- objects
 
     def happens(self, event: Event) -> None:
         """An event is about to be handed to the core."""
@@ -208,7 +208,7 @@ class World(Places):
             watch(event)
 
     def decided(self, event: Event | None, ready: Ready) -> None:
-        """The core has taken an event (none: its start) into account; nothing of it is durable or said yet."""
+        """The core has processed an event (None: its start); nothing of it is durable or sent yet."""
         self.witness.decided(event, ready)
         for watch in self.when_decided.get(type(event), ()):
             watch(event, ready)
@@ -233,14 +233,14 @@ class World(Places):
                 watch_record(record)
 
     def checkpoints_of(self, job: str, node: str) -> Checkpoints:
-        """The job's folder on the node's disk; it survives its processes."""
+        """Return the job's folder on the node's disk, which survives its processes."""
         disk = self._disks.get((job, node))
         if disk is None:
             disk = self._disks[job, node] = Checkpoints(self.mix.keep)
         return disk
 
     def start_worker(self, node: str, **how: Any) -> Worker:
-        """A new process of this node."""
+        """Start a new process of this node."""
         worker = Worker(self, node, len(self.started) + 1, **how)
         self.note("worker", worker, "is started")
         self.workers.append(worker)
@@ -248,11 +248,11 @@ class World(Places):
         return worker
 
     def worker_gone(self, worker: Worker) -> None:
-        """The process is no more."""
+        """The process has ended."""
         self.workers.remove(worker)
 
     def wipe_recovery_path(self) -> None:
-        """Somebody deletes the journal while no scheduler runs: what comes next is another job, or the same rebuilt."""
+        """The journal is deleted while no scheduler runs; another job follows, or the same one rebuilt."""
         self.note("fault", "the recovery path is wiped")
         self.wipes += 1
         self.host.path.wipe()
@@ -263,7 +263,7 @@ class World(Places):
         self.keys.wipe()
 
     def rebuilt(self, record: JobRebuilt) -> None:
-        """An earlier job begins anew, from what its workers say."""
+        """An earlier job restarts from its workers' reports."""
         self.forget_job()
         self.witness.rebuilt(record)
         for checker in self.checkers:
@@ -271,7 +271,7 @@ class World(Places):
         self.count("job rebuilt from its workers")
 
     def forget_job(self) -> None:
-        """All books are empty."""
+        """Clear all books."""
         self.witness.forget()
         self.patience.begin_job()
         for checker in self.checkers:
@@ -286,7 +286,7 @@ class World(Places):
             self.copies.lose(host)
 
     def _recover_lost_points(self) -> None:
-        """Bring the lost checkpoints back, as the refusal says, or give the job up where there are none."""
+        """Bring the lost checkpoints back, as the refusal says, or give the job up if there are none."""
         found = [disk.bring_back() for (job, _), disk in self._disks.items() if job == self.witness.job]
         if any(found):
             self.count("lost points brought back")
@@ -300,15 +300,15 @@ class World(Places):
             self._recover_lost_points()
         self.count(f"job {self.host.ended.name.lower()}" if self.host.ended else "scheduler left")
 
-    # ---- for those who read it later
+    # ---- for a later reader
 
     def _note(self, kind: str, *what: Any) -> None:
         self.trace.add(self.now, kind, *what)
 
     def count(self, kind: str) -> None:
-        """One more of these happened."""
+        """Count one more of these events."""
         self.happened[kind] += 1
 
 
 def _note_nothing(kind: str, *what: Any) -> None:
-    """Most runs pass, and nobody reads them; one that fails is run again, traced."""
+    """Most runs pass and are never read; a failing one is repeated with a trace."""

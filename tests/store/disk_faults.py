@@ -1,6 +1,6 @@
-"""The calls that change a disk, recorded, and made to fail at a chosen one: as an error, an interrupt or a kill.
+"""Record the calls that change a disk, and make one of them fail: with an error, an interrupt or a kill.
 
-Interposing on ``os`` is enough, because everything durable goes through it; file descriptors are shown by their path.
+Interposing on ``os`` suffices because everything durable goes through it. File descriptors are shown by their path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CALLS = ("open", "write", "fsync", "ftruncate", "mkdir", "rename", "link", "unli
 
 
 class InterruptedHere(BaseException):
-    """An interrupt that no ``except Exception`` sees."""
+    """An interrupt that ``except Exception`` does not catch."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Call:
 
     @property
     def target(self) -> str:
-        """The last part of the path."""
+        """Return the last part of the path."""
         return self.path.name
 
     def __str__(self) -> str:
@@ -37,14 +37,14 @@ class Call:
 
 @dataclass
 class Disk:
-    """What was called, and what is to happen at call number ``fail_at``: of all calls, or of those in ``only``."""
+    """The calls made, and what happens at call number ``fail_at``: of all calls, or of those in ``only``."""
 
     fail_at: int = -1
     failure: Callable[[Call], None] | None = None
     only: tuple[str, ...] = CALLS
     half_writes: bool = False
     every_one_after: bool = False
-    after_each: Callable[[Call], None] | None = None  # told of every call that succeeded
+    after_each: Callable[[Call], None] | None = None  # called after every successful call
     calls: list[Call] = field(default_factory=list)
     matching: int = 0
 
@@ -52,7 +52,7 @@ class Disk:
         return [str(call) for call in self.calls]
 
     def note(self, call: Call) -> bool:
-        """Whether this call is the one that fails."""
+        """Record a call; return whether it is the one that fails."""
         self.calls.append(call)
         if call.name not in self.only:
             return False
@@ -81,7 +81,7 @@ def kill_this_process(call: Call) -> None:
 
 @contextmanager
 def interposed(disk: Disk, below: Path) -> Iterator[Disk]:
-    """Let every disk call on paths below a folder go through ``disk``; all others are left alone."""
+    """Route every disk call on paths below a folder through ``disk``."""
     originals = {name: getattr(os, name) for name in CALLS}
     opened: dict[int, Path] = {}
 
@@ -104,7 +104,7 @@ def interposed(disk: Disk, below: Path) -> Iterator[Disk]:
             result = original(*args, **kwargs)
             if name == "open":
                 opened[result] = path
-            elif name == "rename":  # whoever has the file open has it under its new name
+            elif name == "rename":  # an open file is known by its new name
                 renamed = {descriptor: Path(args[1]) for descriptor, named in opened.items() if named == path}
                 opened.update(renamed)
             if disk.after_each is not None:
@@ -124,7 +124,7 @@ def interposed(disk: Disk, below: Path) -> Iterator[Disk]:
 
 @contextmanager
 def closed(folder: Path) -> Iterator[None]:
-    """As for a user who has no right to the folder (EACCES), for whoever runs the tests, root included."""
+    """Deny access to the folder (EACCES) for any user, root included."""
     originals = {name: getattr(os, name) for name in ("stat", "listdir", "scandir")}
 
     def refuse(name: str) -> Callable[..., Any]:
@@ -145,12 +145,12 @@ def closed(folder: Path) -> Iterator[None]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """What lies in a folder, sorted."""
+    """Return the sorted names in a folder."""
     return sorted(entry.name for entry in folder.iterdir())
 
 
 def _path_of(named: Any, folder: int | None, opened: dict[int, Path]) -> Path | None:
-    """The path that a call's first argument means; none for a descriptor that was opened elsewhere."""
+    """Return the path of a call's first argument; None for a descriptor opened elsewhere."""
     if isinstance(named, int):
         return opened.get(named)
     within = opened.get(folder, Path.cwd()) if folder is not None else Path.cwd()

@@ -1,4 +1,4 @@
-"""Points that somebody else has written: manifests with any fields, and the right hash of themselves."""
+"""Forged points: manifests with arbitrary fields and a correct hash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS: list[Any] = [None, True, -1, 2**63, 2**80, 1.5, "x", b"x", [], {}, {"a":
 
 
 def forge(found: FoundPoint, fields: dict[Any, Any]) -> None:
-    """Write a manifest with these fields, and the right hash of itself."""
+    """Write a manifest with these fields and a correct hash."""
     body = trees.encode(fields, "forged")
     (found.path / "manifest.msgpack").write_bytes(body + b"\xc4\x10" + xxhash.xxh3_128_digest(body))
 
@@ -34,7 +34,7 @@ def fields_of(found: FoundPoint) -> dict[str, Any]:
 def changes(
     tree: dict[Any, Any], above: tuple[Any, ...] = ()
 ) -> Iterator[tuple[str, Callable[[dict[Any, Any]], None]]]:
-    """Leave each key of a tree out, and give it each other kind of value, at every depth."""
+    """Omit each key of a tree, and replace its value by each other kind, at every depth."""
 
     def inner(fields: dict[Any, Any]) -> dict[Any, Any]:
         for key in above:

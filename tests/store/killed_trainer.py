@@ -1,7 +1,7 @@
-"""A program that saves as a rank does and is killed: ``python -m tests.store.killed_trainer MEMORY ROOT HOW N``.
+"""Save as a rank does until killed: ``python -m tests.store.killed_trainer MEMORY ROOT HOW N``.
 
-``save``: save step N + 1, say the writer's pid, then save on and say each step that is durable, until it is killed.
-``seal``: save step 1, stop the writer, seal step 2 without telling it, say the writer's pid, and kill itself.
+``save``: save step N + 1, print the writer's pid, then keep saving and print each step that is durable. ``seal``: save
+step 1, stop the writer, seal step 2 without telling it, print the writer's pid, and kill itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A program that does one thing to a folder and is killed with SIGKILL at its n-th disk call, else prints "done".
+"""Do one thing to a folder and die by SIGKILL at the n-th disk call, otherwise print "done".
 
 ``python -m tests.store.killed_writer <folder> <action> <n> <whole|half>``: with ``half``, a write call that is killed
 has written the first half of its bytes.

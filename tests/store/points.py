@@ -1,4 +1,4 @@
-"""Small points to save, for the tests of the checkpoint format; nothing here touches a disk by itself."""
+"""Small points for tests of the checkpoint format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def header_of(step: int, generation: int = 1, *, rank: int = 0, job: str = JOB) 
 
 
 def one_of_each_dtype() -> list[TensorPart]:
-    """A tensor of every dtype the format has, filled with bytes that differ; and a scalar and an empty one."""
+    """Return a tensor of every dtype with distinct bytes, plus a scalar and an empty tensor."""
     parts = []
     for number, (dtype, bits) in enumerate(BITS_BY_DTYPE.items()):
         nbytes = 2 * 12 * bits // 8
@@ -43,7 +43,7 @@ def one_of_each_dtype() -> list[TensorPart]:
 
 
 def save(root: Path, step: int, generation: int = 1, *, rank: int = 0, job: str = JOB) -> FoundPoint:
-    """Save a small point, and find it."""
+    """Save a small point and find it."""
     tensors = [
         TensorPart("weight", "F32", (8, 3), bytes((step + generation + index) % 256 for index in range(96))),
         TensorPart("bias", "BF16", (3,), bytes(range(6))),
@@ -65,7 +65,7 @@ def change_byte(path: Path, position: int, mask: int = 0x10) -> None:
 
 
 def each_change(found: FoundPoint, name: str, change: Callable[[bytes, int], bytes]) -> Callable[[int], None]:
-    """Apply ``change`` to the original bytes of one file of a point, again and again."""
+    """Apply ``change`` repeatedly to the original bytes of one file of a point."""
     original = (found.path / name).read_bytes()
 
     def apply(number: int) -> None:

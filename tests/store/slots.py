@@ -17,14 +17,14 @@ def content_of(step: int, count: int = COUNT) -> bytes:
 def fill(
     room: MemoryRoom, step: int, generation: int = 1, *, count: int = COUNT, chunk_bytes: int = CHUNK_BYTES
 ) -> str:
-    """Copy the point of that step into the next slot and seal it; the slot's name."""
+    """Copy the step's point into the next slot and seal it; return the slot's name."""
     return fill_numbered(room, step, generation, count=count, chunk_bytes=chunk_bytes)[0]
 
 
 def fill_numbered(
     room: MemoryRoom, step: int, generation: int = 1, *, count: int = COUNT, chunk_bytes: int = CHUNK_BYTES
 ) -> tuple[str, int]:
-    """As :func:`fill`: the slot's name, and the point's sequence."""
+    """Like :func:`fill`, but return the slot's name and the point's sequence number."""
     content = content_of(step, count)
     data = encode_header([TensorPart("weight", "U8", (count,), content)]) + content
     chunks = (bytes(16),) * -(-len(data) // chunk_bytes)
@@ -39,7 +39,7 @@ def fill_numbered(
 
 def hash_slot(room: MemoryRoom, name: str) -> None:
     with memory_buffer.hashed(room.path / name, room.descriptor):
-        """What its writer does first."""
+        """Hash the slot, as its writer does first."""
 
 
 def fill_and_hash(room: MemoryRoom, step: int, generation: int = 1, *, count: int = COUNT) -> str:

@@ -1,4 +1,4 @@
-"""The folder of compiled code: this user's own, another one for each version, bounded, and never a reason to stop."""
+"""The cache of compiled code: private, one folder per version, bounded, never fatal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def put(path: Path, size: int, age_s: float) -> Path:
     return path
 
 
-def test_each_version_has_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_each_version_has_its_own_folder(tmp_path: Path) -> None:
     root = tmp_path / "cache"
     first = folder_of(root, ["torch-2.13.0", "cpu"])
     assert folder_of(root, ["torch-2.13.0", "cpu"]) == first
@@ -31,7 +31,7 @@ def test_each_version_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["root", "version"])
-def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, which: str) -> None:
+def test_folder_that_others_may_write_is_not_used(tmp_path: Path, which: str) -> None:
     root = tmp_path / "cache"
     folder = folder_of(root, ["torch"])
     (root if which == "root" else folder).chmod(0o777)
@@ -39,13 +39,13 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path, which: str) 
         folder_of(root, ["torch"])
 
 
-def test_the_remedy_names_the_variable(tmp_path: Path) -> None:
+def test_remedy_names_the_variable(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(StoreError, match="export COMPILE_CACHE_PATH=<a folder of your own>"):
         folder_of(tmp_path / "cache", ["torch"])
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+def test_least_recently_used_is_removed_first(tmp_path: Path) -> None:
     old, older = (
         put(tmp_path / "a" / "old", 10, 2 * KEPT_FOR_S),
         put(tmp_path / "b" / "c" / "older", 10, 3 * KEPT_FOR_S),
@@ -58,5 +58,5 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
+def test_missing_folder_has_nothing_to_remove(tmp_path: Path) -> None:
     assert prune(tmp_path / "nowhere", NOW_S, 0) == 0

@@ -1,4 +1,4 @@
-"""What a process launched last, read by another one: in order, bounded, of this generation, whatever lies there."""
+"""The ring of launched collectives, read by another process: ordered, bounded, one generation, robust."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def ring() -> Ring:
     return Ring()
 
 
-def test_what_was_launched_is_read_in_order_and_the_last_is_in_flight(ring: Ring) -> None:
+def test_records_are_read_in_order_and_the_last_is_in_flight(ring: Ring) -> None:
     ring.ring.end(ring.launch(25_000))
     ring.launch(2, 3, 4, 5, 6, op="broadcast")
     ring.launch(op="barrier")
@@ -72,10 +72,10 @@ def test_what_was_launched_is_read_in_order_and_the_last_is_in_flight(ring: Ring
     assert (ring.contents.rank, ring.contents.world_size) == (1, 3)
 
 
-def test_a_send_and_a_receive_name_the_other_and_the_line(ring: Ring) -> None:
+def test_send_and_receive_name_the_peer_and_the_line(ring: Ring) -> None:
     def line(number: int) -> int:
         frame = sys._getframe()
-        return (ring.ring.place_of(frame), ring.ring.place_of(frame))[number]  # the same frame, another instruction
+        return (ring.ring.place_of(frame), ring.ring.place_of(frame))[number]  # the same frame at another instruction
 
     group, send, recv = ring.world or 0, OPS.index("send"), OPS.index("recv")
     place = line(0)
@@ -93,7 +93,7 @@ def test_a_send_and_a_receive_name_the_other_and_the_line(ring: Ring) -> None:
     assert str(ring.contents.launched[1]) == "recv from rank 0 #1 (float32, 8), over"
 
 
-def test_there_is_room_for_so_many_lines_and_a_generation_keeps_them(ring: Ring) -> None:
+def test_number_of_lines_is_bounded_and_a_generation_keeps_them(ring: Ring) -> None:
     places: list[int] = []
     for number in range(MOST_PLACES + 3):
         name = "x" * 600 if number == 7 else f"/job/{number}.py"
@@ -109,7 +109,7 @@ def test_there_is_room_for_so_many_lines_and_a_generation_keeps_them(ring: Ring)
 SEES = {"frame": lambda: sys._getframe(1)}
 
 
-def test_the_oldest_give_way_and_an_end_that_comes_late_changes_no_other(ring: Ring) -> None:
+def test_oldest_records_are_overwritten_and_a_late_end_changes_no_other(ring: Ring) -> None:
     numbers = [ring.launch(8) for _ in range(RECORDS + 5)]
     for number in numbers[:5]:
         ring.ring.end(number)
@@ -118,7 +118,7 @@ def test_the_oldest_give_way_and_an_end_that_comes_late_changes_no_other(ring: R
     assert all(one.over_ns is None for one in launched)
 
 
-def test_a_generation_begins_with_nothing(ring: Ring) -> None:
+def test_generation_begins_empty(ring: Ring) -> None:
     for _ in range(3):
         ring.launch(8)
     ring.ring.begin(0, 2)
@@ -128,7 +128,7 @@ def test_a_generation_begins_with_nothing(ring: Ring) -> None:
     assert [(one.number, one.sequence) for one in ring.contents.launched] == [(0, 1)]
 
 
-def test_a_group_has_its_ranks_and_one_too_many_is_not_kept(ring: Ring) -> None:
+def test_group_has_its_ranks_and_one_too_many_is_dropped(ring: Ring) -> None:
     assert ring.ring.add_group("4", "pairs", [0, 2]) == 1
     assert ring.ring.add_group("5", "x" * 2000, [0]) is None
     made = [ring.ring.add_group(str(number), "", [number]) for number in range(20)]
@@ -136,7 +136,7 @@ def test_a_group_has_its_ranks_and_one_too_many_is_not_kept(ring: Ring) -> None:
     assert ring.contents.groups[1].ranks == (0, 2) and len(ring.contents.groups) == MOST_GROUPS
 
 
-def test_nonsense_is_no_record(ring: Ring) -> None:
+def test_nonsense_is_not_a_record(ring: Ring) -> None:
     assert contents_of(b"") is None and contents_of(bytes(_SIZE)) is None
     ring.ring.launch(ring.world or 0, 1, 200, (8,), FLOAT32, (8,), OTHER_DTYPE)
     ring.ring.launch(9, 1, 0, (8,), FLOAT32, (8,), OTHER_DTYPE)
@@ -181,7 +181,7 @@ re.match("(a+)+$", "a" * 60 + "b")
 
 @pytest.fixture
 def holder() -> Iterator[ProcessIdentity]:
-    """A process that has launched eight and holds Python's lock since then."""
+    """Return a process that has launched eight collectives and then holds the GIL."""
     process = subprocess.Popen([sys.executable, "-c", LAUNCHES], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.read(5) == b"ready"
     identity = ProcessIdentity.of(process.pid)
@@ -192,7 +192,7 @@ def holder() -> Iterator[ProcessIdentity]:
     process.stdout.close()
 
 
-def test_it_is_read_while_the_process_holds_the_gil_or_is_stopped_and_not_of_another(holder: ProcessIdentity) -> None:
+def test_ring_is_readable_while_the_process_holds_the_gil_or_is_stopped(holder: ProcessIdentity) -> None:
     for _ in range(2):
         found = read(holder)
         assert found is not None and found.rank == 2 and [one.sequence for one in found.launched] == list(range(1, 9))

@@ -16,7 +16,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_file_is_synced_before_it_gets_its_name_and_the_folder_after(tmp_path: Path) -> None:
+def test_file_is_synced_before_its_rename_and_the_folder_after(tmp_path: Path) -> None:
     target = tmp_path / "file"
     with interposed(Disk(), tmp_path) as disk:
         durable.write_file_atomically(target, b"new")
@@ -41,7 +41,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("failing_call", range(5))
 @pytest.mark.parametrize("half_writes", [False, True])
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, failing_call: int, half_writes: bool) -> None:
+def test_full_disk_leaves_only_the_old_file(tmp_path: Path, failing_call: int, half_writes: bool) -> None:
     target = tmp_path / "file"
     target.write_bytes(b"old")
     disk = Disk(fail_at=failing_call, failure=NO_SPACE, half_writes=half_writes)
@@ -55,7 +55,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, failin
     assert names_in(tmp_path) == ["file"]
 
 
-def test_an_interrupt_takes_its_temporary_file_along(tmp_path: Path) -> None:
+def test_interrupt_removes_the_temporary_file(tmp_path: Path) -> None:
     with interposed(Disk(fail_at=2, failure=interrupt), tmp_path), pytest.raises(InterruptedHere):
         durable.write_file_atomically(tmp_path / "file", b"new")
     assert names_in(tmp_path) == []
@@ -72,7 +72,7 @@ def test_an_interrupt_takes_its_temporary_file_along(tmp_path: Path) -> None:
         (errno.ENXIO, "may read and write it"),
     ],
 )
-def test_the_message_names_the_reason_and_its_mend(tmp_path: Path, number: int, fix: str) -> None:
+def test_message_has_the_reason_and_the_fix(tmp_path: Path, number: int, fix: str) -> None:
     with (
         interposed(Disk(fail_at=0, failure=error(number)), tmp_path),
         pytest.raises(StoreError, match=fix) as caught,
@@ -82,7 +82,7 @@ def test_the_message_names_the_reason_and_its_mend(tmp_path: Path, number: int, 
     assert str(tmp_path / "file") in str(caught.value)
 
 
-def test_a_folder_is_made_with_its_parents_each_durable_in_its_own(tmp_path: Path) -> None:
+def test_folder_is_made_with_its_parents_each_synced(tmp_path: Path) -> None:
     with interposed(Disk(), tmp_path) as disk:
         durable.make_directory(tmp_path / "a" / "b")
     assert disk.names() == ["mkdir a", f"fsync {tmp_path.name}", "mkdir b", "fsync a"]
@@ -92,21 +92,21 @@ def test_a_folder_is_made_with_its_parents_each_durable_in_its_own(tmp_path: Pat
     assert mode_of(tmp_path / "a") == 0o755, "an existing folder is the user's"
 
 
-def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path) -> None:
+def test_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(StoreError, match="ENOTDIR"):
             durable.make_directory(path)
 
 
-def test_a_file_is_created_once(tmp_path: Path) -> None:
+def test_file_is_created_once(tmp_path: Path) -> None:
     assert durable.create_file_atomically(tmp_path / "file", b"first")
     assert not durable.create_file_atomically(tmp_path / "file", b"second")
     assert (tmp_path / "file").read_bytes() == b"first"
     assert names_in(tmp_path) == ["file"]
 
 
-def test_a_file_system_without_hard_links_still_creates(tmp_path: Path) -> None:
+def test_file_is_created_without_hard_links(tmp_path: Path) -> None:
     no_links = Disk(fail_at=0, failure=error(errno.EPERM), only=("link",), every_one_after=True)
     with interposed(no_links, tmp_path):
         assert durable.create_file_atomically(tmp_path / "file", b"first")
@@ -115,20 +115,20 @@ def test_a_file_system_without_hard_links_still_creates(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["file"]
 
 
-def test_a_file_system_that_cannot_sync_a_folder_is_accepted_and_a_failing_one_is_not(tmp_path: Path) -> None:
+def test_unsupported_folder_sync_is_accepted_and_a_failing_one_is_not(tmp_path: Path) -> None:
     with interposed(Disk(fail_at=0, failure=error(errno.EINVAL)), tmp_path):
         durable.fsync_dir(tmp_path)
     with interposed(Disk(fail_at=0, failure=error(errno.EIO)), tmp_path), pytest.raises(StoreError, match="EIO"):
         durable.fsync_dir(tmp_path)
 
 
-def test_a_killed_writers_temporary_file_is_found_by_its_owner_only(tmp_path: Path) -> None:
+def test_killed_writers_temporary_file_is_found_by_its_owner_only(tmp_path: Path) -> None:
     left = durable.write_temporary(tmp_path / "file", b"half")
     durable.write_temporary(tmp_path / "file2", b"other")
     assert list(durable.temporaries_of(tmp_path / "file")) == [left]
 
 
-def test_a_new_file_has_its_name_only_when_it_is_whole_and_durable(tmp_path: Path) -> None:
+def test_new_file_gets_its_name_when_it_is_complete_and_durable(tmp_path: Path) -> None:
     target = tmp_path / "file"
     with interposed(Disk(), tmp_path) as disk, durable.new_file(target, replace=True) as descriptor:
         durable.write_all(descriptor, b"one ")
@@ -141,7 +141,7 @@ def test_a_new_file_has_its_name_only_when_it_is_whole_and_durable(tmp_path: Pat
     assert names_in(tmp_path) == ["file"]
 
 
-def test_a_new_file_that_fails_leaves_nothing_and_no_other_is_harmed(tmp_path: Path) -> None:
+def test_failing_new_file_leaves_nothing_and_harms_no_other(tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_bytes(b"old")
     for replace in (True, False):
@@ -150,7 +150,7 @@ def test_a_new_file_that_fails_leaves_nothing_and_no_other_is_harmed(tmp_path: P
             raise ValueError
         assert (names_in(tmp_path), target.read_bytes()) == (["file"], b"old")
     with (
-        pytest.raises(StoreError, match="has that name already"),
+        pytest.raises(StoreError, match="remove the existing file"),
         durable.new_file(target, replace=False) as descriptor,
     ):
         durable.write_all(descriptor, b"new")

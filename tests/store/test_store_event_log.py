@@ -1,4 +1,4 @@
-"""The log of events: bounded, read whatever was torn, and never a reason for its writer to fail."""
+"""The event log: bounded, readable after torn writes, and never fatal for its writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def log_in(folder: Path, told: list[str] | None = None, part_bytes: int = 1000) 
     return EventLog(folder, lambda lines: f"carried {len(lines)} {lines[-1]}", failures.append, part_bytes=part_bytes)
 
 
-def test_lines_come_back_in_order_and_only_the_user_may_read_them(tmp_path: Path) -> None:
+def test_lines_are_read_in_order_and_are_private(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     log.append(["a", "b"])
     log.append(["c"])
@@ -28,7 +28,7 @@ def test_lines_come_back_in_order_and_only_the_user_may_read_them(tmp_path: Path
     assert stat.S_IMODE((tmp_path / EVENTS_FILE).stat().st_mode) == 0o600
 
 
-def test_a_torn_end_costs_itself_alone(tmp_path: Path) -> None:
+def test_torn_end_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / EVENTS_FILE).write_bytes(b"whole\nto")
     (tmp_path / EVENTS_FILE).chmod(0o600)
     assert read_lines(tmp_path) == ["whole"]
@@ -37,7 +37,7 @@ def test_a_torn_end_costs_itself_alone(tmp_path: Path) -> None:
     assert read_lines(tmp_path) == ["whole", "to", "next"]
 
 
-def test_it_is_bounded_and_what_falls_off_is_carried(tmp_path: Path) -> None:
+def test_log_is_bounded_and_carries_sums_of_what_it_drops(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     for number in range(4000):
         log.append([f"line {number} {'x' * 60}"])
@@ -50,7 +50,7 @@ def test_it_is_bounded_and_what_falls_off_is_carried(tmp_path: Path) -> None:
     assert numbers == list(range(numbers[0], 4000))
 
 
-def test_a_disk_that_refuses_is_told_once_and_costs_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_disk_is_reported_once_and_costs_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     log = log_in(tmp_path, told)
     log.append(["before"])
@@ -78,7 +78,7 @@ def test_half_a_write_tears_no_other_line(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_lines(tmp_path) == ["tor", "after"]
 
 
-def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+def test_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     told: list[str] = []
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
@@ -90,7 +90,7 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
         read_lines(tmp_path)
 
 
-def test_a_file_of_any_size_is_read_up_to_a_bound(tmp_path: Path) -> None:
+def test_file_of_any_size_is_read_up_to_a_bound(tmp_path: Path) -> None:
     with (tmp_path / EVENTS_FILE).open("wb") as file:
         file.write(b"first\n" + b"y" * 200_000 + b"\nsecond\n")
         file.truncate(1 << 34)
@@ -98,7 +98,7 @@ def test_a_file_of_any_size_is_read_up_to_a_bound(tmp_path: Path) -> None:
     assert read_lines(tmp_path) == ["first", "second"]
 
 
-def test_who_looks_again_gets_what_is_new(tmp_path: Path) -> None:
+def test_reading_again_returns_what_is_new(tmp_path: Path) -> None:
     log, tail = log_in(tmp_path), Tail(tmp_path)
     assert tail.new_lines() == ([], False)
     log.append(["a"])
@@ -112,8 +112,8 @@ def test_who_looks_again_gets_what_is_new(tmp_path: Path) -> None:
     assert is_all and lines == read_lines(tmp_path)
 
 
-def test_a_line_ends_only_where_the_log_ends_it(tmp_path: Path) -> None:
-    """A script's error may hold what Unicode counts as the end of a line, and JSON keeps it as it is."""
+def test_line_ends_only_at_a_newline(tmp_path: Path) -> None:
+    """A script's error may contain other Unicode line ends, which JSON keeps unescaped."""
     log, tail = log_in(tmp_path), Tail(tmp_path)
     log.append(["first"])
     assert tail.new_lines() == (["first"], True)
@@ -123,7 +123,7 @@ def test_a_line_ends_only_where_the_log_ends_it(tmp_path: Path) -> None:
     assert read_lines(tmp_path) == ["first", text]
 
 
-def test_who_looks_again_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
+def test_reading_again_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / EVENTS_FILE
     path.write_bytes(b"a\n")
     path.chmod(0o600)

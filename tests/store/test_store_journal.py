@@ -29,7 +29,7 @@ def load(folder: Path) -> list[bytes]:
 
 
 def make(folder: Path, batches: list[list[bytes]] = BATCHES, snapshot: list[bytes] | None = None) -> list[int]:
-    """Write a journal; the file's size before the first batch and after each."""
+    """Write a journal; return the file's size before the first batch and after each."""
     journal, _ = Journal.open(folder)
     if snapshot is not None:
         journal.compact(snapshot)
@@ -47,12 +47,12 @@ def rewrite(folder: Path, data: bytes) -> None:
     (folder / "journal").write_bytes(data)
 
 
-# ---- whole journals -----------------------------------------------------------------------------------------------
+# ---- undamaged journals -------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.binary(max_size=40), max_size=5)), max_size=12))
-def test_what_was_appended_or_compacted_is_what_is_loaded(script: list[tuple[bool, list[bytes]]]) -> None:
+def test_appended_and_compacted_records_are_loaded(script: list[tuple[bool, list[bytes]]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         expected: list[bytes] = []
@@ -74,14 +74,14 @@ def test_what_was_appended_or_compacted_is_what_is_loaded(script: list[tuple[boo
         assert load(folder) == expected
 
 
-def test_a_new_journal_is_empty_and_only_its_owners(tmp_path: Path) -> None:
+def test_new_journal_is_empty_and_private(tmp_path: Path) -> None:
     assert load(tmp_path / "recovery") == []
     assert (tmp_path / "recovery" / "journal").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "recovery").stat().st_mode & 0o777 == 0o700
     assert names_in(tmp_path / "recovery") == ["journal"]
 
 
-def test_ten_thousand_records_survive_in_one_batch_and_as_single_ones(tmp_path: Path) -> None:
+def test_ten_thousand_records_survive_in_one_batch_and_singly(tmp_path: Path) -> None:
     payloads = [number.to_bytes(80, "little") for number in range(10_000)]
     make(tmp_path / "one", [payloads])
     assert load(tmp_path / "one") == payloads
@@ -102,7 +102,7 @@ def test_reading_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["journal"]
 
 
-def test_a_closed_journal_refuses(tmp_path: Path) -> None:
+def test_closed_journal_refuses(tmp_path: Path) -> None:
     journal, _ = Journal.open(tmp_path)
     with journal:
         pass
@@ -112,7 +112,7 @@ def test_a_closed_journal_refuses(tmp_path: Path) -> None:
             attempt([b"x"])
 
 
-def test_an_append_that_is_too_large_is_refused_and_a_large_snapshot_is_cut(
+def test_oversized_append_is_refused_and_a_large_snapshot_is_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, _ = Journal.open(tmp_path)
@@ -131,7 +131,7 @@ def test_an_append_that_is_too_large_is_refused_and_a_large_snapshot_is_cut(
 
 
 @pytest.mark.parametrize("snapshot", [None, [b"state", b"so far"]])
-def test_a_file_that_ends_anywhere_in_its_last_batch(tmp_path: Path, snapshot: list[bytes] | None) -> None:
+def test_file_truncated_anywhere_in_its_last_batch(tmp_path: Path, snapshot: list[bytes] | None) -> None:
     sizes = make(tmp_path, snapshot=snapshot)
     whole = (tmp_path / "journal").read_bytes()
     before_last = [*(snapshot or []), *BEFORE_LAST]
@@ -143,14 +143,14 @@ def test_a_file_that_ends_anywhere_in_its_last_batch(tmp_path: Path, snapshot: l
         assert tail is not None
         assert (tail.offset, tail.size_bytes) == (sizes[-2], end - sizes[-2])
         assert tail.kept_in is not None
-        assert tail.kept_in.read_bytes() == whole[sizes[-2] : end], "nothing is deleted to get going"
+        assert tail.kept_in.read_bytes() == whole[sizes[-2] : end], "nothing is deleted to make it load"
         assert "journal.torn-1" in str(tail)
         journal.append([b"after"])
         journal.close()
         assert load(tmp_path) == [*before_last, b"after"]
 
 
-def test_a_file_that_ends_anywhere_holds_whole_batches_only(tmp_path: Path) -> None:
+def test_truncated_file_holds_complete_batches_only(tmp_path: Path) -> None:
     sizes = make(tmp_path)
     whole = (tmp_path / "journal").read_bytes()
     for end in range(FILE_HEAD_BYTES, len(whole) + 1):
@@ -160,7 +160,7 @@ def test_a_file_that_ends_anywhere_holds_whole_batches_only(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lost", [slice(0, None), slice(0, 10), slice(-6, None)])
-def test_a_last_batch_of_which_pages_never_came_to_the_disk(tmp_path: Path, lost: slice) -> None:
+def test_last_batch_with_pages_that_never_reached_the_disk(tmp_path: Path, lost: slice) -> None:
     sizes = make(tmp_path)
     whole = (tmp_path / "journal").read_bytes()
     batch = bytearray(whole[sizes[-2] :])
@@ -169,7 +169,7 @@ def test_a_last_batch_of_which_pages_never_came_to_the_disk(tmp_path: Path, lost
     assert load(tmp_path) == BEFORE_LAST
 
 
-def test_payloads_that_look_like_batches_do_not_make_a_torn_end_a_damaged_middle(tmp_path: Path) -> None:
+def test_payload_that_looks_like_a_batch_does_not_turn_a_torn_end_into_damage(tmp_path: Path) -> None:
     make(tmp_path)
     image = (tmp_path / "journal").read_bytes()
     journal, _ = Journal.open(tmp_path)
@@ -202,7 +202,7 @@ def test_only_the_newest_torn_ends_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("snapshot", [None, [b"state", b"so far"]])
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
-def test_a_changed_byte_is_never_loaded(tmp_path: Path, snapshot: list[bytes] | None, mask: int) -> None:
+def test_changed_byte_is_never_loaded(tmp_path: Path, snapshot: list[bytes] | None, mask: int) -> None:
     sizes = make(tmp_path, snapshot=snapshot)
     whole = (tmp_path / "journal").read_bytes()
     before_last = [*(snapshot or []), *BEFORE_LAST]
@@ -224,7 +224,7 @@ def test_a_changed_byte_is_never_loaded(tmp_path: Path, snapshot: list[bytes] | 
         assert names_in(tmp_path) == ["journal"]
 
 
-def test_a_snapshot_is_never_taken_for_a_torn_end(tmp_path: Path) -> None:
+def test_snapshot_never_passes_for_a_torn_end(tmp_path: Path) -> None:
     make(tmp_path, [], snapshot=[b"all", b"that there is"])
     whole = (tmp_path / "journal").read_bytes()
     for position in range(len(whole)):
@@ -234,7 +234,7 @@ def test_a_snapshot_is_never_taken_for_a_torn_end(tmp_path: Path) -> None:
                 load(tmp_path)
 
 
-def test_a_batch_is_valid_in_its_own_place_only(tmp_path: Path) -> None:
+def test_batch_is_valid_only_at_its_own_position(tmp_path: Path) -> None:
     sizes = make(tmp_path)
     whole = (tmp_path / "journal").read_bytes()
     rewrite(tmp_path, whole[: sizes[1]] + whole[sizes[2] :])
@@ -243,7 +243,7 @@ def test_a_batch_is_valid_in_its_own_place_only(tmp_path: Path) -> None:
     assert load(tmp_path) == ALL
 
 
-def test_a_batch_that_was_lost_from_the_middle_is_damage(tmp_path: Path) -> None:
+def test_batch_missing_from_the_middle_is_damage(tmp_path: Path) -> None:
     sizes = make(tmp_path)
     whole = (tmp_path / "journal").read_bytes()
     rewrite(tmp_path, whole[: sizes[0]] + bytes(sizes[1] - sizes[0]) + whole[sizes[1] :])
@@ -252,7 +252,7 @@ def test_a_batch_that_was_lost_from_the_middle_is_damage(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("changed", "left_of_the_last"), [("head", -1), ("payload", -1), ("payload", 5)])
-def test_a_bad_batch_before_a_torn_one_is_damage(tmp_path: Path, changed: str, left_of_the_last: int) -> None:
+def test_bad_batch_before_a_torn_one_is_damage(tmp_path: Path, changed: str, left_of_the_last: int) -> None:
     sizes = make(tmp_path)
     end = sizes[-2] + left_of_the_last if left_of_the_last > 0 else sizes[-1] + left_of_the_last
     data = bytearray((tmp_path / "journal").read_bytes()[:end])
@@ -262,7 +262,7 @@ def test_a_bad_batch_before_a_torn_one_is_damage(tmp_path: Path, changed: str, l
         load(tmp_path)
 
 
-def test_what_an_older_journal_left_on_the_disk_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+def test_remains_of_an_older_journal_on_the_disk_are_ignored(tmp_path: Path) -> None:
     sizes = make(tmp_path / "old")
     assert make(tmp_path / "new") == sizes
     old, new = ((tmp_path / name / "journal").read_bytes() for name in ("old", "new"))
@@ -271,14 +271,14 @@ def test_what_an_older_journal_left_on_the_disk_is_not_taken_for_this_ones(tmp_p
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93SBJ", b"{}", b"x" * 1000, bytes(1000)])
-def test_a_foreign_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+def test_foreign_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal").write_bytes(content)
-    with pytest.raises(JournalDamagedError, match=r"is no journal.*run\.sh --fresh"):
+    with pytest.raises(JournalDamagedError, match=r"is not a journal.*run\.sh --fresh"):
         load(tmp_path)
     assert (tmp_path / "journal").read_bytes() == content
 
 
-def test_another_version_is_named(tmp_path: Path) -> None:
+def test_other_version_is_named(tmp_path: Path) -> None:
     make(tmp_path)
     data = bytearray((tmp_path / "journal").read_bytes())
     struct.pack_into("<I", data, 8, 2)
@@ -290,14 +290,14 @@ def test_another_version_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_an_oversized_file_is_not_read(tmp_path: Path) -> None:
+def test_oversized_file_is_not_read(tmp_path: Path) -> None:
     make(tmp_path)
     os.truncate(tmp_path / "journal", journal_format.MAX_JOURNAL_BYTES + 1)
     with pytest.raises(StoreError, match="at most"):
         load(tmp_path)
 
 
-def test_a_folder_in_the_journals_place_is_named(tmp_path: Path) -> None:
+def test_folder_in_the_journals_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
-    with pytest.raises(StoreError, match="no plain file"):
+    with pytest.raises(StoreError, match="not a plain file"):
         load(tmp_path)

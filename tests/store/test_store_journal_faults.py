@@ -1,4 +1,4 @@
-"""The journal while the disk fails or its process is interrupted or killed at any of its calls."""
+"""The journal with failing disks, interrupts and kills at any of its calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AFTER = {"append": [*BEFORE, *BATCHES[-1]], "compact": SNAPSHOT}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A journal of all batches but the last."""
+    """Return a folder with a journal of all batches but the last."""
     journal, _ = Journal.open(tmp_path)
     for batch in BATCHES[:-1]:
         journal.append(batch)
@@ -51,15 +51,15 @@ def calls_of(action: str, folder: Path) -> list[str]:
     return disk.names()
 
 
-def test_a_batch_is_one_write_and_one_fsync(folder: Path) -> None:
+def test_batch_is_one_write_and_one_fsync(folder: Path) -> None:
     loading, batch = split_after_opening(calls_of("append", folder))
     assert loading == replacing(folder, loading), (
-        "what is loaded is written anew: an fsync of bytes that failed to sync before proves nothing"
+        "loaded bytes are rewritten: an fsync after a failed one proves nothing about them"
     )
     assert batch == ["write journal", "fsync journal"]
 
 
-def test_an_empty_batch_costs_nothing(folder: Path) -> None:
+def test_empty_batch_costs_nothing(folder: Path) -> None:
     journal, _ = Journal.open(folder)
     with interposed(Disk(), folder) as disk:
         journal.append([])
@@ -67,26 +67,26 @@ def test_an_empty_batch_costs_nothing(folder: Path) -> None:
     journal.close()
 
 
-def test_a_compaction_is_synced_before_it_takes_the_name(folder: Path) -> None:
+def test_compaction_is_synced_before_it_takes_the_name(folder: Path) -> None:
     _, calls = split_after_opening(calls_of("compact", folder))
     assert calls == replacing(folder, calls)
 
 
 def split_after_opening(calls: list[str]) -> tuple[list[str], list[str]]:
-    """What opening the journal did, and what came then."""
+    """Split the calls into those of opening the journal and the later ones."""
     opened = next(at for at, call in enumerate(calls) if call.startswith("rename ")) + 2
     return calls[:opened], calls[opened:]
 
 
 def replacing(folder: Path, calls: list[str]) -> list[str]:
-    """How it is replaced: the old or the new one is there after any crash, and what is appended to is the new one."""
+    """Return the calls of a replacement, after which any crash leaves the old journal or the new one."""
     temporary = calls[0].split()[1]
     return [*(f"{call} {temporary}" for call in ("open", "write", "fsync", "open", "rename")), f"fsync {folder.name}"]
 
 
 @pytest.mark.parametrize("half_writes", [False, True])
-def test_a_full_disk_costs_the_batch_and_nothing_else(folder: Path, half_writes: bool) -> None:
-    load(folder)  # what was appended is written anew by the next start, and need not be again
+def test_full_disk_costs_only_the_batch(folder: Path, half_writes: bool) -> None:
+    load(folder)  # the next start rewrites what was appended, so it need not be appended again
     with interposed(Disk(fail_at=0, failure=NO_SPACE, only=("write",), half_writes=half_writes), folder):
         journal, _ = Journal.open(folder)
         with pytest.raises(StoreError, match="ENOSPC"):
@@ -99,7 +99,7 @@ def test_a_full_disk_costs_the_batch_and_nothing_else(folder: Path, half_writes:
     assert names_in(folder) == ["journal"]
 
 
-def test_an_interrupted_write_is_taken_back(folder: Path) -> None:
+def test_interrupted_write_is_undone(folder: Path) -> None:
     load(folder)
     with interposed(Disk(fail_at=0, failure=interrupt, only=("write",), half_writes=True), folder):
         journal, _ = Journal.open(folder)
@@ -111,7 +111,7 @@ def test_an_interrupted_write_is_taken_back(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [error(errno.EIO), interrupt])
-def test_after_a_failed_fsync_it_refuses_to_go_on(folder: Path, failure: Callable[[Call], None]) -> None:
+def test_no_append_is_accepted_after_a_failed_fsync(folder: Path, failure: Callable[[Call], None]) -> None:
     with interposed(Disk(), folder) as disk:
         journal, _ = Journal.open(folder)
         disk.only, disk.matching, disk.fail_at, disk.failure = ("fsync",), 0, 0, failure
@@ -121,24 +121,24 @@ def test_after_a_failed_fsync_it_refuses_to_go_on(folder: Path, failure: Callabl
             with pytest.raises(StoreError, match=r"fsync failed.*recover\.sh"):
                 attempt([b"next"])
         journal.close()
-    assert load(folder) == BEFORE, "a batch that was refused is not found later"
+    assert load(folder) == BEFORE, "a refused batch is not found later"
 
 
-def test_what_cannot_be_taken_back_ends_the_writing(folder: Path) -> None:
+def test_write_that_cannot_be_undone_ends_writing(folder: Path) -> None:
     with interposed(Disk(failure=error(errno.EIO), half_writes=True), folder) as disk:
         journal, _ = Journal.open(folder)
         disk.only, disk.matching, disk.fail_at, disk.every_one_after = ("write", "ftruncate"), 0, 0, True
         with pytest.raises(StoreError, match="EIO"):
             journal.append(BATCHES[-1])
         disk.fail_at = -1
-        with pytest.raises(StoreError, match="could not be taken back"):
+        with pytest.raises(StoreError, match="could not be undone"):
             journal.append([b"next"])
         journal.close()
     assert load(folder) == BEFORE
     assert names_in(folder) == ["journal", "journal.torn-1"]
 
 
-def test_a_failed_compaction_leaves_the_old_journal_going_on(folder: Path) -> None:
+def test_failed_compaction_leaves_the_old_journal_in_use(folder: Path) -> None:
     for name in ("open", "write", "fsync"):
         journal, before = Journal.open(folder)
         disk = Disk(fail_at=0, failure=NO_SPACE, only=(name,), half_writes=True)
@@ -151,7 +151,7 @@ def test_a_failed_compaction_leaves_the_old_journal_going_on(folder: Path) -> No
 
 
 @pytest.mark.parametrize("failing_call", [3, 4, 5])
-def test_from_its_rename_on_a_failed_compaction_ends_the_writing(folder: Path, failing_call: int) -> None:
+def test_compaction_that_fails_after_its_rename_ends_writing(folder: Path, failing_call: int) -> None:
     journal, _ = Journal.open(folder)
     with interposed(Disk(fail_at=failing_call, failure=error(errno.EIO)), folder), pytest.raises(StoreError):
         journal.compact(SNAPSHOT)
@@ -162,7 +162,7 @@ def test_from_its_rename_on_a_failed_compaction_ends_the_writing(folder: Path, f
     assert names_in(folder) == ["journal"]
 
 
-def test_without_space_for_the_torn_end_nothing_is_cut(folder: Path) -> None:
+def test_nothing_is_cut_without_space_for_the_torn_end(folder: Path) -> None:
     with (folder / "journal").open("ab") as file:
         file.write(b"torn")
     before = (folder / "journal").read_bytes()
@@ -174,7 +174,7 @@ def test_without_space_for_the_torn_end_nothing_is_cut(folder: Path) -> None:
 
 @pytest.mark.parametrize("half_writes", [False, True])
 @pytest.mark.parametrize("action", ["append", "compact"])
-def test_kill_9_at_any_call_leaves_the_old_or_the_new(
+def test_kill_9_at_any_call_leaves_the_old_or_the_new_journal(
     folder: Path, repository: Path, action: str, half_writes: bool
 ) -> None:
     whole = (folder / "journal").read_bytes()

@@ -31,7 +31,7 @@ lock.release()
 
 @pytest.fixture
 def holder(tmp_path: Path, repository: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the lock until its standard input is closed."""
+    """Return another process that holds the lock until its standard input is closed."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
         cwd=repository,
@@ -49,7 +49,7 @@ def holder(tmp_path: Path, repository: Path) -> Iterator[subprocess.Popen[str]]:
     process.stdout.close()
 
 
-def test_a_second_one_is_told_who_holds_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_second_process_learns_the_holder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     with pytest.raises(LockedError) as caught:
         DirectoryLock(tmp_path, "second scheduler").acquire()
     assert str(tmp_path) in str(caught.value)
@@ -59,7 +59,7 @@ def test_a_second_one_is_told_who_holds_it(tmp_path: Path, holder: subprocess.Po
     assert noted.identity == ProcessIdentity.of(holder.pid)
 
 
-def test_whether_it_is_held_is_seen_without_taking_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_held_lock_is_seen_without_taking_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     assert is_locked(tmp_path)
     holder.kill()
     holder.wait()
@@ -67,7 +67,7 @@ def test_whether_it_is_held_is_seen_without_taking_it(tmp_path: Path, holder: su
     assert not is_locked(tmp_path / "no such folder")
 
 
-def test_kill_9_frees_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_kill_9_frees_the_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     lock = DirectoryLock(tmp_path, "replacement")
@@ -78,7 +78,7 @@ def test_kill_9_frees_it(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     lock.release()
 
 
-def test_a_holder_that_was_just_killed_is_awaited(tmp_path: Path, repository: Path) -> None:
+def test_holder_that_was_just_killed_is_awaited(tmp_path: Path, repository: Path) -> None:
     large = HOLDER.replace("import sys\n", "import sys\nmuch = b'x' * (512 << 20)\n")  # the kernel frees that first
     with subprocess.Popen(
         [sys.executable, "-c", large, str(tmp_path)], cwd=repository, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -92,9 +92,7 @@ def test_a_holder_that_was_just_killed_is_awaited(tmp_path: Path, repository: Pa
 
 
 @pytest.mark.parametrize("how", ["killed", "released"])
-def test_a_replacement_waits_for_the_holder_and_says_for_whom(
-    tmp_path: Path, holder: subprocess.Popen[str], how: str
-) -> None:
+def test_replacement_waits_for_the_holder_and_names_it(tmp_path: Path, holder: subprocess.Popen[str], how: str) -> None:
     said: list[str] = []
 
     def end_the_holder(text: str) -> None:
@@ -112,14 +110,14 @@ def test_a_replacement_waits_for_the_holder_and_says_for_whom(
     assert f"scheduler (pid {holder.pid} on " in said[0]
 
 
-def test_waiting_ends_with_an_error_and_says_its_word_once(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_waiting_ends_with_an_error_and_is_announced_once(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     said: list[str] = []
     with pytest.raises(LockedError, match=f"pid {holder.pid}"):
         DirectoryLock(tmp_path, "replacement").acquire(wait_s=0.5, on_wait=said.append)
     assert len(said) == 1
 
 
-def test_two_locks_of_one_process_exclude_each_other_and_release_frees(tmp_path: Path) -> None:
+def test_two_locks_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     first, second = DirectoryLock(tmp_path, "first"), DirectoryLock(tmp_path, "second")
     with first:
         with pytest.raises(LockedError, match="by this process itself, as first"):
@@ -133,7 +131,7 @@ def test_two_locks_of_one_process_exclude_each_other_and_release_frees(tmp_path:
     second.release()
 
 
-def test_the_lock_belongs_to_the_process_not_to_a_thread(tmp_path: Path) -> None:
+def test_lock_belongs_to_the_process_not_to_a_thread(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path, "first")
     thread = threading.Thread(target=lock.acquire)
     thread.start()
@@ -143,12 +141,12 @@ def test_the_lock_belongs_to_the_process_not_to_a_thread(tmp_path: Path) -> None
     DirectoryLock(tmp_path, "second").acquire()
 
 
-def test_a_forked_child_neither_holds_nor_keeps_it(tmp_path: Path) -> None:
+def test_forked_child_neither_holds_nor_keeps_it(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path, "parent")
     lock.acquire()
     release_child, child_may_end = os.pipe()
     child = os.fork()
-    if child == 0:  # it lives on, with every descriptor it inherited
+    if child == 0:  # it stays alive with every inherited descriptor
         os.close(child_may_end)
         os.read(release_child, 1)
         os._exit(int(lock.is_held))
@@ -163,17 +161,17 @@ def test_a_forked_child_neither_holds_nor_keeps_it(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_a_holder_without_a_name_is_still_a_holder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_holder_without_a_note_is_still_a_holder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     for content in (b"", b"null", b'{"pid": "x"}', b"\xff", b"[" * 5000):
         (tmp_path / "lock.holder").write_bytes(content)
-        with pytest.raises(LockedError, match="not left its name"):
+        with pytest.raises(LockedError, match="an unknown process"):
             DirectoryLock(tmp_path, "second").acquire()
     (tmp_path / "lock.holder").unlink()
-    with pytest.raises(LockedError, match="not left its name"):
+    with pytest.raises(LockedError, match="an unknown process"):
         DirectoryLock(tmp_path, "second").acquire()
 
 
-def test_a_dead_holders_note_is_not_taken_for_the_holder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_dead_holders_note_is_not_taken_for_the_holder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     note = (tmp_path / "lock.holder").read_text()
     started_at = ProcessIdentity.current().started_at
     noted = read_holder(tmp_path)
@@ -187,16 +185,16 @@ def test_a_dead_holders_note_is_not_taken_for_the_holder(tmp_path: Path, holder:
         DirectoryLock(tmp_path, "second").acquire()
 
 
-def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(StoreError, match="knows no locks"):
+    with pytest.raises(StoreError, match="has no locks"):
         DirectoryLock(tmp_path, "first").acquire()
 
 
-def test_without_space_for_the_note_the_lock_is_not_kept(tmp_path: Path) -> None:
+def test_lock_is_released_without_space_for_the_note(tmp_path: Path) -> None:
     first = DirectoryLock(tmp_path, "first")
     disk = Disk(fail_at=0, failure=NO_SPACE, only=("write",))
     with interposed(disk, tmp_path), pytest.raises(StoreError, match="ENOSPC"):
@@ -207,7 +205,7 @@ def test_without_space_for_the_note_the_lock_is_not_kept(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
-def test_where_it_is_not_needed_a_file_system_without_locks_is_put_up_with(
+def test_file_system_without_locks_is_accepted_if_no_lock_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def no_locks(descriptor: int, operation: int) -> None:
@@ -219,7 +217,7 @@ def test_where_it_is_not_needed_a_file_system_without_locks_is_put_up_with(
         assert not lock.is_held
 
 
-def test_the_note_of_who_came_next_is_left_alone(tmp_path: Path) -> None:
+def test_note_of_the_next_holder_is_left_alone(tmp_path: Path) -> None:
     old, new = DirectoryLock(tmp_path, "old"), DirectoryLock(tmp_path, "new")
     old.acquire()
     (tmp_path / "lock").unlink()

@@ -1,4 +1,4 @@
-"""Fifos, sockets, directories, devices and links under the names of our files: said at once, never waited for."""
+"""Fifos, sockets, directories, devices and links in place of our files: reported at once, never waited for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.store.points import JOB, save
 
 def a_socket(path: Path) -> None:
     here = os.open(path.parent, os.O_RDONLY)
-    try:  # its whole path may be longer than a socket's name may be
+    try:  # its full path may be too long for a socket's name
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(f"/proc/self/fd/{here}/{path.name}")
     finally:
@@ -43,7 +43,7 @@ def other(request: pytest.FixtureRequest) -> Make:
     return OTHERS[request.param]
 
 
-def test_a_plain_file_is_opened_and_nothing_else_is(tmp_path: Path, other: Make) -> None:
+def test_only_a_plain_file_is_opened(tmp_path: Path, other: Make) -> None:
     plain = tmp_path / "plain"
     plain.write_bytes(b"words")
     descriptor = durable.open_regular(plain)
@@ -51,14 +51,14 @@ def test_a_plain_file_is_opened_and_nothing_else_is(tmp_path: Path, other: Make)
     os.close(descriptor)
     other(tmp_path / "other")
     before = len([*Path("/proc/self/fd").iterdir()])
-    with pytest.raises(OSError, match="it is no plain file"):
+    with pytest.raises(OSError, match="it is not a plain file"):
         durable.open_regular(tmp_path / "other")
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     with pytest.raises(FileNotFoundError):
         durable.open_regular(tmp_path / "nothing")
 
 
-def test_a_point_without_a_plain_manifest_is_passed_over(tmp_path: Path, other: Make) -> None:
+def test_point_without_a_plain_manifest_is_skipped(tmp_path: Path, other: Make) -> None:
     good, bad = save(tmp_path, 1), save(tmp_path, 2)
     manifest = bad.path / "manifest.msgpack"
     manifest.unlink()
@@ -67,18 +67,18 @@ def test_a_point_without_a_plain_manifest_is_passed_over(tmp_path: Path, other: 
     assert [one.point.step for one in found if one.manifest is not None] == [good.point.step]
     (problem,) = [one.problem for one in found if one.manifest is None]
     assert problem is not None
-    assert "no plain file" in problem
+    assert "not a plain file" in problem
 
 
-def test_a_point_without_plain_data_is_not_verified(tmp_path: Path, other: Make) -> None:
+def test_point_without_plain_data_is_not_verified(tmp_path: Path, other: Make) -> None:
     found = save(tmp_path, 1)
     found.data_file.unlink()
     other(found.data_file)
-    with pytest.raises(CheckpointError, match="no plain file"):
+    with pytest.raises(CheckpointError, match="not a plain file"):
         verify(found)
 
 
-def test_what_tells_whose_a_folder_is_must_be_a_plain_file(tmp_path: Path, other: Make) -> None:
+def test_ownership_file_must_be_a_plain_file(tmp_path: Path, other: Make) -> None:
     readers: dict[str, Callable[[Path], object]] = {
         OWNER_FILE: read_owner,
         HOLDER_FILE: read_holder,
@@ -86,7 +86,7 @@ def test_what_tells_whose_a_folder_is_must_be_a_plain_file(tmp_path: Path, other
     }
     for name, read in readers.items():
         other(tmp_path / name)
-        with pytest.raises(StoreError, match="it is no plain file"):
+        with pytest.raises(StoreError, match="it is not a plain file"):
             read(tmp_path)
-    with pytest.raises(StoreError, match="it is no plain file"):
+    with pytest.raises(StoreError, match="it is not a plain file"):
         Journal.open(tmp_path)

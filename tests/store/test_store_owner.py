@@ -11,7 +11,7 @@ from samebits.store.owner import FolderOwner, claim_folder, make_claim_durable, 
 from tests.store.disk_faults import names_in
 
 
-def test_a_folder_is_claimed_once_and_known_again(tmp_path: Path) -> None:
+def test_folder_is_claimed_once_and_recognised(tmp_path: Path) -> None:
     folder = tmp_path / "recovery"
     assert read_owner(folder) is None
     claim_folder(folder, "job-1", "digits")
@@ -20,7 +20,7 @@ def test_a_folder_is_claimed_once_and_known_again(tmp_path: Path) -> None:
     assert names_in(folder) == ["owner.json"]
 
 
-def test_another_jobs_folder_is_refused_with_both_names(tmp_path: Path) -> None:
+def test_folder_of_another_job_is_refused_with_both_names(tmp_path: Path) -> None:
     claim_folder(tmp_path, "job-1", "digits")
     with pytest.raises(ForeignFolderError) as caught:
         claim_folder(tmp_path, "job-2", "llama")
@@ -29,7 +29,7 @@ def test_another_jobs_folder_is_refused_with_both_names(tmp_path: Path) -> None:
     assert read_owner(tmp_path) == FolderOwner("job-1", "digits")
 
 
-def test_of_many_jobs_at_once_exactly_one_gets_the_folder(tmp_path: Path) -> None:
+def test_one_of_many_simultaneous_jobs_gets_the_folder(tmp_path: Path) -> None:
     start = threading.Barrier(8)
     refused: list[ForeignFolderError] = []
     got: list[str] = []
@@ -58,7 +58,7 @@ def test_of_many_jobs_at_once_exactly_one_gets_the_folder(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "content", [b"[]", b'{"job": "x"}', b'{"job": 1, "job_name": "x"}', b"\xff", b"[" * 20_000, b"x" * 100_000]
 )
-def test_a_marker_that_cannot_be_read_is_named_and_kept(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_marker_is_named_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "owner.json").write_bytes(content)
     for attempt in (lambda: read_owner(tmp_path), lambda: claim_folder(tmp_path, "job", "digits")):
         with pytest.raises(StoreError, match=r"owner\.json.*run\.sh --fresh"):
@@ -66,16 +66,14 @@ def test_a_marker_that_cannot_be_read_is_named_and_kept(tmp_path: Path, content:
     assert (tmp_path / "owner.json").read_bytes() == content
 
 
-def test_a_claim_that_never_became_durable_is_nobodys(tmp_path: Path) -> None:
+def test_claim_that_never_became_durable_is_void(tmp_path: Path) -> None:
     (tmp_path / "owner.json").touch()
     assert read_owner(tmp_path) is None
     claim_folder(tmp_path, "job-1", "digits")
     assert read_owner(tmp_path) == FolderOwner("job-1", "digits")
 
 
-def test_a_claim_may_wait_for_the_disk_until_something_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claim_may_wait_for_the_disk_until_something_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     fsync = os.fsync
 

@@ -1,4 +1,4 @@
-"""What another user may have left is not believed: owner, mode and kind are asked before a byte is read or written."""
+"""Files that another user may have left: owner, mode and kind are checked before a byte is read or written."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_what_is_made_is_this_users_alone(folder: Path) -> None:
+def test_created_files_are_private(folder: Path) -> None:
     os.close(private.open_to_append(folder / "log"))
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "log").stat().st_mode & 0o777 == 0o600
     private.make_folder(folder)
 
 
-def test_a_file_is_read_and_appended_to(folder: Path) -> None:
+def test_file_is_read_and_appended_to(folder: Path) -> None:
     assert private.read(folder / "log", 10) is None
     for _ in range(2):
         descriptor = private.open_to_append(folder / "log")
@@ -38,7 +38,7 @@ def test_a_file_is_read_and_appended_to(folder: Path) -> None:
     assert private.read(folder / "log", 2) == b"ab"
 
 
-def test_what_others_may_only_read_is_believed(folder: Path) -> None:
+def test_file_that_others_may_only_read_is_accepted(folder: Path) -> None:
     folder.chmod(0o755)
     (folder / "log").write_bytes(b"abc")
     (folder / "log").chmod(0o644)
@@ -46,7 +46,7 @@ def test_what_others_may_only_read_is_believed(folder: Path) -> None:
     assert private.read(folder / "log", 10) == b"abc"
 
 
-def test_a_folder_that_is_not_there_passes_and_a_link_of_ones_own_is_followed(folder: Path, tmp_path: Path) -> None:
+def test_missing_folder_passes_and_an_own_link_is_followed(folder: Path, tmp_path: Path) -> None:
     private.check_folder(tmp_path / "missing")
     (tmp_path / "link").symlink_to(folder)
     private.make_folder(tmp_path / "link")
@@ -66,7 +66,7 @@ def append(folder: Path) -> object:
 PLANTED: list[tuple[str, Callable[[Path], object], Use, str]] = [
     ("a folder others write", lambda at: at.chmod(0o777), private.check_folder, "others may write in it (mode 0777)"),
     ("a folder a group writes", lambda at: at.chmod(0o770), private.make_folder, "others may write in it (mode 0770)"),
-    ("a link to nowhere", lambda at: (at.rmdir(), at.symlink_to("/nowhere")), private.check_folder, "looking at"),
+    ("a link to nowhere", lambda at: (at.rmdir(), at.symlink_to("/nowhere")), private.check_folder, "checking"),
     ("a file for a folder", lambda at: (at.rmdir(), at.touch()), private.make_folder, "expected a folder"),
     ("a link for a file, read", lambda at: (at / "log").symlink_to("/etc/passwd"), read_log, "a link or a pipe"),
     ("a link for a file, written", lambda at: (at / "log").symlink_to(at.parent / "x"), append, "a link or a pipe"),
@@ -78,7 +78,7 @@ PLANTED: list[tuple[str, Callable[[Path], object], Use, str]] = [
 
 
 @pytest.mark.parametrize(("name", "plant", "use", "words"), PLANTED, ids=[case[0] for case in PLANTED])
-def test_what_may_be_anybodys_is_refused(
+def test_file_that_others_may_write_is_refused(
     folder: Path, name: str, plant: Callable[[Path], object], use: Use, words: str
 ) -> None:
     plant(folder)
@@ -89,18 +89,18 @@ def test_what_may_be_anybodys_is_refused(
 
 
 @pytest.mark.parametrize("use", [private.check_folder, read_log, append])
-def test_what_is_another_users_is_refused_with_both_names(
+def test_file_of_another_user_is_refused_with_both_names(
     folder: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "log").write_bytes(b"abc")
     mine = private.user(os.geteuid())
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
-    with pytest.raises(StoreError, match=rf"belongs to {mine}, and this is user {SOMEBODY}: what another user left"):
+    with pytest.raises(StoreError, match=rf"belongs to {mine}, and this is user {SOMEBODY}; other users"):
         use(folder)
     assert (folder / "log").read_bytes() == b"abc"
 
 
-def test_a_link_that_another_user_planted_for_a_folder_is_not_followed(
+def test_folder_link_planted_by_another_user_is_not_followed(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = tmp_path / "device"
@@ -109,5 +109,5 @@ def test_a_link_that_another_user_planted_for_a_folder_is_not_followed(
         os.lchown(link, SOMEBODY, SOMEBODY)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
-    with pytest.raises(StoreError, match=r"a link of .*, which is not followed"):
+    with pytest.raises(StoreError, match=r"a link that belongs to .*, which is not followed"):
         private.check_folder(link)

@@ -1,4 +1,4 @@
-"""PROBE_FILE: what a process says of itself is judged as a liveness and a readiness probe need it."""
+"""PROBE_FILE: a process's note as liveness and readiness probes judge it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def note(state: State, silent_s: float = 1.0) -> ProbeNote:
 @pytest.mark.parametrize(
     ("found", "lives", "alive", "ready", "says"),
     [
-        (None, False, False, False, "has not come to samebits.init"),
+        (None, False, False, False, "has not reached samebits.init"),
         (note(State.WAITING), True, True, False, "waits for its seat"),
         (note(State.READY), True, True, True, "is in the job"),
-        (note(State.READY), False, False, False, "is gone and has not said"),
-        (note(State.WAITING), False, False, False, "is gone and has not said"),
+        (note(State.READY), False, False, False, "is gone and did not report"),
+        (note(State.WAITING), False, False, False, "is gone and did not report"),
         (note(State.ENDED), False, True, False, "has ended by itself"),
         (note(State.ENDED), True, True, False, "has ended by itself"),  # another process has its pid, or it is ending
         (note(State.READY, SILENT_S), True, True, True, "is in the job"),
         (note(State.READY, SILENT_S + 1), True, False, False, "silent for 61 s"),
-        (note(State.READY, -5), True, True, True, "is in the job"),  # written between the two looks
+        (note(State.READY, -5), True, True, True, "is in the job"),  # written between the two checks
     ],
 )
 def test_judgement(found: ProbeNote | None, lives: bool, alive: bool, ready: bool, says: str) -> None:
@@ -40,7 +40,7 @@ def test_judgement(found: ProbeNote | None, lives: bool, alive: bool, ready: boo
     assert says in why
 
 
-def test_a_note_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_note_round_trip(tmp_path: Path) -> None:
     written = ProbeNote(ProcessIdentity(7, 42), State.READY, 12.5)
     written.write(tmp_path / "probe")
     assert read(tmp_path / "probe") == written
@@ -63,7 +63,7 @@ def test_a_note_is_read_as_it_was_written(tmp_path: Path) -> None:
         b"7 " * 4000,
     ],
 )
-def test_what_is_no_note_is_refused(nonsense: bytes, tmp_path: Path) -> None:
+def test_invalid_note_is_refused(nonsense: bytes, tmp_path: Path) -> None:
     path = tmp_path / "probe"
     path.write_bytes(nonsense)
     path.chmod(0o600)
@@ -71,7 +71,7 @@ def test_what_is_no_note_is_refused(nonsense: bytes, tmp_path: Path) -> None:
         read(path)
 
 
-def test_what_others_may_write_is_not_believed(tmp_path: Path) -> None:
+def test_note_that_others_may_write_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "probe"
     ProbeNote(ME, State.READY, 1).write(path)
     path.chmod(0o666)

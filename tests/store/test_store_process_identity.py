@@ -16,7 +16,7 @@ from samebits.store.process_identity import ProcessIdentity, read_pid_file, writ
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that lives until its standard input is closed."""
+    """Return a process that lives until its standard input is closed."""
     process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     yield process
     process.kill()
@@ -31,32 +31,32 @@ def identity_of(process: subprocess.Popen[bytes]) -> ProcessIdentity:
     return identity
 
 
-def test_this_process_is_alive_and_knows_its_pid() -> None:
+def test_this_process_is_alive_and_has_its_pid() -> None:
     identity = ProcessIdentity.current()
     assert identity.pid == os.getpid()
     assert identity.is_alive()
     assert ProcessIdentity.of(os.getpid()) == identity
 
 
-def test_a_zombie_counts_as_dead(child: subprocess.Popen[bytes]) -> None:
+def test_zombie_counts_as_dead(child: subprocess.Popen[bytes]) -> None:
     identity = identity_of(child)
     assert identity.is_alive()
     os.kill(child.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is left unreaped
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended and is not reaped
     assert Path(f"/proc/{child.pid}").exists()
     assert not identity.is_alive()
     assert not identity.is_ending()
     assert ProcessIdentity.of(child.pid) is None
 
 
-def test_a_stopped_process_is_alive(child: subprocess.Popen[bytes]) -> None:
+def test_stopped_process_is_alive(child: subprocess.Popen[bytes]) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     assert identity_of(child).is_alive()
     assert not identity_of(child).is_ending()
 
 
-def test_a_killed_process_is_ending_until_it_has_ended(child: subprocess.Popen[bytes]) -> None:
+def test_killed_process_is_ending_until_it_has_ended(child: subprocess.Popen[bytes]) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     identity = identity_of(child)
@@ -66,19 +66,19 @@ def test_a_killed_process_is_ending_until_it_has_ended(child: subprocess.Popen[b
     assert not identity.is_ending()
 
 
-def test_another_process_under_the_same_pid_is_not_it() -> None:
+def test_other_process_with_the_same_pid_is_not_alive() -> None:
     current = ProcessIdentity.current()
     assert not ProcessIdentity(current.pid, current.started_at - 1).is_alive()
     assert ProcessIdentity(current.pid, current.started_at - 1).wait_for_exit(60.0)
 
 
-def test_a_pid_that_nobody_has() -> None:
+def test_unused_pid() -> None:
     nobody = int(Path("/proc/sys/kernel/pid_max").read_text())
     assert ProcessIdentity.of(nobody) is None
     assert ProcessIdentity(nobody, 1).wait_for_exit(60.0)
 
 
-def test_a_command_name_with_blanks_and_parentheses_is_read_past(repository: Path) -> None:
+def test_command_name_with_blanks_and_parentheses_is_parsed(repository: Path) -> None:
     script = (
         "import os; open('/proc/self/comm', 'w').write('a) Z 1 (b')\n"
         "from samebits.store.process_identity import ProcessIdentity\n"
@@ -101,7 +101,7 @@ def test_waiting_ends_with_the_process(
     assert not identity.is_alive()
 
 
-def test_psutil_answers_the_same_questions(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_psutil_agrees(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_identity, "_ON_LINUX", False)
     identity = identity_of(child)
     assert identity.is_alive()
@@ -113,19 +113,19 @@ def test_psutil_answers_the_same_questions(child: subprocess.Popen[bytes], monke
     assert not identity.is_alive()
 
 
-def test_a_line_and_back() -> None:
+def test_line_round_trip() -> None:
     identity = ProcessIdentity(4711, 123456)
     assert identity.to_line() == "4711 123456\n"
     assert ProcessIdentity.from_line("4711 123456\n") == identity
 
 
 @pytest.mark.parametrize("line", ["", "4711", "4711 12 13", "-1 5", "0 5", "x 5", "4711 1.5", "４ 5"])
-def test_what_is_no_line(line: str) -> None:
+def test_invalid_line_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         ProcessIdentity.from_line(line)
 
 
-def test_a_pid_file_and_back(tmp_path: Path) -> None:
+def test_pid_file_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "worker_0.pid"
     assert read_pid_file(path) is None
     write_pid_file(path, ProcessIdentity.current())
@@ -135,7 +135,7 @@ def test_a_pid_file_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\xff\xfe", b"1 2 3", b"9" * 10_000])
-def test_a_foreign_pid_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_foreign_pid_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "worker_0.pid"
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"worker_0\.pid: not a pid file"):

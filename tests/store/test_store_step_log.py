@@ -1,4 +1,4 @@
-"""The step log's files: durable before the step, torn at any byte, damaged, foreign, and never longer than needed."""
+"""The step log's files: durable before the step, torn, damaged or foreign, and bounded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def record(step: int, samples: int = 4) -> StepRecord:
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Path:
-    """A rank's folder, of slot 2."""
+    """Return the folder of the rank with slot 2."""
     folder = tmp_path / "2"
     folder.mkdir()
     return folder
@@ -51,7 +51,7 @@ def read(rank: Path) -> list[int]:
 
 
 def same_as_written(rank: Path) -> list[int]:
-    """The steps there, each of which is just what was written."""
+    """Return the steps in the log after checking that each is as written."""
     found = read_step_log(rank)
     for one in [] if found is None else found.history.records:
         written = record(one.step)
@@ -63,7 +63,7 @@ def same_as_written(rank: Path) -> list[int]:
     return [] if found is None else [one.step for one in found.history.records]
 
 
-def test_what_was_appended_is_read_back_in_order(rank: Path) -> None:
+def test_records_are_read_back_in_order(rank: Path) -> None:
     assert read_step_log(rank) is None
     write(rank, range(1, 6))
     write(rank, range(4, 8))
@@ -76,7 +76,7 @@ def test_what_was_appended_is_read_back_in_order(rank: Path) -> None:
     writer.close()
 
 
-def test_several_entries_go_together(rank: Path) -> None:
+def test_several_entries_are_written_together(rank: Path) -> None:
     writer = StepLogWriter.open(rank, HEADER)
     writer.append([record(1, samples=0)])
     writer.append([LateSamples(1, (8, 9)), NewLine(1, "another world"), record(2)])
@@ -87,7 +87,7 @@ def test_several_entries_go_together(rank: Path) -> None:
     assert found.history.last_step == 2
 
 
-def test_a_record_is_one_write_and_one_fsync(rank: Path) -> None:
+def test_record_is_one_write_and_one_fsync(rank: Path) -> None:
     writer = StepLogWriter.open(rank, HEADER)
     writer.append([record(1)])
     writer.close()
@@ -100,13 +100,13 @@ def test_a_record_is_one_write_and_one_fsync(rank: Path) -> None:
     writer.close()
 
 
-def test_files_are_this_users_alone(rank: Path) -> None:
+def test_files_are_private(rank: Path) -> None:
     write(rank, range(1, 3))
     assert {stat.S_IMODE(one.stat().st_mode) for one in segments(rank)} == {0o600}
     assert stat.S_IMODE((rank / "steps").stat().st_mode) == 0o700
 
 
-def test_an_end_torn_at_any_byte_is_cut_and_costs_the_last_record_alone(rank: Path) -> None:
+def test_end_torn_at_any_byte_costs_the_last_record_alone(rank: Path) -> None:
     writer = StepLogWriter.open(rank, HEADER)
     for step in (1, 2):
         writer.append([record(step)])
@@ -130,7 +130,7 @@ def test_an_end_torn_at_any_byte_is_cut_and_costs_the_last_record_alone(rank: Pa
             one.unlink()
 
 
-def test_a_file_shorter_than_it_was_born_is_said_and_passed_over(rank: Path) -> None:
+def test_file_shorter_than_its_header_is_reported_and_skipped(rank: Path) -> None:
     write(rank, range(1, 2))
     (segment,) = segments(rank)
     whole = segment.read_bytes()
@@ -142,11 +142,11 @@ def test_a_file_shorter_than_it_was_born_is_said_and_passed_over(rank: Path) -> 
         writer.append([record(2)])
         writer.close()
         assert same_as_written(rank) == [2]
-        assert segment.exists(), "a damaged file may be needed until no point is as old"
+        assert segment.exists(), "a damaged file may be needed until every point is newer"
         segments(rank)[1].unlink()
 
 
-def test_a_flipped_byte_never_gives_a_wrong_record(rank: Path) -> None:
+def test_flipped_byte_never_gives_a_wrong_record(rank: Path) -> None:
     write(rank, range(1, 5))
     (segment,) = segments(rank)
     whole = segment.read_bytes()
@@ -176,7 +176,7 @@ def test_records_before_the_damage_and_in_later_files_are_used(rank: Path) -> No
     assert len(found.problems) == 1 and "was changed after it was written" in found.problems[0]
 
 
-def test_another_jobs_log_is_refused_and_left_alone(rank: Path) -> None:
+def test_log_of_another_job_is_refused_and_left_alone(rank: Path) -> None:
     write(rank, range(1, 3), LogHeader("job-0", 2, "worker-2"))
     before = {one: one.read_bytes() for one in segments(rank)}
     with pytest.raises(ForeignFolderError, match="written by job job-0, this is job job-1"):
@@ -184,7 +184,7 @@ def test_another_jobs_log_is_refused_and_left_alone(rank: Path) -> None:
     assert {one: one.read_bytes() for one in segments(rank)} == before
 
 
-def test_another_slots_log_is_said_and_passed_over(rank: Path) -> None:
+def test_log_of_another_slot_is_reported_and_skipped(rank: Path) -> None:
     write(rank, range(1, 3), LogHeader("job-1", 3, "worker-3"))
     writer = StepLogWriter.open(rank, HEADER)
     assert "is the log of slot 3, not of 2" in writer.problems[0]
@@ -192,7 +192,7 @@ def test_another_slots_log_is_said_and_passed_over(rank: Path) -> None:
     writer.close()
 
 
-def test_what_no_kept_point_needs_is_removed(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_older_than_every_point_are_removed(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_log, "SEGMENT_BYTES", 1500)
     writer = StepLogWriter.open(rank, HEADER)
     sizes = []
@@ -204,13 +204,13 @@ def test_what_no_kept_point_needs_is_removed(rank: Path, monkeypatch: pytest.Mon
                 (rank / point_name(Point(step - 100, 1))).rmdir()
         sizes.append(sum(one.stat().st_size for one in segments(rank)))
     oldest = 350
-    assert set(range(oldest + 1, 401)) <= set(read(rank)), "a step behind the oldest point is gone"
+    assert set(range(oldest + 1, 401)) <= set(read(rank)), "the step before the oldest point is gone"
     assert min(read(rank)) > 250
-    assert max(sizes[200:]) < 1.3 * max(sizes[100:200]), "it grows for ever"
+    assert max(sizes[200:]) < 1.3 * max(sizes[100:200]), "it grows without bound"
     writer.close()
 
 
-def test_where_points_lie_elsewhere_it_is_asked_how_old_they_are(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_age_of_points_stored_elsewhere_is_queried(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_log, "SEGMENT_BYTES", 1500)
     oldest = 0
     writer = StepLogWriter.open(rank, HEADER, lambda: oldest)
@@ -225,7 +225,7 @@ def test_where_points_lie_elsewhere_it_is_asked_how_old_they_are(rank: Path, mon
     assert min(read(rank)) > 50
 
 
-def test_old_segments_that_cannot_be_removed_cost_no_record(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unremovable_old_segment_costs_no_record(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_log, "SEGMENT_BYTES", 500)
 
     def refuse() -> int:
@@ -238,9 +238,7 @@ def test_old_segments_that_cannot_be_removed_cost_no_record(rank: Path, monkeypa
     assert read(rank) == list(range(1, 20))
 
 
-def test_a_segment_that_could_not_be_removed_is_removed_with_a_later_one(
-    rank: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unremoved_segment_is_removed_with_a_later_one(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_log, "SEGMENT_BYTES", 500)
     write(rank, range(1, 10))
     before = segments(rank)
@@ -259,7 +257,7 @@ def test_a_segment_that_could_not_be_removed_is_removed_with_a_later_one(
     assert not set(before[:-1]) & set(segments(rank))
 
 
-def test_a_damaged_file_goes_when_no_point_is_as_old_as_the_next_one(rank: Path) -> None:
+def test_damaged_file_is_removed_once_every_point_is_newer(rank: Path) -> None:
     write(rank, range(1, 3))
     (segment,) = segments(rank)
     segment.write_bytes(segment.read_bytes()[:20])
@@ -273,7 +271,7 @@ def test_a_damaged_file_goes_when_no_point_is_as_old_as_the_next_one(rank: Path)
     assert read(rank) == [6, 7]
 
 
-def test_nothing_is_removed_while_there_is_no_point(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_removed_without_a_point(rank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_log, "SEGMENT_BYTES", 500)
     write(rank, range(1, 40))
     assert len(segments(rank)) > 3
@@ -281,7 +279,7 @@ def test_nothing_is_removed_while_there_is_no_point(rank: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("half_writes", [False, True])
-def test_a_full_disk_costs_that_record_and_no_other(rank: Path, half_writes: bool) -> None:
+def test_full_disk_costs_only_that_record(rank: Path, half_writes: bool) -> None:
     with interposed(Disk(), rank) as disk:
         writer = StepLogWriter.open(rank, HEADER)
         writer.append([record(1)])
@@ -298,7 +296,7 @@ def test_a_full_disk_costs_that_record_and_no_other(rank: Path, half_writes: boo
     assert not list((rank / "steps").glob(".*"))
 
 
-def test_after_a_failed_fsync_the_file_is_never_written_again(rank: Path) -> None:
+def test_file_is_never_written_again_after_a_failed_fsync(rank: Path) -> None:
     with interposed(Disk(), rank) as disk:
         writer = StepLogWriter.open(rank, HEADER)
         writer.append([record(1)])
@@ -322,7 +320,7 @@ def two_records(rank: Path) -> None:
     write(rank, range(1, 3))
 
 
-def test_a_kill_at_any_call_leaves_a_log_that_goes_on(tmp_path: Path) -> None:
+def test_kill_at_any_call_leaves_a_usable_log(tmp_path: Path) -> None:
     counted = tmp_path / "0" / "2"
     counted.mkdir(parents=True)
     for number in range(calls_of(counted, two_records)):

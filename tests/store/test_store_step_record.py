@@ -1,4 +1,4 @@
-"""What a log's entries come to, and in what two records of a step differ."""
+"""Step records: the meaning of a log's entries, and the difference of two records of a step."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def record(step: int = 7, **values: object) -> StepRecord:
 @pytest.mark.parametrize(
     "entry", [record(), record(samples=(), weights=None, learning_rates=()), LateSamples(3, (2, 7)), NewLine(8, "why")]
 )
-def test_an_entry_comes_back(entry: Entry) -> None:
+def test_entry_round_trip(entry: Entry) -> None:
     assert step_record.unpack(step_record.pack(entry)) == entry
 
 
-def test_a_header_comes_back() -> None:
+def test_header_round_trip() -> None:
     header = LogHeader("job", 3, "worker-3")
     assert step_record.unpack_header(step_record.pack_header(header)) == header
 
@@ -53,13 +53,13 @@ def test_a_header_comes_back() -> None:
         msgpack.packb([0, 1, "job", 3, "node"]),
     ],
 )
-def test_what_is_no_entry_is_refused(payload: bytes) -> None:
+def test_invalid_entry_is_refused(payload: bytes) -> None:
     with pytest.raises(StepEntryError):
         step_record.unpack(payload)
 
 
 @given(st.binary(max_size=64))
-def test_no_bytes_raise_anything_else(payload: bytes) -> None:
+def test_arbitrary_bytes_raise_no_other_error(payload: bytes) -> None:
     for read in (step_record.unpack, step_record.unpack_header):
         try:
             read(payload)
@@ -67,7 +67,7 @@ def test_no_bytes_raise_anything_else(payload: bytes) -> None:
             continue
 
 
-def test_a_header_of_another_version_is_refused() -> None:
+def test_header_of_another_version_is_refused() -> None:
     with pytest.raises(StepEntryError, match="version"):
         step_record.unpack_header(msgpack.packb([0, step_record.VERSION + 1, "job", 3, "node"]))
 
@@ -75,37 +75,37 @@ def test_a_header_of_another_version_is_refused() -> None:
 # ---- history
 
 
-def test_the_next_record_of_the_generation_completes_a_step() -> None:
+def test_next_record_of_the_generation_completes_a_step() -> None:
     history = History.of([record(1), record(2), record(3, generation=2)])
     assert [one.is_complete for one in history.records] == [True, False, False]
     assert history.line[1].is_complete and history.last_step == 3
 
 
-def test_late_samples_belong_to_the_step_before_them() -> None:
+def test_late_samples_belong_to_the_previous_step() -> None:
     history = History.of([record(1, samples=(1,)), LateSamples(1, (2, 3)), record(2, samples=())])
     assert history.records[0].samples == (1, 2, 3) == history.line[1].samples
     assert history.records[1].samples == ()
     assert history.records[0].is_complete
 
 
-def test_late_samples_of_a_step_that_is_not_the_last_are_left_out() -> None:
+def test_late_samples_of_an_earlier_step_are_dropped() -> None:
     assert History.of([record(1, samples=()), LateSamples(2, (9,))]).records[0].samples == ()
 
 
-def test_a_repeated_step_takes_the_place_of_the_first() -> None:
+def test_repeated_step_replaces_the_first() -> None:
     history = History.of([record(1), record(2), record(3), record(2, generation=2)])
     assert [one.step for one in history.records] == [1, 2, 3, 2]
     assert [(step, one.generation) for step, one in sorted(history.line.items())] == [(1, 1), (2, 2), (3, 1)]
     assert history.last_step == 2
 
 
-def test_a_new_line_drops_what_was_logged_behind_it() -> None:
+def test_new_line_drops_the_abandoned_records() -> None:
     history = History.of([record(1), record(2), record(3), NewLine(2, "another world"), record(3, world_size=3)])
     assert [one.world_size for one in history.line.values()] == [4, 4, 3]
     assert sorted(History.of([record(1), record(2), NewLine(1, "")]).line) == [1]
 
 
-def test_steps_up_to_the_one_asked_for_are_left_out_and_still_counted() -> None:
+def test_steps_up_to_the_requested_one_are_skipped_but_counted() -> None:
     history = History.of([record(1), record(2), LateSamples(2, (9,)), record(3)], after_step=2)
     assert [one.step for one in history.records] == [3]
     assert history.records[0].samples == record().samples
@@ -128,26 +128,26 @@ def test_steps_up_to_the_one_asked_for_are_left_out_and_still_counted() -> None:
         ({"weights": "cd" * 16}, "weights before it", "ab" * 16, "cd" * 16),
     ],
 )
-def test_a_difference_is_named_with_both_values(change: dict[str, object], what: str, one: str, other: str) -> None:
+def test_difference_is_named_with_both_values(change: dict[str, object], what: str, one: str, other: str) -> None:
     found = difference(record(), record(**change))
     assert found is not None
     assert (found.what, found.one, found.other) == (what, one, other)
 
 
-def test_what_only_one_says_is_no_difference() -> None:
+def test_value_that_only_one_rank_records_is_no_difference() -> None:
     assert difference(record(), record(generation=9)) is None
     assert difference(record(weights=None), record()) is None
     assert difference(record(samples=()), record()) is None
     assert difference(record(samples=(3, 1)), record()) is None
 
 
-def test_samples_that_are_missing_from_a_complete_step_are_a_difference() -> None:
+def test_samples_missing_from_a_complete_step_are_a_difference() -> None:
     assert difference(record(samples=(3, 1), is_complete=True), record()) is not None
     assert difference(record(), record(samples=(3, 1), is_complete=True)) is not None
     assert difference(record(is_complete=True), record(samples=(3, 1))) is None
 
 
-def test_two_ranks_of_a_world_differ_in_rank_and_samples_as_they_should() -> None:
+def test_rank_and_samples_may_differ_between_ranks() -> None:
     other = record(rank=3, samples=(8,), is_complete=True)
     assert difference(record(), other, same_rank=False) is None
     found = difference(record(), replace(other, world_size=3), same_rank=False)

@@ -1,4 +1,4 @@
-"""The claim of a term: what it stands for, and that nothing of a scheduler is believed that wakes up after its end."""
+"""Claims of a term: a scheduler that wakes up after being superseded has no effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.store.two_schedulers import APPEND, CLAIM, CLAIMS, FOLDER, NEW, OLD, 
 # ---- one claim
 
 
-def test_each_claim_is_higher_than_any_before_and_than_what_was_written(tmp_path: Path) -> None:
+def test_each_claim_exceeds_all_earlier_ones_and_the_journals_term(tmp_path: Path) -> None:
     assert highest_claim(tmp_path / "recovery") == 0
     first = TermClaim.take(tmp_path / "recovery", "scheduler")
     assert first.number == highest_claim(tmp_path / "recovery") == 1
@@ -31,7 +31,7 @@ def test_each_claim_is_higher_than_any_before_and_than_what_was_written(tmp_path
     assert (tmp_path / "recovery" / "term.9").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_old_one_is_told_whose_the_job_is_now(tmp_path: Path) -> None:
+def test_superseded_scheduler_learns_which_one_has_the_job(tmp_path: Path) -> None:
     old = TermClaim.take(tmp_path, "scheduler on port 1")
     old.require()
     TermClaim.take(tmp_path, "scheduler on port 2")
@@ -40,14 +40,14 @@ def test_the_old_one_is_told_whose_the_job_is_now(tmp_path: Path) -> None:
     assert SupersededError.exit_code == 91
 
 
-def test_a_claim_that_somebody_removed_does_not_stand(tmp_path: Path) -> None:
+def test_removed_claim_does_not_hold(tmp_path: Path) -> None:
     claim = TermClaim.take(tmp_path, "scheduler")
     (tmp_path / "term.1").unlink()
     with pytest.raises(ClaimRemovedError, match=r"term\.1, this scheduler's claim, was removed"):
         claim.require()
 
 
-def test_another_claim_of_the_same_number_is_not_ones_own(tmp_path: Path) -> None:
+def test_another_claim_with_the_same_number_is_foreign(tmp_path: Path) -> None:
     old = TermClaim.take(tmp_path, "scheduler")
     (tmp_path / "term.1").unlink()
     new = TermClaim.take(tmp_path, "scheduler")
@@ -58,7 +58,7 @@ def test_another_claim_of_the_same_number_is_not_ones_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("note", [b"", b"\xff" * 100, b"[" * 70_000, b'{"pid": 1}'])
-def test_a_claim_counts_whatever_is_written_in_it(tmp_path: Path, note: bytes) -> None:
+def test_claim_counts_whatever_its_content(tmp_path: Path, note: bytes) -> None:
     old = TermClaim.take(tmp_path, "scheduler")
     (tmp_path / "term.5").write_bytes(note)
     (tmp_path / "term.1").unlink()
@@ -67,7 +67,7 @@ def test_a_claim_counts_whatever_is_written_in_it(tmp_path: Path, note: bytes) -
     assert TermClaim.take(tmp_path, "scheduler").number == 6
 
 
-def test_names_that_are_no_claims_are_left_alone(tmp_path: Path) -> None:
+def test_other_file_names_are_left_alone(tmp_path: Path) -> None:
     others = [
         "term.",
         "term.0",
@@ -85,7 +85,7 @@ def test_names_that_are_no_claims_are_left_alone(tmp_path: Path) -> None:
     assert impossible_claims(tmp_path) == [f"term.{2**40 - 1}", f"term.{2**40}"]
 
 
-def test_the_last_number_that_can_be_claimed_is_seen_and_none_is_claimed_beyond_it(tmp_path: Path) -> None:
+def test_highest_number_is_recognised_and_never_exceeded(tmp_path: Path) -> None:
     (tmp_path / f"term.{MAX_TERM - 1}").touch()
     last = TermClaim.take(tmp_path, "scheduler")
     assert (last.number, highest_claim(tmp_path)) == (MAX_TERM, MAX_TERM)
@@ -98,8 +98,8 @@ def test_the_last_number_that_can_be_claimed_is_seen_and_none_is_claimed_beyond_
     assert ((MAX_TERM + 1) << 32) < 2**63, "the versions of its keys are numbers of 64 bits"
 
 
-def test_of_two_that_claim_at_once_one_gives_up(tmp_path: Path) -> None:
-    """Whichever call of the first the second comes before."""
+def test_one_of_two_simultaneous_claims_gives_up(tmp_path: Path) -> None:
+    """The second claims at any call of the first."""
     outcomes = set()
     for at in range(20):
         folder = tmp_path / str(at)
@@ -122,7 +122,7 @@ def test_of_two_that_claim_at_once_one_gives_up(tmp_path: Path) -> None:
     assert outcomes == {True, False}, "it is too late for the first, or the second has removed its claim"
 
 
-def test_a_disk_that_does_not_say_is_no_leave_to_speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_disk_is_no_permission_to_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = TermClaim.take(tmp_path, "scheduler")
     journal, _ = Journal.open(tmp_path, claim)
 
@@ -131,14 +131,14 @@ def test_a_disk_that_does_not_say_is_no_leave_to_speak(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "chmod", chmod)
-        with pytest.raises(StoreError, match=r"claim stands failed: .*EIO.*Fix: "):
+        with pytest.raises(StoreError, match=r"claim failed: .*EIO.*Fix: "):
             journal.append([b"x"])
     assert not journal.goes_on
     with pytest.raises(StoreError, match="nothing more is written"):
         journal.append([b"y"])
 
 
-def test_a_claim_stands_where_its_folder_was_moved(tmp_path: Path) -> None:
+def test_claim_holds_after_its_folder_was_moved(tmp_path: Path) -> None:
     folder = tmp_path / "job" / "recovery"
     claim = TermClaim.take(folder, "scheduler")
     journal, _ = Journal.open(folder, claim)
@@ -151,9 +151,7 @@ def test_a_claim_stands_where_its_folder_was_moved(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_handle_that_the_server_does_not_know_is_a_claim_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_nfs_handle_means_the_claim_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = TermClaim.take(tmp_path, "scheduler")
 
     def chmod(path: str, mode: int, *, dir_fd: int) -> None:
@@ -172,7 +170,7 @@ def _stands(claim: TermClaim) -> bool:
     return True
 
 
-# ---- the old one wakes up: the code, on real files
+# ---- the superseded scheduler wakes up: the code, on real files
 
 
 def _append(journal: Journal) -> None:
@@ -185,10 +183,10 @@ def _compact(journal: Journal) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("act", [_append, _compact])
-def test_whatever_the_old_one_does_when_it_wakes_up_only_the_new_ones_word_counts(
+def test_superseded_scheduler_that_wakes_up_has_no_effect(
     tmp_path: Path, act: Callable[[Journal], None], when: str
 ) -> None:
-    """At each call of the old one a new one takes over, serves and speaks; then the old one goes on."""
+    """At each call of the old scheduler a new one takes over, serves and sends; then the old one continues."""
     told, refused = 0, 0
     for at in range(40):
         folder = tmp_path / str(at)
@@ -234,7 +232,7 @@ def test_whatever_the_old_one_does_when_it_wakes_up_only_the_new_ones_word_count
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_one_that_is_late_with_opening_harms_nobody(tmp_path: Path, when: str) -> None:
+def test_scheduler_that_opens_late_does_no_harm(tmp_path: Path, when: str) -> None:
     refused = 0
     for at in range(60):
         folder = tmp_path / str(at)
@@ -268,7 +266,7 @@ def test_one_that_is_late_with_opening_harms_nobody(tmp_path: Path, when: str) -
 
 
 def _arm(disk: Disk, when: str, at: int, then: Callable[[Call], None]) -> None:
-    """``then`` is called once: before or after call number ``at`` from now on."""
+    """Call ``then`` once, before or after call number ``at`` from now on."""
     if when == "before":
         disk.fail_at, disk.failure = disk.matching + at, then
         return
@@ -290,7 +288,7 @@ def _payloads(folder: Path) -> list[bytes]:
     return found.payloads
 
 
-def test_two_hosts_with_the_same_pid_do_not_write_the_same_temporary_file(tmp_path: Path) -> None:
+def test_hosts_with_the_same_pid_use_different_temporary_files(tmp_path: Path) -> None:
     claims = [TermClaim.take(tmp_path, "a container's only process") for _ in range(2)]
     names = {durable.write_temporary(tmp_path / "journal", b"", tag=claim.tag).name[:16] for claim in claims}
     assert names == {".journal.tmp-1-" + str(os.getpid())[0], ".journal.tmp-2-" + str(os.getpid())[0]}
@@ -331,7 +329,7 @@ def test_no_interleaving_with_a_removal_forks_the_job(programs: tuple[tuple[str,
     }.items(),
     ids=lambda named: named[0] if isinstance(named[0], str) else None,
 )
-def test_a_wrong_way_to_begin_again_is_caught(again: str, removal: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+def test_wrong_recovery_from_a_removal_is_caught(again: str, removal: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
     program, removes = removal
     assert violation(OLD, SHORT, removes, again=program)[0] is not None, again
 
@@ -360,11 +358,11 @@ _READS_FIRST = ("read", *_without("read", CLAIM))
     }.items(),
     ids=lambda named: named[0],
 )
-def test_a_broken_protocol_is_caught(programs: tuple[str, tuple[tuple[str, ...], ...]]) -> None:
+def test_broken_protocol_is_caught(programs: tuple[str, tuple[tuple[str, ...], ...]]) -> None:
     assert violation(*programs[1])[0] is not None
 
 
-def test_a_claim_that_a_full_disk_cuts_short_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_cut_short_by_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = TermClaim.take(tmp_path, "scheduler")
 
     def refuse(descriptor: int, data: bytes) -> None:

@@ -1,20 +1,20 @@
-"""Schedulers over one folder without a lock, as a small model: every interleaving of their steps is looked at.
+"""Model checker: schedulers that share one folder without a lock, in every interleaving of their steps.
 
-This file has the folder (claims, the journal's name, files, temporary names), what each scheduler does there in atomic
-steps, and what must hold after every one of them. ``test_store_term_claim`` runs the code itself over real files. A
-scheduler that is killed or stopped for ever is one that is never given another step, so it needs no step of its own.
+The model has the folder (claims, the journal's name, files, temporary names), the atomic steps of each scheduler, and
+the invariants. ``test_store_term_claim`` runs the real code on real files. A scheduler that is killed or stopped
+forever is one that is never scheduled again.
 
-A person may remove the folder, or the claims in it, at any point, as one more program (``FOLDER``, ``CLAIMS``). What
-was appended before the folder was removed is lost for schedulers that begin later: nothing on disk tells them of it.
+A user may remove the folder, or the claims in it, at any point; that is one more program (``FOLDER``, ``CLAIMS``).
+Records appended before the folder was removed are lost for later schedulers, since nothing on disk shows them.
 
-What must hold:
+Invariants:
 
 - the journal, which the next scheduler to claim reads, holds every record that was released and not removed, and no
   scheduler has written to the file of another;
-- a scheduler that has released anything knows every record that an earlier one released, also if that one released it
-  later, as one does that is stopped between its question and its answer. So no two of them ever decide apart.
+- a scheduler that has released anything knows every record that an earlier one released, even if the earlier one
+  released it later, having been stopped between its check and its answer. So no two of them ever decide differently.
 
-Claims are ordered by when they were made: in an emptied folder numbers begin again with 1.
+Claims are ordered by creation, because in an emptied folder numbers restart at 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 Record = tuple[int, int]
-"""Its writer's claim, by when it was made, and which of its records."""
+"""A record: its writer's claim, in order of creation, and its number."""
 
 CLAIM = ("list", "create", "look", "remove", "sweep", "unlink", "read")
 REPLACE = ("temporary", "ask", "publish", "open")
@@ -31,7 +31,7 @@ OLD = (*APPEND, *REPLACE, *APPEND)
 NEW = (*CLAIM, *REPLACE, *APPEND, *REPLACE, *APPEND)
 SHORT = (*CLAIM, *REPLACE, *APPEND)
 AGAIN = (*CLAIM[:-1], "recognise", *REPLACE)
-"""What a scheduler does whose claim is gone, and no higher one there."""
+"""What a scheduler does if its claim is gone and there is no higher one."""
 FOLDER = ("remove folder",)
 CLAIMS = ("remove claims",)
 
@@ -40,8 +40,8 @@ CLAIMS = ("remove claims",)
 class File:
     writer: int
     records: tuple[Record, ...]
-    term: int = 1  # the number that its writer claimed at its start: what the next claim must exceed
-    is_mixed: bool = False  # somebody else has appended to it, at an offset that was not its own
+    term: int = 1  # the number that its writer claimed at its start; the next claim must exceed it
+    is_mixed: bool = False  # another scheduler appended to it, at an offset that was not its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Scheduler:
     program: tuple[str, ...]
     at: int = 0
     again: tuple[str, ...] = AGAIN
-    claim: int = 0  # when it was made: no two are alike
+    claim: int = 0  # order of creation, unique
     number: int = 0
     term: int = 0  # its first number
     highest: int = 0
-    listed: frozenset[int] = frozenset()  # what it has seen and is about to remove: claims, or temporary files
+    listed: frozenset[int] = frozenset()  # claims or temporary files that it has listed and is about to remove
     records: tuple[Record, ...] = ()
     made: int = -1  # the file it made last
     target: int = -1  # the file that it appends to
@@ -63,18 +63,18 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    claims: frozenset[tuple[int, int]]  # number, and when it was made
+    claims: frozenset[tuple[int, int]]  # number and order of creation
     journal: int  # -1: none
     files: tuple[File, ...]
     temporaries: frozenset[int]
     released: frozenset[Record]
     lost: frozenset[Record]  # appended before the folder was removed
-    made: int  # claims, since the beginning
+    made: int  # number of claims so far
     schedulers: tuple[Scheduler, ...]
 
 
 def folder_of(*programs: tuple[str, ...], again: tuple[str, ...] = AGAIN) -> Folder:
-    """The first has the claim 1 and serves; the others are yet to begin."""
+    """Return the folder in which the first scheduler has claim 1 and serves, and the others have yet to start."""
     first = (1, 0)
     old = Scheduler(programs[0], again=again, claim=1, number=1, term=1, records=(first,), made=0, target=0, written=1)
     others = tuple(Scheduler(program, again=again) for program in programs[1:])
@@ -83,7 +83,7 @@ def folder_of(*programs: tuple[str, ...], again: tuple[str, ...] = AGAIN) -> Fol
 
 
 def violation(*programs: tuple[str, ...], again: tuple[str, ...] = AGAIN) -> tuple[str | None, int]:
-    """What is wrong in the first bad state that any interleaving leads to, and how many states were looked at."""
+    """Return what is wrong in the first bad state of any interleaving, and the number of states visited."""
     pending, seen = [folder_of(*programs, again=again)], set()
     while pending:
         folder = pending.pop()
@@ -175,7 +175,7 @@ def _read(folder: Folder, me: Scheduler) -> _Both:
 
 
 def _recognise(folder: Folder, me: Scheduler) -> _Both:
-    """A journal that it has not made was written by another one."""
+    """Recognise a journal that another scheduler wrote."""
     return (folder, me) if folder.journal in (-1, me.target) else _leaves(folder, me)
 
 

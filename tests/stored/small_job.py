@@ -1,7 +1,7 @@
-"""The script of the stored job: two workers train eight numbers for twelve steps. It must stay as it is.
+"""The script of the stored job: two workers train eight numbers for twelve steps. It must not change.
 
-What ``tests/stored/last_release`` holds was written by this script and the last release: a worker was killed after
-step 3, the job stopped after step 6.
+This script and the last release wrote the content of ``tests/stored/last_release``: a worker was killed after step 3,
+and the job stopped after step 6.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _wait_at(step: int) -> None:
-    """At the step that the file names, where there is one, until it names another."""
+    """Wait at the step that the file names, if it exists, until it names another."""
     gate = Path(os.environ.get("GATE", "/nowhere"))
     while gate.exists() and gate.read_text() == str(step):
         time.sleep(0.01)

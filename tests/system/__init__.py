@@ -1,8 +1,7 @@
-"""Whole jobs with real processes: every promise of a job that is killed and comes back, tried on the running thing.
+"""Complete jobs with real processes: every promise about a job that is killed and recovers.
 
-Here live the harness (``job``, ``scripted``, ``processes``, ``warm_start``), the training script that kills itself
-where it is told to (``probe``, ``kill_points``), the kill list (``kill_list``) and one test module a promise. Never
-here: a reach into a process's memory, or a promise that a pure test can keep. The one idea: a job is judged by what its
-processes say and leave behind (logs, exit statuses, pids, folders), and the measure is one sha256: the undisturbed
-run's.
+The harness is in ``job``, ``scripted``, ``processes`` and ``warm_start``. ``probe`` is the training script that kills
+itself on request (``kill_points``); ``kill_list`` has the kills. There is one test module per promise. A job is judged
+by what its processes print and leave behind (logs, exit statuses, pids, folders), and its result by the sha256 of the
+undisturbed run. Promises that a pure test can check are not tested here.
 """

@@ -1,14 +1,14 @@
-"""``python -m tests.system --repeat 20 [--case NAME]``: the kill list, many times over, with a table at the end.
+"""``python -m tests.system --repeat 20 [--case NAME]``: run the kill list many times and print a table.
 
-``--cycles 100``: one job instead, which loses a rank to its spare so often, and what its survivor holds meanwhile.
+``--cycles 100``: run one job that loses a rank to its spare this often, and report what its survivor holds.
 
-``--matrix``: every combination of the kill matrix, or the ``--cell``s that are named.
+``--matrix``: run every combination of the kill matrix, or only the given ``--cell``s.
 
-``--soak 50 [--seed 1]``: so many jobs whose processes are killed, stopped and asked to leave at random moments.
+``--soak 50 [--seed 1]``: run this many jobs whose processes are killed, stopped and asked to leave at random times.
 
-Each case runs with real processes and must end with the undisturbed run's sha256 and nobody replaced who was not
-killed. Progress goes to standard error, a line a run; the table, and with ``--keep`` the folders of failed runs, stay.
-Exits with 0 only if every run of every case did.
+Each case runs with real processes. It must end with the undisturbed run's sha256 and without replacing a process that
+was not killed. Progress is printed to standard error, one line per run. The table and, with ``--keep``, the folders of
+failed runs are kept. The exit status is 0 only if every run passed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.system.processes import ColdStarter, Starter, WarmStarter
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a case's runs."""
+    """The results of a case's runs."""
 
     runs: int = 0
     same_sha: int = 0
@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Repeater:
-    """Runs cases in folders below ``root``, and remembers the sha256 of the undisturbed runs."""
+    """Runs cases in folders below ``root`` and caches the sha256 of undisturbed runs."""
 
     def __init__(self, starter: Starter, root: Path, *, keep: bool) -> None:
         self._starter = starter
@@ -56,14 +56,14 @@ class Repeater:
         self._jobs: list[Job] = []
 
     def close(self) -> None:
-        """End what an interrupted run may have left, and remove the folders unless they are kept."""
+        """End processes of an interrupted run, and remove the folders unless they are to be kept."""
         for job in self._jobs[-1:]:
             job.end()
         if not self._keep:
             shutil.rmtree(self._root)
 
     def expected(self, trained: tuple[str, ...]) -> str:
-        """The sha256 of an undisturbed run with these arguments."""
+        """Return the sha256 of an undisturbed run with these arguments."""
         if trained not in self._expected:
             job = self.new_job((*trained, "--pause-ms", "0"))
             job.start()
@@ -71,7 +71,7 @@ class Repeater:
         return self._expected[trained]
 
     def run(self, case: Case, outcome: Outcome) -> str:
-        """One run; returns what there is to say about it, empty where all went well."""
+        """Run a case once; return the failure, or an empty string."""
         expected = self.expected(case.trained)
         job = self.new_job(case.arguments)
         outcome.runs += 1
@@ -103,7 +103,7 @@ class Repeater:
         return problem.strip()
 
     def new_job(self, arguments: tuple[str, ...], settings: Mapping[str, str] | None = None) -> Job:
-        """Not started yet, in a folder of its own."""
+        """Return a job in its own folder that has not been started."""
         folder = self._root / f"job{len(self._jobs)}"
         folder.mkdir()
         self._jobs.append(Job(folder, self._starter, args=arguments, settings=settings))
@@ -140,7 +140,7 @@ def main() -> int:
 
 
 def run_cycles(number: int, starter: Starter, repeater: Repeater) -> int:
-    """One job through so many losses; 0 if it ended with the undisturbed run's bits and grew by nothing that counts."""
+    """Run one job through this many losses; return 0 if the bits are right and nothing relevant grew."""
     arguments = cycles.arguments(number)
     expected = repeater.expected(arguments)
     job = repeater.new_job(cycles.disturbed(number), cycles.SETTINGS)
@@ -154,7 +154,7 @@ def run_cycles(number: int, starter: Starter, repeater: Repeater) -> int:
 
 
 def run_matrix(cells: list[Cell], repeater: Repeater) -> int:
-    """Each combination once; 0 if all of them ended as they must."""
+    """Run each combination once; return 0 if all passed."""
     failed = []
     for number, cell in enumerate(cells, start=1):
         job = repeater.new_job(cell.arguments, cell.settings)
@@ -174,7 +174,7 @@ def run_matrix(cells: list[Cell], repeater: Repeater) -> int:
 
 
 def run_soak(seeds: range, repeater: Repeater) -> int:
-    """A job of each seed; 0 if all of them ended with the undisturbed run's bits and left nothing behind."""
+    """Run a job for each seed; return 0 if all had the undisturbed run's bits and left nothing behind."""
     failed, happened = [], Counter[str]()
     for seed in seeds:
         expected = repeater.expected(soak.trained(seed))
@@ -201,7 +201,7 @@ def run_soak(seeds: range, repeater: Repeater) -> int:
 
 
 def table(outcomes: dict[str, Outcome]) -> str:
-    """For people: a row a case, and the sum."""
+    """Format one row per case, and the total."""
     width = max(map(len, outcomes))
     rows = [f"{'case':{width}}  runs  same sha  survivors replaced  median s"]
     for name, outcome in outcomes.items():

@@ -1,4 +1,4 @@
-"""Gradient accumulation over four micro-batches with DDP, mixed precision, a schedule; a commit after each of them."""
+"""Gradient accumulation over four micro-batches with DDP, mixed precision and a schedule, one commit per window."""
 
 from __future__ import annotations
 

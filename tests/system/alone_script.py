@@ -1,4 +1,4 @@
-"""A script for a world of one: twenty steps, a checkpoint every fifth; ``--die N`` kills it with kill -9 there."""
+"""A script for a world of one: twenty steps, a checkpoint every fifth; ``--die N`` kills it at that step."""
 
 from __future__ import annotations
 

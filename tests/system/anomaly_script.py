@@ -1,4 +1,4 @@
-"""Trains; on one rank and at one step the loss is not a number: once (``--once``), or whenever it is computed."""
+"""Train with a NaN loss on one rank at one step: once (``--once``), or whenever it is computed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ state = samebits.elastic.TorchState(ddp, optimizer, step=0)
 
 
 def is_bad() -> bool:
-    """Whether this rank's device errs here and now."""
+    """Return whether this rank's device errs at this step."""
     if args.bad == "never" or state.step != BAD_STEP or samebits.get_rank() != BAD_RANK:
         return False
     mark = Path("has-erred")

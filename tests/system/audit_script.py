@@ -1,8 +1,8 @@
-"""A recipe with dropout and batch statistics in which a gradient is wrong on one rank, before it is reduced.
+"""A recipe with dropout and batch statistics in which one rank's gradient is wrong before it is reduced.
 
-``--wrong RANK:STEP``: that rank's gradient of that step, once; with ``--always`` whatever it computes from there on.
-``--wrong-again RANK``: what that rank computes of another's gradient, once. ``--aside``: a part of the loss is no
-output of the module. DIES=RANK in the environment: that rank is killed as it computes another's gradient.
+``--wrong RANK:STEP``: that rank's gradient at that step, once; with ``--always``, everything it computes from there on.
+``--wrong-again RANK``: that rank's recomputation of another's gradient, once. ``--aside``: part of the loss is no
+output of the module. DIES=RANK in the environment: that rank is killed while it recomputes another's gradient.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ trains, has_erred = False, False
 
 
 def err(gradient: torch.Tensor) -> torch.Tensor | None:
-    """This device errs, in training or in what it computes for another rank."""
+    """Let this device err, in training or in a recomputation."""
     global has_erred
     rank = samebits.get_rank()
     if not trains and os.environ.get("DIES") == str(rank):

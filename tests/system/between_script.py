@@ -1,9 +1,9 @@
-"""A training script that changes its model between commits: an average swapped in, a frozen half, modes, buffers.
+"""A training script that changes its model between commits: swapped averages, a frozen half, modes, buffers.
 
 A generator and a discriminator, each in DistributedDataParallel. The discriminator is frozen for the generator's half
-of a step, and the generator's first layer until ``THAWED_AT``. Every ``EVERY`` steps the average's weights are swapped
-in (``--swap``), the model is put into eval mode and evaluated with a collective, before that step's commit or behind it
-(``--behind``). ``--kill`` knows the points ``evaluates`` and ``frozen``, each with the number of steps that are done.
+of a step, and the generator's first layer until ``THAWED_AT``. Every ``EVERY`` steps the averaged weights are swapped
+in (``--swap``), and the model is put into eval mode and evaluated with a collective, before that step's commit or after
+it (``--behind``). ``--kill`` accepts the points ``evaluates`` and ``frozen``, each with the number of completed steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEPS, EVERY, THAWED_AT = 20, 5, 8
 
 
 class Centered(nn.Linear):
-    """It subtracts a mean that is not saved, and makes another buffer in its first forward pass."""
+    """Subtracts a mean that is not saved, and creates another buffer in its first forward pass."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, width)
@@ -68,7 +68,7 @@ class Trained:
         )
 
     def train(self, state: samebits.elastic.TorchState) -> None:
-        """What runs under ``elastic.run``."""
+        """The function passed to ``elastic.run``."""
         while state.completed_steps < STEPS:
             done = state.completed_steps
             if done == THAWED_AT:

@@ -1,4 +1,4 @@
-"""A rank whose weights are not what they were when a generation begins anew: a reset callback changes them by hand."""
+"""A rank whose weights change at the start of a generation: a reset callback modifies them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 import samebits
 from samebits.errors import UnequalError
 
-PAUSE = 3  # after so many steps all wait for a loss, so that every survivor goes on from its own memory
-CHANGED = 0  # the rank that does it
-FIRST = 2  # the rank that finds out long before the others look
+PAUSE = 3  # after this many steps all wait for a loss, so that every survivor continues from its own memory
+CHANGED = 0  # the rank that changes its weights
+FIRST = 2  # the rank that notices long before the others check
 
 samebits.init()
 model = DistributedDataParallel(torch.nn.Linear(4, 2))

@@ -1,10 +1,10 @@
-"""Trains as ``anomaly_script`` does, on a node whose figures in the pre-flight the test chooses, or that adds up wrong.
+"""Train like ``anomaly_script`` on a node whose node-check measurements the test sets, or which sums wrongly.
 
-How fast this machine is at the moment shall not decide: what is exchanged, who is named and what follows is what is
-tested. ``SICK=slow`` needs ten times as long as all others, ``SICK=slow-once`` only the first time it measures,
-``SICK=wrong`` flips a bit in what it gives to a sum, ``SICK=silent`` never answers in a sum, ``SICK=dies`` and
-``SICK=stops`` are killed and stopped on their way to it, ``SICK=waits`` until the test lets it go. ``MACHINE`` is where
-it runs, as far as the check is told.
+The result must not depend on this machine's speed, so the measurements are replaced; their exchange, the judgement and
+the consequences are real. ``SICK=slow`` takes ten times as long as the others, ``SICK=slow-once`` only in the first
+measurement, ``SICK=wrong`` flips a bit in its contribution to a sum, ``SICK=silent`` never answers in a sum,
+``SICK=dies`` and ``SICK=stops`` are killed and stopped on the way to it, ``SICK=waits`` waits until the test releases
+it. ``MACHINE`` is the host that the check is given.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ all_reduce, add_up = dist.all_reduce, node_check.added_up
 
 
 def figures(found: Iterable[preflight.Look]) -> Figures:
-    """As if a clock had said so."""
+    """Return measurements as if read from a clock."""
     for _ in found:
-        """It is measured all the same."""
+        """The real measurement still runs."""
     return Figures(0.5 if next(measured) else 0.05, 0.02, 0.02)
 
 
 def errs(tensor: torch.Tensor) -> None:
-    """A device that errs."""
+    """Return whether this device errs."""
     tensor.view(torch.int32)[777] ^= 1 << 20
     all_reduce(tensor)
 
 
 def added_up(device: torch.device, rank: int) -> Sum:
-    """Every sum takes as long."""
+    """Let every sum take the same time."""
     if SICK == "silent":
         time.sleep(2 * node_check.PAIR_S)
         raise RuntimeError("the others have given up")
@@ -62,7 +62,7 @@ if SICK == "waits":
     publish = node_check._Meeting.publish
 
     def wait_and_publish(meeting: node_check._Meeting, blob: bytes) -> None:
-        """Once the test says so."""
+        """Publish once the test allows it."""
         Path("meets").touch()
         while not Path("may-meet").exists():
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What the system tests share: the warm starter, jobs that are proven gone, and undisturbed runs to compare with."""
+"""Fixtures of the system tests: the warm starter, jobs checked for remains, and undisturbed runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cold() -> ColdStarter:
 
 @pytest.fixture
 def watched(has_failed: Callable[[], bool]) -> Iterator[Callable[[JobFolder], None]]:
-    """Hands in a job: after the test nothing of it may be left, and its logs are shown where the test failed."""
+    """Check after the test that nothing of the job is left; show its logs if the test failed."""
     jobs: list[JobFolder] = []
     yield jobs.append
     failed = has_failed()
@@ -32,7 +32,7 @@ def watched(has_failed: Callable[[], bool]) -> Iterator[Callable[[JobFolder], No
             print(f"{job.tails()}\n{job.last_look()}")
     else:
         for job in jobs:
-            job.wait_for_writers()  # they end by themselves when their worker has, on a busy machine a while later
+            job.wait_for_writers()  # they end by themselves after their worker, with some delay on a busy machine
     left = [one for job in jobs for one in job.end()]
     if not failed:
         assert not left, f"left behind: {left}"
@@ -40,7 +40,7 @@ def watched(has_failed: Callable[[], bool]) -> Iterator[Callable[[JobFolder], No
 
 @pytest.fixture
 def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., Job]:
-    """Makes jobs of the probe (or another ``script``), warm unless another ``starter`` is given."""
+    """Return a factory of jobs of the probe (or another ``script``), warm unless another ``starter`` is given."""
     numbers = itertools.count()
 
     def make(*args: str, starter: Any = None, **options: Any) -> Job:
@@ -55,7 +55,7 @@ def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], No
 
 @pytest.fixture
 def script_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ScriptJob]:
-    """Makes jobs that a user starts."""
+    """Return a factory of jobs that a user starts."""
     numbers = itertools.count()
 
     def make(*args: str, **options: Any) -> ScriptJob:
@@ -72,9 +72,9 @@ def script_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder],
 def undisturbed(
     tmp_path_factory: pytest.TempPathFactory, warm: WarmStarter, request: pytest.FixtureRequest
 ) -> Callable[..., str]:
-    """The sha256 of a run of the same script with the same arguments that nobody kills.
+    """Return the sha256 of an undisturbed run of the same script and arguments.
 
-    Run once, whatever the number of processes that run tests: xdist's keep what they find in the folder above theirs.
+    Run once for all test processes: those of xdist save the results in the folder above theirs.
     """
     known = tmp_path_factory.getbasetemp() / "undisturbed"
     if hasattr(request.config, "workerinput"):

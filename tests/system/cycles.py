@@ -1,8 +1,7 @@
-"""One job that loses a rank to its spare again and again, and what its survivors hold on to meanwhile.
+"""One job that loses a rank to its spare repeatedly, and what its survivors hold meanwhile.
 
-Here live the cycle of a kill and a recovery, and the reading of /proc. Never here: how much growth is too much. The one
-idea: between two kills all ranks wait at a gate, so that every reading is taken in the same state, and the number of
-steps, and with it the undisturbed run to compare with, does not depend on how fast the machine is.
+Between two kills all ranks wait at a gate. Readings of /proc are therefore taken in the same state, and the number of
+steps, which decides the undisturbed run to compare with, does not depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from tests.system.job import WAIT_S, Job
 STEPS_PER_CYCLE = 8
 PAUSE_MS = 10
 SETTINGS = {"SPARE_NUM": "1", "REGISTER_COOLDOWN": "0"}
-PROTECTED = 1  # this node is never killed: it survives every cycle
+PROTECTED = 1  # this node is never killed and survives every cycle
 KILLED = (0, 2, 3)  # these ranks, in turn
 DESCRIPTORS_GROWN = 2  # one may be open by chance; a leaked group has several
 THREADS_GROWN = 2
-KIB_GROWN_PER_CYCLE = 64  # a group that is kept costs more; the log's own and an allocator's growth less
+KIB_GROWN_PER_CYCLE = 64  # a leaked group costs more; the log's and an allocator's growth less
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a process held at one moment."""
+    """What a process held at one time."""
 
     descriptors: int
     threads: int
@@ -38,7 +37,7 @@ class Holding:
 
 
 def holding_of(pid: int) -> Holding:
-    """As /proc says (proc(5): fd, task, RssAnon in status)."""
+    """Read it from /proc (proc(5): fd, task, RssAnon in status)."""
     proc = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
     return Holding(
@@ -49,12 +48,12 @@ def holding_of(pid: int) -> Holding:
 
 
 def arguments(cycles: int) -> tuple[str, ...]:
-    """The probe's, which decide the bits."""
+    """Return the probe's arguments, which decide the bits."""
     return ("--steps", str(STEPS_PER_CYCLE * (cycles + 1)), "--interval", "50")
 
 
 def disturbed(cycles: int) -> tuple[str, ...]:
-    """The same, and what lets the cycles be run."""
+    """Return the same arguments plus those that allow the cycles."""
     return (*arguments(cycles), "--gates", str(STEPS_PER_CYCLE), "--pause-ms", str(PAUSE_MS))
 
 
@@ -63,15 +62,15 @@ class Cycles:
     """A job with gates and a spare.
 
     Args:
-        job: not yet started; of the probe, with :func:`disturbed` and :data:`SETTINGS`.
-        seed: of the moments of the kills.
+        job: of the probe, with :func:`disturbed` and :data:`SETTINGS`, not yet started.
+        seed: determines the times of the kills.
     """
 
     job: Job
     seed: int = 1
 
     def run(self, cycles: int, say: Callable[[str], object]) -> list[Holding]:
-        """Kill and recover so often and let the job end; what the protected node held after each recovery."""
+        """Kill and recover this often and let the job end; return what the protected node held after each recovery."""
         job, rng = self.job, random.Random(self.seed)
         nodes = list(job.ranks)  # by rank
         spare = job.workers
@@ -96,7 +95,7 @@ class Cycles:
         return held
 
     def _wait_at_gate(self, nodes: Sequence[int], step: int, lost: int | None = None) -> None:
-        """Until every rank stands there; where one was lost on the way, its successor is among them."""
+        """Wait until every rank is at the gate, or the successor of a lost one."""
         for node in nodes:
             self.job.wait_for(node, rf"waits at the gate of step {step}$")
         if lost is not None:
@@ -108,9 +107,9 @@ class Cycles:
         self.job.wait_for(node, "this spare is warm", since=since)
 
     def _settled(self, pid: int, earlier: Holding | None = None) -> Holding:
-        """What it holds once that no longer changes: what is left of the last generation is freed aside.
+        """Return what the process holds once it no longer changes, since the last generation is freed asynchronously.
 
-        On a busy machine that stands still now and then, so more than ``earlier`` is given all the time there is.
+        A busy machine may pause, so a value above ``earlier`` is given the full timeout.
         """
         deadline, before = time.monotonic() + WAIT_S, holding_of(pid)
         while time.monotonic() < deadline:
@@ -127,27 +126,27 @@ class Cycles:
 
 
 GROUP = Holding(descriptors=5, threads=4, anonymous_kib=0)
-"""What a group of four costs one of its ranks."""
+"""The cost of a group of four to one of its ranks."""
 
 
 def groups_kept(held: Sequence[Holding]) -> int:
-    """After how many of these losses a whole group stayed.
+    """Return after how many of these losses a whole group stayed.
 
-    That happens, on a busy machine: gloo does not wake who receives a message that is cut off half-way, and a group is
-    kept until that operation times out, half an hour later (``training.group.discard``).
+    This happens on a busy machine: gloo does not wake the receiver of a message that is cut off midway, and a group is
+    kept until that operation times out half an hour later (``training.group.discard``).
     """
     return sum(after.descriptors > before.descriptors + 1 for before, after in itertools.pairwise(held))
 
 
 def growth(held: Sequence[Holding], of: Callable[[Holding], float]) -> float:
-    """By how much the last fifth's median exceeds the second fifth's: the first cycles warm memory up."""
+    """Return the last fifth's median less the second fifth's; the first cycles warm up memory."""
     fifth = max(1, len(held) // 5)
     early, late = held[fifth : 2 * fifth], held[-fifth:]
     return statistics.median(map(of, late)) - statistics.median(map(of, early))
 
 
 def leaks(held: Sequence[Holding]) -> list[str]:
-    """What grew by more than a reading is worth."""
+    """Return what grew by more than the noise of a reading."""
     per_cycle_kib = growth(held, lambda one: one.anonymous_kib) / (0.6 * len(held))
     found = {
         "descriptors": growth(held, lambda one: one.descriptors) >= DESCRIPTORS_GROWN,
@@ -158,7 +157,7 @@ def leaks(held: Sequence[Holding]) -> list[str]:
 
 
 def table(held: Sequence[Holding]) -> str:
-    """For people: a few of the readings, and the growth."""
+    """Format some of the readings and the growth."""
     rows = ["after cycle  descriptors  threads  anonymous KiB"]
     chosen = sorted({0, 1, *range(0, len(held), max(1, len(held) // 10)), len(held) - 1})
     for cycle in chosen:

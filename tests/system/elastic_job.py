@@ -1,6 +1,6 @@
-"""A job with spares, or whose world changes its size: which nodes are there, which are gone for good, and how it ends.
+"""A job with spares or a changing world size: which nodes exist, which are gone for good, and how it ends.
 
-Never here: a promise. The one idea: a node is what a test names; which rank it is, and whether it is a spare, changes.
+A test names nodes; a node's rank, and whether it is a spare, changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FINAL = re.compile(r"final step=(\d+) .*?sha256=([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One committed step of one node: which samples it went through."""
+    """One committed step of one node and the samples it used."""
 
     generation: int
     epoch: int
@@ -35,7 +35,7 @@ class Taken:
 
 
 class ElasticJob(Job):
-    """A job of ``workers`` nodes and ``spares`` more; nodes above WORKER_NUM and below MAX_WORKER_NUM come later."""
+    """A job of ``workers`` nodes and ``spares``; nodes from WORKER_NUM to MAX_WORKER_NUM join later."""
 
     def __init__(
         self, folder: Path, starter: Starter, *, workers: int = 4, spares: int = 0, most: int = 0, **options: object
@@ -60,23 +60,23 @@ class ElasticJob(Job):
         self.gone |= set(ranks)
 
     def wait_died(self, node: int) -> None:
-        """Until this node has ended itself (``--die``)."""
+        """Wait until this node has ended itself (``--die``)."""
         self.wait_killed(node)
         self.gone.add(node)
 
     def terminate(self, node: int) -> int:
-        """SIGTERM, and how the process ends."""
+        """Send SIGTERM; return how the process ends."""
         self.gone.add(node)
         self.worker(node).signal(signal.SIGTERM)
         return self.worker(node).wait(WAIT_S)
 
     @property
     def nodes(self) -> list[int]:
-        """Those whose process is to come to the job's end."""
+        """Return the nodes whose process should reach the job's end."""
         return sorted(self._workers.keys() - self.gone)
 
     def wait_for_step(self, step: int, rank: int = 0, *, since: int = 0, timeout_s: float = WAIT_S) -> None:
-        """Until this node has said a step from ``step`` on, whichever probe it runs."""
+        """Wait until this node has printed a step from ``step`` on, whichever probe it runs."""
         self.wait_until(
             lambda: any(int(one[1]) >= step for one in self.matches(rank, r"^epoch \d+ step (\d+) ", since)) or None,
             f"step {step} of node {rank}",
@@ -84,17 +84,17 @@ class ElasticJob(Job):
         )
 
     def wait_warm(self, *nodes: int) -> None:
-        """Until these spares wait."""
+        """Wait until these spares are waiting."""
         for node in nodes:
             self.wait_for(node, "this spare is warm")
 
     def wait_generation(self, number: int, nodes: Iterable[int]) -> None:
-        """Until the generation has begun in all of these."""
+        """Wait until the generation has begun in all of these."""
         for node in nodes:
             self.wait_for(node, rf"generation {number}: rank \d+ of \d+ ")
 
     def finish(self, timeout_s: float = FINISH_S) -> str:
-        """The one sha256 of all who came to the end, once every process has left with 0."""
+        """Return the common sha256 of all nodes that reached the end, once every process has exited with 0."""
         statuses = {node: self.worker(node).wait(timeout_s) for node in self.nodes}
         statuses[-1] = self.scheduler.wait(timeout_s)
         failed = {node: status for node, status in statuses.items() if status}
@@ -104,13 +104,13 @@ class ElasticJob(Job):
         return next(iter(hashes.values()))
 
     def seated_once(self, *nodes: int) -> bool:
-        """Whether none of these processes was ever replaced."""
+        """Return whether none of these processes was ever replaced."""
         return all(len(self.matches(node, "seated: ")) == 1 for node in nodes)
 
-    # ---- what was trained on
+    # ---- training data
 
     def taken(self, node: int) -> list[Taken]:
-        """Every step this node committed, in order, those of a line that was given up included."""
+        """Return every step this node committed, in order, abandoned lines included."""
         found, generation = [], 0
         for line in self.lines(node):
             if (begins := _BEGINS.search(line)) is not None:
@@ -121,7 +121,7 @@ class ElasticJob(Job):
         return found
 
     def kept(self) -> dict[int, list[Taken]]:
-        """Of every step what its last generation took, over all nodes: an earlier one's was given up."""
+        """Return for each step what its last generation used, over all nodes."""
         by_step: dict[int, list[Taken]] = defaultdict(list)
         for node in self._workers:
             for taken in self.taken(node):
@@ -132,12 +132,12 @@ class ElasticJob(Job):
         }
 
     def sizes(self) -> list[int]:
-        """The world sizes that trained, in order, each named once."""
+        """Return the world sizes that trained, in order without repeats."""
         sizes = [steps[0].world_size for steps in self.kept().values()]
         return [size for before, size in zip([0, *sizes], sizes, strict=False) if size != before]
 
     def require_each_sample_once(self, samples: int, most: int, is_whole: Callable[[int], bool]) -> None:
-        """Every whole epoch went through every sample once; what fills up its last round aside."""
+        """Check that each complete epoch used every sample once, apart from the padding of its last round."""
         epochs: dict[int, Counter[int]] = defaultdict(Counter)
         for step, all_ in self.kept().items():
             assert {one.world_size for one in all_} == {len(all_)}, f"step {step}: {all_}"

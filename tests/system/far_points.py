@@ -1,4 +1,4 @@
-"""A job whose checkpoints lie elsewhere than on its host, which is lost with all that ran there."""
+"""A job whose checkpoints are stored remotely, and whose host is lost with everything on it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.system.kill_list import GATE, MIDDLE, STEPS, TRAINED
 def goes_on_after_all_was_lost(
     job: Job, points_of: Callable[[int], Sequence[int]], undisturbed: Callable[..., str]
 ) -> None:
-    """Start it, kill everything once every slot has a point there, and see it end with the undisturbed bits.
+    """Start the job, kill everything once every slot has a point there, and check that it ends with the undisturbed
+    bits.
 
     Args:
         job: of two workers, gated, not started yet.
-        points_of: the steps of a slot's whole points in the store, in order.
+        points_of: the steps of a slot's complete points in the store, in order.
         undisturbed: as the fixture.
     """
     job.start()
@@ -29,7 +30,8 @@ def goes_on_after_all_was_lost(
     )
     job.kill_everything()
     of_job = job.matches(0, r"seated: .*, job (\S+)")[0][1]
-    shutil.rmtree(room_path(SHARED_MEMORY, of_job, 0).parent)  # as after the loss of the host: only the store knows
+    # as after the loss of the host: only the store has the points
+    shutil.rmtree(room_path(SHARED_MEMORY, of_job, 0).parent)
     held = min(points_of(slot)[-1] for slot in job.ranks)
     job.open_gates(GATE)
     job.start()

@@ -1,4 +1,4 @@
-"""Runs the probe as a shell does that allows 200 open files until it is asked for more."""
+"""Run the probe as from a shell with a soft limit of 200 open files."""
 
 from __future__ import annotations
 

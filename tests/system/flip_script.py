@@ -1,8 +1,8 @@
-"""A recipe with dropout in which a bit changes by itself: in a weight or a moment, on the ranks and at the steps given.
+"""A recipe with dropout in which single bits of weights or moments flip on given ranks and steps.
 
-``--flip RANK:STEP`` (any number of them) flips one bit behind the commit of that step, once, in the worker that began
-with that rank; ``--always`` flips the same bit behind every step from then on, as a script's own mistake would.
-``--die RANK:STEP`` kills the worker that began with that rank when all have committed that step, once.
+``--flip RANK:STEP`` (repeatable) flips one bit after the commit of that step, once, in the worker that started with
+that rank. ``--always`` flips the same bit after every later step too, as a script's own mistake would. ``--die
+RANK:STEP`` kills the worker that started with that rank when all have committed that step, once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ arguments = parser.parse_args()
 
 
 def mine(pairs: list[str]) -> set[int]:
-    """The steps of those RANK:STEP that are this worker's."""
+    """Return the steps of those RANK:STEP that apply to this worker."""
     return {int(step) for rank, _, step in (one.partition(":") for one in pairs) if rank == os.environ.get("NODE_ID")}
 
 
@@ -60,7 +60,7 @@ state = samebits.elastic.TorchState(
 
 
 def flip_where_it_is_time() -> None:
-    """Flip one bit, without a trace: as a cosmic ray does, not as an operator of torch does."""
+    """Flip one bit without a trace, as a cosmic ray does, not through a torch operator."""
     global flipped
     step = state.completed_steps
     if not (step >= min(flips, default=step + 1) if arguments.always else step in flips):
@@ -75,7 +75,7 @@ def flip_where_it_is_time() -> None:
 
 
 def die_where_it_is_time() -> None:
-    """Leave as kill -9 does, once all have committed that step; who is started again in its place lives."""
+    """Die as by kill -9 once all have committed that step; a replacement lives."""
     step = state.completed_steps
     if not any(one.endswith(f":{step}") for one in arguments.die):
         return
@@ -90,7 +90,7 @@ def die_where_it_is_time() -> None:
 
 @samebits.elastic.run
 def train(state: samebits.elastic.TorchState) -> None:
-    """Epochs until there are enough."""
+    """Train epochs until there are enough."""
     while state.epoch < arguments.epochs:
         for batch, (inputs, labels) in enumerate(loader):
             optimizer.zero_grad()

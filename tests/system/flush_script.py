@@ -1,4 +1,4 @@
-"""Every step is saved beside the training, and after ``state.flush()`` its point is on disk under its name."""
+"""Save every step in the background; after ``state.flush()`` its point is on disk under its name."""
 
 from __future__ import annotations
 

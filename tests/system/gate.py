@@ -1,7 +1,7 @@
-"""A gate in a script of the tests: the job waits there until it was disturbed, however late that comes.
+"""A gate in a test script: the job waits there until the test has disturbed it.
 
-Here lives the one that any script may have, in the folder it is run in, which is its job's; the probe has several of
-its own (``--gates``). The test opens it with ``JobFolder.open_gates``.
+Any script may use it in its job's folder, where it is run; the probe has gates of its own (``--gates``). The test opens
+it with ``JobFolder.open_gates``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ POLL_S = 0.002
 
 
 def wait_at_gate(step: int, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Until the gate behind that many steps is open.
+    """Wait until the gate after that many steps is open.
 
     Args:
-        step: of its name.
-        meanwhile: called again and again; may raise, where a peer was lost.
+        step: the step in its name.
+        meanwhile: called repeatedly; may raise if a peer was lost.
     """
     gate = Path(f"gate-{step}")
     while not gate.exists():

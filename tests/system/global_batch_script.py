@@ -1,4 +1,4 @@
-"""Global batches of one size in worlds of any: a model with dropout, Adam, and a loss of which every bit is said."""
+"""Global batches of one size in worlds of any size: a model with dropout, Adam, and losses printed to the last bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import samebits
 from tests.system.gate import wait_at_gate
 from tests.system.probe import FEATURES, Shuffled, sha256_of
 
-SAMPLES, SIZE, MICRO = 150, 40, 6  # the last global batch of an epoch is smaller, and so is each one's last micro-batch
+# the last global batch of an epoch is smaller, and so is each rank's last micro-batch
+SAMPLES, SIZE, MICRO = 150, 40, 6
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=24)

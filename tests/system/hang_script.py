@@ -1,4 +1,4 @@
-"""Trains, until one rank stops coming on in the way it is told: once, as a mark in the job's folder remembers."""
+"""Train until one rank hangs in the given way, once; a mark in the job's folder records it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch.utils.data import DataLoader, Dataset
 import samebits
 
 STEPS = 25
-HANGS_AT = 15  # behind enough steps for the watch to have seen a few
+HANGS_AT = 15  # after enough steps for the watchdog to have seen a few
 HANGING_RANK = 1
 FOR_EVER_S = 3600.0
 PAUSE_S = 0.1
 
 
 class Samples(Dataset[torch.Tensor]):
-    """float32 (4,), a function of the index; one of them may never come."""
+    """float32 (4,), a function of the index; one of them may never arrive."""
 
     def __len__(self) -> int:
         return 1000
@@ -36,7 +36,7 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def is_time_for(way: str) -> bool:
-    """Whether this rank is to hang here and now; once in a job."""
+    """Return whether this rank is to hang here and now; once in a job."""
     if args.way != way or state.step != HANGS_AT or samebits.get_rank() != HANGING_RANK:
         return False
     mark = Path("has-hung")

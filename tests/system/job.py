@@ -1,9 +1,8 @@
-"""A job as its user sees it: a folder, a port, logs, pids; and a job whose processes the test starts itself.
+"""A job as its user sees it (folder, port, logs, pids), and a job whose processes the test starts itself.
 
-``JobFolder`` is what every job has, whoever starts it: reading logs, waiting for what they say, the final sha256, and
-the proof that nothing is left. ``Job`` starts, kills and restarts the processes one by one (``scripted`` does so by the
-scripts). Never here: a promise, or a choice of what is killed. The one idea: a test waits for what a process says,
-never for time to pass, and a wait that is in vain shows the logs' last lines.
+``JobFolder`` is common to all jobs: reading logs, waiting for lines, the final sha256, and the check that nothing is
+left. ``Job`` starts, kills and restarts single processes; ``scripted`` does so through the scripts. Tests wait for a
+line of output, never for a time, and a wait that fails shows the last lines of all logs.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ PROBE = REPOSITORY / "tests" / "system" / "probe.py"
 RIDER = PROBE.with_name("rider.py")
 BETWEEN = PROBE.with_name("between_script.py")
 MARKED = (PROBE, RIDER, BETWEEN, PROBE.with_name("on_host.py"), PROBE.with_name("few_descriptors.py"))
-"""Scripts that are told where marks and gates of their job lie."""
+"""Scripts that take the paths of their job's marks and gates."""
 Value = TypeVar("Value")
 
 POLL_S = 0.01
 SHOWN_LINES = 12
 WAIT_S = 60.0 * PATIENCE
 FINISH_S = 150.0 * PATIENCE
-"""A whole job's end is waited for longer: on a busy machine that is the sum of many waits."""
+"""A timeout for a whole job, longer because on a busy machine it is the sum of many waits."""
 
 _STEP = re.compile(r"epoch (\d+) step (\d+) loss (\S+) at (\S+)(?: queued (\S+))?")
 _FINAL = re.compile(r"final step=(\d+) .*?sha256=([0-9a-f]{64})")
@@ -57,9 +56,9 @@ _FINAL = re.compile(r"final step=(\d+) .*?sha256=([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the probe: a step that was committed, and when (monotonic seconds).
+    """One line of the probe: a committed step and its time (monotonic seconds).
 
-    ``queued_s``: how long the process's threads have waited for a CPU so far, where the probe was asked to say so.
+    ``queued_s``: how long the process's threads have waited for a CPU so far, if the probe was asked for it.
     """
 
     number: int
@@ -68,10 +67,10 @@ class Step:
 
 
 def is_writer(identity: ProcessIdentity, of: bytes = b"") -> bool:
-    """Whether this is a worker's checkpoint writer, which ends by itself when its worker is gone.
+    """Return whether this is a worker's checkpoint writer, which ends by itself when its worker is gone.
 
     Args:
-        of: what its command names besides, such as a folder.
+        of: what else its command names, such as a folder.
     """
     try:
         command = Path(f"/proc/{identity.pid}/cmdline").read_bytes()
@@ -84,9 +83,9 @@ class JobFolder:
     """A job's folder and settings, its logs, and what may be left of it at the end.
 
     Args:
-        folder: of this job alone, empty.
+        folder: for this job alone, empty.
         workers: WORKER_NUM.
-        settings: environment variables besides those below, or instead of them; an empty value leaves one out.
+        settings: environment variables besides those below, or replacing them; an empty value removes one.
     """
 
     def __init__(self, folder: Path, *, workers: int = 4, settings: Mapping[str, str] | None = None) -> None:
@@ -110,36 +109,36 @@ class JobFolder:
         return range(self.workers)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """What a process of this job is given."""
+        """Return the environment of a process of this job."""
         wanted = environment_of_tests() | self.settings | more
         return {name: value for name, value in wanted.items() if value}
 
     # ---- logs
 
     def log(self, name: str | int) -> Path:
-        """``scheduler``, or a worker by its rank."""
+        """Return the lines of ``scheduler``, or of a worker by its rank."""
         return self.log_dir / (f"worker_{name}.log" if isinstance(name, int) else f"{name}.log")
 
     def lines(self, name: str | int) -> Sequence[str]:
         return lines_of(self.log(name))
 
     def count(self, name: str | int) -> int:
-        """How many lines there are: a place in the log to look from later."""
+        """Return the number of lines: a position in the log to search from later."""
         return len(self.lines(name))
 
     def matches(self, name: str | int, pattern: str, since: int = 0) -> list[re.Match[str]]:
-        """Every line that the pattern is found in."""
+        """Return every line that matches the pattern."""
         found = (re.search(pattern, line) for line in self.lines(name)[since:])
         return [match for match in found if match is not None]
 
     def wait_for(self, name: str | int, pattern: str, *, since: int = 0, timeout_s: float = WAIT_S) -> re.Match[str]:
-        """The first line with the pattern, as soon as it is there."""
+        """Return the first line that matches the pattern as soon as it is there."""
         return self._wait_for_line(
             name, lambda line: re.search(pattern, line), f"{pattern!r} in {name}'s log", since, timeout_s
         )
 
     def wait_for_step(self, step: int, rank: int = 0, *, since: int = 0, timeout_s: float = WAIT_S) -> None:
-        """Until this rank has said a step from ``step`` on."""
+        """Wait until this rank has printed a step from ``step`` on."""
 
         def reached(line: str) -> re.Match[str] | None:
             match = _STEP.search(line)
@@ -150,7 +149,7 @@ class JobFolder:
     def _wait_for_line(
         self, name: str | int, found: Callable[[str], Value | None], what: str, since: int, timeout_s: float
     ) -> Value:
-        """Every line is looked at once: a log of thousands is waited on a hundred times a second."""
+        """Wait for a line, examining each line once: long logs are polled a hundred times a second."""
         path, seen, size = self.log(name), since, -1
 
         def look() -> Value | None:
@@ -165,7 +164,7 @@ class JobFolder:
         return self.wait_until(look, what, timeout_s)
 
     def wait_until(self, found: Callable[[], Value | None], what: str, timeout_s: float = WAIT_S) -> Value:
-        """What the function returns, once that is not None."""
+        """Return the function's result once it is not None."""
         deadline = time.monotonic() + timeout_s
         while (value := found()) is None:
             assert time.monotonic() < deadline, f"no {what} within {timeout_s:g} s\n{self.tails()}"
@@ -173,15 +172,15 @@ class JobFolder:
         return value
 
     def steps(self, rank: int) -> list[Step]:
-        """Everything the probe said, steps that were done twice included."""
+        """Return everything the probe printed, repeated steps included."""
         return [Step(int(one[2]), float(one[4]), float(one[5] or 0)) for one in self.matches(rank, _STEP.pattern)]
 
     def seatings(self, rank: int) -> int:
-        """How many processes this worker's seat has had."""
+        """Return how many processes this worker's seat has had."""
         return len(self.matches(rank, r"seated: slot \d+ of"))
 
     def sha256(self, ranks: int | None = None) -> str:
-        """The one hash that the last line of every process gives, and so many processes (else WORKER_NUM) say."""
+        """Return the common hash in the last lines of this many processes (by default WORKER_NUM)."""
         finals = {log.name: self.finals_of(log) for log in sorted(self.log_dir.glob("worker_*.log"))}
         hashes = {name: found[-1] for name, found in finals.items() if found}
         assert len(hashes) >= (ranks or self.workers), f"only {sorted(hashes)} printed a final line\n{self.tails()}"
@@ -190,56 +189,56 @@ class JobFolder:
 
     @staticmethod
     def finals_of(log: Path) -> list[str]:
-        """Every hash that a worker's log gives."""
+        """Return every hash in a worker's log."""
         return [found[2] for line in lines_of(log) if "final" in line and (found := _FINAL.search(line))]
 
     def tails(self) -> str:
-        """The end of every log."""
+        """Return the end of every log."""
         logs = sorted(self.log_dir.glob("*.log")) + sorted(self.folder.glob("*.out"))
         return "\n".join(f"--- {log.name}\n" + "\n".join(lines_of(log)[-SHOWN_LINES:]) for log in logs)
 
     def last_look(self) -> str:
-        """What no log says: the job's state and who still runs."""
+        """Return what no log shows: the job's state and the processes still running."""
         return last_look(self.folder, self.environment())
 
     # ---- gates
 
     def open_gates(self, *steps: int) -> None:
-        """Let the probe go on behind these steps, where it was told to wait (``--gates``)."""
+        """Let the probe continue past these steps, where it was told to wait (``--gates``)."""
         for step in steps:
             (self.folder / f"gate-{step}").touch()
 
     def end_at(self, step: int) -> None:
-        """Let the probe's training end with this step, which no rank may have come to when this is called."""
+        """Let the probe's training end with this step, which no rank may have reached yet."""
         new = self.folder / "last-step.new"
         new.write_text(str(step))
-        new.rename(self.folder / "last-step")  # it is read by every rank in every step
+        new.rename(self.folder / "last-step")  # every rank reads it in every step
 
     # ---- memory
 
     def wait_for_writers(self) -> None:
-        """Until every checkpoint writer of a killed worker has finished what it had in hand."""
+        """Wait until every checkpoint writer of a killed worker has finished its work."""
         self.wait_until(lambda: None if any(map(is_writer, self.processes())) else True, "end of the writers")
 
     def memory_rooms(self) -> list[Path]:
-        """The folders of the ranks' slots in shared memory."""
+        """Return the folders of the ranks' slots in shared memory."""
         owners = [read_owner(folder) for folder in self.checkpoints.glob("[0-9]*") if folder.is_dir()]
         jobs = {owner.job for owner in owners if owner is not None}
         return [room for job in jobs for room in room_path(SHARED_MEMORY, job, 0).parent.glob("*")]
 
     def forget_memory(self) -> None:
-        """What the machine's power does to shared memory; to be called when no process of the job is left."""
+        """Erase shared memory as a power failure does; call when no process of the job is left."""
         for room in self.memory_rooms():
             shutil.rmtree(room)
 
-    # ---- what is left
+    # ---- remains
 
     def processes(self) -> Iterable[ProcessIdentity]:
-        """Every process of this job that lives, whoever started it."""
+        """Return every live process of this job, whoever started it."""
         return found_below(self.folder)
 
     def end(self) -> list[str]:
-        """End whatever still runs; what that was, and any lock or port that stayed held after it."""
+        """End whatever still runs; return what that was, and any lock or port that stayed held after it."""
         left = []
         for identity in self.processes():
             try:
@@ -299,7 +298,7 @@ class Job(JobFolder):
         return self._workers[rank]
 
     def start(self) -> None:
-        """Everything: for the first time, or after all of it was killed."""
+        """Start everything: for the first time, or after all of it was killed."""
         self.start_scheduler()
         for rank in self.ranks:
             self.start_worker(rank)
@@ -317,7 +316,7 @@ class Job(JobFolder):
         return self._starter.start(Command(self._script, self._args, environment, self.folder, self.log(name)))
 
     def kill(self, *ranks: int) -> None:
-        """kill -9 these workers at once; returns when they are gone."""
+        """kill -9 these workers at once; return when they are gone."""
         for rank in ranks:
             self.worker(rank).signal(signal.SIGKILL)
         for rank in ranks:
@@ -331,7 +330,7 @@ class Job(JobFolder):
         self.wait_for_writers()
 
     def wait_killed(self, rank: int, timeout_s: float = WAIT_S) -> None:
-        """Until kill -9 has ended this worker: the test's, or its own (``--kill``)."""
+        """Wait until kill -9 has ended this worker: the test's, or its own (``--kill``)."""
         try:
             status = self.worker(rank).wait(timeout_s)
         except TimeoutError as error:
@@ -339,7 +338,7 @@ class Job(JobFolder):
         assert status == -signal.SIGKILL, f"worker {rank} ended with {status}\n{self.tails()}"
 
     def wait_ended(self, timeout_s: float = FINISH_S) -> dict[str | int, int]:
-        """The exit status of every process, once all have ended."""
+        """Return the exit status of every process, once all have ended."""
         deadline = time.monotonic() + timeout_s
         statuses: dict[str | int, int] = {}
         try:
@@ -351,7 +350,7 @@ class Job(JobFolder):
         return statuses
 
     def wait_finished(self, timeout_s: float = FINISH_S) -> str:
-        """The job's sha256, once every process has left with status 0 and no survivor was replaced."""
+        """Return the job's sha256, once every process has exited with 0 and no survivor was replaced."""
         statuses = self.wait_ended(timeout_s)
         failed = {name: status for name, status in statuses.items() if status}
         assert not failed, f"exit statuses {failed}\n{self.tails()}"

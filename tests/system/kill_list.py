@@ -1,8 +1,8 @@
-"""The kill list: what is killed, when, and in which order; each entry must end with the undisturbed run's bits.
+"""The kill list: what is killed, when and in which order; each entry must end with the undisturbed run's bits.
 
-An entry disturbs a job that the caller has made and leaves it running towards its end; whoever was killed has been
-started again, nobody else. What is checked afterwards is the same for all of them and lives with the callers: the test
-(once each) and ``python -m tests.system`` (many times).
+An entry disturbs a job that the caller has made and leaves it running towards its end, with exactly the killed
+processes restarted. The check afterwards is common to all and is done by the callers: the test (once each) and ``python
+-m tests.system`` (many times).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.system.job import Job
 STEPS = 40
 INTERVAL = 10
 MIDDLE = 15  # no multiple of the interval
-GATE = 30  # here the job waits until it was disturbed from outside, however late that comes on a busy machine
+GATE = 30  # the job waits here until the test has disturbed it
 TRAINED = ("--steps", str(STEPS), "--interval", str(INTERVAL))
 EACH_STEP = ("--steps", "20", "--interval", "1")
 GATED = ("--gates", str(GATE))
@@ -29,9 +29,9 @@ class Case:
 
     Args:
         disturb: called with a job that has not been started.
-        kills: kills that processes of the job do to themselves, see ``kill_points``.
-        args: of the probe, besides; they change what is computed.
-        gates: steps between two gates; 0: there is none.
+        kills: kills that the job's processes do to themselves, see ``kill_points``.
+        args: further arguments of the probe, which change what is computed.
+        gates: steps between two gates; 0: there are none.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """The probe's arguments that decide which bits come out."""
+        """The probe's arguments that decide the bits."""
         return (*TRAINED, *self.args)
 
     @property
@@ -54,14 +54,14 @@ class Case:
 
 
 def start(job: Job) -> None:
-    """All of it; returns when rank 0 is in the middle of the training."""
+    """Start everything; return when rank 0 is in the middle of training."""
     job.start()
     job.open_gates(0)
     job.wait_for_step(MIDDLE)
 
 
 def kill_workers(*ranks: int) -> Callable[[Job], None]:
-    """These workers at the same moment, in the middle of training."""
+    """Kill these workers at the same time in the middle of training."""
 
     def disturb(job: Job) -> None:
         start(job)
@@ -74,7 +74,7 @@ def kill_workers(*ranks: int) -> Callable[[Job], None]:
 
 
 def replace(*ranks: int) -> Callable[[Job], None]:
-    """Workers that kill themselves, one after the other: each is started again as soon as it is gone."""
+    """Restart workers that kill themselves one after the other, each as soon as it is gone."""
 
     def disturb(job: Job) -> None:
         job.start()
@@ -98,7 +98,7 @@ def worker_and_scheduler(job: Job) -> None:
 def scheduler_then_worker(job: Job) -> None:
     start(job)
     job.scheduler.kill()
-    time.sleep(5.0)  # what the promise says: a worker 5 s later
+    time.sleep(5.0)  # as promised: a worker 5 s later
     job.kill(1)
     job.open_gates(GATE)
     job.wait_for(3, "left the generation at step")

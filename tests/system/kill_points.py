@@ -1,11 +1,10 @@
-"""Exact moments at which a process of the probe ends itself: once, and never again in its replacement.
+"""Exact points at which a process of the probe ends itself: once, and not again in its replacement.
 
-A kill is asked for as ``RANK:POINT`` or ``RANK:POINT:NUMBER``, and with another way to go than kill -9 as
-``RANK:POINT:NUMBER:WAY`` (:class:`Way`). Most points are calls in the probe itself; those inside
-the runtime (while it saves, forms a group, restores) are reached by wrapping one of its functions each. The one idea:
-the mark that a kill has happened is a file, made exclusively just before it, so the process that takes over finds it.
-Ranks that are to die at the same point wait there for each other's marks: else the loss of the first may end the
-generation before the last of them has got there.
+A kill is requested as ``RANK:POINT`` or ``RANK:POINT:NUMBER``, and with another end than kill -9 as
+``RANK:POINT:NUMBER:WAY`` (:class:`Way`). Most points are calls in the probe itself; those inside the runtime (while it
+saves, forms a group, restores) are reached by wrapping one of its functions. A file created exclusively just before
+the kill records it, so that the replacement finds it. Ranks that are to die at the same point wait there for each
+other's marks; otherwise the loss of the first may end the generation before the last of them gets there.
 
 =================  =========================================================================  ================
 point              the process dies                                                           NUMBER
@@ -17,7 +16,7 @@ reset              in a reset callback: the new group stands, nothing is restore
 backward           in the middle of the backward pass, some gradients reduced, some not       the step
 stepped            after the optimizer's step, before the commit                              the step
 saving             a checkpoint is written but not renamed into place                         its step
-saved              the checkpoint has its name, nobody knows yet                              its step
+saved              the checkpoint has its name and has not been reported                      its step
 committed          after the commit                                                           the step
 function_returned  the training function is about to return, ``elastic.run`` has not          –
 train_returned     ``elastic.run`` has returned, the process has not ended                    –
@@ -46,7 +45,7 @@ TOGETHER_WITHIN_S = 60.0
 
 
 class Way(StrEnum):
-    """How a process goes, or stops going on."""
+    """How a process ends or stops running."""
 
     KILL = "kill"
     EXCEPTION = "exception"
@@ -68,12 +67,12 @@ def go(way: Way) -> None:
 
 
 def mark_of(marks: Path, name: str) -> Path:
-    """The file that says that this kill has happened."""
+    """Return the file that records this kill."""
     return marks / f"killed-{name}"
 
 
 class KillPoints:
-    """The kills that are still to happen."""
+    """The kills that have yet to happen."""
 
     def __init__(self, wanted: Sequence[str], marks: Path) -> None:
         self._wanted: dict[str, Way] = {}
@@ -87,7 +86,7 @@ class KillPoints:
         self._generation = 0
 
     def here(self, point: str, number: int | None = None) -> None:
-        """Go, if that was asked for and has not happened yet."""
+        """Die here if that was requested and has not happened yet."""
         if not self._wanted or samebits.is_spare():
             return
         rank = samebits.get_rank()
@@ -112,7 +111,7 @@ class KillPoints:
         return True
 
     def install(self) -> None:
-        """Reach the points inside the runtime."""
+        """Hook the points inside the runtime."""
         if not self._wanted:
             return
         self._wrap_formation()

@@ -1,4 +1,4 @@
-"""Local SGD on random data: every rank says each of its own steps, and at which average it stands."""
+"""Local SGD on random data; every rank prints each of its steps and the number of averages so far."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The kill matrix: who is lost × how × what makes up for it; and the state that each combination must end in.
+"""The kill matrix: which process is lost, how, and what makes up for it, with the required result of each cell.
 
-Here live the combinations and the one way in which all of them run. Never here: which of them are run, and where. The
-one idea: a process goes by itself at a point of the training that is the same in every run (``kill_points``), so a
-combination is exact and can be repeated; what the test adds is what a user or a follower would do, starting again.
+A process ends at a fixed point of the training (``kill_points``), so each combination is exact and repeatable. The test
+only adds what a user or a follower would do, such as restarting a process. Which cells run where is decided by the
+callers.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ TRAINED = ("--steps", "60", "--interval", "10")
 STOPPED_LEASE = {"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "3"}
 FIRST_SPARE = 10  # a node id that names no slot
 MODELS = {"two at once, exception, restart": ("--model", "by-hand")}
-"""Combinations that train another model, so that no job of its own is needed for it."""
+"""Combinations that train another model, so that it needs no job of its own."""
 STATUSES = {
     Way.KILL: {-signal.SIGKILL},
     Way.EXCEPTION: {1},
     Way.EXIT: {1},
-    Way.TERM: {sigterm.STATUS},  # it has finished its step, and left
-    Way.STOP: {FencedError.exit_code, 0},  # when it is woken; 0: it has come back, as a spare or as one rank more
+    Way.TERM: {sigterm.STATUS},  # it has finished its step and left
+    Way.STOP: {FencedError.exit_code, 0},  # when it is woken; 0: it returned as a spare or as one more rank
 }
-"""How a process ends that is lost in that way."""
+"""How a process ends that was lost in that way."""
 
 
 class MadeUp(StrEnum):
-    """What takes the place of who is lost."""
+    """What takes the place of the lost process."""
 
     SPARE = "spare"
     RESTART = "restart"
@@ -47,12 +47,12 @@ class MadeUp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Who is lost, and where.
+    """Which processes are lost, and where.
 
     Args:
         points: ``RANK:POINT[:NUMBER]`` of each loss, in order.
-        first_is_killed: the first of them is lost by kill -9 in any case: the others' loss is the case.
-        with_scheduler: it is killed (-9) before, and started again when the worker is gone.
+        first_is_killed: the first of them is lost by kill -9 in any case; the others' loss is the case.
+        with_scheduler: it is killed (-9) before, and restarted when the worker is gone.
         with_spare: a spare is lost before, in the same way.
         while_growing: a node is added before.
     """
@@ -66,7 +66,7 @@ class Who:
 
     @property
     def ranks(self) -> list[int]:
-        """Of the losses, in order; until then a rank is its node's number."""
+        """Return the ranks of the losses, in order; until then a rank is its node's number."""
         return [int(point.partition(":")[0]) for point in self.points]
 
 
@@ -76,7 +76,7 @@ WHO = {
         Who("rank 0", ("0:committed:25",)),
         Who("a middle rank", ("1:committed:25",)),
         Who("the last rank", ("3:committed:25",)),
-        # Not after a commit: that step may come to the second of them from a third, and the point be passed over.
+        # Not after a commit: the second rank may get that step from a third and skip the point.
         Who("two at once", ("1:backward:25", "3:backward:25")),
         Who("all but one", ("0:backward:25", "2:backward:25", "3:backward:25")),
         Who("a spare, then a rank", ("2:committed:25",), with_spare=True),
@@ -103,12 +103,12 @@ class Cell:
 
     @property
     def is_possible(self) -> bool:
-        """Where the world shrinks nobody succeeds."""
+        """A shrunk world has no successor."""
         return self.made_up is not MadeUp.SHRINK or len(set(self.who.ranks)) == len(self.who.points)
 
     @property
     def is_same_world(self) -> bool:
-        """Whether the final bits are those of the undisturbed run."""
+        """Return whether the final bits are those of the undisturbed run."""
         return self.made_up is not MadeUp.SHRINK and not self.who.while_growing
 
     @property
@@ -118,16 +118,16 @@ class Cell:
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """The probe's arguments that decide which bits come out."""
+        """Return the probe's arguments that decide the bits."""
         return (*TRAINED, *MODELS.get(self.name, ()))
 
     def way_of(self, number: int) -> Way:
-        """How the so many-th is lost, counted from 0."""
+        """Return how the n-th process is lost, counted from 0."""
         return Way.KILL if self.who.first_is_killed and number == 0 else self.way
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The probe's."""
+        """Return the probe's arguments."""
         kills = []
         for number, point in enumerate(self.who.points):
             kills += ["--kill", f"{point}:{self.way_of(number)}"]
@@ -135,7 +135,7 @@ class Cell:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Of the job."""
+        """Return the job's settings."""
         spares = len(self.who.points) if self.made_up is MadeUp.SPARE else 0
         return {
             "REGISTER_COOLDOWN": "0",
@@ -155,7 +155,7 @@ CELLS = {
 COVERING = [
     f"{who}, {way}, {made_up}"
     for who, way, made_up in (
-        # Every row, every way at least thrice, every way to make up five times; every pair of the latter two.
+        # Every row, every way at least three times, every replacement five times; every pair of the latter two.
         ("rank 0", Way.EXCEPTION, MadeUp.SHRINK),
         ("a middle rank", Way.TERM, MadeUp.SPARE),
         ("a middle rank", Way.STOP, MadeUp.RESTART),
@@ -191,7 +191,7 @@ class Run:
         self._nodes = list(range(WORKERS))  # by rank
 
     def to_its_end(self) -> str:
-        """Let it happen; the final hash, once everything has ended as it must.
+        """Run the cell; return the final hash once everything has ended as it must.
 
         Raises:
             AssertionError: it has not.
@@ -218,7 +218,7 @@ class Run:
         return job.sha256(cell.final_world_size)
 
     def _before(self, spares: list[int]) -> None:
-        """What happens before a worker is lost; all wait at a gate meanwhile."""
+        """Do what precedes the loss of a worker, while all wait at a gate."""
         job, who = self._job, self._cell.who
         if who.with_scheduler or who.while_growing:
             gate_of(job.folder, 0).touch()
@@ -233,12 +233,12 @@ class Run:
             self._lose_spare(spares[0])
 
     def _open_gates(self) -> None:
-        """All but the last, behind which the job would end: who is stopped must find it alive."""
+        """Open all gates but the last, after which the job would end: a stopped process must find it alive."""
         for step in range(0, LAST_GATE, GATE):
             gate_of(self._job.folder, step).touch()
 
     def _start_spare(self, node: int) -> None:
-        """Warm; or one that fails before it is, where a spare is to be lost by what its own program does."""
+        """Start a warm spare, or one that fails before it is warm if a spare is to be lost by its own error."""
         fails = self._cell.who.with_spare and self._cell.way in (Way.EXCEPTION, Way.EXIT)
         since = self._job.count(node)
         if fails and node not in self._lost:
@@ -263,7 +263,7 @@ class Run:
             self._lost[node] = {0}
 
     def _wait_lost(self, node: int, number: int) -> None:
-        """Until the process has gone by itself; a stopped one: until its lease is over."""
+        """Wait until the process has ended; for a stopped one, until its lease is over."""
         job, process = self._job, self._job.worker(node)
         way, point = self._cell.way_of(number), self._cell.who.points[number]
         job.wait_until(lambda: True if mark_of(job.folder, point).exists() else None, f"loss of worker {node}, {point}")
@@ -280,7 +280,7 @@ class Run:
         self._lost[node] = STATUSES[way]
 
     def _start_again(self, node: int) -> None:
-        """As a follower does: it ends a stopped process, by its pid, once the scheduler has declared it lost."""
+        """Restart as a follower does: it ends a stopped process by its pid once the scheduler has declared it lost."""
         if node in self._stopped:
             self._job.worker(node).signal(signal.SIGKILL)
             self._job.worker(node).wait()
@@ -289,7 +289,7 @@ class Run:
         self._job.start_worker(node)
 
     def _let_go_on(self) -> None:
-        """Wake who was stopped, when the others have long gone on, and let these end when it has left or come back."""
+        """Wake the stopped process after the others have resumed, and let them end when it has left or returned."""
         job = self._job
         if self._stopped:
             survivor = next(rank for rank in range(WORKERS) if rank not in self._cell.who.ranks)
@@ -300,11 +300,11 @@ class Run:
         gate_of(job.folder, LAST_GATE).touch()
 
     def _is_out_or_back(self, node: int) -> bool:
-        came_back = "this spare is warm|it asks for a seat again"
+        came_back = "this spare is warm|this process registers again"
         return not self._job.worker(node).is_alive() or bool(self._job.matches(node, came_back))
 
     def _require_ends(self) -> None:
-        """Everybody has ended as they must, and nobody was replaced who was not lost."""
+        """Check that all ended as they must, and that only lost processes were replaced."""
         job = self._job
         statuses = job.wait_ended()
         wrong = {
@@ -318,7 +318,7 @@ class Run:
 
 
 def _is_stopped(pid: int) -> bool:
-    """proc(5), field 3 of stat."""
+    """Read proc(5), field 3 of stat."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -327,7 +327,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def run(cell: Cell, job: Job, expected: Callable[[], str]) -> None:
-    """Let it happen, and compare the bits where they must be the same."""
+    """Run the cell, and compare the bits if they must be equal."""
     sha256 = Run(cell, job).to_its_end()
     if cell.is_same_world:
         assert sha256 == expected(), f"{cell.name}: other bits than the undisturbed run's\n{job.tails()}"

@@ -1,4 +1,4 @@
-"""A job whose checkpoints lie in HDFS; run by ``python -m tests.hdfs``, which has one."""
+"""A job whose checkpoints are in HDFS; run by ``python -m tests.hdfs``, which provides one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ pytestmark = pytest.mark.system
 
 
 def points_in(folder: Folder, slot: int) -> list[int]:
-    """The steps of the whole points of a slot, in order."""
+    """Return the steps of a slot's complete points, in order."""
     return sorted(step_of(name) for name in folder.names() if f"{slot}/step" in name and name.endswith(".msgpack"))
 
 
-def test_a_job_killed_whole_goes_on_from_hdfs(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
+def test_job_that_was_killed_entirely_resumes_from_hdfs(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
     folder = Folder(f"{os.environ[HDFS]}/{os.getpid()}/job")
     job = new_job(*TRAINED, *GATED, workers=2, settings={"CHECKPOINT_PATH": folder.url})
     goes_on_after_all_was_lost(job, lambda slot: points_in(folder, slot), undisturbed)

@@ -1,7 +1,7 @@
-"""Runs the probe as if this process were on a host of its own: another host name, and shared memory nobody else sees.
+"""Run the probe as if on a host of its own: another host name and private shared memory.
 
-``TEST_HOST`` names the host, ``TEST_MEMORY`` the folder that stands for its shared memory, if any. Everything else is
-the probe's; its disk is what ``CHECKPOINT_PATH`` says.
+``TEST_HOST`` names the host, ``TEST_MEMORY`` the folder that stands for its shared memory, if any. Its disk is what
+``CHECKPOINT_PATH`` says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A DDP script as torchrun's tutorials have it, with its own ``torch.save``; it knows nothing of us."""
+"""A DDP script as in torchrun's tutorials, with its own ``torch.save`` and without SameBits."""
 
 from __future__ import annotations
 

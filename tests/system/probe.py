@@ -1,8 +1,8 @@
-"""The training script of the system tests: small and quick, and sensitive to every bit that could get lost.
+"""The training script of the system tests: small, fast, and sensitive to every bit that could get lost.
 
 Dropout makes the random numbers matter, Adam the optimizer's state, a schedule its attribute, several epochs the data
-position; and the model has more than three gradient buckets, with parameters registered in another order than they are
-used. It says every step, and it dies where ``--kill`` tells it to (``kill_points``).
+position. The model has more than three gradient buckets, with parameters registered in another order than they are
+used. It prints every step and dies where ``--kill`` says (``kill_points``).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.system.kill_points import KillPoints, Way, go
 
 WIDTH = 32
 FEATURES = 16
-SAMPLES = 500  # no multiple of what the ranks take together: the last round of an epoch is filled up
+SAMPLES = 500  # no multiple of what the ranks take together: the last round of an epoch is padded
 BATCH = 8
-BUCKET_CAP_MB = 0.006  # about one layer a bucket
+BUCKET_CAP_MB = 0.006  # about one layer per bucket
 GATE_POLL_S = 0.002
 LAST_STEP = "last-step"
-"""A file beside the marks that says the number of the last step, sooner than ``--steps`` (``JobFolder.end_at``)."""
+"""A file beside the marks with the number of the last step, if earlier than ``--steps`` (``JobFolder.end_at``)."""
 FAILS = "PROBE_FAILS"
-"""Environment variable: how this process goes when it has its seat, before it trains (:class:`Way`)."""
+"""Environment variable: how this process ends once it has its seat, before it trains (:class:`Way`)."""
 
 
 class Shuffled(nn.Module):
@@ -89,7 +89,7 @@ class Probe:
         self.bare.third.weight.register_hook(lambda _: points.here("backward", self.state.step + 1))
 
     def train(self, state: samebits.elastic.TorchState) -> None:
-        """What runs under ``elastic.run``."""
+        """The function passed to ``elastic.run``."""
         if self.args.fork_rank == samebits.get_rank() and state.step == 0:
             leave_a_child()
         while state.step < self.last_step():
@@ -102,7 +102,7 @@ class Probe:
             self.sampler.set_epoch(state.epoch)
 
     def last_step(self) -> int:
-        """As it was asked for, or as is said meanwhile."""
+        """Return the last step as given by ``--steps`` or by the file."""
         said = self.args.marks / LAST_STEP
         return int(said.read_text()) if said.exists() else int(self.args.steps)
 
@@ -133,7 +133,7 @@ class Probe:
         self.points.here("committed", state.step)
 
     def wait_at_gate(self, state: samebits.elastic.TorchState) -> None:
-        """Until the test lets this step begin, or a peer is lost meanwhile."""
+        """Wait until the test allows this step, or a peer is lost."""
         gate = gate_of(self.args.marks, state.step)
         if not gate.exists():
             print(f"waits at the gate of step {state.step}", flush=True)
@@ -143,7 +143,7 @@ class Probe:
 
 
 def gate_of(marks: Path, step: int) -> Path:
-    """The file whose existence opens the gate behind that many steps (``JobFolder.open_gates``)."""
+    """Return the file whose existence opens the gate after that many steps (``JobFolder.open_gates``)."""
     return marks / f"gate-{step}"
 
 
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def rhythm(args: argparse.Namespace) -> samebits.CheckpointConfig:
-    """By the clock where seconds are given, else by steps."""
+    """Return the save schedule: by seconds if given, otherwise by steps."""
     if args.save_seconds:
         return samebits.CheckpointConfig(save_checkpoint_seconds=args.save_seconds, keep_checkpoint_max=3)
     return samebits.CheckpointConfig(
@@ -173,7 +173,7 @@ def rhythm(args: argparse.Namespace) -> samebits.CheckpointConfig:
 
 
 def leave_a_child() -> None:
-    """A process that is forked and outlives this one, as a DataLoader's may."""
+    """Fork a process that outlives this one, as a DataLoader worker may."""
     pid = os.fork()
     if pid == 0:
         time.sleep(600)
@@ -182,7 +182,7 @@ def leave_a_child() -> None:
 
 
 def queued_s() -> float:
-    """How long this process's threads have stood ready and waited for a CPU so far (proc(5), schedstat)."""
+    """Return how long this process's threads have waited for a CPU so far (proc(5), schedstat)."""
     waited_ns = 0
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
@@ -191,7 +191,7 @@ def queued_s() -> float:
 
 
 def sha256_of(model: nn.Module) -> str:
-    """A hash of all parameters, in the order of their names."""
+    """Return a hash of all parameters in the order of their names."""
     digest = hashlib.sha256()
     for _, parameter in sorted(model.named_parameters()):
         digest.update(parameter.detach().numpy().tobytes())

@@ -1,9 +1,7 @@
-"""Real processes by pid and start time: started cold or warm, signalled, awaited, and found again if they got away.
+"""Real processes by pid and start time: started cold or warm, signalled, awaited, and found if they escape.
 
-Here live the two ways to start a Python script and the value that stands for one such process. Never here: what a job
-is. The one idea: importing torch takes seconds, and a test that starts a dozen workers has no use for them, so most
-processes are forked from one that has imported it (``warm_start``); they are processes like any other, with a pid, an
-environment, a log and a death of their own.
+Importing torch takes seconds, so most processes are forked from one that has imported it (``warm_start``). They are
+otherwise ordinary processes with their own pid, environment, log and end.
 """
 
 from __future__ import annotations
@@ -29,19 +27,19 @@ from samebits.store.process_identity import ProcessIdentity
 REPOSITORY = Path(__file__).resolve().parents[2]
 WARM_START_S = 120.0  # importing torch on a busy machine
 PRELOADED = ("LD_PRELOAD", "DELAY_SEED", "DELAY_UP_TO_MS")
-"""Environment variables of ``tests.under_delay``, whose delays are for every process of a test."""
+"""Environment variables of ``tests.under_delay``, which delays every process of a test."""
 PATIENCE = 5.0 if PRELOADED[-1] in os.environ else 1.0
-"""How many times as long as usual a test waits for what it waits for."""
+"""Factor on all timeouts of the tests."""
 SAMEBITS = ("-P", "-m", "samebits")
-"""What the scripts have Python run, before the words of a subcommand."""
+"""The Python options that the scripts use, before the words of a subcommand."""
 READ_AT_START = ("PYTHONHOME", "PYTHONSAFEPATH", "PYTHONHASHSEED", "PYTHONIOENCODING", "LC_ALL", "LANG")
-"""Variables that Python reads before it runs anything: a forked process cannot be given others."""
+"""Variables that Python reads at startup, so that a forked process cannot be given others."""
 TRAINING = ("filelock", "msgpack", "safetensors", "sklearn.datasets", "torch", "torch._dynamo", "xxhash", "zmq")
 TRAINING += (
     "samebits.service.scheduling.loop",
     "samebits.training.run.elastic_run",
     "samebits.service.copies.writer_process",
-)  # with it all that a worker loads
+)  # and everything else that a worker loads
 _ROOM = "x" * 16_000  # for the command lines and environments that a warm starter's children show
 
 
@@ -49,8 +47,8 @@ _ROOM = "x" * 16_000  # for the command lines and environments that a warm start
 class Command:
     """A Python script and everything its process is given; standard output and error are appended to ``log``.
 
-    ``script``: None stands for the command ``samebits``, whose words ``args`` are, or for another ``module``.
-    ``inside``: the pid of a process in whose namespaces a warm start takes place (``tests.clusters.namespaces``).
+    ``script``: None stands for the command ``samebits`` with the words ``args``, or for another ``module``. ``inside``:
+    the pid of a process in whose namespaces a warm start takes place (``tests.clusters.namespaces``).
     """
 
     script: Path | None
@@ -63,25 +61,25 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """What stands behind ``python``."""
+        """Return the words after ``python``."""
         if self.module:
             return ["-m", self.module, *self.args]
         return [*(SAMEBITS if self.script is None else (str(self.script),)), *self.args]
 
 
 class Starter(Protocol):
-    """A way to start a script in a process of its own."""
+    """A way to start a script as a process."""
 
     def start(self, command: Command) -> Running:
         """Start it."""
 
     def status(self, pid: int, timeout_s: float) -> int | None:
-        """How a process that has ended did so, as subprocess has it (minus the signal); None: not told in time."""
+        """Return how an ended process exited, as subprocess does (minus the signal); None: not reported in time."""
 
 
 @dataclass(slots=True)
 class Running:
-    """One process of ours, alive or not."""
+    """One of our processes, alive or not."""
 
     identity: ProcessIdentity
     starter: Starter
@@ -95,7 +93,7 @@ class Running:
         return self.identity.is_alive()
 
     def wait(self, timeout_s: float = 60.0 * PATIENCE) -> int:
-        """Its exit status, or minus the signal that ended it.
+        """Return its exit status, or minus the signal that ended it.
 
         Raises:
             TimeoutError: it still runs.
@@ -110,7 +108,7 @@ class Running:
         return self._status
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal exactly this process; without effect where it is gone."""
+        """Signal exactly this process; no effect if it is gone."""
         signal_process(self.identity, number)
 
     def kill(self) -> None:
@@ -120,7 +118,7 @@ class Running:
 
 
 def signal_process(identity: ProcessIdentity, number: signal.Signals) -> None:
-    """Signal exactly this process, never another that got its pid."""
+    """Signal exactly this process, never another one with its pid."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -135,13 +133,13 @@ def signal_process(identity: ProcessIdentity, number: signal.Signals) -> None:
 
 
 class ColdStarter:
-    """Starts the interpreter anew, imports and all: what a user's shell does."""
+    """Starts a new interpreter, imports included, as a user's shell does."""
 
     def __init__(self) -> None:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, command: Command) -> Running:
-        assert command.inside is None, "only a warm start leads into namespaces"
+        assert command.inside is None, "only a warm start can enter namespaces"
         with command.log.open("ab") as log:
             child = subprocess.Popen(
                 [sys.executable, *command.words],
@@ -166,8 +164,8 @@ class WarmStarter:
     """Forks from a process that has imported what is needed; see ``warm_start``. Closing it ends that process.
 
     Args:
-        modules: which it imports; torch and all that a worker loads, unless told otherwise.
-        environment: of that process; a child gets another, but for ``READ_AT_START``.
+        modules: what it imports; by default torch and everything else that a worker loads.
+        environment: of that process; a child gets another one, except for ``READ_AT_START``.
     """
 
     def __init__(self, modules: Sequence[str] = TRAINING, environment: Mapping[str, str] | None = None) -> None:
@@ -207,7 +205,7 @@ class WarmStarter:
         self._socket.sendall(json.dumps(order).encode() + b"\n")
         told = self._receive("started_at", time.monotonic() + 60.0 * PATIENCE)
         assert told is not None, "the warm starter did not answer"
-        self._statuses.pop(told["pid"], None)  # of an earlier process, after which nobody asked: pids come again
+        self._statuses.pop(told["pid"], None)  # of an earlier process whose status was never asked for: pids are reused
         return Running(ProcessIdentity(told["pid"], told["started_at"]), self)
 
     def status(self, pid: int, timeout_s: float) -> int | None:
@@ -218,7 +216,7 @@ class WarmStarter:
         return self._statuses.pop(pid)
 
     def _receive(self, wanted: str, deadline: float) -> dict[str, int] | None:
-        """The next message of this kind; exit statuses that come before it are kept."""
+        """Return the next message of this kind; keep exit statuses that arrive before it."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while True:
@@ -237,7 +235,7 @@ class WarmStarter:
 
 
 class Forked:
-    """What the tests use of ``subprocess.Popen``, for a process of a warm starter."""
+    """The part of ``subprocess.Popen`` that the tests use, for a process of a warm starter."""
 
     def __init__(self, running: Running, args: list[str]) -> None:
         self._running = running
@@ -263,22 +261,22 @@ class Forked:
 
 
 def identity_of_child(pid: int) -> ProcessIdentity:
-    """The identity of a child that was not waited for yet, even if it has ended already (proc(5), field 22 of stat)."""
+    """Return the identity of a child that has not been waited for, even if it has ended (proc(5), field 22 of stat)."""
     stat = Path(f"/proc/{pid}/stat").read_bytes()
     return ProcessIdentity(pid, int(stat[stat.rindex(b")") + 2 :].split()[19]))
 
 
 def environment_of_tests() -> dict[str, str]:
-    """What a process needs to find the package and itself, and no setting of a job that the caller's shell may have."""
+    """Return an environment in which a process finds the package, without job settings of the caller's shell."""
     kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", *PRELOADED)
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     return environment | {"PYTHONPATH": str(REPOSITORY)}
 
 
 def found_below(folder: Path) -> list[ProcessIdentity]:
-    """Processes whose working folder or environment lies in this folder: ours, whoever started them.
+    """Return our processes whose working folder or environment names this folder, whoever started them.
 
-    A test's folder is named nowhere else, so nobody else's process is ever found.
+    A test's folder is named nowhere else, so no foreign process is found.
     """
     found = []
     wanted, me = str(folder).encode(), os.getpid()
@@ -296,9 +294,9 @@ def found_below(folder: Path) -> list[ProcessIdentity]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on, below those the kernel gives to outgoing connections (ip(7)).
+    """Return a free loopback port below those the kernel gives to outgoing connections (ip(7)).
 
-    A scheduler that is killed leaves its port alone for a while; nobody's connection may take it meanwhile.
+    A killed scheduler leaves its port unused for a while; no outgoing connection may take it meanwhile.
     """
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
@@ -309,7 +307,7 @@ def free_port() -> int:
 
 
 def lines_of(path: Path) -> Sequence[str]:
-    """The whole lines of a log; none where there is no log yet."""
+    """Return the complete lines of a log, or none without a log."""
     try:
         return _lines_of(path, path.stat().st_size)
     except FileNotFoundError:
@@ -318,6 +316,6 @@ def lines_of(path: Path) -> Sequence[str]:
 
 @lru_cache(maxsize=64)
 def _lines_of(path: Path, size: int) -> Sequence[str]:
-    """Logs only grow, and tests look at them a hundred times a second: one that has not grown is not read again."""
+    """Read a log only if it has grown: tests poll logs a hundred times a second."""
     with path.open("rb") as log:
         return log.read(size).decode(errors="replace").rpartition("\n")[0].splitlines()

@@ -1,4 +1,4 @@
-"""Trains, and each rank takes numbers from a queue that all share: ``samebits.kv.add`` gives each to one rank only."""
+"""Train while each rank takes numbers from a shared queue: ``samebits.kv.add`` gives each to one rank only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that logs its steps, and whose runs differ where the test's environment says so."""
+"""A training that logs its steps and whose runs differ as the test's environment says."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.system.probe import BUCKET_CAP_MB, FEATURES, Shuffled, sha256_of
 BATCH = 8
 SAMPLES = 500
 LR_FROM = "REPLAY_LR_FROM"
-"""Environment variable: from this step on the learning rate is another one."""
+"""Environment variable: from this step on the learning rate is different."""
 SKIP_FROM = "REPLAY_SKIP_FROM"
-"""Environment variable: from this step on the loop records one sample less than it was given."""
+"""Environment variable: from this step on the loop records one sample fewer than it was given."""
 NOISE_AT = "REPLAY_NOISE_AT"
-"""Environment variable: in this step something that is no part of the state goes into the weights."""
+"""Environment variable: at this step a value outside the state enters the weights."""
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=80)

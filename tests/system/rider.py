@@ -1,7 +1,7 @@
-"""A training script with everything a user builds around a step: accumulation, mixed precision, several optimizers, …
+"""A training script with common additions to a step: accumulation, mixed precision, several optimizers and more.
 
-Same model and data as ``probe``, other loops. What is asked for decides the bits; where it dies (``--kill``) must not.
-``micro`` is the one kill point of its own: after the backward pass of that micro-batch, counted from 1 over the run.
+Same model and data as ``probe``, other loops. The options decide the bits; where it dies (``--kill``) must not.
+``micro`` is an additional kill point: after the backward pass of that micro-batch, counted from 1 over the run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Rider:
             module = torch.compile(self.bare, backend="aot_eager")  # type: ignore[assignment]
         self.model = DistributedDataParallel(
             module,
-            bucket_cap_mb=None if args.compile else BUCKET_CAP_MB,  # a compiled module wants the first to be smallest
+            # torch.compile wants the first bucket to be smallest
+            bucket_cap_mb=None if args.compile else BUCKET_CAP_MB,
             gradient_as_bucket_view=args.bucket_view,
             find_unused_parameters=args.find_unused,
             static_graph=args.static_graph,
@@ -73,7 +74,7 @@ class Rider:
         )
 
     def train(self, state: samebits.elastic.TorchState) -> None:
-        """What runs under ``elastic.run``."""
+        """The function passed to ``elastic.run``."""
         while state.step < self.args.steps:
             for batch, (images, labels) in enumerate(self.loader):
                 self.micro_batch(state, batch, images, labels)
@@ -115,7 +116,7 @@ class Rider:
         state.step += 1
         self.points.here("stepped", state.step)
         if self.args.reduce_after:
-            dist.all_reduce(torch.ones(1))  # it fails between the step and its commit where a peer is lost there
+            dist.all_reduce(torch.ones(1))  # it fails between the step and its commit if a peer is lost there
         if self.args.clamp:
             with torch.no_grad():
                 for parameter in self.bare.parameters():

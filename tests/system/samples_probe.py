@@ -1,6 +1,6 @@
-"""A training script that says which samples each of its steps took, in how large a world, and with which learning rate.
+"""A training script that prints each step's samples, world size and learning rate.
 
-The rate follows the world's size by Horovod's recipe: set for the size at the start, and again in a reset callback.
+The rate follows the world size by Horovod's recipe: set at the start, and again in a reset callback.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
         print(f"epoch {state.epoch} step {step} of {size} lr {rate:.6f} samples {samples}", flush=True)
         death = Path(f"died-{os.environ['NODE_ID']}:{step}")
         if death.name.removeprefix("died-") in args.die and not death.exists():
-            death.touch()  # whoever takes its place does not die again
+            death.touch()  # its replacement does not die again
             os.kill(os.getpid(), signal.SIGKILL)
 
     train(state)

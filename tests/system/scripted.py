@@ -1,6 +1,6 @@
-"""A job that a user starts and brings back, in a folder of its own: calls, Ctrl-C, kills, output and pid files.
+"""A job that a user starts and recovers in its own folder: calls, Ctrl-C, kills, output and pid files.
 
-``run_sh`` calls the script as the README says. ``run`` and ``recover`` start what the scripts become, in a forked
+``run_sh`` calls the script as in the README. ``run`` and ``recover`` start the commands behind the scripts in a forked
 process that has imported torch; ``recover`` without any of the job's environment.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samebits.store.process_identity import ProcessIdentity, read_pid_file
-from tests.ops.shell_job import RUN_SH
+from tests.launcher.shell_job import RUN_SH
 from tests.system.job import FINISH_S, PROBE, WAIT_S, JobFolder
 from tests.system.processes import Command, Forked, WarmStarter, environment_of_tests, lines_of, signal_process
 
@@ -21,7 +21,7 @@ SCHEDULER = "scheduler"
 
 
 class Called:
-    """One call of a script or command, in a session of its own as in a terminal of its own."""
+    """One call of a script or command, in its own session as in a terminal of its own."""
 
     def __init__(self, child: subprocess.Popen[bytes] | Forked, output: Path) -> None:
         self._child = child
@@ -47,7 +47,7 @@ class Called:
         return self._child.pid
 
     def lines(self) -> Sequence[str]:
-        """What it has said, standard output and error together."""
+        """Return its output, standard output and error together."""
         return lines_of(self.output)
 
     def text(self) -> str:
@@ -57,18 +57,18 @@ class Called:
         return self._child.poll() is None
 
     def wait(self, timeout_s: float = FINISH_S) -> int:
-        """Its exit status, or minus the signal that ended it."""
+        """Return its exit status, or minus the signal that ended it."""
         try:
             return self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.output.stem} still runs after {timeout_s:g} s:\n{self.text()}") from None
 
     def press_ctrl_c(self) -> None:
-        """What a terminal does: SIGINT to the foreground process group."""
+        """Send SIGINT to the foreground process group, as a terminal does."""
         os.killpg(self._child.pid, signal.SIGINT)
 
     def kill(self) -> None:
-        """kill -9 of the script alone, not of what it has started."""
+        """kill -9 the script alone, not the processes it has started."""
         self._child.kill()
         self._child.wait(WAIT_S)
 
@@ -99,17 +99,17 @@ class ScriptJob(JobFolder):
         self._calls = 0
 
     def run_sh(self, *options: str, **more: str) -> Called:
-        """``run.sh`` with the job's environment."""
+        """Call ``run.sh`` with the job's environment."""
         words = [str(RUN_SH), *options, *self._words]
         return Called.script(words, self.folder, self.environment(**more), self._output("run"))
 
     def run(self, *options: str, **more: str) -> Called:
-        """What ``run.sh`` becomes, with the job's environment."""
+        """Start the command behind ``run.sh`` with the job's environment."""
         environment = {"MAX_RESTARTS": "0", **self.environment(**more)}
         return self._call(["run", *options, "--", *self._words], environment)
 
     def recover(self) -> Called:
-        """What ``recover.sh`` becomes, with nothing but a shell's own environment."""
+        """Start the command behind ``recover.sh`` with a plain shell environment."""
         return self._call(["recover"], environment_of_tests())
 
     def _call(self, words: Sequence[str], environment: Mapping[str, str]) -> Called:
@@ -125,7 +125,7 @@ class ScriptJob(JobFolder):
     # ---- processes
 
     def process(self, name: str | int) -> ProcessIdentity:
-        """Who runs, or ran last, under this name: the scheduler, or a worker by its rank."""
+        """Return the process that runs, or ran last, under this name: the scheduler, or a worker by its rank."""
         stem = f"worker_{name}" if isinstance(name, int) else name
         identity = read_pid_file(self.log_dir / f"{stem}.pid")
         assert identity is not None, f"there is no pid file of {name}\n{self.tails()}"
@@ -135,7 +135,7 @@ class ScriptJob(JobFolder):
         return {name: self.process(name) for name in (SCHEDULER, *self.ranks)}
 
     def kill(self, *names: str | int) -> None:
-        """kill -9 these processes at once; returns when they are gone."""
+        """kill -9 these processes at once; return when they are gone."""
         identities = [self.process(name) for name in names]
         for identity in identities:
             signal_process(identity, signal.SIGKILL)
@@ -147,7 +147,7 @@ class ScriptJob(JobFolder):
         self.wait_for_writers()
 
     def wait_said(self, called: Called, pattern: str, timeout_s: float = WAIT_S) -> str:
-        """The first line of a script's output with the text in it."""
+        """Return the first line of a script's output that contains the text."""
         return self.wait_until(
             lambda: next((line for line in called.lines() if pattern in line), None),
             f"{pattern!r} from {called.output.stem}",
@@ -155,7 +155,7 @@ class ScriptJob(JobFolder):
         )
 
     def finished(self, called: Called, timeout_s: float = FINISH_S) -> str:
-        """The job's sha256, once the script has left with status 0."""
+        """Return the job's sha256, once the script has exited with 0."""
         status = called.wait(timeout_s)
         assert status == 0, f"{called.output.stem} left with {status}\n{self.tails()}"
         return self.sha256()

@@ -1,6 +1,6 @@
-"""FSDP2 on random data: a model that no rank holds whole, with everything a step depends on.
+"""FSDP2 on random data: a model that no rank holds completely, with everything a step depends on.
 
-It says every step, and at the end the hash of the whole weights, gathered from all ranks.
+It prints every step and finally the hash of the full weights, gathered from all ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import samebits
 from tests.system.kill_points import KillPoints
 
 FEATURES = 13
-WIDTH = 9  # no multiple of the ranks: their parts differ in size, and a rank may have none of a bias
+WIDTH = 9  # no multiple of the ranks: shards differ in size, and a rank may have no part of a bias
 BATCH = 8
 SAMPLES = 512
 
@@ -35,7 +35,7 @@ class Layers(nn.Module):
         self.norm = nn.BatchNorm1d(WIDTH)
         self.second = nn.Linear(WIDTH, WIDTH)
         self.last = nn.Linear(WIDTH, 5)
-        self.scale = nn.Parameter(torch.ones(1))  # which one rank holds, and the others nothing of
+        self.scale = nn.Parameter(torch.ones(1))  # held by one rank only
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.first(x)).relu()
@@ -45,7 +45,7 @@ class Layers(nn.Module):
 
 
 def sharded() -> Layers:
-    """As a script builds it, before ``elastic.run``."""
+    """Shard the model as a script does before ``elastic.run``."""
     model = Layers()
     for layer in (model.first, model.second):
         fully_shard(layer)
@@ -54,7 +54,7 @@ def sharded() -> Layers:
 
 
 def whole_sha256(model: nn.Module) -> str:
-    """Over the whole weights; a collective where they are sharded."""
+    """Hash the full weights; a collective if they are sharded."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.full_tensor().detach().numpy().tobytes())  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ def main() -> None:
     points = KillPoints(args.kill, args.marks)
     points.install()
     samebits.init()
-    if not dist.is_initialized():  # ENABLE_RECOVERY=0: fully_shard does it all, in a world of that size
+    if not dist.is_initialized():  # ENABLE_RECOVERY=0: fully_shard does everything, in a world of that size
         dist.init_process_group()
     torch.manual_seed(3)
     torch.use_deterministic_algorithms(True)
@@ -107,7 +107,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(inputs), targets)
                 loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a collective of DTensors' own
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a collective of DTensor itself
                 optimizer.step()
                 schedule.step()
                 sampler.record_batch(batch, BATCH)

@@ -1,9 +1,8 @@
-"""A job whose processes are killed, stopped and asked to leave at random moments, and started again by a patient user.
+"""A job whose processes are killed, stopped and asked to leave at random times, and a user who restarts them.
 
-Here live what may happen to a job by chance, and the user who starts again whatever has ended, at once or a while
-later. Never here: which moments matter; the kill list has those. The one idea: a seed is one job's settings and one
-sequence of faults, and however these fall between the processes' own doings, the job ends with the undisturbed run's
-bits and nothing of it is left.
+A seed determines one job's settings and one sequence of faults. Whatever the interleaving with the processes' own
+actions, the job must end with the undisturbed run's bits and leave nothing behind. The kill list covers the times that
+are known to matter.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from tests.system.probe import gate_of
 from tests.system.processes import Running, signal_process
 
 SCHEDULER = "scheduler"
-CALM_STEPS = 240  # the last gate stands behind these: a job that is through before its chaos is waits there
+CALM_STEPS = 240  # the last gate comes after these: a job that outruns its faults waits there
 CHAOS_S = (10.0, 25.0)
-ENDS_WITHIN_S = 90.0  # after the chaos
+ENDS_WITHIN_S = 90.0  # after the last fault
 LEAVES_WITHIN_S = 5.0  # after the scheduler
 SPARE = 10
 _LOOKS_EVERY_S = 0.01
 
 
 def trained(seed: int, calm_steps: int = CALM_STEPS) -> tuple[str, ...]:
-    """The probe's arguments that decide the bits."""
+    """Return the probe's arguments that decide the bits."""
     rng = random.Random(f"model of {seed}")
     model, kept = rng.choice(("ddp", "batch-norm", "by-hand")), rng.choice(("per_step", "saved"))
     return ("--steps", str(calm_steps + 20), "--interval", "20", "--model", model, "--rng", kept)
 
 
 def disturbed(seed: int, calm_steps: int = CALM_STEPS) -> tuple[str, ...]:
-    """The same, and what lets it be disturbed."""
+    """Return the same plus the arguments that allow disturbances."""
     return (*trained(seed, calm_steps), "--gates", str(calm_steps), "--pause-ms", "20")
 
 
 def settings_of(seed: int) -> dict[str, str]:
-    """What the user of this job has set."""
+    """Return the settings that this job's user has chosen."""
     rng = random.Random(f"settings of {seed}")
     return {
         "NODE_TIMEOUT": "3",
@@ -55,12 +54,12 @@ def settings_of(seed: int) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Soak:
-    """One job and what happens to it.
+    """One job and its faults.
 
     Args:
-        job: not yet started; of the probe, with :func:`disturbed` and :func:`settings_of` the seed.
+        job: of the probe, with :func:`disturbed` and :func:`settings_of` the seed, not yet started.
         calm_steps: as there.
-        chaos_s: between these lies how long it is disturbed.
+        chaos_s: bounds on how long it is disturbed.
     """
 
     job: Job
@@ -76,10 +75,10 @@ class Soak:
     _said: list[str] = field(default_factory=list)
 
     def run(self) -> str:
-        """Through chaos and calm to the job's end; its sha256.
+        """Run through faults and calm to the job's end; return its sha256.
 
         Raises:
-            AssertionError: it did not end in time, with the faults in their order and the logs' last lines.
+            AssertionError: it did not end in time; with the faults in order and the logs' last lines.
         """
         job, self._rng = self.job, random.Random(f"faults of {self.seed}")
         has_spare = job.settings["SPARE_NUM"] == "1"
@@ -104,13 +103,13 @@ class Soak:
             time.sleep(_LOOKS_EVERY_S)
 
     def story(self) -> str:
-        """What was done to the job, and when, in seconds since its start."""
+        """Return what was done to the job and when, in seconds since its start."""
         return "\n".join(self._said)
 
     def _say(self, what: str) -> None:
         self._said.append(f"{time.monotonic() - self._began:7.3f}  {what}")
 
-    # ---- chaos
+    # ---- faults
 
     def _disturb(self, until: float) -> None:
         rng = self._rng
@@ -182,7 +181,7 @@ class Soak:
         return self.job.worker(name) if isinstance(name, int) else self.job.scheduler
 
     def _look_after(self) -> None:
-        """Wake who was stopped long enough; start again who has ended and is not through."""
+        """Wake processes stopped long enough; restart those that have ended before the job's end."""
         now = time.monotonic()
         for name in [name for name, when in self._wakes_at.items() if now >= when]:
             del self._wakes_at[name]
@@ -204,11 +203,11 @@ class Soak:
             self.job.start_scheduler()
 
     def _is_trained(self) -> bool:
-        """Whether somebody has the final weights: whoever is started from now on may find that the job is over."""
+        """Return whether a process has the final weights: a process started from now on may find the job finished."""
         return any(self.job.finals_of(self.job.log(node)) for node in self._nodes)
 
     def _leave(self) -> None:
-        """As ``run.sh`` does when the job is finished: whoever came too late to be told so is asked to go."""
+        """End leftovers as ``run.sh`` does after the job: processes that came too late to be notified."""
         for node in self._nodes:
             try:
                 self.job.worker(node).wait(LEAVES_WITHIN_S)
@@ -227,4 +226,4 @@ FAULTS: Mapping[Callable[[Soak], None], int] = {
     Soak.stop_a_worker: 2,
     Soak.stop_the_scheduler: 1,
 }
-"""What may happen, and how often beside the others."""
+"""Possible faults and their relative frequencies."""

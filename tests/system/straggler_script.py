@@ -1,4 +1,4 @@
-"""Trains until it is told when to end; one node's loader takes four times as long for a sample as the others'."""
+"""Train until told when to end; one node's loader takes four times as long per sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAMPLES = 1 << 20
 
 
 class Samples(Dataset[torch.Tensor]):
-    """float32 (4,), a function of the index; it takes as long as the script is told."""
+    """float32 (4,), a function of the index; its delay is given to the script."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -34,7 +34,7 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def last_step() -> int:
-    """At which every rank ends; it is written before any rank has come there."""
+    """Return the step at which every rank ends; written before any rank has reached it."""
     if args.steps is not None:
         return int(args.steps)
     return int(LAST_STEP.read_text()) if LAST_STEP.exists() else SAMPLES

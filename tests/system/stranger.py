@@ -1,6 +1,6 @@
-"""A program that knows torch and nothing of ours: it reads a directory of torch.distributed.checkpoint, on any ranks.
+"""A program with torch but without SameBits that reads a torch.distributed.checkpoint directory on any ranks.
 
-``stranger.py DIRECTORY RANK WORLD_SIZE STORE_FILE`` prints the hash of the whole weights and of Adam's first moments.
+``stranger.py DIRECTORY RANK WORLD_SIZE STORE_FILE`` prints the hash of the full weights and of Adam's first moments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
     model = sharded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
     model(torch.randn(4, FEATURES)).sum().backward()
-    optimizer.step()  # there is something to load into
+    optimizer.step()  # so that there is optimizer state to load into
     content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": -1}
     dcp.load(content, checkpoint_id=directory)
     model.load_state_dict(content["model"])

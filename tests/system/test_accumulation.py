@@ -1,4 +1,4 @@
-"""A kill in each micro-batch of a window of gradient accumulation: the window is done again, to the same bits."""
+"""A kill in each micro-batch of a gradient accumulation window: the window is repeated with the same bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _known: list[str] = []
 
 
 def undisturbed(new_job: Callable[..., Job]) -> str:
-    """The undisturbed run's sha256; run once."""
+    """Return the undisturbed run's sha256, run once."""
     if not _known:
         job = new_job(script=SCRIPT, workers=3)
         job.start()
@@ -31,7 +31,7 @@ def undisturbed(new_job: Callable[..., Job]) -> str:
     [35, *(pytest.param(other, marks=pytest.mark.thorough) for other in (33, 34, 36))],  # each of the window of four
     ids="micro-batch {}".format,
 )
-def test_a_kill_in_any_micro_batch_changes_no_bit(new_job: Callable[..., Job], killed_in: int) -> None:
+def test_kill_in_any_micro_batch_changes_no_bit(new_job: Callable[..., Job], killed_in: int) -> None:
     expected = undisturbed(new_job)
     job = new_job("--kill", f"1:micro:{killed_in}", script=SCRIPT, workers=3)
     job.start()
@@ -40,13 +40,13 @@ def test_a_kill_in_any_micro_batch_changes_no_bit(new_job: Callable[..., Job], k
     assert job.wait_finished() == expected
     said = [int(match[1]) for match in job.matches(0, r"^micro (\d+) ")]
     repeated = {one for one in said if said.count(one) > 1}
-    # A survivor may not have seen the end of the window before, as little as the worker that is gone can still tell.
+    # A survivor may not have seen the end of the previous window, and the dead worker cannot report it.
     windows = [set(range(29, 33)), set(range(33, 37))]
-    assert any(repeated <= window for window in windows), f"more than one window was done again: {sorted(repeated)}"
+    assert any(repeated <= window for window in windows), f"more than one window was repeated: {sorted(repeated)}"
 
 
-@pytest.mark.thorough  # → the ride of a commit every ten steps, killed between a step and its commit
-def test_a_kill_between_the_windows_step_and_its_commit_changes_no_bit(new_job: Callable[..., Job]) -> None:
+@pytest.mark.thorough  # → the ride with a commit every ten steps, killed between a step and its commit
+def test_kill_between_the_windows_step_and_its_commit_changes_no_bit(new_job: Callable[..., Job]) -> None:
     expected = undisturbed(new_job)
     job = new_job("--kill", "0:stepped:36", script=SCRIPT, workers=3)
     job.start()

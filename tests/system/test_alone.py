@@ -1,4 +1,4 @@
-"""``python train.py`` with no environment at all: a world of one, killed and gone on, ends with the same bits."""
+"""``python train.py`` without any setting: a world of one, killed and resumed, ends with the same bits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def started(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_script_alone_trains_to_its_end_and_says_how_to_run_it_on_more(tmp_path: Path) -> None:
+def test_script_alone_trains_to_its_end_and_says_how_to_use_more_workers(tmp_path: Path) -> None:
     done = started(tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.partition(" [")[0] for line in done.stdout.splitlines()] == ["from step 0", "final 20"]
@@ -40,7 +40,7 @@ def test_a_script_alone_trains_to_its_end_and_says_how_to_run_it_on_more(tmp_pat
 
 
 @pytest.mark.thorough
-def test_killed_it_goes_on_from_its_newest_point_to_the_same_bits(tmp_path: Path) -> None:
+def test_killed_script_resumes_from_its_newest_point_with_the_same_bits(tmp_path: Path) -> None:
     undisturbed = started(tmp_path / "undisturbed")
     killed = started(tmp_path / "killed", "--die", "13")
     assert killed.returncode == -9, killed.stderr

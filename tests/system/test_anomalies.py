@@ -1,4 +1,4 @@
-"""LOSS_ANOMALY=recompute: a loss that was none once leaves no trace in the bits; one that stays ends the script."""
+"""LOSS_ANOMALY=recompute: a transient NaN leaves no trace in the bits; a persistent one ends the script."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ RECOMPUTED = {"LOSS_ANOMALY": "recompute"}
 BAD = "the loss is not a number"
 
 
-def test_a_transient_error_is_named_and_leaves_no_trace(
+def test_transient_error_is_named_and_leaves_no_trace(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--bad", "once", script=SCRIPT, workers=2, settings=RECOMPUTED)
     job.start()
     end = job.wait_finished()
-    assert job.matches("scheduler", rf"worker 1 \(rank 1\), step 12: {BAD}: everybody goes back to the last commit")
+    assert job.matches("scheduler", rf"worker 1 \(rank 1\), step 12: {BAD}: all ranks return to the last commit")
     assert job.matches(
-        "scheduler", rf"worker 1 \(rank 1, pid \d+ on .*\), step 12: {BAD}, and is .*: a transient error"
+        "scheduler", rf"worker 1 \(rank 1, pid \d+ on .*\), step 12: {BAD}, but was .*: a transient error"
     )
     assert end == undisturbed(script=SCRIPT, workers=2)
 
 
 @pytest.mark.thorough
-def test_the_same_value_again_ends_the_script(new_job: Callable[..., Job]) -> None:
+def test_persistent_nan_ends_the_script(new_job: Callable[..., Job]) -> None:
     job = new_job("--bad", "always", script=SCRIPT, workers=2, settings=RECOMPUTED)
     job.start()
     assert job.worker(1).wait(60.0) == AnomalyError.exit_code
-    assert job.matches(1, rf"rank 1, step 12: {BAD}, and the same value came again .*the model or the data is at fault")
+    assert job.matches(
+        1, rf"rank 1, step 12: {BAD}, and the same value was recomputed .*the model or the data is at fault"
+    )
     job.kill(0)
     job.scheduler.kill()
     job.wait_for_writers()

@@ -1,6 +1,6 @@
-"""AUDIT=50: a gradient that is wrong on one rank, before it is reduced, is found, named, and leaves no trace.
+"""AUDIT=50: a gradient that is wrong before it is reduced is found, named, and leaves no trace.
 
-Each job is of three real processes. At step 50 rank 1 is audited by rank 2, and rank 0 decides.
+Each job has three real processes. At step 50 rank 1 is audited by rank 2, and rank 0 decides.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ AUDITED = {"AUDIT": "50", "REGISTER_COOLDOWN": "0"}
 @pytest.mark.parametrize(
     ("option", "value", "erred", "said"),
     [
-        ("--wrong", "1:50", 1, "rank 1's gradient of 0.weight is not what rank 2 and rank 0 compute.*the step again"),
+        ("--wrong", "1:50", 1, "rank 1's gradient of 0.weight is not what rank 2 and rank 0 compute.*repeat the step"),
         ("--wrong-again", "2", 2, ".*most likely rank 2's device is at fault; the step stands"),
     ],
     ids=["in training", "as it audits"],
 )
-def test_who_errs_is_named_and_leaves_no_trace(
+def test_faulty_rank_is_named_and_leaves_no_trace(
     option: str,
     value: str,
     erred: int,
@@ -45,7 +45,7 @@ def test_who_errs_is_named_and_leaves_no_trace(
     assert not job.matches(erred, "not audited")
 
 
-def test_an_auditor_that_is_killed_as_it_computes_is_an_ordinary_loss(
+def test_auditor_killed_during_its_audit_is_an_ordinary_loss(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(script=SCRIPT, workers=3, settings={**AUDITED, "DIES": "2"})
@@ -57,10 +57,10 @@ def test_an_auditor_that_is_killed_as_it_computes_is_an_ordinary_loss(
 
 
 @pytest.mark.thorough
-def test_a_device_that_errs_for_good_ends_the_job_and_its_last_clean_audit_is_said(
+def test_permanently_faulty_device_ends_the_job_with_its_last_clean_audit(
     script_job: Callable[..., ScriptJob],
 ) -> None:
-    """Rank 1 is found right at step 50, and wrong at step 200, its next turn; every 20th step is saved."""
+    """Rank 1 passes at step 50 and fails at step 200, its next turn. Every 20th step is saved."""
     job = script_job("--wrong", "1:140", "--always", "--steps", "300", script=SCRIPT, workers=3, settings=AUDITED)
     run = job.run()
     assert run.wait() == UnequalError.exit_code
@@ -72,13 +72,13 @@ def test_a_device_that_errs_for_good_ends_the_job_and_its_last_clean_audit_is_sa
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", [2, 3])
-def test_a_loop_that_cannot_be_audited_ends_audits_and_not_the_job(
+def test_loop_that_cannot_be_audited_ends_the_audits_but_not_the_job(
     workers: int, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--aside", script=SCRIPT, workers=workers, settings=AUDITED)
     job.start()
     end = job.wait_finished()
-    assert len(job.matches("scheduler", "step 50: .*takes the step again")) == 1
+    assert len(job.matches("scheduler", "step 50: .*repeat the step")) == 1
     for node in range(workers):
         assert len(job.matches(node, "step 50: .*cannot be audited.*no other is audited")) == 1
         assert not job.matches(node, "step 100: ")
@@ -90,5 +90,10 @@ def test_of_two_ranks_both_are_named(new_job: Callable[..., Job], undisturbed: C
     job = new_job("--wrong", "1:50", script=SCRIPT, workers=2, settings=AUDITED)
     job.start()
     end = job.wait_finished()
-    assert len(job.matches("scheduler", "step 50: .*differently on rank 1, 0: nobody knows who is right; .*again")) == 1
+    assert (
+        len(
+            job.matches("scheduler", "step 50: .*differently on rank 1, 0: it is unknown which rank is right; .*repeat")
+        )
+        == 1
+    )
     assert end == undisturbed(script=SCRIPT, workers=2)

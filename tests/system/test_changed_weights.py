@@ -1,4 +1,4 @@
-"""A rank that begins generations with other weights than the others ends the job before anybody takes a step."""
+"""A rank that starts a generation with different weights ends the job before any step is taken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 SCRIPT = Path(__file__).with_name("changed_script.py")
 
 
-def test_weights_that_differ_when_a_generation_begins_end_the_job_before_a_step(new_job: Callable[..., Job]) -> None:
+def test_different_weights_at_the_start_of_a_generation_end_the_job_before_a_step(new_job: Callable[..., Job]) -> None:
     job = new_job(script=SCRIPT, workers=3, settings={"REGISTER_COOLDOWN": "0.5"})
     job.start()
     for rank in job.ranks:
@@ -26,13 +26,11 @@ def test_weights_that_differ_when_a_generation_begins_end_the_job_before_a_step(
     for rank in job.ranks:
         assert job.worker(rank).wait() == UnequalError.exit_code, job.tails()
         begun = job.matches(rank, r"^pid \d+ begins at step", since=before[rank])
-        assert len(begun) == 2, (
-            "all go back once, for it might be a device that has failed; then it is known what does it"
-        )
+        assert len(begun) == 2, "all roll back once, in case a device has failed; then the cause is known"
         looked = job.matches(rank, r"^looks at (\S+)", since=before[rank])
         assert len(looked) == 2, "the comparison is over before the first step, not before the function runs"
         assert not job.matches(rank, "stepped", since=before[rank]), "a step was taken from weights that differ"
-        assert not job.matches(rank, "the last commit, of step .*, is on disk"), "nobody knows whose weights are right"
+        assert not job.matches(rank, "the last commit, of step .*, is on disk"), "it is unknown whose weights are right"
     job.scheduler.wait()
-    (said,) = job.matches("scheduler", "the job ends: the ranks are not equal .* no device that failed")
+    (said,) = job.matches("scheduler", "the job ends: the ranks are not equal .* not a device fault")
     print(said.string)

@@ -1,4 +1,4 @@
-"""Points by the clock: every rank saves at the same steps, through kills of rank 0 and others, with the same bits."""
+"""Time-based checkpoints: all ranks save at the same steps through kills of rank 0 and others, with equal bits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tests.system.job import Job
 pytestmark = pytest.mark.system
 
 STEPS = 90
-GATE = 50  # here the job waits until it was disturbed, however late that comes
+GATE = 50  # the job waits here until it was disturbed
 INTERVAL_S = 0.1
 KEPT = 3  # the probe's keep_checkpoint_max
 
 
 def points_of(job: Job) -> dict[int, set[str]]:
-    """The names of every rank's points."""
+    """Return the names of every rank's points."""
     return {rank: {path.name for path in Path(job.checkpoints, str(rank)).glob("step_*")} for rank in job.ranks}
 
 
-def test_points_by_the_clock_lie_on_common_steps_through_a_kill(
+def test_time_based_points_are_at_common_steps_through_a_kill(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--steps", str(STEPS), "--save-seconds", str(INTERVAL_S), "--gates", str(GATE))
@@ -38,12 +38,12 @@ def test_points_by_the_clock_lie_on_common_steps_through_a_kill(
     assert len(points[0]) == KEPT
     steps = sorted(int(name.split("_")[1]) for name in points[0])
     assert steps[-1] == STEPS
-    assert steps[0] > 40, "nothing was saved after the kill but the end"
+    assert steps[0] > 40, "only the end was saved after the kill"
     job.wait_for(0, r"saves every (\d+ )?steps? \(100 ms, save_checkpoint_seconds\): a step takes")
 
 
 @pytest.mark.thorough  # → test_everything_killed; which steps have points: the test before
-def test_everything_killed_goes_on_from_a_point_by_the_clock(
+def test_killed_job_resumes_from_a_time_based_point(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--steps", str(STEPS), "--save-seconds", str(INTERVAL_S), "--gates", str(GATE))
@@ -60,10 +60,12 @@ def test_everything_killed_goes_on_from_a_point_by_the_clock(
         job.wait_for(rank, rf"generation 2: rank {rank} of 4 goes on from step {newest}\b")
 
 
-@pytest.mark.thorough  # → what auto saves when, and says: tests/training/checkpoint
-def test_auto_says_what_it_goes_by(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
-    """It saves after five seconds to learn the cost; then this short job is over before another point pays."""
+@pytest.mark.thorough  # → what auto saves when, and its messages: tests/training/checkpoint
+def test_auto_reports_its_interval(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
+    """It saves after five seconds to learn the cost; this short job then ends before another point pays."""
     job = new_job("--steps", str(STEPS), "--auto", "--pause-ms", "80")
     job.start()
     assert job.wait_finished() == undisturbed("--steps", str(STEPS))
-    assert all(len(names) == KEPT for names in points_of(job).values()), "step 0, the one to learn from, the last"
+    assert all(len(names) == KEPT for names in points_of(job).values()), (
+        "step 0, the one that measures the cost, the last"
+    )

@@ -1,4 +1,4 @@
-"""``samebits ckpt`` beside a job that trains: nothing is called damaged that is only being written or let go."""
+"""``samebits ckpt`` beside a running job: points being written or deleted are not called damaged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_ls_and_verify_beside_a_training_that_saves_every_step(
     folder = ["--folder", str(job.checkpoints)]
     job.start()
     job.open_gates(0)
-    for rank in job.ranks:  # a slow disk may have nothing yet, which is no damage either, but not what is looked at
+    for rank in job.ranks:  # a slow disk may have no point yet, which is no damage but would test nothing
         job.wait_until(lambda rank=rank: any((job.checkpoints / str(rank)).glob("step_*")) or None, "point on a disk")  # type: ignore[misc]
     looks = 0
     while job.worker(0).is_alive() and looks < 100:

@@ -1,4 +1,4 @@
-"""Nodes are compared before the first generation: who is slow or wrong is named and gives its seat to a spare."""
+"""Node check before the first generation: a slow or wrong node is named and gives its seat to a spare."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def started(new_job: Callable[..., Job], workers: int, sick: dict[int, str], **s
         ),
     ],
 )
-def test_a_slow_or_wrong_node_is_named_and_a_spare_has_its_seat(
+def test_slow_or_wrong_node_is_named_and_a_spare_gets_its_seat(
     new_job: Callable[..., Job], sickness: str, why: str
 ) -> None:
     job = started(new_job, 4, {2: sickness}, CLUSTER_SECRET="7" * 32 if sickness == "wrong" else "")
@@ -47,11 +47,11 @@ def test_a_slow_or_wrong_node_is_named_and_a_spare_has_its_seat(
     job.start_worker(4)
     assert set(job.wait_ended().values()) == {0, PreflightError.exit_code}
     assert job.sha256(4)
-    assert all(job.seatings(node) == 1 for node in (0, 1, 3)), "only the one that is sick is named"
+    assert all(job.seatings(node) == 1 for node in (0, 1, 3)), "only the faulty one is named"
 
 
 @pytest.mark.thorough
-def test_without_a_spare_the_seat_waits_for_its_node_which_trains_on_another_machine_only(
+def test_without_a_spare_the_node_trains_only_on_another_machine(
     new_job: Callable[..., Job],
 ) -> None:
     job = started(new_job, 3, {2: "slow"}, SPARE_NUM="0")
@@ -67,12 +67,10 @@ def test_without_a_spare_the_seat_waits_for_its_node_which_trains_on_another_mac
 
 
 @pytest.mark.parametrize("end", ["dies", pytest.param("stops", marks=pytest.mark.thorough)])
-def test_a_node_that_dies_or_is_stopped_meanwhile_keeps_nobody_waiting_and_is_named_to_nobody(
-    new_job: Callable[..., Job], end: str
-) -> None:
+def test_lost_node_does_not_delay_the_comparison_and_blames_no_node(new_job: Callable[..., Job], end: str) -> None:
     job = started(new_job, 4, {2: end}, WAIT_S="4")
-    job.wait_for("scheduler", "pre-flight: .*these slots said nothing in time and were not compared: 2")
-    job.start_worker(4)  # only now: one that takes the seat meanwhile is compared in place of worker 2
+    job.wait_for("scheduler", "pre-flight: .*these slots did not report in time and were not compared: 2")
+    job.start_worker(4)  # only now: one that takes the seat earlier is compared in place of worker 2
     job.wait_for("scheduler", "spare 4 .* takes slot 2 of worker 2")
     if end == "stops":
         job.kill(2)
@@ -82,7 +80,7 @@ def test_a_node_that_dies_or_is_stopped_meanwhile_keeps_nobody_waiting_and_is_na
 
 
 @pytest.mark.thorough
-def test_where_the_scheduler_dies_meanwhile_nobody_is_named_for_a_word_that_was_lost_with_it(
+def test_scheduler_death_during_the_comparison_blames_no_node(
     new_job: Callable[..., Job],
 ) -> None:
     job = started(new_job, 2, {1: "waits"})
@@ -96,7 +94,7 @@ def test_where_the_scheduler_dies_meanwhile_nobody_is_named_for_a_word_that_was_
 
 
 @pytest.mark.thorough
-def test_who_was_slow_once_trains(new_job: Callable[..., Job]) -> None:
+def test_node_that_was_slow_only_once_trains(new_job: Callable[..., Job]) -> None:
     job = started(new_job, 3, {1: "slow-once"})
     job.wait_finished()
     assert [job.seatings(node) for node in range(3)] == [1, 1, 1]
@@ -104,7 +102,7 @@ def test_who_was_slow_once_trains(new_job: Callable[..., Job]) -> None:
 
 
 @pytest.mark.thorough
-def test_of_two_nodes_whose_sum_is_wrong_neither_trains_and_it_is_said_why(new_job: Callable[..., Job]) -> None:
+def test_of_two_nodes_with_a_wrong_sum_neither_trains_and_the_reason_is_given(new_job: Callable[..., Job]) -> None:
     job = started(new_job, 2, {1: "wrong"})
     assert [job.worker(node).wait(ENDS_S) for node in range(2)] == [PreflightError.exit_code] * 2
     for node in range(2):

@@ -1,6 +1,6 @@
-"""A bit that changes by itself in one replica: found within K steps, named, and all go back to the undisturbed bits.
+"""A bit flip in one replica is found within K steps and named, and all roll back to the undisturbed bits.
 
-Each job is of real processes that nobody kills: every one of them is there from the first step to the last.
+Each job has real processes, and none is killed: each runs from the first step to the last.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NAMED = (
 
 
 def repaired(job: Job, rank: int, step: int, what: str) -> None:
-    """It was found within EVERY steps, named by rank, tensor and step, and repaired once, in process."""
+    """Check that the flip was found within EVERY steps, named by rank, tensor and step, and repaired in process."""
     (said,) = job.matches("scheduler", NAMED)
     print(said.string)
     assert int(said[1]) == rank and step < int(said[2]) <= step + EVERY
-    assert said[3] == "model.0.weight" + (" and 1 more" if what == "moment" else ""), "a moment has moved its weight"
+    assert said[3] == "model.0.weight" + (" and 1 more" if what == "moment" else ""), "a moment has changed its weight"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def repaired(job: Job, rank: int, step: int, what: str) -> None:
         for rank in range(workers)
     ],
 )
-def test_a_flipped_bit_is_named_and_the_end_is_the_undisturbed_one(
+def test_flipped_bit_is_named_and_the_result_is_undisturbed(
     workers: int, rank: int, what: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--what", what, "--flip", f"{rank}:17", script=SCRIPT, workers=workers, settings=COMPARED)
@@ -59,17 +59,17 @@ def test_a_flipped_bit_is_named_and_the_end_is_the_undisturbed_one(
 
 
 @pytest.mark.thorough
-def test_two_against_two_ends_the_job_and_says_so(new_job: Callable[..., Job]) -> None:
+def test_two_against_two_ends_the_job_with_a_message(new_job: Callable[..., Job]) -> None:
     job = new_job("--flip", "1:17", "--flip", "3:17", script=SCRIPT, workers=4, settings=COMPARED)
     job.start()
     assert set(job.wait_ended().values()) == {UnequalError.exit_code}, job.tails()
-    (said,) = job.matches("scheduler", "the job ends: .*Not mended: no majority: rank 0, 2 against rank 1, 3")
+    (said,) = job.matches("scheduler", "the job ends: .*Not repaired: no majority: rank 0, 2 against rank 1, 3")
     print(said.string)
     assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
 
 
 @pytest.mark.thorough
-def test_of_two_replicas_the_leader_is_believed_where_that_is_wanted(
+def test_of_two_replicas_the_leader_is_trusted_on_request(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     settings = {**COMPARED, "CONSISTENCY": "leader"}
@@ -80,41 +80,43 @@ def test_of_two_replicas_the_leader_is_believed_where_that_is_wanted(
 
 
 @pytest.mark.thorough
-def test_a_script_that_does_the_same_again_ends_the_job(new_job: Callable[..., Job]) -> None:
+def test_script_that_repeats_the_difference_ends_the_job(new_job: Callable[..., Job]) -> None:
     job = new_job("--flip", "1:17", "--always", script=SCRIPT, workers=3, settings=COMPARED)
     job.start()
     assert set(job.wait_ended().values()) == {UnequalError.exit_code}, job.tails()
-    (said,) = job.matches("scheduler", "the job ends: .*after everybody went back the same came out")
+    (said,) = job.matches("scheduler", "the job ends: .*after the rollback the same difference came again")
     print(said.string)
     assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
 
 
 @pytest.mark.thorough
-def test_who_does_it_twice_leaves_for_a_spare(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
+def test_rank_that_differs_twice_is_replaced_by_a_spare(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
     settings = {**COMPARED, "SPARE_NUM": "1"}
     job = new_job("--flip", "1:17", "--flip", "1:32", script=SCRIPT, workers=3, settings=settings)
     job.start()
     job.start_worker(3)
     statuses = job.wait_ended()
     assert {name: status for name, status in statuses.items() if status} == {1: 143}, job.tails()
-    assert job.matches("scheduler", "worker 1's state was another than the others' 2 times: it is asked to leave")
+    assert job.matches("scheduler", "worker 1's state differed from the others' 2 times: it is asked to leave")
     assert job.sha256() == undisturbed(script=SCRIPT, workers=3)
 
 
 @pytest.mark.thorough
-def test_a_flip_behind_the_last_comparison_is_found_at_the_end(
+def test_flip_after_the_last_comparison_is_found_at_the_end(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     settings = {**COMPARED, "CONSISTENCY_EVERY": "25"}
     job = new_job("--what", "moment", "--flip", "2:58", script=SCRIPT, workers=3, settings=settings)
     job.start()
     assert job.wait_finished() == undisturbed(script=SCRIPT, workers=3)
-    (said,) = job.matches("scheduler", r"differs from rank 0, 1 at the end, step 60, .* goes back to step 50")
+    (said,) = job.matches("scheduler", r"differs from rank 0, 1 at the end, step 60, .* roll back to step 50")
     print(said.string)
 
 
 @pytest.mark.thorough
-def test_a_scheduler_that_is_killed_meanwhile_finds_it_afterwards(
+def test_flip_while_the_scheduler_is_dead_is_found_afterwards(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--flip", "1:17", "--pause-ms", "50", script=SCRIPT, workers=3, settings=COMPARED)
@@ -131,7 +133,7 @@ def test_a_scheduler_that_is_killed_meanwhile_finds_it_afterwards(
 @pytest.mark.parametrize(
     ("workers", "rank", "lost", "at", "what", "has_spare"),
     [
-        (3, 1, 2, 17, "weight", False),  # seen when the survivors meet
+        (3, 1, 2, 17, "weight", False),  # found when the survivors meet
         *(
             pytest.param(*where, what, has_spare, marks=pytest.mark.thorough)
             for where in ((3, 1, 2, 17), (3, 0, 2, 18), (4, 0, 3, 18), (4, 2, 1, 18), (3, 2, 0, 17))
@@ -141,7 +143,7 @@ def test_a_scheduler_that_is_killed_meanwhile_finds_it_afterwards(
         ),
     ],
 )
-def test_a_bit_flips_and_another_rank_is_killed_before_anybody_has_compared(
+def test_flip_is_found_if_another_rank_is_killed_before_the_comparison(
     workers: int,
     rank: int,
     lost: int,
@@ -151,7 +153,7 @@ def test_a_bit_flips_and_another_rank_is_killed_before_anybody_has_compared(
     new_job: Callable[..., Job],
     undisturbed: Callable[..., str],
 ) -> None:
-    """Who comes anew has no copy to go back to, and its state may be the one with the flip."""
+    """A newcomer has no copy to roll back to, and its state may be the one with the flip."""
     settings = {**COMPARED, "SPARE_NUM": str(int(has_spare))}
     flaws = ("--what", what, "--flip", f"{rank}:17", "--die", f"{lost}:{at}")
     job = new_job(*flaws, script=SCRIPT, workers=workers, settings=settings)
@@ -164,7 +166,7 @@ def test_a_bit_flips_and_another_rank_is_killed_before_anybody_has_compared(
     statuses = job.wait_ended()
     assert {name: status for name, status in statuses.items() if status} == ({lost: -9} if has_spare else {})
     assert len(job.matches(rank, "flipped a bit")) == 1
-    (said,) = job.matches("scheduler", r"differ.* after step (\d+), .* everybody goes back to step (\d+),")
+    (said,) = job.matches("scheduler", r"differ.* after step (\d+), .* all ranks roll back to step (\d+),")
     print(said.string)
     assert 17 <= int(said[1]) <= at + 1 and int(said[2]) == 15
     assert job.sha256() == undisturbed(script=SCRIPT, workers=workers)

@@ -1,4 +1,4 @@
-"""Losing a rank again and again costs a survivor nothing that it does not get back, and no bit."""
+"""Repeated losses of a rank leak nothing in a survivor and change no bit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ CYCLES = 4  # `python -m tests.system --cycles 100` runs more of them
 
 
 @pytest.mark.system
-def test_a_survivor_of_many_losses_holds_what_it_held(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
-) -> None:
+def test_survivor_of_many_losses_leaks_nothing(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
     expected = undisturbed(*cycles.arguments(CYCLES), "--pause-ms", "0")
     job = new_job(*cycles.disturbed(CYCLES), settings=cycles.SETTINGS)
     held = cycles.Cycles(job).run(CYCLES, print)
@@ -30,7 +28,7 @@ def test_a_survivor_of_many_losses_holds_what_it_held(
     assert seen, "in none of the cycles"
 
 
-def test_growth_that_goes_on_is_a_leak() -> None:
+def test_continuous_growth_is_a_leak() -> None:
     steady = [Holding(20, 7, 1000 + (500 if cycle > 3 else 0)) for cycle in range(101)]
     assert cycles.leaks(steady) == []
     assert cycles.leaks([Holding(20 + cycle // 10, 7, 1000) for cycle in range(101)]) == ["descriptors"]

@@ -1,4 +1,4 @@
-"""torch's own sampler in a job: refused before ``elastic.run``, inside it each rank has its part of the samples."""
+"""torch's own sampler in a job: refused before ``elastic.run``; inside it each rank gets its share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ print("after", list(DistributedSampler(range(10), shuffle=False)), flush=True)
 """
 
 
-def test_torchs_sampler_divides_the_samples_or_says_why_not(new_job: Callable[..., Job], tmp_path: Path) -> None:
+def test_torchs_sampler_divides_the_samples_or_is_refused_with_the_reason(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     job = new_job(script=script, workers=2)

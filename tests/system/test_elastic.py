@@ -1,4 +1,4 @@
-"""Worlds that change their size: every sample of an epoch once, all nodes equal, and the learning rate that follows."""
+"""Worlds that resize: every sample of an epoch once, all nodes equal, and a learning rate that follows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHRINKS = {"MIN_WORKER_NUM": "1", "SHRINK_GRACE": "0", "REGISTER_COOLDOWN": "0.5
 
 
 class GatedJob(ElasticJob):
-    """Before its last epoch it waits for what is done to it, however late that comes, until it is to finish."""
+    """It waits before its last epoch until the test lets it finish."""
 
     def finish(self, timeout_s: float = FINISH_S) -> str:
         self.open_gates(LAST_EPOCH)
@@ -38,7 +38,7 @@ def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], No
 
 
 def require_whole(job: ElasticJob, most: int, epochs: int = 4) -> None:
-    """Nothing was left out or gone through twice, and every step had the rate of its world's size."""
+    """Check that no sample was skipped or repeated, and that every step had the rate of its world size."""
     job.require_each_sample_once(SAMPLES, most, lambda epoch: epoch < epochs)
     kept = job.kept()
     assert list(kept) == list(range(1, len(kept) + 1))
@@ -47,22 +47,22 @@ def require_whole(job: ElasticJob, most: int, epochs: int = 4) -> None:
     assert not wrong, wrong[:3]
 
 
-def test_it_shrinks_when_a_worker_dies_and_grows_when_it_is_back(new_job: Callable[..., ElasticJob]) -> None:
+def test_world_shrinks_when_a_worker_dies_and_grows_when_it_returns(new_job: Callable[..., ElasticJob]) -> None:
     job = new_job("--pause-ms", "60", "--die", "1:8", workers=3)
     job.start()
     job.wait_died(1)
-    job.wait_for("scheduler", "the world goes on without worker 1: 2 are left")
+    job.wait_for("scheduler", "the world continues without worker 1: 2 are left")
     job.wait_generation(2, [0, 2])
     job.start_worker(1)
     job.wait_for(1, r"generation 3: rank 1 of 3")
     job.finish()
     assert job.sizes() == [3, 2, 3]
     require_whole(job, most=3)
-    assert job.matches(0, "leaves its generation at its next commit")  # to grow, nobody is torn out of a step
+    assert job.matches(0, "leaves its generation at its next commit")  # growing interrupts no step
 
 
 @pytest.mark.parametrize("node", [0, pytest.param(2, marks=pytest.mark.thorough)])
-def test_who_is_asked_to_leave_does_so_between_two_steps(node: int, new_job: Callable[..., ElasticJob]) -> None:
+def test_worker_asked_to_leave_does_so_between_two_steps(node: int, new_job: Callable[..., ElasticJob]) -> None:
     job = new_job(workers=3)
     job.start()
     job.wait_for_step(8, rank=1)
@@ -71,10 +71,10 @@ def test_who_is_asked_to_leave_does_so_between_two_steps(node: int, new_job: Cal
     assert job.sizes() == [3, 2]
     require_whole(job, most=3)
     last = job.taken(node)[-1].step
-    assert all(one.generation == 1 for one in job.kept()[last]), "its last step was given up"
+    assert all(one.generation == 1 for one in job.kept()[last]), "its last step was abandoned"
 
 
-def test_a_newcomer_joins_at_a_commit(new_job: Callable[..., ElasticJob]) -> None:
+def test_newcomer_joins_at_a_commit(new_job: Callable[..., ElasticJob]) -> None:
     job = new_job("--pause-ms", "60", workers=2, most=4)
     job.start()
     job.wait_for_step(5)
@@ -89,7 +89,7 @@ def test_a_newcomer_joins_at_a_commit(new_job: Callable[..., ElasticJob]) -> Non
 
 
 @pytest.mark.thorough  # → the first test here; the matrix's shrinks
-def test_a_death_after_a_commit_loses_and_repeats_nothing(new_job: Callable[..., ElasticJob]) -> None:
+def test_death_after_a_commit_loses_and_repeats_nothing(new_job: Callable[..., ElasticJob]) -> None:
     job = new_job("--die", "2:9", "--die", "0:14", workers=4)
     job.start()
     for node in (2, 0):
@@ -99,7 +99,7 @@ def test_a_death_after_a_commit_loses_and_repeats_nothing(new_job: Callable[...,
     require_whole(job, most=4)
 
 
-def test_it_begins_with_fewer_after_its_grace_and_takes_in_the_last(new_job: Callable[..., ElasticJob]) -> None:
+def test_world_starts_with_fewer_after_its_grace_and_admits_the_last(new_job: Callable[..., ElasticJob]) -> None:
     held = {"START_GRACE": "0.5", "MIN_WORKER_NUM": "2"}
     job = new_job("--node", "2", "--not-while", "held", "--pause-ms", "60", workers=3, settings=held)
     (job.folder / "held").touch()
@@ -113,7 +113,7 @@ def test_it_begins_with_fewer_after_its_grace_and_takes_in_the_last(new_job: Cal
     job.require_each_sample_once(SAMPLES, 3, lambda _: True)
 
 
-def test_below_the_minimum_everybody_waits_and_says_for_what(new_job: Callable[..., ElasticJob]) -> None:
+def test_below_the_minimum_all_wait_and_say_what_for(new_job: Callable[..., ElasticJob]) -> None:
     job = new_job("--die", "1:5", workers=2, most=3, settings={"MIN_WORKER_NUM": "2"})
     job.start()
     job.wait_died(1)

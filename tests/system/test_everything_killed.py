@@ -1,4 +1,4 @@
-"""Promise d: kill -9 everything; the job goes on from the newest checkpoint that can be made whole."""
+"""Promise d: after kill -9 of everything the job resumes from the newest checkpoint that can be completed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ pytestmark = pytest.mark.system
 
 
 @pytest.mark.parametrize("cool_down", ["10", pytest.param("", marks=pytest.mark.thorough)], ids=["short", "default"])
-def test_everybody_is_back_when_the_one_cool_down_is_over(
+def test_all_are_back_after_a_single_cool_down(
     cool_down: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    """That nobody is refused once it is over is the core's to decide, and shown there by its clock."""
+    """That no worker is refused after it is tested in core, with a manual clock."""
     expected = undisturbed(*TRAINED)
     job = killed(new_job(*TRAINED, *GATED, settings={"REGISTER_COOLDOWN": cool_down}))
     newest = newest_step(job)
     job.start()
-    job.wait_for(SCHEDULER, "goes on, term 2: 4 seats and generation 1 read from the journal")
+    job.wait_for(SCHEDULER, "resumes, term 2: 4 seats and generation 1 read from the journal")
     for rank in job.ranks:
         job.wait_for(rank, f"seated: slot {rank} of 4, incarnation 2")
     cool_down_s = cool_down or "30"
-    said = job.wait_for(SCHEDULER, "leases start anew").string
+    said = job.wait_for(SCHEDULER, "leases start again").string
     assert f"waits at most {cool_down_s} s (REGISTER_COOLDOWN), once" in said
     for rank in job.ranks:
         explained = job.wait_for(rank, rf"free again in (\d+\.\d) s \(REGISTER_COOLDOWN={cool_down_s}\)")
@@ -61,12 +61,12 @@ def truncate_manifest(point: Path) -> None:
     manifest.write_bytes(manifest.read_bytes()[:40])
 
 
-# What may be damaged, and that each is noticed: tests/store/checkpoint. Here: what a job does about it.
+# Detection of every kind of damage: tests/store/checkpoint. Here: what a job does about it.
 @pytest.mark.parametrize(
     "damage",
     [pytest.param(one, marks=pytest.mark.thorough) for one in (flip_one_byte, truncate, truncate_manifest)],
 )
-def test_a_damaged_newest_checkpoint_costs_no_step(
+def test_damaged_newest_checkpoint_costs_no_step(
     damage: Callable[[Path], None], new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = killed(new_job(*TRAINED, *GATED))
@@ -80,7 +80,7 @@ def test_a_damaged_newest_checkpoint_costs_no_step(
     assert list(point.parent.glob(f"*{point.name}")), "a damaged point was deleted"
 
 
-def test_a_damaged_checkpoint_and_a_rank_without_its_directory_cost_no_step(
+def test_damaged_checkpoint_and_a_rank_without_its_directory_cost_no_step(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = killed(new_job(*TRAINED, *GATED))
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_and_a_rank_without_its_directory_cost_no_step(
     job.wait_for(1, rf"passed over the restore point of step {newest}\b.*{point.name}")
 
 
-def test_a_job_whose_checkpoints_are_all_gone_is_refused_until_they_are_back(
+def test_job_that_lost_all_checkpoints_is_refused_until_they_return(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(*TRAINED, *GATED, workers=2)
@@ -119,9 +119,7 @@ def test_a_job_whose_checkpoints_are_all_gone_is_refused_until_they_are_back(
 
 
 @pytest.mark.thorough
-def test_a_rank_without_its_directory_costs_no_step(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
-) -> None:
+def test_rank_without_its_directory_costs_no_step(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
     job = killed(new_job(*TRAINED, *GATED))
     newest = newest_step(job)
     shutil.rmtree(job.checkpoints / "0")
@@ -130,7 +128,7 @@ def test_a_rank_without_its_directory_costs_no_step(
     assert_goes_on_from(job, newest, "held by rank 1, 2, 3; sent to rank 0")
 
 
-def test_a_damaged_checkpoint_with_saved_random_numbers_goes_back_to_one_that_all_hold(
+def test_damaged_checkpoint_with_saved_random_numbers_falls_back_to_a_common_one(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(*TRAINED, *GATED, "--rng", "saved")
@@ -147,10 +145,10 @@ def test_a_damaged_checkpoint_with_saved_random_numbers_goes_back_to_one_that_al
     assert_goes_on_from(job, GATE - INTERVAL)
 
 
-def test_points_that_no_disk_has_are_taken_from_memory(
+def test_points_missing_on_every_disk_are_taken_from_memory(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    """All are killed when step 20 is hashed and before a disk has it: what disks have of it is taken away."""
+    """All are killed when step 20 is hashed and not yet on any disk; what disks have of it is removed."""
     job = new_job(*TRAINED, "--gates", str(INTERVAL))
     job.start()
     job.open_gates(0, INTERVAL)
@@ -166,15 +164,13 @@ def test_points_that_no_disk_has_are_taken_from_memory(
     assert_goes_on_from(job, 2 * INTERVAL)
     for rank in job.ranks:
         job.wait_for(rank, rf"the restore point of step {2 * INTERVAL}\b.* comes from memory")
-    assert job.memory_rooms() == [], "a finished job gives its memory back"
+    assert job.memory_rooms() == [], "a finished job frees its memory"
 
 
 NEVER = ("--steps", str(STEPS), "--interval", "1000")
 
 
-def test_a_job_that_is_told_to_stop_goes_on_from_its_very_last_commit(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
-) -> None:
+def test_stopped_job_resumes_from_its_last_commit(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
     job = new_job(*NEVER, *GATED, workers=2)
     job.start()
     job.open_gates(0)
@@ -194,7 +190,7 @@ def test_a_job_that_is_told_to_stop_goes_on_from_its_very_last_commit(
 
 
 @pytest.mark.thorough
-def test_a_job_that_is_told_to_stop_by_ctrl_c_goes_on_from_its_very_last_commit(
+def test_job_stopped_by_ctrl_c_resumes_from_its_last_commit(
     script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
 ) -> None:
     expected = undisturbed(*NEVER, workers=2)
@@ -213,7 +209,7 @@ def test_a_job_that_is_told_to_stop_by_ctrl_c_goes_on_from_its_very_last_commit(
 
 
 def killed(job: Job) -> Job:
-    """The job, all of it killed in the middle of its training by what empties memory too."""
+    """Return a job that was killed entirely in the middle of training, by something that erases memory too."""
     job.start()
     job.open_gates(0)
     job.wait_for_step(MIDDLE)
@@ -224,23 +220,23 @@ def killed(job: Job) -> Job:
 
 
 def committed_step(job: JobFolder) -> int | None:
-    """The step of the newest point that every disk held, as the journal has it; None before the first save."""
+    """Return the journal's newest step that every disk held; None before the first save."""
     contents = read_journal(job.recovery)
     records = () if contents is None else map(SCHEMA.unpack, contents.payloads)
     return max((one.point.step for one in records if isinstance(one, PointCommitted)), default=0) or None
 
 
 def points_of(job: JobFolder, rank: int) -> dict[int, Path]:
-    """The rank's checkpoints by step."""
+    """Return the rank's checkpoints by step."""
     return {int(path.name.split("_")[1]): path for path in (job.checkpoints / str(rank)).glob("step_*")}
 
 
 def newest_step(job: JobFolder) -> int:
-    """The newest checkpoint that any rank holds."""
+    """Return the step of the newest checkpoint of any rank."""
     return max(max(points_of(job, rank)) for rank in job.ranks)
 
 
 def assert_goes_on_from(job: JobFolder, step: int, source: str = "from every rank's own checkpoint") -> None:
-    """All ranks began their second generation there, and the log says where from."""
+    """Check that all ranks began their second generation at that step, and that the log names the source."""
     for rank in job.ranks:
         job.wait_for(rank, rf"generation 2: rank {rank} of {job.workers} goes on from step {step}\b.*{source}")

@@ -1,4 +1,4 @@
-"""A script ends, in whatever way: the job is finished exactly where that was with status 0."""
+"""Every way in which a script can end: only status 0 finishes the job."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def train(state):
 
 train(state)
 """
-# What a script's end says is read in tests/training/process/test_exit_status.py, every way of ending; here: what a job
-# makes of it, once for each outcome.
+# tests/training/process/test_exit_status.py covers every way of ending; this covers a job's reaction to each outcome
+# once.
 THOROUGH = pytest.mark.thorough
 FAST_LEASE = {"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "2"}
 
 
 @pytest.fixture
 def ended(new_job: Callable[..., Job], tmp_path: Path) -> Callable[..., tuple[Job, int, int]]:
-    """Runs a job of one worker whose script ends so; also the statuses of the worker and of the scheduler."""
+    """Run a job of one worker whose script ends in this way; also return the exits of worker and scheduler."""
 
     def run(text: str, *, recovers: bool = True) -> tuple[Job, int, int]:
         script = tmp_path / "script.py"
@@ -75,7 +75,7 @@ def ended(new_job: Callable[..., Job], tmp_path: Path) -> Callable[..., tuple[Jo
         (TRAINING.format("end_with(3)"), "its program ended with status 3"),
     ],
 )
-def test_a_job_whose_worker_exits_is_not_finished(
+def test_job_whose_worker_exits_is_not_finished(
     ended: Callable[..., tuple[Job, int, int]], text: str, said: str
 ) -> None:
     job, worker, scheduler = ended(text)
@@ -85,7 +85,7 @@ def test_a_job_whose_worker_exits_is_not_finished(
 
 
 @pytest.mark.parametrize("text", [pytest.param("exit(3)", marks=THOROUGH), TRAINING.format("end_with(3)")])
-def test_without_recovery_an_exit_fails_the_job(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
+def test_exit_with_recovery_off_fails_the_job(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
     _, worker, scheduler = ended(text, recovers=False)
     assert (worker, scheduler) == (3, JobFailedError.exit_code)
 
@@ -99,9 +99,7 @@ def test_without_recovery_an_exit_fails_the_job(ended: Callable[..., tuple[Job, 
         pytest.param(TRAINING.format("pass") + "end_with(0)", marks=THOROUGH),
     ],
 )
-def test_a_script_that_ends_with_status_0_finishes_the_job(
-    ended: Callable[..., tuple[Job, int, int]], text: str
-) -> None:
+def test_script_that_ends_with_status_0_finishes_the_job(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
     job, worker, scheduler = ended(text)
     assert (worker, scheduler) == (0, 0)
     assert job.matches("scheduler", "worker 0 left: its program ended with (status 0|a SystemExit after training was)")
@@ -111,7 +109,7 @@ def test_a_script_that_ends_with_status_0_finishes_the_job(
 @pytest.mark.parametrize(
     "text", ["", *(pytest.param(text, marks=THOROUGH) for text in ("sys.exit()", "sys.exit(give(None))"))]
 )
-def test_a_script_that_never_calls_elastic_run_has_finished_nothing(
+def test_script_that_never_calls_elastic_run_finishes_nothing(
     ended: Callable[..., tuple[Job, int, int]], text: str
 ) -> None:
     job, worker, scheduler = ended(text)
@@ -121,7 +119,7 @@ def test_a_script_that_never_calls_elastic_run_has_finished_nothing(
     assert not job.matches("scheduler", "job finished")
 
 
-def test_an_exit_with_0_inside_the_training_function_has_finished_nothing(
+def test_exit_with_0_inside_the_training_function_finishes_nothing(
     ended: Callable[..., tuple[Job, int, int]],
 ) -> None:
     job, worker, scheduler = ended(TRAINING.format("sys.exit(0)"))
@@ -133,6 +131,6 @@ def test_an_exit_with_0_inside_the_training_function_has_finished_nothing(
     "text",
     [pytest.param("raise SystemExit(give(0))", marks=THOROUGH), TRAINING.format("pass") + "end_with(0)"],
 )
-def test_without_recovery_the_status_of_main_is_believed(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
+def test_status_of_main_decides_with_recovery_off(ended: Callable[..., tuple[Job, int, int]], text: str) -> None:
     _, worker, scheduler = ended(text, recovers=False)
     assert (worker, scheduler) == (0, 0)

@@ -1,4 +1,4 @@
-"""Promise f: a worker that comes back from a long sleep finds its seat taken, and leaves without touching the job."""
+"""Promise f: a worker that wakes up after its seat was taken leaves without touching the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.system.kill_list import GATE, GATED, MIDDLE, TRAINED
 pytestmark = pytest.mark.system
 
 
-def test_a_worker_that_was_stopped_too_long_is_fenced(
+def test_worker_that_was_stopped_too_long_is_fenced(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(*TRAINED, *GATED, settings={"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "3"})

@@ -1,4 +1,4 @@
-"""What is on disk when ``state.flush()`` returns and when training ends, and what a disk that refuses it costs."""
+"""What is on disk after ``state.flush()`` and at the end of training, and the effect of a failing disk."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ def test_every_commit_is_on_disk_when_the_call_returns(new_job: Callable[..., Jo
         assert job.worker(rank).wait() == 0
         assert not job.matches(rank, "waits for the disk|was not saved")
     assert job.scheduler.wait() == 0
-    assert job.memory_rooms() == [], "a finished job gives its memory back"
+    assert job.memory_rooms() == [], "a finished job frees its memory"
 
 
-def test_a_last_state_that_the_disk_refuses_waits_for_it(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
-) -> None:
-    """Of one rank, whose folder is gone and comes back. The other one waits, and its death costs no step."""
+def test_last_state_waits_for_a_failing_disk(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
+    """One rank's folder is gone and returns. The other rank waits, and its death costs no step."""
     job = new_job(*TRAINED, *GATED, workers=2)
     job.start()
     job.open_gates(0)
@@ -39,7 +37,7 @@ def test_a_last_state_that_the_disk_refuses_waits_for_it(
     aside = folder.rename(job.folder / "aside")
     folder.write_text("not a folder")
     job.open_gates(GATE)
-    job.wait_for(0, rf"the last state, of step {STEPS}, is not saved, and this rank keeps it in memory")
+    job.wait_for(0, rf"the last state, of step {STEPS}, could not be saved; this rank keeps it in memory")
     job.kill(1)
     job.start_worker(1)
     job.wait_for(0, f"generation 2: rank 0 of 2 goes on from step {STEPS}")

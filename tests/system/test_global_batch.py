@@ -1,4 +1,4 @@
-"""A fixed global batch: a world that shrinks and grows has the loss curve and the weights of any other, bit for bit."""
+"""A fixed global batch: a world that shrinks and grows has the same losses and weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], No
 
 
 def curve(job: ElasticJob, node: int) -> dict[int, tuple[int, str]]:
-    """Of each step the world's size and the loss's bits, as this node said last."""
+    """Return for each step the world size and the loss's bits, as this node printed last."""
     found = job.matches(node, r"^step (\d+) of (\d+) loss (\S+)")
     return {int(one[1]): (int(one[2]), one[3]) for one in found}
 
 
 @pytest.mark.parametrize("workers", [3, pytest.param(4, marks=pytest.mark.thorough)])
-def test_a_world_that_shrinks_and_grows_has_the_bits_of_one_that_does_not(
-    workers: int, new_job: Callable[..., ElasticJob]
-) -> None:
+def test_world_that_resizes_has_the_bits_of_a_constant_one(workers: int, new_job: Callable[..., ElasticJob]) -> None:
     alone = new_job("alone", workers=1)
     alone.start()
     expected = alone.finish()

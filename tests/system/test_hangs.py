@@ -1,4 +1,4 @@
-"""A worker that stops coming on: it is named with its line, ended and replaced, and the job ends with the same bits."""
+"""A hanging worker is named with its line, ended and replaced, and the job ends with the same bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FR = ("samebits", "stack", "--fr", "fr")
 
 
 def called(job: Job, *module: str) -> str:
-    """What a module says in the job's folder."""
+    """Return what a module prints when run in the job's folder."""
     done = subprocess.run(
         [sys.executable, "-m", *module],
         cwd=job.folder,
@@ -38,7 +38,7 @@ def called(job: Job, *module: str) -> str:
 
 
 def line_of(comment: str) -> str:
-    """``hang_script.py:51``, by the comment that ends it."""
+    """Return ``hang_script.py:51`` for the comment at the end of that line."""
     numbers = [at for at, line in enumerate(SCRIPT.read_text().splitlines(), 1) if line.endswith(f"# {comment}")]
     assert len(numbers) == 1
     return f"hang_script.py:{numbers[0]}"
@@ -52,7 +52,7 @@ def line_of(comment: str) -> str:
         pytest.param("loader", "the loader's line", "(time.sleep) and waits for data", marks=pytest.mark.thorough),
     ],
 )
-def test_who_holds_the_others_up_is_named_ended_and_replaced(
+def test_hanging_rank_is_named_ended_and_replaced(
     way: str, comment: str, called: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--way", way, script=SCRIPT, workers=2, settings=WATCHED)
@@ -70,7 +70,7 @@ def test_who_holds_the_others_up_is_named_ended_and_replaced(
 
 
 @pytest.mark.thorough
-def test_with_tell_it_is_only_said_and_the_stacks_of_all_ranks_are_to_be_had(
+def test_tell_only_reports_the_hang_and_saves_the_stacks_of_all_ranks(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--way", "busy", script=SCRIPT, workers=2, settings={**WATCHED, "HANG": "tell"})

@@ -1,4 +1,4 @@
-"""A rank that trains, and a spare that waits, have their memory in huge pages: they are gone soon when they die."""
+"""Training ranks and waiting spares use huge pages, so that their memory is freed fast when they die."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ pytestmark = [
     pytest.mark.skipif(not knows_collapse(), reason="this kernel moves no memory (madvise(2), MADV_COLLAPSE)"),
 ]
 
-LONG = ("--steps", "100000", "--interval", "50")  # until it is told to end: memory is moved when it is
+LONG = ("--steps", "100000", "--interval", "50")  # until it is told to end: memory is moved while it trains
 SPARE = 1
 NAMES = ("AnonHugePages", "Anonymous")
 
 
 def share_in_huge_pages(pid: int) -> float:
-    """Of what the process uses of memory that lies in no file."""
+    """Return the share of the process's anonymous memory in huge pages."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     huge, anonymous = (int(re.findall(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)[0]) for name in NAMES)
     return huge / anonymous
 
 
-def test_a_rank_has_its_memory_in_huge_pages(new_job: Callable[..., Job], cold: ColdStarter) -> None:
-    """One that was not forked: what a child shares with its parent is left where it is."""
+def test_rank_has_its_memory_in_huge_pages(new_job: Callable[..., Job], cold: ColdStarter) -> None:
+    """The rank is not forked: memory shared with a parent is left where it is."""
     job = new_job(*TRAINED, *GATED, workers=1, starter=cold)
     job.start()
     job.open_gates(0)

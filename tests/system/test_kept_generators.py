@@ -1,4 +1,4 @@
-"""With the default rng="saved" no step is lost: a dead rank's generators come from its page, with the same bits."""
+"""With the default rng="saved" no step is lost: a dead rank's generators are restored from its page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.system.processes import WarmStarter
 pytestmark = pytest.mark.system
 
 STEPS = 40
-TRAINED = ("--steps", str(STEPS), "--interval", "1000", "--rng", "saved")  # nothing but memory to go on from
-BY_PAGE = r"the generators of rank {} go on as its page in memory has them"
+TRAINED = ("--steps", str(STEPS), "--interval", "1000", "--rng", "saved")  # only memory to resume from
+BY_PAGE = r"the generators of rank {} are restored from its page in memory"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def require_none_lost(job: JobFolder, rank: int, survivors: set[int]) -> None:
         ),
     ],
 )
-def test_a_spare_goes_on_with_the_generators_of_the_dead(
+def test_spare_continues_with_the_dead_ranks_generators(
     model: str, kill: str, new_spare_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_spare_job("--model", model, "--kill", f"2:{kill}:{MIDDLE}")
@@ -63,7 +63,7 @@ def test_a_spare_goes_on_with_the_generators_of_the_dead(
 @pytest.mark.parametrize(
     "kill", ["committed", *(pytest.param(other, marks=pytest.mark.thorough) for other in ("backward", "stepped"))]
 )
-def test_a_restarted_process_goes_on_with_its_own_generators(
+def test_restarted_process_continues_with_its_own_generators(
     kill: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(*TRAINED, "--kill", f"0:{kill}:{MIDDLE}")

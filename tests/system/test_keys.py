@@ -1,4 +1,4 @@
-"""Keys that all workers share: kill -9 of the scheduler and of a worker gives no number twice and loses none."""
+"""Shared keys: kill -9 of the scheduler and of a worker repeats and loses no number."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.system
 SCRIPT = Path(__file__).with_name("queue_script.py")
 
 
-def test_a_shared_queue_outlives_its_scheduler_and_a_worker(new_job: Callable[..., Job]) -> None:
+def test_shared_queue_survives_the_scheduler_and_a_worker(new_job: Callable[..., Job]) -> None:
     job = new_job("--steps", "20", script=SCRIPT, workers=2, settings={"REGISTER_COOLDOWN": "0"})
     job.start()
     for rank in job.ranks:
         job.wait_for(rank, "step 5")
     job.scheduler.kill()
-    job.open_gates(5)  # each asks for three numbers that nobody can give
+    job.open_gates(5)  # each asks for three numbers, which no one can give now
     job.wait_for(0, "the scheduler is away")
     job.start_scheduler()
     for rank in job.ranks:
@@ -33,4 +33,4 @@ def test_a_shared_queue_outlives_its_scheduler_and_a_worker(new_job: Callable[..
     total = int(job.wait_for(0, r"summary step 20, (\d+) taken")[1])
     assert job.matches(1, r"summary step 20")
     assert len(set(taken)) == len(taken) >= 2 * 20 * 3, "a number was given twice"
-    assert len(set(range(1, total + 1)) - set(taken)) <= 1, "but for one that the killed worker may have had in hand"
+    assert len(set(range(1, total + 1)) - set(taken)) <= 1, "except for one that the killed worker may have held"

@@ -1,4 +1,4 @@
-"""Whatever is killed, whenever: the same bits, and nobody is replaced who was not killed."""
+"""The kill list: whatever is killed and whenever, the bits are the same and only the killed are replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.system.kill_list import CASES, Case
 pytestmark = pytest.mark.system
 
 
-# Another case shows the same and more: the one behind the arrow.
+# Another case shows the same and more: the one after the arrow.
 THOROUGH = {
     "scheduler, a worker 5 s later",  # → the matrix's "scheduler and worker": the worker goes while it is away
     "rank 0",  # → rank 0 between steps 1 and 2, as it takes over the restore point, and at its end
@@ -38,12 +38,12 @@ LISTED = [
 ]
 
 
-def test_what_is_left_to_a_thorough_run_is_in_the_list() -> None:
+def test_thorough_cases_are_in_the_list() -> None:
     assert set(CASES) > THOROUGH
 
 
 @pytest.mark.parametrize("case", LISTED)
-def test_a_kill_changes_no_bit(case: Case, new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
+def test_kill_changes_no_bit(case: Case, new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
     expected = undisturbed(*case.trained)
     job = new_job(*case.arguments)
     case.disturb(job)

@@ -1,4 +1,4 @@
-"""Local SGD: a worker lost between averages takes no step from anybody else."""
+"""Local SGD: a worker lost between two averages costs the others no step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EACH = [str(step) for step in range(1, 65)]
 @pytest.mark.parametrize(
     "args", [pytest.param((), marks=pytest.mark.thorough, id="average"), pytest.param(("--diloco",), id="diloco")]
 )
-def test_a_worker_lost_between_averages_costs_nobody_else_a_step(
+def test_worker_lost_between_averages_costs_the_others_no_step(
     new_job: Callable[..., Job], args: tuple[str, ...]
 ) -> None:
     job = new_job(*args, "--gate", "22", script=SCRIPT, workers=3)
@@ -31,7 +31,7 @@ def test_a_worker_lost_between_averages_costs_nobody_else_a_step(
     for survivor in (0, 2):
         assert [match[1] for match in job.matches(survivor, r"^own step (\d+) ")] == EACH
         kept = job.matches(survivor, r"begins at own step (\d+), local (\d+), average 2$")
-        assert [int(match[1]) - int(match[2]) for match in kept] == [16], "it goes on in the middle of a round"
+        assert [int(match[1]) - int(match[2]) for match in kept] == [16], "it continues in the middle of a round"
         assert int(kept[0][2]) > 0
     assert job.matches(1, r"begins at own step 16, local 0, average 2$")
 

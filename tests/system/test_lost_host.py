@@ -1,4 +1,4 @@
-"""A host that is lost with memory and disk: its ranks go on, elsewhere, from what their buddies have kept of them."""
+"""A host lost with memory and disk: its ranks resume elsewhere from the copies their buddies keep."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SECRET = "a secret of more than sixteen bytes"
 
 
 class Hosts(Job):
-    """A job whose workers are on hosts: ranks 0 and 1 on ``a``, the others on ``b``."""
+    """A job on two hosts: ranks 0 and 1 on ``a``, the others on ``b``."""
 
     def __init__(self, folder: Path, starter: WarmStarter, *, settings: Mapping[str, str] | None = None) -> None:
         args = (*TRAINED, "--gates", str(INTERVAL))
         super().__init__(folder, starter, script=PROBE.with_name("on_host.py"), args=args, settings=settings)
 
     def start_workers(self, host: str, *ranks: int) -> None:
-        """With a memory and a disk of that host's."""
+        """Start workers with the memory and disk of their host."""
         self.memory_of(host).mkdir(parents=True, exist_ok=True)
         for rank in ranks:
             self.start_worker(
@@ -49,7 +49,7 @@ class Hosts(Job):
         return self.folder / host / "disk"
 
     def lose(self, host: str) -> None:
-        """All that a host had: its workers are gone already, their writers go now."""
+        """Remove everything of a host: its workers are gone already, their writers end now."""
         mark = os.fsencode(self.memory_of(host))
         for identity in self.processes():
             if is_writer(identity, of=mark):
@@ -62,7 +62,7 @@ class Hosts(Job):
             self.wait_for(rank, f"gate of step {step}")
 
     def copies(self, host: str, slot: int) -> list[Point]:
-        """What that host keeps of what the slot's rank saved elsewhere."""
+        """Return what that host keeps for the slot's rank elsewhere."""
         owner = read_owner(rank_directory(self.disk_of("b"), 2))
         assert owner is not None
         found, problems = points_in_memory(self.memory_of(host), owner.job, slot, is_copy=True)
@@ -81,7 +81,7 @@ class Hosts(Job):
 def hosts(
     tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None], request: pytest.FixtureRequest
 ) -> Iterator[Hosts]:
-    """A job at the gate behind step 20, which all ranks have saved and whose copies are all there."""
+    """Return a job at the gate after step 20, which all ranks have saved and copied."""
     job = Hosts(tmp_path, warm, settings=getattr(request, "param", {}))
     watched(job)
     job.start_scheduler()
@@ -106,7 +106,7 @@ def assert_everything_is_given_back(job: Hosts) -> None:
     ],
     indirect=True,
 )
-def test_lost_ranks_load_what_the_survivors_keep_for_them(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
+def test_lost_ranks_load_the_copies_of_the_survivors(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
     hosts.kill(0, 1)
     hosts.lose("a")
     hosts.start_workers("c", 0, 1)
@@ -130,10 +130,8 @@ def test_everything_is_killed_and_one_host_is_lost(hosts: Hosts, undisturbed: Ca
     assert_everything_is_given_back(hosts)
 
 
-def test_where_nothing_but_copies_is_left_the_hosts_give_each_other_theirs(
-    hosts: Hosts, undisturbed: Callable[..., str]
-) -> None:
-    """Every rank sends and receives: whoever waits for whom must not come round in a circle."""
+def test_hosts_exchange_copies_if_nothing_else_is_left(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
+    """Every rank sends and receives, so the waits must not form a cycle."""
     hosts.kill_everything()
     for host in ("a", "b"):
         shutil.rmtree(hosts.disk_of(host))
@@ -147,8 +145,8 @@ def test_where_nothing_but_copies_is_left_the_hosts_give_each_other_theirs(
     hosts.wait_for(0, rf"generation 2: .* from step {SAVED}\b.*, from copies that rank .* keeps for rank 0, 1, 2, 3")
 
 
-@pytest.mark.thorough  # → that a damaged copy is passed over by name: tests/store/checkpoint, tests/training/checkpoint
-def test_a_damaged_copy_is_named_and_the_one_before_it_is_taken(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
+@pytest.mark.thorough  # → a damaged copy is skipped by name: tests/store/checkpoint, tests/training/checkpoint
+def test_damaged_copy_is_named_and_the_previous_one_is_used(hosts: Hosts, undisturbed: Callable[..., str]) -> None:
     hosts.kill(0, 1)
     hosts.lose("a")
     owner = read_owner(rank_directory(hosts.disk_of("b"), 2))
@@ -168,9 +166,9 @@ def test_a_damaged_copy_is_named_and_the_one_before_it_is_taken(hosts: Hosts, un
     assert len(said) == 1
 
 
-@pytest.mark.thorough  # → everything is given back after the two losses before, too
-def test_the_copies_survive_and_take_part_where_the_whole_job_is_saved_on_disk_as_well(hosts: Hosts) -> None:
-    """Nobody needs a copy where every rank has its own point; and none is left when the job is done."""
+@pytest.mark.thorough  # → everything is freed after the two losses before, too
+def test_copies_are_used_beside_complete_points_on_disk_and_freed_at_the_end(hosts: Hosts) -> None:
+    """No rank needs a copy while it has its own point, and none is left when the job is done."""
     hosts.wait_until(
         lambda: [one for one in scan(rank_directory(hosts.disk_of("a"), 0), None) if one.point.step == SAVED] or None,
         f"point of step {SAVED} on the disk of rank 0",

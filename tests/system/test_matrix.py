@@ -12,7 +12,7 @@ from tests.system.kill_list import CASES
 from tests.system.kill_points import Way
 from tests.system.matrix import CELLS, COVERING, MODELS, MadeUp
 
-# Every row, every way and every way to make up is in the others too; their pairs are what these add.
+# The other cells include every row, way and replacement; these add their pairs.
 THOROUGH = {
     "a middle rank, stop, restart",  # → test_fencing
     "all but one, exit, spare",  # → all but one, kill, shrink; the last rank, exit, shrink
@@ -24,12 +24,14 @@ LISTED = [pytest.param(name, marks=[pytest.mark.thorough] if name in THOROUGH el
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", LISTED)
-def test_it_ends_in_the_right_state(name: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
+def test_cell_ends_in_the_required_state(
+    name: str, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
     cell = CELLS[name]
     matrix.run(cell, new_job(*cell.arguments, settings=cell.settings), lambda: undisturbed(*cell.trained))
 
 
-def test_the_set_covers_the_matrix() -> None:
+def test_set_covers_the_matrix() -> None:
     chosen = [CELLS[name] for name in COVERING]
     assert len(set(COVERING)) == 15
     assert len(CELLS) == len(matrix.WHO) * len(Way) * len(MadeUp) - len(Way)  # a shrink has no successor
@@ -37,8 +39,8 @@ def test_the_set_covers_the_matrix() -> None:
     assert {(cell.way, cell.made_up) for cell in chosen} == {(way, made_up) for way in Way for made_up in MadeUp}
 
 
-def test_the_list_and_the_matrix_reach_every_point_and_model_without_a_thorough_run() -> None:
-    """But for one: a checkpoint that has its name. tests/store kills at every system call of a save."""
+def test_list_and_matrix_reach_every_point_and_model_without_a_thorough_run() -> None:
+    """The exception is a checkpoint that has its name; tests/store kills at every system call of a save."""
     cells = [CELLS[name] for name in COVERING if name not in THOROUGH]
     cases = [case for name, case in CASES.items() if name not in test_kill_list.THOROUGH]
     losses = [point for cell in cells for point in cell.who.points] + [kill for case in cases for kill in case.kills]
@@ -50,7 +52,7 @@ def test_the_list_and_the_matrix_reach_every_point_and_model_without_a_thorough_
     assert set(MODELS) <= {cell.name for cell in cells}
 
 
-def test_what_is_left_to_a_thorough_run_leaves_every_row_and_column() -> None:
+def test_cells_outside_a_thorough_run_cover_every_row_and_column() -> None:
     assert set(COVERING) > THOROUGH
     in_default = [CELLS[name] for name in COVERING if name not in THOROUGH]
     assert {cell.who.name for cell in in_default} == set(matrix.WHO)

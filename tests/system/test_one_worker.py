@@ -1,4 +1,4 @@
-"""Promise b: kill one worker, call ``recover.sh``; the default cool-down, once."""
+"""Promise b: kill one worker, call ``recover.sh``; the default cool-down passes once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.system
 COOL_DOWN_S = 30.0
 
 
-def test_a_child_that_outlives_a_worker_does_not_hide_its_death(
+def test_child_that_outlives_a_worker_does_not_hide_its_death(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    """Its copies of the connections would keep them open: here for the lease of ten minutes.
+    """Its copies of the connections would keep them open, here for a lease of ten minutes.
 
-    It is alone on its host, so that nobody sees it die but by these.
+    The worker is alone on its host, so no other process can see it die.
     """
     expected = undisturbed(*TRAINED)
     settings = {"NODE_TIMEOUT": "600", "TOPO_TIMEOUT": "600"}
@@ -47,7 +47,7 @@ def test_a_child_that_outlives_a_worker_does_not_hide_its_death(
     assert job.wait_finished() == expected
 
 
-def test_a_killed_worker_waits_for_its_seat_and_goes_on_with_the_same_bits(
+def test_killed_worker_waits_for_its_seat_and_resumes_with_the_same_bits(
     script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
 ) -> None:
     expected = undisturbed(*TRAINED, workers=2)

@@ -1,4 +1,4 @@
-"""Promise i: a start script and a recovery command that were written for the original work as they stand."""
+"""Promise i: a start script and a recovery command written for the original project work unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKERS = 8
 ENDS_WITHIN_S = 30.0  # eight of them at once, on two cores
 
 
-def test_the_originals_scripts_work_unchanged(
+def test_original_scripts_work_unchanged(
     tmp_path: Path, watched: Callable[[JobFolder], None], undisturbed: Callable[..., str]
 ) -> None:
     expected = undisturbed(*TRAINED, workers=WORKERS)
@@ -33,7 +33,7 @@ def test_the_originals_scripts_work_unchanged(
     job.wait_for_step(25, timeout_s=120.0)
     kill(job, "scheduler")
     call(job, "recover_scheduler.sh")
-    job.wait_for("scheduler", "goes on, term 2: 8 seats and generation 1 read from the journal")
+    job.wait_for("scheduler", "resumes, term 2: 8 seats and generation 1 read from the journal")
     job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
     job.wait_for("scheduler", "job finished", timeout_s=90.0)
     assert process(job, "scheduler").wait_for_exit(ENDS_WITHIN_S)
@@ -45,7 +45,7 @@ def test_the_originals_scripts_work_unchanged(
 
 
 def call(job: JobFolder, script: str) -> None:
-    """Run one of the original's scripts in the job's folder, with this interpreter as the ``python`` on the PATH."""
+    """Run one of the original scripts in the job's folder, with this interpreter as ``python`` on the PATH."""
     environment = environment_of_tests()
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     words = ["bash", str(ORIGINAL / script), str(job.port), str(PROBE), *TRAINED, "--pause-ms", "60"]

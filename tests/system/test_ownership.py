@@ -1,4 +1,4 @@
-"""Promise j: who ends a job's processes, and that nothing of it is left or harmed by mistake."""
+"""Promise j: which command ends a job's processes, and that nothing is left or harmed by mistake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAILED = "ValueError: the probe was told to fail at step 30"
 
 
 @pytest.mark.parametrize("seated", [False, True], ids=["before its seat", "while it trains"])
-def test_an_orphaned_worker_leaves_by_itself(seated: bool, new_job: Callable[..., Job]) -> None:
+def test_orphaned_worker_leaves_by_itself(seated: bool, new_job: Callable[..., Job]) -> None:
     job = new_job("--steps", "10000", workers=2, settings={"TOPO_TIMEOUT": "10" if seated else "5"})
     if seated:
         job.start()
@@ -32,8 +32,8 @@ def test_an_orphaned_worker_leaves_by_itself(seated: bool, new_job: Callable[...
     job.wait_for(0, r"worker 0: no scheduler answered after (5|10) s \(TOPO_TIMEOUT\)")
 
 
-def test_an_error_in_every_rank_ends_the_job(new_job: Callable[..., Job]) -> None:
-    """With the scripts, that say so: below, and tests/ops with workers that need no torch."""
+def test_error_in_every_rank_ends_the_job(new_job: Callable[..., Job]) -> None:
+    """With the scripts' messages: below, and tests/launcher with workers that need no torch."""
     job = new_job("--steps", "60", "--fail-at", "30", "--late-rank", "0", workers=3)
     job.start()
     statuses = job.wait_ended()
@@ -45,7 +45,7 @@ def test_an_error_in_every_rank_ends_the_job(new_job: Callable[..., Job]) -> Non
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("late", [(), ("--late-rank", "0")], ids=["all at once", "one late"])
-def test_an_error_in_every_rank_ends_the_job_with_its_text(
+def test_error_in_every_rank_ends_the_job_with_its_text(
     late: tuple[str, ...], script_job: Callable[..., ScriptJob]
 ) -> None:
     job = script_job("--steps", "60", "--fail-at", "30", "--pause-ms", "30", *late, workers=3)
@@ -58,16 +58,16 @@ def test_an_error_in_every_rank_ends_the_job_with_its_text(
 
 
 def assert_two_failed(job: JobFolder) -> None:
-    """One may have been torn out of its step before; the traceback is the user's."""
+    """Check the tracebacks of two ranks; one may have been interrupted in its step before."""
     assert len([rank for rank in job.ranks if job.matches(rank, f"^{FAILED}$")]) >= 2, job.tails()
 
 
 @pytest.mark.thorough
-def test_a_follower_may_die_and_ctrl_c_ends_everything(
+def test_follower_may_die_and_ctrl_c_ends_everything(
     script_job: Callable[..., ScriptJob], undisturbed: Callable[..., str]
 ) -> None:
     expected = undisturbed(*TRAINED, workers=2)
-    # The default cool-down: whoever was stopped on purpose does not wait for it.
+    # The default cool-down, which a worker stopped on purpose does not wait for.
     job = script_job(*TRAINED, *PACE, workers=2, settings={"REGISTER_COOLDOWN": ""})
     run = job.run()
     job.wait_for_step(15)
@@ -81,13 +81,13 @@ def test_a_follower_may_die_and_ctrl_c_ends_everything(
     press_and_see_all_end(job, follower.press_ctrl_c)
     assert follower.wait(WAIT_S) == JobStoppedError.exit_code
     stopped_at = job.steps(0)[-1].number
-    assert stopped_at < 140, "the job was nearly through"
+    assert stopped_at < 140, "the job was nearly finished"
 
     again = job.recover()
     assert job.finished(again) == expected
     assert not any(job.matches(rank, "free again in") for rank in job.ranks)
     restored = job.wait_for(0, r"generation 2: rank 0 of 2 goes on from step (\d+)\b")
-    assert int(restored[1]) >= stopped_at, "told to end, it saves its last commit"
+    assert int(restored[1]) >= stopped_at, "when told to end, it saves its last commit"
     assert [job.seatings(rank) for rank in job.ranks] == [2, 2]
     nothing = job.recover()
     assert nothing.wait() == 0
@@ -95,7 +95,7 @@ def test_a_follower_may_die_and_ctrl_c_ends_everything(
 
 
 @pytest.mark.thorough
-def test_a_second_run_is_refused_and_so_is_an_unfinished_job(script_job: Callable[..., ScriptJob]) -> None:
+def test_second_run_is_refused_and_so_is_an_unfinished_job(script_job: Callable[..., ScriptJob]) -> None:
     job = script_job(*TRAINED, *PACE, workers=2)
     run = job.run()
     job.wait_for_step(15)
@@ -126,6 +126,6 @@ def test_a_second_run_is_refused_and_so_is_an_unfinished_job(script_job: Callabl
 
 
 def press_and_see_all_end(job: ScriptJob, press: Callable[[], None]) -> None:
-    """Ctrl-C, until no process of the job is left."""
+    """Press Ctrl-C and wait until no process of the job is left."""
     press()
     job.wait_until(lambda: None if job.processes() else True, "end of all processes")

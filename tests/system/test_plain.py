@@ -1,4 +1,4 @@
-"""Plain mode with a real DDP script and its own ``torch.save``: killed again and again, it ends with the same bits."""
+"""Plain mode with a real DDP script and its own ``torch.save``: killed repeatedly, it ends with the same bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from samebits.launcher.processes import read_pid_files
-from tests.ops.shell_job import free_port
+from tests.launcher.shell_job import free_port
 from tests.system.processes import PATIENCE, environment_of_tests
 
 SCRIPT = Path(__file__).with_name("plain_ddp_script.py")
@@ -48,7 +48,7 @@ def finals(folder: Path) -> set[str]:
 
 
 def wait_for_scripts(folder: Path, known: set[int]) -> list[int]:
-    """The pids of two scripts that have begun, and of which none is known."""
+    """Return the pids of two scripts that have started and are not known yet."""
     deadline = time.monotonic() + WAIT_S
     while True:
         text = logs(folder) if (folder / "device").exists() else ""
@@ -61,7 +61,7 @@ def wait_for_scripts(folder: Path, known: set[int]) -> list[int]:
         time.sleep(0.1)
 
 
-def test_twenty_kills_and_a_new_scheduler_and_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
+def test_twenty_kills_and_a_new_scheduler_keep_the_bits(tmp_path: Path) -> None:
     undisturbed = run(tmp_path / "undisturbed", hurry=True)
     assert undisturbed.wait(WAIT_S) == 0, undisturbed.stdout and undisturbed.stdout.read()
     folder = tmp_path / "killed"

@@ -1,4 +1,4 @@
-"""A worker on a host with a sick device names it and asks for no seat; on another one the same job trains."""
+"""A worker on a host with an unhealthy device names it and asks for no seat; elsewhere the same job trains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ echo "| 0           | 0000:C2:00.0 | 0    0  / 0  3314 / 65536 |"
 """
 
 
-def test_a_node_with_a_sick_device_is_named_and_not_admitted(new_job: Callable[..., Job], tmp_path: Path) -> None:
+def test_node_with_an_unhealthy_device_is_named_and_not_admitted(new_job: Callable[..., Job], tmp_path: Path) -> None:
     tool = tmp_path / "npu-smi"
     tool.write_text(SICK)
     tool.chmod(0o700)
@@ -32,5 +32,5 @@ def test_a_node_with_a_sick_device_is_named_and_not_admitted(new_job: Callable[.
     assert job.matches(1, "the pre-flight of 1 found what must not be: Ascend 5: its health is Alarm")
     job.start_worker(1)
     job.wait_finished()
-    assert job.matches(0, r"pre-flight, .* s: cpu computes: .*4 of 4 products right")
+    assert job.matches(0, r"pre-flight, .* s: cpu computes: .*4 of 4 products correct")
     assert job.seatings(1) == 1

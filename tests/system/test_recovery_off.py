@@ -10,10 +10,10 @@ from tests.system.scripted import SCHEDULER, ScriptJob
 
 pytestmark = pytest.mark.system
 
-ENDLESS = ("--steps", "100000", "--pause-ms", "30")  # a death alone ends it, however late that comes
+ENDLESS = ("--steps", "100000", "--pause-ms", "30")  # only a death ends it
 
 
-def test_a_dead_worker_ends_every_process_and_is_named_by_each(script_job: Callable[..., ScriptJob]) -> None:
+def test_dead_worker_ends_every_process_and_is_named_by_each(script_job: Callable[..., ScriptJob]) -> None:
     job = script_job(*ENDLESS, workers=2, settings={"ENABLE_RECOVERY": "0"})
     run = job.run()
     job.wait_for_step(5)
@@ -29,8 +29,8 @@ def test_a_dead_worker_ends_every_process_and_is_named_by_each(script_job: Calla
     assert "recover.sh" not in run.text(), "there is nothing to recover"
 
 
-@pytest.mark.thorough  # → test_ops_run_sh, with workers that need no torch
-def test_a_dead_scheduler_ends_every_process_too(script_job: Callable[..., ScriptJob]) -> None:
+@pytest.mark.thorough  # → test_run_sh, with workers that need no torch
+def test_dead_scheduler_ends_every_process_too(script_job: Callable[..., ScriptJob]) -> None:
     job = script_job(*ENDLESS, workers=2, settings={"ENABLE_RECOVERY": "0"})
     run = job.run()
     job.wait_for_step(5)

@@ -1,4 +1,4 @@
-"""A job whose checkpoints lie in a bucket: killed whole, it goes on from there; a bucket that is away stops no step."""
+"""Checkpoints in a bucket: a job killed entirely resumes from there, and an unreachable bucket delays no step."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def s3() -> Iterator[S3Server]:
 
 
 def points_in(s3: S3Server, slot: int) -> list[int]:
-    """The steps of the whole points of a slot, in order."""
+    """Return the steps of a slot's complete points, in order."""
     return sorted(step_of(name) for name in s3.names() if f"/{slot}/step" in name and name.endswith(".msgpack"))
 
 
-def test_a_job_killed_whole_goes_on_from_the_bucket(
+def test_job_that_was_killed_entirely_resumes_from_the_bucket(
     s3: S3Server, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(*TRAINED, *GATED, workers=2, settings={"CHECKPOINT_PATH": URL, **s3.environment})
     goes_on_after_all_was_lost(job, lambda slot: points_in(s3, slot), undisturbed)
 
 
-def test_no_step_waits_for_a_bucket_that_is_away(
+def test_unreachable_bucket_delays_no_step(
     s3: S3Server, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(*TRAINED, workers=2, settings={"CHECKPOINT_PATH": URL, **s3.environment})

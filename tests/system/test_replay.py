@@ -1,4 +1,4 @@
-"""The step log: whatever is done again after everything was killed is held against it, and the first change named."""
+"""The step log: steps repeated after a total kill are compared with it, and the first difference is named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLES_DIFFER = r"samples .*\(8 in all\) when generation 1 logged it, .*\(7 in 
 
 
 def killed(job: Job) -> Job:
-    """The job, all of it killed behind a point, with steps in the log that it has to do again."""
+    """Return a job that was killed after a point, with logged steps that it has to repeat."""
     job.start()
     job.wait_for_step(KILLED_AT)
     job.kill_everything()
@@ -39,14 +39,14 @@ def killed(job: Job) -> Job:
 
 
 def start_otherwise(job: Job, more: Mapping[str, str]) -> None:
-    """All of it again, as if the script were another one."""
+    """Restart everything as if the script had been changed."""
     job.start_scheduler()
     for rank in job.ranks:
         job.start_worker(rank, **more)
 
 
 def steps_of(*words: str) -> tuple[int, dict[str, Any]]:
-    """What ``samebits steps --json`` says, and its status."""
+    """Return the output of ``samebits steps --json`` and its status."""
     command = [sys.executable, "-m", "samebits", "steps", "--json", *words]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
@@ -60,7 +60,7 @@ def steps_of(*words: str) -> tuple[int, dict[str, Any]]:
         pytest.param(("--record-after", "--digest-every", "5"), id="after, every 5"),
     ],
 )
-def test_steps_that_are_done_again_are_the_logged_ones(
+def test_repeated_steps_equal_the_logged_ones(
     new_job: Callable[..., Job], undisturbed: Callable[..., str], args: tuple[str, ...]
 ) -> None:
     job = killed(new_job(*args, *GATED, script=SCRIPT, workers=2))
@@ -82,7 +82,7 @@ def test_steps_that_are_done_again_are_the_logged_ones(
 @pytest.mark.parametrize(
     ("variable", "args", "expected"),
     [
-        # How two records differ, whatever it is: tests/training/checkpoint/test_replay.py.
+        # How two records may differ: tests/training/checkpoint/test_replay.py.
         pytest.param(
             LR_FROM,
             (),
@@ -94,7 +94,7 @@ def test_steps_that_are_done_again_are_the_logged_ones(
         pytest.param(SKIP_FROM, ("--record-after",), SAMPLES_DIFFER, id="samples after"),
     ],
 )
-def test_the_first_step_that_differs_is_named_and_ends_the_job(
+def test_first_differing_step_is_named_and_ends_the_job(
     new_job: Callable[..., Job], variable: str, args: tuple[str, ...], expected: str
 ) -> None:
     job = killed(new_job(*args, *GATED, script=SCRIPT, workers=2))
@@ -102,25 +102,27 @@ def test_the_first_step_that_differs_is_named_and_ends_the_job(
     statuses = job.wait_ended()
     assert {statuses[0], statuses[1]} == {DIVERGENCE}
     for rank in job.ranks:
-        job.wait_for(rank, rf"step 34 is not the step that was logged, and the first that differs: {expected}")
+        job.wait_for(rank, rf"step 34 differs from the log, and is the first that does: {expected}")
         assert not job.matches(rank, r"were replayed")
 
 
-def test_weights_that_differ_are_named_and_with_a_warning_the_job_goes_on(new_job: Callable[..., Job]) -> None:
+def test_differing_weights_are_named_and_a_warning_lets_the_job_continue(new_job: Callable[..., Job]) -> None:
     job = killed(new_job("--on-divergence", "warn", *GATED, script=SCRIPT, workers=2))
     start_otherwise(job, {NOISE_AT: "33"})
     job.wait_finished()
     for rank in job.ranks:
         job.wait_for(
-            rank, r"step 34 is not .*: weights before it [0-9a-f]{32} when generation 1 logged it, [0-9a-f]{32}"
+            rank,
+            r"step 34 differs from the log, .*: weights before it [0-9a-f]{32} when generation 1 logged it, "
+            r"[0-9a-f]{32}",
         )
-        assert len(job.matches(rank, "is not the step that was logged")) == 1, "said more than once"
+        assert len(job.matches(rank, "differs from the log")) == 1, "reported more than once"
         assert not job.matches(rank, r"were replayed")
     folder = job.checkpoints / "0"
     assert steps_of(str(folder), "--against", str(job.checkpoints / "1"))[0] == 0
 
 
-def test_a_lost_worker_repeats_no_step_and_goes_on_with_its_own_log(new_job: Callable[..., Job]) -> None:
+def test_lost_worker_repeats_no_step_and_continues_its_log(new_job: Callable[..., Job]) -> None:
     job = new_job(*GATED, script=SCRIPT, workers=2)
     job.start()
     job.wait_for_step(KILLED_AT)
@@ -129,10 +131,10 @@ def test_a_lost_worker_repeats_no_step_and_goes_on_with_its_own_log(new_job: Cal
     job.start_worker(1)
     job.wait_finished()
     for rank in job.ranks:
-        assert not job.matches(rank, r"were replayed|is not the step that was logged|step log of slot \d+ begins")
+        assert not job.matches(rank, r"were replayed|differs from the log|step log of slot \d+ begins")
     status, found = steps_of(str(job.checkpoints))
     assert (status, found["comparisons"][0]["first_difference"]) == (0, None)
-    assert found["comparisons"][0]["shared_steps"] >= 79  # one that the other was ahead by is in its log alone
+    assert found["comparisons"][0]["shared_steps"] >= 79  # a step by which the other was ahead is only in its log
 
 
 @pytest.fixture
@@ -150,7 +152,7 @@ def elastic_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder]
     "same_host",
     [pytest.param(True, id="same folder"), pytest.param(False, marks=pytest.mark.thorough, id="another folder")],
 )
-def test_a_spare_goes_on_with_the_log_of_the_slot_it_takes_or_says_that_it_begins_one(
+def test_spare_continues_the_log_of_its_slot_or_says_that_it_starts_one(
     elastic_job: Callable[..., ElasticJob], same_host: bool
 ) -> None:
     job = elastic_job(workers=2)
@@ -173,7 +175,7 @@ def test_a_spare_goes_on_with_the_log_of_the_slot_it_takes_or_says_that_it_begin
     else:
         assert min(found.history.line) == int(begins[0][1])
     assert max(found.history.line) == 80
-    assert not job.matches(0, "is not the step that was logged") and not job.matches(2, "is not the step that was")
+    assert not job.matches(0, "differs from the log") and not job.matches(2, "differs from the log")
 
 
 def first_step_of(job: Job, node: int) -> str:
@@ -181,7 +183,7 @@ def first_step_of(job: Job, node: int) -> str:
 
 
 @pytest.mark.thorough  # → test_elastic; a record has its world's size: tests/store/test_store_step_record.py
-def test_a_world_that_shrinks_is_logged_with_its_size(elastic_job: Callable[..., ElasticJob]) -> None:
+def test_world_that_shrinks_is_logged_with_its_size(elastic_job: Callable[..., ElasticJob]) -> None:
     job = elastic_job(workers=3, settings={"MIN_WORKER_NUM": "2", "SHRINK_GRACE": "0"})
     job.start()
     job.wait_for_step(20)

@@ -1,4 +1,4 @@
-"""Real jobs that take steps twice: ``samebits run --check`` and HIDDEN_STATE=stop."""
+"""Real jobs that repeat steps: ``samebits run --check`` and HIDDEN_STATE=stop."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ HEALTHY = SCRIPT.replace("weight(F.cross_entropy(model(x), y))", "F.cross_entrop
 
 
 class Shell:
-    """Runs jobs of the script in folders of their own."""
+    """Runs jobs of the script, each in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,7 +105,7 @@ class Shell:
         return done.returncode
 
     def finals(self, name: str) -> list[str]:
-        """The last line of each worker's log, without how often the function was called."""
+        """Return the last line of each worker's log, without the number of calls of the function."""
         logs = [log.read_text() for log in sorted((self.folder / name / "device").glob("worker_*.log"))]
         return [found for log in logs for found in re.findall(r"^final (\d+ \w+) calls", log, re.MULTILINE)]
 
@@ -133,22 +133,22 @@ def test_a_check_ends_a_script_that_a_thread_keeps_alive(
     assert "check passed: " in said.out
 
 
-def test_a_check_passes_a_script_that_recovers_exactly_and_leaves_nothing_behind(shell: Shell) -> None:
+def test_check_passes_a_script_that_recovers_exactly_and_leaves_nothing_behind(shell: Shell) -> None:
     assert shell.run("healthy", HEALTHY, "--check") == 0
     equal = "5, 6, 7, 8, 9, 10, 11, 12, 16, 17, 32"  # an epoch has 15
     assert f"check passed: 11 steps were taken twice with equal bits ({equal})" in shell.output
     left = [one.name for one in (shell.folder / "healthy").iterdir()]
-    assert left == ["train.py"], "not even the folder that the script gives its checkpoints"
+    assert left == ["train.py"], "not even the folder for the script's own checkpoints"
     assert not list(shell.folder.glob("samebits-check-*"))
 
 
-def test_a_check_fails_a_script_with_hidden_state_and_names_its_line(shell: Shell) -> None:
+def test_check_fails_a_script_with_hidden_state_and_names_its_line(shell: Shell) -> None:
     assert shell.run("hidden", SCRIPT, "--check") == HiddenStateError.exit_code
     assert f"hidden state: seen (train.py:{LINE}) changed outside the state" in shell.output
     assert "Fix: " in shell.output
 
 
-def test_a_job_that_retakes_steps_ends_with_the_bits_of_one_that_does_not(shell: Shell) -> None:
+def test_job_that_repeats_steps_ends_with_the_same_bits(shell: Shell) -> None:
     assert shell.run("off", HEALTHY, HIDDEN_STATE="off") == 0
     undisturbed = shell.finals("off")
     assert len(set(undisturbed)) == 1
@@ -157,7 +157,7 @@ def test_a_job_that_retakes_steps_ends_with_the_bits_of_one_that_does_not(shell:
     assert shell.run("stop", HEALTHY, HIDDEN_STATE="stop") == 0
     assert shell.finals("stop") == undisturbed
     logs = "".join(log.read_text() for log in (shell.folder / "stop" / "device").glob("worker_*.log"))
-    assert logs.count("calls 5\n") == 2, "four steps were taken twice"
+    assert logs.count("calls 5\n") == 2, "four steps were repeated"
 
     assert shell.run("killed", HEALTHY, HIDDEN_STATE="stop", KILL="1") == 0
     assert (shell.folder / "killed" / "killed").exists()
@@ -166,14 +166,14 @@ def test_a_job_that_retakes_steps_ends_with_the_bits_of_one_that_does_not(shell:
     assert "no further step is taken twice to find hidden state: the job's members have changed" in log
 
 
-def test_a_job_with_hidden_state_ends_before_it_trains_further(shell: Shell) -> None:
+def test_job_with_hidden_state_ends_before_it_trains_further(shell: Shell) -> None:
     assert shell.run("hidden", SCRIPT, HIDDEN_STATE="stop") == HiddenStateError.exit_code
     assert f"hidden state: seen (train.py:{LINE}) changed outside the state" in shell.output
     assert "step 5, taken twice from the same commit, came out different" in shell.output
     assert shell.finals("hidden") == []
 
 
-def test_a_check_that_is_killed_takes_its_job_along(tmp_path: Path) -> None:
+def test_killed_check_ends_its_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("state.epoch < 3", "state.epoch < 10**6"))
     words = [sys.executable, "-P", "-m", "samebits", "run", "--check", "-n", "2", "train.py"]
     environment = environment_of_tests() | {"TMPDIR": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""What users build around a step rides through a kill: the same bits as without one, wherever it happens."""
+"""Common additions to a training step survive a kill anywhere with the same bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 30
 MIDDLE = 14
 
 TOGETHER: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    # several at once, where they can be; which of them it was when one fails, the rides below tell
+    # several at once if possible; if one fails, the rides below tell which
     "accumulation, not reduced inside a window; two optimizers; weights changed by hand": (
         ("--accumulate", "4", "--no-sync", "--two-optimizers", "--clamp"),
         ("1:micro:49", "0:micro:75"),
@@ -60,7 +60,7 @@ LISTED = [
 
 
 @pytest.mark.parametrize(("arguments", "kills"), LISTED)
-def test_it_rides_through(
+def test_addition_survives_kills(
     arguments: tuple[str, ...],
     kills: tuple[str, ...],
     new_job: Callable[..., Job],
@@ -97,7 +97,7 @@ BETWEEN_COMMITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         for number, (name, ride) in enumerate(BETWEEN_COMMITS.items())
     ],
 )
-def test_what_is_changed_between_commits_goes_back(
+def test_changes_between_commits_are_undone(
     arguments: tuple[str, ...],
     kills: tuple[str, ...],
     new_job: Callable[..., Job],

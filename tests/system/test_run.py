@@ -1,4 +1,4 @@
-"""Promise a: ``run.sh`` alone. The job finishes, all ranks print the same sha256, and so does another run."""
+"""Promise a: ``run.sh`` alone. The job finishes, and all ranks of two runs print the same sha256."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ FINAL = r"^final step=600 loss=\S+ accuracy=(\S+) sha256=([0-9a-f]{64})$"
 
 
 @pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_the_default_job_finishes_and_gives_the_same_bits_again(
-    runs: int, script_job: Callable[..., ScriptJob]
-) -> None:
+def test_default_job_finishes_with_the_same_bits_twice(runs: int, script_job: Callable[..., ScriptJob]) -> None:
     unset = {"WORKER_NUM": "", "OMP_NUM_THREADS": "", "ENABLE_RECOVERY": "", "REGISTER_COOLDOWN": ""}
     job = script_job(script=None, settings=unset)
     first = job.run_sh()

@@ -1,4 +1,4 @@
-"""Promise c: training does not depend on the scheduler; its death and its pause change nothing."""
+"""Promise c: training does not depend on the scheduler; its death or pause changes nothing."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ pytestmark = pytest.mark.system
 SCHEDULER = "scheduler"
 
 STEPS = 60
-GATE = 40  # here the job waits for what is done to its scheduler, however late that comes
+GATE = 40  # the job waits here for the test to disturb its scheduler
 TRAINED = ("--steps", str(STEPS), "--interval", "1000")
 GATED = ("--gates", str(GATE))
-FIRST_STEPS = 10  # slower than the others: DDP lays its buckets out, memory is touched for the first time
+FIRST_STEPS = 10  # slower than the others: DDP arranges its buckets, memory is touched for the first time
 AWAY_S = 20.0
 PAUSED_S = 4.0
 
 
-def test_a_death_of_the_scheduler_costs_no_step(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
+def test_schedulers_death_costs_no_step(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
     job = new_job(*TRAINED, *GATED)
     job.start()
     job.open_gates(0)
@@ -42,7 +42,7 @@ def test_a_death_of_the_scheduler_costs_no_step(new_job: Callable[..., Job], und
     assert job.wait_finished() == undisturbed(*TRAINED)
     assert_no_new_round(job)
     for rank in job.ranks:
-        assert [step.number for step in job.steps(rank)] == list(range(1, STEPS + 1)), "a step was done twice"
+        assert [step.number for step in job.steps(rank)] == list(range(1, STEPS + 1)), "a step was repeated"
 
 
 @pytest.mark.thorough
@@ -65,7 +65,7 @@ def test_twenty_seconds_without_a_scheduler_make_no_step_longer(
     assert "is away (step" in job.wait_for(0, "the scheduler is away").string
     steps = [job.steps(rank) for rank in job.ranks]
     for own in steps:
-        assert [step.number for step in own] == list(range(1, 271)), "a step was done twice"
+        assert [step.number for step in own] == list(range(1, 271)), "a step was repeated"
         assert sum(killed_at < step.at_s < recovered_at for step in own) >= 100
     lasted = durations(steps)
     percentile_99_s = statistics.quantiles([one.lasted_s for one in lasted], n=100)[98]
@@ -73,9 +73,7 @@ def test_twenty_seconds_without_a_scheduler_make_no_step_longer(
     assert longest_s <= percentile_99_s + 0.050
 
 
-def test_a_scheduler_that_stands_still_loses_nobody(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
-) -> None:
+def test_paused_scheduler_loses_no_worker(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
     job = new_job(*TRAINED, *GATED, settings={"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "2"})
     job.start()
     job.open_gates(0)
@@ -83,18 +81,16 @@ def test_a_scheduler_that_stands_still_loses_nobody(
     job.scheduler.signal(signal.SIGSTOP)
     stopped_at = time.monotonic()
     for rank in job.ranks:
-        job.wait_for_step(GATE, rank)  # training does not stand still with it
-    time.sleep(max(0.0, stopped_at + PAUSED_S - time.monotonic()))  # what is shown: a pause longer than a lease
+        job.wait_for_step(GATE, rank)  # training continues without it
+    time.sleep(max(0.0, stopped_at + PAUSED_S - time.monotonic()))  # the pause must exceed a lease
     job.scheduler.signal(signal.SIGCONT)
-    job.wait_for(SCHEDULER, r"stood still for \d+\.\d s; nobody loses a lease by that")
+    job.wait_for(SCHEDULER, r"was paused for \d+\.\d s; no lease expires because of it")
     job.open_gates(GATE)
     assert job.wait_finished() == undisturbed(*TRAINED)
     assert_no_new_round(job)
 
 
-def test_a_lost_journal_is_made_anew_from_the_workers(
-    new_job: Callable[..., Job], undisturbed: Callable[..., str]
-) -> None:
+def test_lost_journal_is_rebuilt_from_the_workers(new_job: Callable[..., Job], undisturbed: Callable[..., str]) -> None:
     job = new_job(*TRAINED, *GATED)
     job.start()
     job.open_gates(0)
@@ -103,7 +99,7 @@ def test_a_lost_journal_is_made_anew_from_the_workers(
     shutil.rmtree(job.folder / "recovery")
     job.start_scheduler()
     job.wait_for(
-        SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, who agree; term 1002"
+        SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, which agree; term 1002"
     )
     job.open_gates(GATE)
     assert job.wait_finished() == undisturbed(*TRAINED)
@@ -111,7 +107,7 @@ def test_a_lost_journal_is_made_anew_from_the_workers(
 
 
 def assert_no_new_round(job: JobFolder) -> None:
-    """Everybody is in the one generation there ever was."""
+    """Check that all are still in the first generation."""
     assert len(job.matches(SCHEDULER, r"round \S+ opened")) == 1, job.tails()
     for rank in job.ranks:
         assert len(job.matches(rank, r"generation \d+: rank")) == 1
@@ -120,7 +116,7 @@ def assert_no_new_round(job: JobFolder) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """One step of the whole job: when it ended, how long it took, how long one of its processes waited for a CPU."""
+    """One step of the whole job: its end, its duration, and how long one of its processes waited for a CPU."""
 
     end_s: float
     lasted_s: float
@@ -128,10 +124,10 @@ class Duration:
 
 
 def durations(steps: list[list[Step]]) -> list[Duration]:
-    """The time between two steps is the median of the ranks': what makes a step long makes it long on all of them.
+    """Return the median over the ranks of the time between two steps, since a long step is long on all of them.
 
-    Waiting for a CPU is known apart, because the machine's other work is not the job's: it is left out where the
-    longest step is judged.
+    CPU waits come from the machine's other work, so they are recorded separately and subtracted when the longest step
+    is judged.
     """
     found = []
     for begin, end in itertools.pairwise(list(zip(*steps, strict=True))[FIRST_STEPS:]):

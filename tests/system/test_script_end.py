@@ -1,6 +1,6 @@
-"""Exit code 0 means that every rank has reached the end of its script, in real processes.
+"""Exit code 0 means that every rank reached the end of its script, in real processes.
 
-Which status the job ends with for which ends is read in tests/core/test_core_end.py.
+tests/core/test_core_end.py covers which ends lead to which status of the job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ops.shell_job import ROOT, ShellJob
+from tests.launcher.shell_job import ROOT, ShellJob
 from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
@@ -94,7 +94,7 @@ def job(tmp_path: Path, warm: WarmStarter) -> Iterator[ShellJob]:
 def ends(
     job: ShellJob, after: str, settings: Mapping[str, str] = SETTINGS, *, tail: str = "", every: int = 5
 ) -> tuple[int, str]:
-    """Run the script with these lines after training, or at its end; its exit code and what was said."""
+    """Run the script with these lines after training or at its end; return its exit code and output."""
     script = job.folder / "train.py"
     script.write_text(SCRIPT.format(after=after, tail=tail, every=every))
     job.settings = {**job.settings, **settings}
@@ -102,10 +102,8 @@ def ends(
     return shell.end(), f"{shell.text}\n{job.tails()}"
 
 
-def test_a_rank_that_is_killed_after_training_does_the_rest_of_its_script_when_it_is_replaced(
-    job: ShellJob, tmp_path: Path
-) -> None:
-    """Its state is the final one, with what followed a last commit that was saved."""
+def test_rank_killed_after_training_is_replaced_for_the_rest_of_its_script(job: ShellJob, tmp_path: Path) -> None:
+    """Its state is the final one, including changes after a last commit that was saved."""
     status, text = ends(job, "")
     assert status == 0, text
     undisturbed = (tmp_path / "model.sha256").read_text()
@@ -117,7 +115,7 @@ def test_a_rank_that_is_killed_after_training_does_the_rest_of_its_script_when_i
 
 
 @pytest.mark.parametrize(("every", "first"), [(5, "none"), (1000, "step_0000000005*")], ids=["saved", "unsaved"])
-def test_what_a_function_changes_after_its_last_commit_is_done_once_though_a_rank_dies_there(
+def test_changes_after_the_last_commit_happen_once_though_a_rank_dies_there(
     job: ShellJob, tmp_path: Path, every: int, first: str
 ) -> None:
     status, text = ends(job, "", tail=HALVES, every=every)
@@ -164,7 +162,7 @@ def test_a_value_that_a_function_changes_after_its_last_commit_is_changed_once_t
     ],
     ids=["exits", "reduces", "raises", "trains again", "is killed and nobody starts it again"],
 )
-def test_a_script_that_does_not_reach_its_end_gives_the_job_its_status_and_the_rank(
+def test_script_that_does_not_reach_its_end_determines_the_jobs_status_and_rank(
     job: ShellJob, tmp_path: Path, after: str, expected: int, told: str
 ) -> None:
     status, text = ends(job, after, {"MAX_RESTARTS": "0", "REGISTER_COOLDOWN": "0"})

@@ -1,4 +1,4 @@
-"""FSDP2: a model that no rank holds whole goes on after a kill, with the bits of a run that nobody disturbed."""
+"""FSDP2: a model that no rank holds completely resumes after kills with the undisturbed bits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ WORKERS = 3
 KILLS = ("1:backward:11", "0:committed:14", "2:train_returned")
 
 
-def test_kills_take_all_back_to_the_newest_point_that_all_hold_and_change_no_bit(
+def test_kills_return_all_to_the_newest_common_point_and_change_no_bit(
     new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """One in a backward pass, one between two steps, one after the end; compared with what torch alone makes of it."""
+    """One in a backward pass, one between two steps, one after the end; the reference is torch alone."""
     trained = ("--steps", "20", "--interval", "4", "--rng", "saved")
     alone = new_job(*trained, script=SCRIPT, workers=WORKERS, settings={"ENABLE_RECOVERY": "0"})
     alone.start()
@@ -35,15 +35,15 @@ def test_kills_take_all_back_to_the_newest_point_that_all_hold_and_change_no_bit
     replace(*(int(kill[0]) for kill in KILLS))(job)
     assert job.wait_finished() == expected
     assert job.matches(2, "goes back from step 10 to step 8: 2 to be done again")
-    # Whether the others had committed step 14 when the first to do so was killed, is drawn anew each time.
+    # Whether the others had committed step 14 when the first rank to do so was killed varies.
     assert job.matches(2, r"goes on from step 12, .*from every rank's own checkpoint \(step 1[34] is not held by all")
-    assert job.matches(2, "training is finished already: this is the final state, step 20")
+    assert job.matches(2, "training has already finished: loaded the final state, step 20")
 
 
 STRANGER = SCRIPT.with_name("stranger.py")
 
 
-def test_another_world_size_begins_with_what_a_job_has_exported(
+def test_another_world_size_starts_from_an_exported_checkpoint(
     new_job: Callable[..., Job], warm: WarmStarter, tmp_path: Path
 ) -> None:
     first = new_job("--steps", "10", script=SCRIPT, workers=WORKERS)

@@ -1,4 +1,4 @@
-"""One job of random faults, another one every day; ``python -m tests.system --soak 50`` runs more of them."""
+"""One job with random faults, different each day; ``python -m tests.system --soak 50`` runs more."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from tests.system import soak
 from tests.system.job import Job
 
-CALM_STEPS, CHAOS_S = 80, (5.0, 10.0)  # a campaign's jobs are longer, and are disturbed longer
+CALM_STEPS, CHAOS_S = 80, (5.0, 10.0)  # a campaign's jobs are longer and are disturbed longer
 
 
 @pytest.mark.system
-@pytest.mark.thorough  # → the kill list and the matrix: each signal to each process by itself
-def test_whatever_happens_when_it_happens_the_job_ends_with_the_same_bits(
+@pytest.mark.thorough  # → the kill list and the matrix: each signal to each process
+def test_job_ends_with_the_same_bits_whatever_happens_when(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     seed = datetime.datetime.now(datetime.UTC).date().toordinal()
@@ -27,7 +27,7 @@ def test_whatever_happens_when_it_happens_the_job_ends_with_the_same_bits(
     assert sha256 == expected
 
 
-def test_a_seed_is_one_job() -> None:
+def test_seed_determines_the_job() -> None:
     jobs = [(soak.disturbed(seed), soak.settings_of(seed)) for seed in range(200)]
     assert jobs == [(soak.disturbed(seed), soak.settings_of(seed)) for seed in range(200)]
     assert len({str(one) for one in jobs}) == 24, "3 models, 2 ways with random numbers, 4 settings"

@@ -1,4 +1,4 @@
-"""Spares: one takes a lost worker's place at once, with the undisturbed run's bits, and nobody else is restarted."""
+"""Spares: one takes a lost worker's place at once with the undisturbed bits, and no other worker is restarted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
 
-TRAINED = ("--steps", str(STEPS), "--interval", "1000")  # nothing but memory to go on from
+TRAINED = ("--steps", str(STEPS), "--interval", "1000")  # only memory to resume from
 LEFT_BY_SIGTERM = 143
 
 
 class GatedJob(ElasticJob):
-    """It waits at a gate for what is done to it, however late that comes, until it is to finish."""
+    """It waits at a gate until the test lets it finish."""
 
     def start(self) -> None:
         super().start()
@@ -52,7 +52,7 @@ def steps(job: ElasticJob, node: int) -> list[int]:
 
 
 def require_no_step_lost_or_repeated(job: ElasticJob, *survivors: int, losses: int = 1) -> None:
-    """Who was a step behind the others when somebody was lost is given that step, and does not take it itself."""
+    """Check that a rank one step behind at the loss was given that step and did not compute it."""
     every = set(range(1, STEPS + 1))
     taken = {node: steps(job, node) for node in survivors}
     for node, numbers in taken.items():
@@ -62,14 +62,14 @@ def require_no_step_lost_or_repeated(job: ElasticJob, *survivors: int, losses: i
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.thorough)])
-def test_a_spare_takes_over_without_a_step_lost_or_repeated(
+def test_spare_takes_over_without_a_step_lost_or_repeated(
     rank: int, new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job()
     job.start()
     job.wait_warm(4)
     waiting = writers_of(job, 4)
-    assert len(waiting) == 1, "the writer of a spare is there before its slot"
+    assert len(waiting) == 1, "a spare's writer exists before its slot"
     job.wait_for_step(MIDDLE, rank=1)
     job.kill(rank)
     job.wait_for_step(GATE, rank=1)
@@ -80,18 +80,18 @@ def test_a_spare_takes_over_without_a_step_lost_or_repeated(
     assert job.seated_once(*survivors, 4)
     first = steps(job, 4)[0]
     assert steps(job, 4) == list(range(first, STEPS + 1))
-    assert steps(job, rank)[-1] in (first - 1, first - 2)  # it may have died before it could say its last
+    assert steps(job, rank)[-1] in (first - 1, first - 2)  # it may have died before it could print its last step
     job.wait_for("scheduler", rf"spare 4 .* takes slot {rank} of worker {rank}")
 
 
 def writers_of(job: ElasticJob, node: int) -> list[int]:
-    """The pids of this node's checkpoint writers."""
+    """Return the pids of this node's checkpoint writers."""
     threads = Path(f"/proc/{job.worker(node).pid}/task").iterdir()
     children = [ProcessIdentity.of(int(pid)) for one in threads for pid in (one / "children").read_text().split()]
     return [child.pid for child in children if child is not None and is_writer(child)]
 
 
-def test_two_at_once_and_two_spares(new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]) -> None:
+def test_two_losses_at_once_and_two_spares(new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]) -> None:
     job = new_job(spares=2)
     job.start()
     job.wait_warm(4, 5)
@@ -102,7 +102,7 @@ def test_two_at_once_and_two_spares(new_job: Callable[..., ElasticJob], undistur
     require_no_step_lost_or_repeated(job, 0, 2)
 
 
-def test_the_dead_node_returns_as_a_spare_and_takes_the_next_place(
+def test_dead_node_returns_as_a_spare_and_takes_the_next_place(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(cool_down_s=0.5)
@@ -122,7 +122,7 @@ def test_the_dead_node_returns_as_a_spare_and_takes_the_next_place(
 
 
 @pytest.mark.thorough  # → the matrix's "a spare, then a rank, stop, spare"; taking the next place: the test before
-def test_a_worker_that_was_stopped_too_long_comes_back_as_a_spare_in_its_own_process(
+def test_worker_stopped_too_long_returns_as_a_spare_in_its_own_process(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(cool_down_s=0.5, lease_s=2)
@@ -134,7 +134,7 @@ def test_a_worker_that_was_stopped_too_long_comes_back_as_a_spare_in_its_own_pro
     job.wait_generation(2, [0, 4, 2, 3])
     since = job.count(1)
     stopped.signal(signal.SIGCONT)
-    job.wait_for(1, "another node has its slot.*it asks for a seat again", since=since)
+    job.wait_for(1, "another node has its slot.*this process registers again", since=since)
     job.wait_for(1, "seated: a spare, incarnation 2", since=since)
     job.wait_for(1, "this spare is warm", since=since)
     job.kill(4)
@@ -145,7 +145,7 @@ def test_a_worker_that_was_stopped_too_long_comes_back_as_a_spare_in_its_own_pro
     require_no_step_lost_or_repeated(job, 0, 2, 3, losses=2)
 
 
-def test_a_spare_that_dies_is_no_event_and_one_that_waits_ends_with_the_final_state(
+def test_dead_spare_changes_nothing_and_a_waiting_one_ends_with_the_final_state(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(spares=2)
@@ -161,7 +161,7 @@ def test_a_spare_that_dies_is_no_event_and_one_that_waits_ends_with_the_final_st
         assert job.matches(node, "generation 2:") == []
 
 
-def test_a_worker_told_to_leave_finishes_its_step_and_a_spare_takes_over(
+def test_worker_asked_to_leave_finishes_its_step_and_a_spare_takes_over(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job()
@@ -173,12 +173,12 @@ def test_a_worker_told_to_leave_finishes_its_step_and_a_spare_takes_over(
     assert job.finish() == undisturbed(*TRAINED)
     job.wait_for("scheduler", r"worker 2 left: it was asked to \(SIGTERM\)")
     assert steps(job, 0) == list(range(1, STEPS + 1))
-    assert steps(job, 4)[0] in (left_at + 1, left_at + 2)  # its last commit is not said any more
+    assert steps(job, 4)[0] in (left_at + 1, left_at + 2)  # its last commit is no longer printed
     assert job.seated_once(0, 1, 3, 4)
 
 
-@pytest.mark.thorough  # → the matrix's "scheduler and worker, term, restart"; no cool-down: tests/core, tests/ops
-def test_without_a_spare_the_others_wait_for_it_and_it_has_no_cool_down(
+@pytest.mark.thorough  # → the matrix's "scheduler and worker, term, restart"; no cool-down: tests/core, tests/launcher
+def test_without_a_spare_the_others_wait_for_it_without_a_cool_down(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(spares=0)
@@ -193,7 +193,7 @@ def test_without_a_spare_the_others_wait_for_it_and_it_has_no_cool_down(
 
 
 @pytest.mark.thorough
-def test_a_worker_whose_disk_is_full_leaves_for_a_spare(
+def test_worker_with_a_full_disk_leaves_for_a_spare(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job()
@@ -212,7 +212,7 @@ def test_a_worker_whose_disk_is_full_leaves_for_a_spare(
     assert job.seated_once(0, 2, 3, 4)
 
 
-def test_who_only_waits_leaves_at_once(new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]) -> None:
+def test_waiting_process_leaves_at_once(new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]) -> None:
     """A spare, and a member of a world that waits for another one."""
     job = new_job()
     job.start()

@@ -1,4 +1,4 @@
-"""``samebits stop`` for a job that no command of ours has started here, such as an engine's: its scheduler ends it."""
+"""``samebits stop`` for a job started by other means, such as a container engine: its scheduler ends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stop(job: Job, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_drained_job_ends_at_a_commit_and_no_step_of_it_is_done_again(
+def test_drained_job_ends_at_a_commit_and_repeats_no_step(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(*TRAINED, "--gates", str(GATES), workers=2)
@@ -48,7 +48,7 @@ def test_a_drained_job_ends_at_a_commit_and_no_step_of_it_is_done_again(
 
 
 @pytest.mark.thorough
-def test_a_job_is_ended_though_a_worker_does_not_come_to_its_next_commit(new_job: Callable[..., Job]) -> None:
+def test_job_is_ended_though_a_worker_does_not_reach_its_next_commit(new_job: Callable[..., Job]) -> None:
     job = new_job(*TRAINED, "--gates", str(GATES), workers=2)
     job.start()
     job.open_gates(0)

@@ -1,4 +1,4 @@
-"""What the last release wrote is read by this one: journals, checkpoints, and a job that goes on from both."""
+"""Compatibility: journals and checkpoints of the last release are read, and a job resumes from both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.system
 
 STORED = Path(__file__).parents[1] / "stored"
 KEPT = STORED / "last_release"
-"""Of ``small_job.py``, two workers: worker 1 was killed after step 3, and everything after step 6, or not."""
+"""Made by ``small_job.py`` with two workers: worker 1 was killed after step 3, and everything after step 6, or not."""
 
 
 def history(folder: Path) -> list[Record]:
@@ -43,7 +43,7 @@ def run(*words: str, **settings: str) -> str:
     return done.stdout
 
 
-def test_its_journal_says_how_the_job_stood() -> None:
+def test_journal_shows_the_jobs_state() -> None:
     view = stored_view(KEPT / "recovery")
     assert view is not None
     assert (view.phase, view.generation, view.step, view.world_size) == ("no scheduler", 2, 4, 2)
@@ -52,13 +52,13 @@ def test_its_journal_says_how_the_job_stood() -> None:
     assert (generation.restore, generation.line) == (Point(3, 1), (Cut(1, 3),))
 
 
-def test_the_journal_of_a_job_that_was_done_says_so() -> None:
+def test_journal_of_a_finished_job_says_so() -> None:
     view = stored_view(KEPT / "finished")
     assert view is not None
     assert (view.phase, view.step) == ("finished", 12)
 
 
-def test_status_and_verify_read_what_it_wrote() -> None:
+def test_status_and_verify_read_the_stored_files() -> None:
     told = run("status", RECOVERY_PATH=str(KEPT / "recovery"))
     assert "generation 2" in told and "small_job" in told
     verified = run("ckpt", "verify", CHECKPOINT_PATH=str(KEPT / "ckpt_of_rank"))
@@ -66,7 +66,7 @@ def test_status_and_verify_read_what_it_wrote() -> None:
 
 
 @pytest.mark.thorough
-def test_its_job_goes_on_to_the_end(new_job: Callable[..., Job]) -> None:
+def test_stored_job_resumes_to_its_end(new_job: Callable[..., Job]) -> None:
     job = new_job(
         workers=2,
         script=STORED / "small_job.py",
@@ -75,7 +75,8 @@ def test_its_job_goes_on_to_the_end(new_job: Callable[..., Job]) -> None:
     recovery, checkpoints = (job.folder / name for name in ("recovery", "ckpt_of_rank"))
     shutil.copytree(KEPT / "ckpt_of_rank", checkpoints)
     recovery.mkdir(mode=0o700)
-    with Journal.open(recovery)[0] as journal:  # another machine's numerics are another job's: here they are nobody's
+    # another machine's numerics would be refused, so the stored ones are removed
+    with Journal.open(recovery)[0] as journal:
         of_anybody = [
             replace(record, numerics=()) if isinstance(record, GenerationCommitted) else record
             for record in history(KEPT / "recovery")

@@ -1,4 +1,4 @@
-"""A worker whose loader is four times as slow is named; with swap a spare takes its slot, and the bits are the same."""
+"""A worker with a loader four times as slow is named; with swap a spare takes its slot, and the bits are the same."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SLOWED = ("--sample-s", "0.08", "--slow-node", str(SLOW))
 WATCHED = {"HEARTBEAT_INTERVAL": "0.2"}
 NAMED = rf"worker {SLOW} is \d\.\d × slower than the median over \d+ steps: data \(\d+ ms a step, \d+ ms elsewhere\)"
 AHEAD = 100
-"""So many steps away the end is told; a step takes a tenth of a second or so."""
+"""The end is announced this many steps ahead; a step takes about a tenth of a second."""
 
 
 def tell_the_end(job: JobFolder) -> int:
-    """Have the job end soon; at which step."""
+    """Let the job end soon; return the step."""
     step = max(int(one[1]) for one in job.matches(0, r"step (\d+) ")) + AHEAD
     job.end_at(step)
     return step
 
 
-def test_it_is_named_and_the_status_says_so(new_job: Callable[..., Job]) -> None:
+def test_straggler_is_named_and_shown_by_status(new_job: Callable[..., Job]) -> None:
     job = new_job(*SLOWED, script=SCRIPT, workers=2, settings=WATCHED)
     job.start()
     job.wait_for("scheduler", NAMED)
@@ -50,7 +50,7 @@ def test_it_is_named_and_the_status_says_so(new_job: Callable[..., Job]) -> None
 
 
 @pytest.mark.thorough
-def test_its_slot_is_a_spares_and_the_bits_are_the_undisturbed_runs(
+def test_spare_gets_the_stragglers_slot_with_the_undisturbed_bits(
     tmp_path: Path,
     warm: WarmStarter,
     watched: Callable[[JobFolder], None],

@@ -1,4 +1,4 @@
-"""UnknownPeers at every port of the workers, more than a shell's descriptors: the job neither ends nor differs."""
+"""Foreign connections at every port of the workers, more than there are descriptors: no effect on the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLERS = 300
 
 @contextlib.contextmanager
 def callers(addresses: list[tuple[str, int]]) -> Iterator[None]:
-    """So many connections to each, as far as they are let in, that say nothing."""
+    """Open this many silent connections to each port, as far as they are accepted."""
     with contextlib.ExitStack() as stack:
         for address in addresses:
             for _ in range(CALLERS):
@@ -39,7 +39,7 @@ def descriptors(job: Job, rank: int) -> int:
 def test_strangers_take_no_descriptor_that_a_worker_needs(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    """While the workers wait for the last of them, while they train, and while one is killed and comes back."""
+    """Tested while the workers wait for the last of them, while they train, and while one is killed and returns."""
     expected = undisturbed(*TRAINED, workers=WORKERS)
     script = PROBE.with_name("few_descriptors.py")
     job = new_job(*TRAINED, *GATED, workers=WORKERS, script=script)
@@ -62,7 +62,7 @@ def test_strangers_take_no_descriptor_that_a_worker_needs(
             assert job.wait_finished() == expected
 
 
-def test_only_the_addresses_towards_the_scheduler_are_listened_on(new_job: Callable[..., Job]) -> None:
+def test_workers_listen_only_on_the_addresses_towards_the_scheduler(new_job: Callable[..., Job]) -> None:
     job = new_job(*TRAINED, *GATED, workers=2)
     job.start()
     job.open_gates(0)

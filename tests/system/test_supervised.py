@@ -1,4 +1,4 @@
-"""A supervised job, killed all over: nobody helps but whoever starts another supervisor, and the bits are the same."""
+"""A supervised job killed in every part: only the supervisor is restarted by hand, and the bits are the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from samebits.launcher.processes import send_signal
 from samebits.store.process_identity import ProcessIdentity
-from tests.ops.shell_job import ROOT, WAIT_S, Shell, ShellJob
+from tests.launcher.shell_job import ROOT, WAIT_S, Shell, ShellJob
 from tests.system.probe import gate_of
 
 pytestmark = pytest.mark.system
@@ -39,7 +39,7 @@ def supervised(tmp_path: Path) -> Iterator[ShellJob]:
 
 
 def zygote_of(shell: Shell) -> ProcessIdentity | None:
-    """The zygote of the supervisor that this shell has become."""
+    """Return the zygote of the supervisor that runs in this shell."""
     children = Path(f"/proc/{shell.process.pid}/task/{shell.process.pid}/children").read_text().split()
     for pid in map(int, children):
         if b"samebits.training.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes() and not _has_a_log_of_a_worker(pid):
@@ -52,7 +52,7 @@ def _has_a_log_of_a_worker(pid: int) -> bool:
 
 
 def kill_something(job: ShellJob, shell: Shell, chance: random.Random, what: str) -> Shell:
-    """kill -9 of that; returns who supervises from now on."""
+    """kill -9 one part; return the current supervisor."""
     if what == "supervisor":
         shell.process.kill()
         shell.process.wait(WAIT_S)
@@ -67,9 +67,9 @@ def kill_something(job: ShellJob, shell: Shell, chance: random.Random, what: str
     return shell
 
 
-@pytest.mark.thorough  # the decisions and a job of tiny workers: tests/ops/test_ops_supervised_sh.py
+@pytest.mark.thorough  # the decisions and a job of tiny workers: tests/launcher/test_supervised_sh.py
 @pytest.mark.parametrize("kills", [pytest.param(2, id="two"), pytest.param(24, id="many")])
-def test_whatever_is_killed_the_bits_are_the_same(
+def test_bits_are_the_same_whatever_is_killed(
     kills: int, supervised: ShellJob, undisturbed: Callable[..., str]
 ) -> None:
     job, chance = supervised, random.Random(27)

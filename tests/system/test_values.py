@@ -1,4 +1,4 @@
-"""A kill changes no bit, no layout and no type of what a state holds, wherever its replacement gets it from."""
+"""A kill changes no bit, layout or type of a state's values, wherever the replacement gets them from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _known: list[str] = []
 
 
 def undisturbed(new_job: Callable[..., Job]) -> str:
-    """The undisturbed run's sha256; run once."""
+    """Return the undisturbed run's sha256, run once."""
     if not _known:
         job = new_job(script=SCRIPT, workers=2)
         job.start()
@@ -25,7 +25,7 @@ def undisturbed(new_job: Callable[..., Job]) -> str:
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_replacement_gets_every_value_as_it_was(new_job: Callable[..., Job], killed: int) -> None:
+def test_replacement_gets_every_value_unchanged(new_job: Callable[..., Job], killed: int) -> None:
     expected = undisturbed(new_job)
     job = new_job("--kill", f"{killed}:forward:13", script=SCRIPT, workers=2)
     job.start()
@@ -34,7 +34,7 @@ def test_a_replacement_gets_every_value_as_it_was(new_job: Callable[..., Job], k
     assert job.wait_finished() == expected
 
 
-def test_a_checkpoint_gives_every_value_as_it_was(new_job: Callable[..., Job]) -> None:
+def test_checkpoint_restores_every_value_unchanged(new_job: Callable[..., Job]) -> None:
     expected = undisturbed(new_job)
     job = new_job("--gate", "12", script=SCRIPT, workers=2)
     job.start()

@@ -1,4 +1,4 @@
-"""A queue that all ranks share: whoever is killed with an item in hand, each item is in the weights once."""
+"""A shared work queue: each item enters the weights once, even if a worker is killed while it holds one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def require_each_once(job: Job) -> None:
         assert job.wait_for(rank, r"counts from (\d+) to (\d+)").groups() == ("1", "1"), job.tails()
 
 
-def test_an_item_in_the_hands_of_a_killed_worker_is_trained_on_once(new_job: Callable[..., Job]) -> None:
+def test_item_held_by_a_killed_worker_is_trained_on_once(new_job: Callable[..., Job]) -> None:
     job = new_job("--items", "24", "--gates", "4,8", script=SCRIPT, workers=2, settings=QUICK)
     job.start()
     for rank in job.ranks:
@@ -33,7 +33,7 @@ def test_an_item_in_the_hands_of_a_killed_worker_is_trained_on_once(new_job: Cal
     for rank in job.ranks:
         job.wait_for(rank, r"holds \[\d+\] at gate 8")
     job.scheduler.kill()
-    job.open_gates(8)  # from here on somebody asks for an item that nobody can give
+    job.open_gates(8)  # from here on a worker asks for an item that does not exist yet
     job.wait_for(0, "the scheduler is away")
     job.start_scheduler()
     job.wait_finished()
@@ -41,7 +41,7 @@ def test_an_item_in_the_hands_of_a_killed_worker_is_trained_on_once(new_job: Cal
 
 
 @pytest.mark.thorough
-def test_a_job_that_goes_back_to_its_disks_takes_the_items_back_as_well(new_job: Callable[..., Job]) -> None:
+def test_job_that_returns_to_its_disks_takes_the_items_back_as_well(new_job: Callable[..., Job]) -> None:
     options = ("--items", "60", "--gates", "9,14", "--interval", "6")
     job = new_job(*options, script=SCRIPT, workers=3, settings=QUICK)
     job.start()
@@ -49,17 +49,17 @@ def test_a_job_that_goes_back_to_its_disks_takes_the_items_back_as_well(new_job:
         for rank in job.ranks:
             job.wait_for(rank, rf"holds \[\d+\] at gate {gate}")
         job.kill_everything()
-        job.forget_memory()  # else the last commit is still there
+        job.forget_memory()  # otherwise the last commit is still there
         job.open_gates(gate)
         job.start()
     job.wait_finished()
     require_each_once(job)
-    assert len(job.matches(0, r"step 8 of 3 took")) == 2, "it did go back behind step 8"
+    assert len(job.matches(0, r"step 8 of 3 took")) == 2, "it did return to a point before step 8"
 
 
 @pytest.mark.thorough
 def test_twelve_random_kills(new_job: Callable[..., Job]) -> None:
-    """Every other one of a worker that holds an item; the rest wherever it is just then."""
+    """Every other one hits a worker that holds an item; the rest hit workers in any state."""
     draw, gates = random.Random(32), range(10, 130, 20)
     options = ("--items", "450", "--gates", ",".join(map(str, gates)))
     job = new_job(*options, script=SCRIPT, workers=3, settings=QUICK)
@@ -68,7 +68,7 @@ def test_twelve_random_kills(new_job: Callable[..., Job]) -> None:
         for rank in job.ranks:
             job.wait_for(rank, rf"holds \[\d+\] at gate {gate}")
         for wait_s in (0.0, draw.uniform(0.0, 0.5)):
-            time.sleep(wait_s)  # any moment will do
+            time.sleep(wait_s)  # any time will do
             rank = draw.choice(job.ranks)
             job.kill(rank)
             job.start_worker(rank)

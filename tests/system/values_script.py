@@ -1,6 +1,6 @@
-"""A state of values that are easily restored as nearly what they were: layouts, nested moments, dict subclasses.
+"""A state of values that are easily restored inexactly: layouts, nested moments, dict subclasses.
 
-The convolutions and their moments lie in channels_last, and the update is scaled by norms, whose bits depend on that.
+The convolutions and their moments are channels_last, and the update is scaled by norms, whose bits depend on that.
 Halfway a frozen layer is added to the optimizer.
 """
 
@@ -35,7 +35,7 @@ points = KillPoints(args.kill, args.marks)
 
 
 class Scaled(torch.optim.Optimizer):
-    """LAMB's shape, with a third moment as 8-bit codes and a float64 scale, and the last two gradients in a deque."""
+    """An optimizer like LAMB, with a third moment as 8-bit codes, a float64 scale, and a deque of gradients."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": np.float64(0.01)})

@@ -1,13 +1,13 @@
-"""A process that imports once what its children need, and forks one for every command of Python's it is told to run.
+"""A process that imports once what its children need, and forks one for every Python command it receives.
 
 Started by ``processes.WarmStarter`` with the names of the modules. A child becomes what the command would have become:
-a session, folder, environment and log of its own, ``sys.argv``, ``sys.path`` and ``__main__``. Two things differ: the
-imports cost it nothing, and its objects are not taken apart one by one at its end. Where such a child starts a process
-of Python itself (``samebits run`` the scheduler and the workers, a worker its checkpoint writer), that one is forked as
-well: ``execvpe`` with a command that can be imitated loads no new program, and a process that was forked ahead becomes
-the writer.
+its own session, folder, environment, log, ``sys.argv``, ``sys.path`` and ``__main__``. There are two differences: it
+imports nothing again, and its objects are not destroyed one by one at its end. If such a child starts a Python process
+itself (``samebits run`` the scheduler and the workers, a worker its checkpoint writer), that one is forked as well:
+``execvpe`` with a command that can be imitated loads no new program, and a process that was forked ahead becomes the
+writer.
 
-The fork happens while there is a single thread, and a command of the tests' runs at the bottom of its stack.
+The fork happens while there is a single thread, and the command runs at the bottom of its stack.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _MAIN = Path(start_folder.__file__).with_name("__main__.py")
 _HERE = {name: os.environ.get(name) for name in READ_AT_START}
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ABOVE = 200
-"""Descriptors from here on are in nobody's way."""
+"""Descriptors from here on do not collide with others."""
 _exec = os.execvpe
-_path: list[str] = []  # where Python looks for modules, without what PYTHONPATH names
+_path: list[str] = []  # the module path without the entries of PYTHONPATH
 
 
 def serve(link: socket.socket) -> dict[str, Any] | None:
-    """Fork for every order; returns the order in the child, None in the parent when the other end is closed.
+    """Fork for every order; return the order in the child, None in the parent when the other end is closed.
 
-    Then the tests are over, or were killed: children that are left would wait for their job for half an hour.
+    Then the tests are over or were killed, and children that are left would wait half an hour for their job.
     """
     children: dict[int, int] = {}  # pidfd → pid
     rest = b""
@@ -81,7 +81,7 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
             while b"\n" in rest:
                 line, _, rest = rest.partition(b"\n")
                 order: dict[str, Any] = json.loads(line)
-                # Opened before the answer: a caller that reads a pipe closes its own end for writing then.
+                # Opened before the answer: a caller that reads a pipe closes its own write end.
                 log = open_log(order) if order["inside"] is None else -1
                 pid = fork_inside(order["inside"])
                 if pid == 0:
@@ -117,19 +117,19 @@ def become(order: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else it inherits that the tests run under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # otherwise it inherits an ignored SIGHUP if the tests run under nohup
     os.execvpe = _exec_warm
     _take(order["words"], order["environment"])
     _keep_writer_ready(order["environment"])
 
 
 def _exec_warm(file: str, words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Do what ``os.execvpe`` does, without a new program if the command is one of Python's that ``run`` knows."""
+    """Do what ``os.execvpe`` does, without a new program if ``run`` supports the Python command."""
     words = list(words)
     is_known = words[1:4] == list(SAMEBITS) or (len(words) > 1 and words[1].endswith(".py"))
     if file != sys.executable or not is_known or {name: environment.get(name) for name in READ_AT_START} != _HERE:
         _exec(file, words, environment)
-    gc.freeze()  # an object that is collected later would close a descriptor that has another owner by then
+    gc.freeze()  # an object collected later would close a descriptor that has another owner by then
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as execve(2) does
         with contextlib.suppress(OSError):
             if int(name) > 2 and fcntl.fcntl(int(name), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
@@ -138,7 +138,7 @@ def _exec_warm(file: str, words: Sequence[str], environment: Mapping[str, str]) 
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python begins
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python starts
         signal.signal(number, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -172,9 +172,10 @@ def _take(words: list[str], environment: Mapping[str, str]) -> None:
 
 
 def _show(what: str, texts: Sequence[str]) -> None:
-    """Have ``/proc/PID/<what>`` name these texts: the memory that it shows was given room when this process began.
+    """Let ``/proc/PID/<what>`` show these texts, in memory reserved when this process started.
 
-    The environment's own room is free for it: what was there has been replaced. Too long a list is left out.
+    The environment's own space is free for it, since its content has been replaced. A list that does not fit is
+    omitted.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     first = 45 if what == "cmdline" else 47  # proc(5): arg_start, arg_end, env_start, env_end
@@ -186,10 +187,10 @@ def _show(what: str, texts: Sequence[str]) -> None:
 
 
 class _WriterAhead:
-    """Stands in the place of the module ``subprocess`` where a worker starts its checkpoint writer.
+    """Replaces the module ``subprocess`` where a worker starts its checkpoint writer.
 
     Args:
-        link: to the process that was forked ahead; the next ``Popen`` has it become the command.
+        link: to the process that was forked ahead; the next ``Popen`` makes it become the command.
         pid: of that process.
     """
 
@@ -219,8 +220,8 @@ class _WriterAhead:
 def _keep_writer_ready(environment: Mapping[str, str]) -> None:
     """Fork the process that becomes this worker's checkpoint writer, while there is a single thread.
 
-    Until then it stands in the root folder and shows no environment of the job, so that nobody takes it for a part of
-    it, and ends with its parent.
+    Until then it stays in the root folder without the job's environment, so that it is not taken for part of it, and
+    ends with its parent.
     """
     if environment.get("ROLE") != "worker" or "samebits.service.copies.writer_process" not in sys.modules:
         return
@@ -253,14 +254,14 @@ def _keep_writer_ready(environment: Mapping[str, str]) -> None:
     os.chdir(order["folder"])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a writer outlives its trainer
     _take(order["words"], order["environment"])
-    warnings.simplefilter("ignore", RuntimeWarning)  # of runpy: the module is imported already
+    warnings.simplefilter("ignore", RuntimeWarning)  # runpy warns that the module is imported already
     os.write(lasts[0], b"1")
     os.close(lasts[0])
     run(order["words"])
 
 
 def run(words: list[str]) -> NoReturn:
-    """Be ``python WORDS`` from its first line to its end."""
+    """Run ``python WORDS`` from its first line to its end."""
     status = 0
     try:
         if words[:2] == ["-P", "-c"]:
@@ -305,7 +306,7 @@ def _run_script(words: list[str]) -> None:
 
 
 def _status_of(leaving: SystemExit) -> int:
-    """As Python ends on ``sys.exit``."""
+    """Return the status as Python does on ``sys.exit``."""
     if leaving.code is None:
         return 0
     if isinstance(leaving.code, int):
@@ -315,10 +316,10 @@ def _status_of(leaving: SystemExit) -> int:
 
 
 def _leave(status: int | None) -> NoReturn:
-    """End as Python does, in the same order, up to where it takes its objects apart; None: by the SIGINT it got.
+    """End as Python does, in the same order, up to the destruction of its objects; None: by the SIGINT it received.
 
-    In a forked process that copies page after page of memory that is shared so far: as much as all else it does.
-    Processes that are started anew (``ColdStarter``, the scripts) end as ever.
+    In a forked process destroying them copies page after page of shared memory, which costs as much as all else it
+    does. Newly started processes (``ColdStarter``, the scripts) end as usual.
     """
     try:
         if status is None:

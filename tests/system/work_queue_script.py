@@ -1,4 +1,4 @@
-"""Trains on the items of a queue that all ranks share: each item adds 1 to its own weight, so weights count items."""
+"""Train on the items of a shared queue: each item adds 1 to its own weight, so that weights count items."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GATES = {int(step) for step in args.gates.split(",") if step}
 
 
 class Counts(torch.nn.Module):
-    """A weight an item."""
+    """One weight per item."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ model = Counts()
 ddp = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
 queue = samebits.WorkQueue("numbers")
-queue.put(range(args.items))  # each rank says so, and it is done once
+queue.put(range(args.items))  # each rank calls it, and it happens once
 saves = samebits.CheckpointConfig(save_checkpoint_steps=args.interval)
 state = samebits.elastic.TorchState(ddp, optimizer, checkpoint=saves, step=0)
 

@@ -1,8 +1,8 @@
-"""``python -m tests.torch_versions [VERSION ...]``: probes, tests and killed jobs with other versions of torch.
+"""``python -m tests.torch_versions [VERSION ...]``: run probes, tests and killed jobs with other torch versions.
 
-Each version gets an environment of its own below ``--folder``, deleted before the next one is made, unless ``--keep``
-is given: those with CUDA take about 7 GB. Prints what it does as it does it, then one row per version, and one JSON
-object last; the status is 1 where anything was not as it should be, and where a version could not be installed.
+Each version gets its own environment below ``--folder``, deleted before the next one is made unless ``--keep`` is
+given: those with CUDA take about 7 GB. Prints its progress, then one row per version, and one JSON object last; the
+status is 1 if anything failed or a version could not be installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.torch_versions.table import table
 
 
 def main() -> int:
-    """The command; its exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.torch_versions", description=(__doc__ or "").partition("\n")[0]
     )
@@ -47,7 +47,7 @@ def version(word: str) -> str:
 
 
 def try_version(wanted: str, folder: Path, *, keeps: bool) -> Row:
-    """All of it with one version."""
+    """Run everything with one version."""
     began_s, row = time.monotonic(), Row(wanted)
 
     def say(text: str) -> None:

@@ -1,7 +1,6 @@
-"""What is run with a version of torch, and what came out: probes, a part of the tests, and three jobs.
+"""The checks of a torch version and their results: probes, part of the tests, and three jobs.
 
-Never here: how the version was installed. The one idea: bits are compared with those of the same version's own
-undisturbed run, never with another version's, which may round otherwise.
+Bits are compared with those of the same version's own undisturbed run, since another version may round differently.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TESTS_S, JOBS_S = 1800.0, 1200.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run of pytest: how many passed, which did not, and why there are none where that is so."""
+    """The result of one pytest run: how many passed, which did not, and the reason if there are none."""
 
     passed: int = 0
     failed: Sequence[str] = ()
@@ -43,14 +42,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class Row:
-    """All that one version showed.
+    """The results of one version.
 
     Attributes:
-        version: as it was asked for.
-        torch: what the installed one calls itself.
-        reason: why it could not be installed, or did not import; empty where it could.
-        sha256: of each job that came to its end, by the job's name.
-        problems: of each that did not.
+        version: as requested.
+        torch: the installed one's own version.
+        reason: why it could not be installed or imported; empty if it could.
+        sha256: of each finished job, by name.
+        problems: of each unfinished job.
     """
 
     version: str
@@ -63,7 +62,7 @@ class Row:
     seconds: float = 0.0
 
     def has_same_bits(self, job: str) -> bool:
-        """Whether this job ended as the undisturbed one did."""
+        """Return whether this job ended as the undisturbed one did."""
         return job in self.sha256 and self.sha256[job] == self.sha256.get("undisturbed")
 
     @property
@@ -77,7 +76,7 @@ class Row:
 
 
 def check(environment: Environment, row: Row, say: Say) -> None:
-    """Run everything and write into the row what came out; jobs and reports are in a folder that goes afterwards."""
+    """Run everything and fill in the row; jobs and reports are in a folder that is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="torch-versions-") as name:
         folder = Path(name).resolve()
         clean = environment_of_tests() | {"OMP_NUM_THREADS": "1"}
@@ -120,7 +119,7 @@ def _pytest(environment: Environment, paths: Sequence[str], report: Path, clean:
 
 
 def outcome_in(junit: str) -> Outcome:
-    """What a report of pytest's says; a test that was skipped has not passed."""
+    """Parse a pytest report; a skipped test has not passed."""
     passed, failed = 0, []
     for case in ElementTree.fromstring(junit).iter("testcase"):
         found = next((case.find(kind) for kind in ("failure", "error", "skipped") if case.find(kind) is not None), None)

@@ -1,7 +1,6 @@
-"""An environment with one version of torch, for as long as it is tested.
+"""An environment with one torch version, for the duration of its test.
 
-Here lives what is installed, and whether that worked. Never here: what is run with it. The sources are not installed:
-what runs is this checkout, which every process finds by its PYTHONPATH.
+The sources are not installed: this checkout runs, which every process finds by its PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from tests.system.processes import REPOSITORY
 FOR_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "safetensors", "scikit-learn", "psutil")
 """What the tests and the warm starter import besides the package's own requirements."""
 TORCHS_OWN_AFFAIR = ("torch", "setuptools")
-"""Packages whose version is torch's choice: 2.11 and 2.12 want an older setuptools than constraints.txt has."""
+"""Packages whose version torch chooses: 2.11 and 2.12 want an older setuptools than constraints.txt has."""
 SAY_EVERY_S = 15.0
 END_S = 60.0
 Say = Callable[[str], None]
 
 
 def constraints_for(lines: Iterable[str]) -> list[str]:
-    """constraints.txt without what is torch's own affair."""
+    """Return constraints.txt without the packages that torch pins."""
     return [line for line in lines if line.partition("==")[0].strip() not in TORCHS_OWN_AFFAIR]
 
 
 def requirements(setup_cfg: str) -> list[str]:
-    """What the package needs besides torch, and the tests."""
+    """Return what the package needs besides torch, and the tests."""
     parser = configparser.ConfigParser()
     parser.read_string(setup_cfg)
     lines = parser["options"]["install_requires"].split("\n")
@@ -43,7 +42,7 @@ def requirements(setup_cfg: str) -> list[str]:
 
 
 def reason_in(log: str) -> str:
-    """Why pip did not install: what it calls an error, or else its last line."""
+    """Return why pip did not install: what it calls an error, or else its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     return " ".join(errors) or (lines[-1] if lines else "pip said nothing")
@@ -51,7 +50,7 @@ def reason_in(log: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended, and everything that it printed."""
+    """How a command ended, and all of its output."""
 
     status: int
     output: str
@@ -60,9 +59,9 @@ class Done:
 def follow(
     command: Sequence[str | Path], log: Path, environment: Mapping[str, str], say: Say, *, timeout_s: float
 ) -> Done:
-    """Run a command in the checkout; while it runs, its last line is said every :data:`SAY_EVERY_S` seconds.
+    """Run a command in the checkout; while it runs, its last line is shown every :data:`SAY_EVERY_S` seconds.
 
-    Past ``timeout_s`` it is ended, and that is its last line.
+    After ``timeout_s`` it is ended, and that is its last line.
     """
     began_s = said_s = time.monotonic()
     with log.open("wb") as out:
@@ -95,7 +94,7 @@ def _status(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does, so that it ends what it has started."""
+    """End it as Ctrl-C does, so that it ends what it has started."""
     if child.poll() is None:
         child.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -105,17 +104,17 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last that says something; pip warns of every folder that is not there."""
+    """Return the last meaningful line; pip warns of every missing folder."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     return next((line for line in reversed(lines) if line and not line.startswith("WARNING:")), "")
 
 
 class Environment:
-    """One version's.
+    """One version's environment.
 
     Args:
-        folder: its own, empty or not there yet; one that was kept there whole is used again.
-        version: as pip takes it, such as ``2.12.1``.
+        folder: its own, empty or not there yet; one that was kept complete is reused.
+        version: as pip accepts it, such as ``2.12.1``.
     """
 
     def __init__(self, folder: Path, version: str) -> None:
@@ -125,7 +124,7 @@ class Environment:
         self._stamp = folder / "installed"
 
     def make(self, say: Say) -> str:
-        """Make it; why that did not work, empty where it did."""
+        """Make it; return why that failed, or an empty string."""
         if self._stamp.exists():
             say(f"uses {self.folder} again")
             return ""

@@ -1,8 +1,8 @@
-"""``python -m tests.torch_versions.jobs FOLDER``: three jobs of ``samebits run`` with the torch of this interpreter.
+"""``python -m tests.torch_versions.jobs FOLDER``: run three jobs of ``samebits run`` with this interpreter's torch.
 
-One that nobody disturbs, one that loses a worker and has a spare, one that loses a worker and has none. For each, one
-line of JSON: its sha256, or what was wrong. The one idea: both kills come in the middle of the training, at a gate that
-opens only when the job was disturbed, so that no machine is too slow or too quick for them.
+One is undisturbed, one loses a worker and has a spare, one loses a worker and has none. For each, one line of JSON: its
+sha256, or what was wrong. Both kills happen in the middle of training, at a gate that opens only when the job was
+disturbed, so the machine's speed does not matter.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.system.scripted import Called, ScriptJob
 LOST = 2
 SPARE = 4
 REPLACEMENT = f"worker_{LOST}.1"
-"""The log of the process that ``samebits run`` starts for the one that was lost: its line's second node."""
+"""The log of the process that ``samebits run`` starts for the lost one: its line's second node."""
 GOES_ON = rf"generation 2: rank {LOST} of 4 goes on from step ([1-9]\d*)"
 
 
 class RunJob(ScriptJob):
-    """A job that ``samebits run`` starts, and looks after."""
+    """A job that ``samebits run`` starts and supervises."""
 
     def begin(self, *options: str) -> Called:
         """Start it; every rank then waits at its first gate."""
@@ -32,7 +32,7 @@ class RunJob(ScriptJob):
         return Called.script(words, self.folder, self.environment(), self.folder / "run.out")
 
     def require_survivors(self) -> None:
-        """Nobody but the lost worker was seated twice."""
+        """Check that only the lost worker was seated twice."""
         again = [rank for rank in self.ranks if rank != LOST and self.seatings(rank) != 1]
         assert not again, f"survivors {again} were seated again\n{self.tails()}"
 

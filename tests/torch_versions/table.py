@@ -1,7 +1,4 @@
-"""The table of versions for docs/reference/support-matrix.md: one row per version.
-
-Here lives nothing but how a result is written down.
-"""
+"""The table of versions for docs/reference/support-matrix.md: one row per version."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ HEAD = ("torch", "probes", "tests", "kill with a spare", "kill with a restart", 
 
 
 def table(rows: Sequence[Row]) -> str:
-    """In Markdown."""
+    """Return it in Markdown."""
     return "\n".join([_line(HEAD), "|---" * len(HEAD) + "|", *(_line(cells(row)) for row in rows)])
 
 
@@ -22,7 +19,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """What one version showed."""
+    """Return one version's results."""
     if row.reason:
         return (row.version, f"not tried: {row.reason}", *["–"] * (len(HEAD) - 2))
     kills = [name for name in ("kill_with_a_spare", "kill_with_a_restart") if name in row.sha256]

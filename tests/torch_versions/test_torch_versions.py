@@ -1,4 +1,4 @@
-"""Versions of torch: what is installed for them, what is read from their reports, and what the pages say of them."""
+"""Torch versions: their requirements, the parsing of reports, and the documented table."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def row(**changes: object) -> Row:
 
 
 @pytest.mark.parametrize("installed", [*TRIED, f"{TRIED[0]}+cu128", f"{TRIED[-1]}0a0+git0123456", torch.__version__])
-def test_a_version_inside_the_range_is_not_spoken_of(installed: str) -> None:
+def test_version_inside_the_range_is_not_mentioned(installed: str) -> None:
     assert not_tried(str(installed)) == ""
 
 
 @pytest.mark.parametrize("installed", ["1.13.1", "2.9.1", "2.99.0.dev20270101+cu140", "3.0.0", "main"])
-def test_another_is_named_with_the_range_and_the_way_out(installed: str) -> None:
+def test_other_version_is_named_with_the_range_and_the_fix(installed: str) -> None:
     oldest, newest = (".".join(one.split(".")[:2]) for one in (TRIED[0], TRIED[-1]))
     said = not_tried(installed)
-    assert said.startswith(f"torch {installed} was not tried: {oldest} to {newest} were. Fix: ")
+    assert said.startswith(f"torch {installed} was not tested: {oldest} to {newest} were. Fix: ")
     assert f"tests.torch_versions {installed.split('+')[0]}`" in said and "\n" not in said
 
 
-def test_the_versions_are_in_order_and_their_oldest_is_what_the_package_asks_for() -> None:
+def test_versions_are_in_order_and_the_oldest_is_the_packages_minimum() -> None:
     numbers = [tuple(map(int, one.split("."))) for one in TRIED]
     assert numbers == sorted(set(numbers))
     parser = configparser.ConfigParser()
@@ -61,7 +61,7 @@ def test_the_versions_are_in_order_and_their_oldest_is_what_the_package_asks_for
 
 
 @pytest.mark.parametrize("page", ["support-matrix.md", "support-matrix.zh-CN.md"])
-def test_the_support_matrix_has_a_row_of_each_version_that_was_tried_and_of_no_other(page: str) -> None:
+def test_support_matrix_has_a_row_for_exactly_the_tried_versions(page: str) -> None:
     lines = (REPOSITORY / "docs" / "reference" / page).read_text(encoding="utf-8").splitlines()
     rows = [found[1] for line in lines if (found := re.match(r"\| (\d+\.\d+\.\d+)(?:\+\w+)? \|", line))]
     assert rows == list(TRIED)
@@ -70,7 +70,7 @@ def test_the_support_matrix_has_a_row_of_each_version_that_was_tried_and_of_no_o
 # --- what is installed ------------------------------------------------------------------------------------------------
 
 
-def test_everything_is_pinned_but_what_torch_decides() -> None:
+def test_everything_is_pinned_except_what_torch_decides() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
     kept = constraints_for(lines)
     assert {line.partition("==")[0] for line in set(lines) - set(kept)} == {"torch", "setuptools"}
@@ -80,7 +80,7 @@ def test_everything_is_pinned_but_what_torch_decides() -> None:
     assert "torch" not in names and {"pyzmq", "msgspec", "pytest"} <= set(names) <= pinned
 
 
-def test_pips_errors_are_the_reason_and_else_its_last_line() -> None:
+def test_pips_errors_are_the_reason_or_else_its_last_line() -> None:
     assert reason_in("Looking\nERROR: No such thing\nERROR: None found\n\n") == "No such thing None found"
     assert reason_in("Collecting torch\nKilled\n") == "Killed"
     assert reason_in("") == "pip said nothing"
@@ -89,7 +89,7 @@ def test_pips_errors_are_the_reason_and_else_its_last_line() -> None:
 # --- what came out ----------------------------------------------------------------------------------------------------
 
 
-def test_a_report_is_counted_and_each_failure_named_with_its_first_line() -> None:
+def test_report_is_counted_and_each_failure_named_with_its_first_line() -> None:
     tests = outcome_in(REPORT)
     assert tests.passed == 2 and str(tests) == "2 of 5" and not tests.are_fine
     assert tests.failed[0] == "tests.room.test_one.test_c: AttributeError: _x"
@@ -108,12 +108,12 @@ def test_a_report_is_counted_and_each_failure_named_with_its_first_line() -> Non
         {"sha256": {name: "aa" for name in SAME if name != "undisturbed"}},
     ],
 )
-def test_a_version_is_fine_only_where_everything_is(changes: dict[str, object]) -> None:
+def test_version_is_fine_only_if_everything_is(changes: dict[str, object]) -> None:
     assert row().is_fine
     assert not row(**changes).is_fine
 
 
-def test_the_table_says_what_each_version_showed() -> None:
+def test_table_shows_each_versions_results() -> None:
     other = row(sha256={**SAME, "kill_with_a_restart": "bb"})
     lost = row(sha256={"undisturbed": "aa", "kill_with_a_restart": "aa"}, tests=Outcome(2, ("x",)))
     lines = table([row(), other, lost, Row("9.9", reason="none found")]).splitlines()
@@ -125,7 +125,7 @@ def test_the_table_says_what_each_version_showed() -> None:
 
 
 @pytest.mark.system
-def test_a_version_that_cannot_be_installed_is_a_row_with_pips_reason(tmp_path: Path) -> None:
+def test_version_that_cannot_be_installed_is_a_row_with_pips_reason(tmp_path: Path) -> None:
     nothing = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(
         [sys.executable, "-m", "tests.torch_versions", "2.0.99", "--folder", tmp_path / "here"],
@@ -141,15 +141,15 @@ def test_a_version_that_cannot_be_installed_is_a_row_with_pips_reason(tmp_path: 
     assert "torch==2.0.99" in told["reason"] and not told["is_fine"]
     assert line.startswith("| 2.0.99 | not tried: ") and told["reason"] in line
     assert done.stdout.startswith("[   0.0 s] 2.0.99: makes an environment\n")
-    assert list((tmp_path / "here").iterdir()) == [], "its environment is still there"
+    assert list((tmp_path / "here").iterdir()) == [], "its environment still exists"
 
 
 @pytest.mark.parametrize("word", ["../2.12", "torch", "2.12;x", "2.12/../..", "-2.12", ""])
-def test_what_is_no_version_is_refused(word: str) -> None:
+def test_invalid_version_is_refused(word: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"is no version. Fix: give one such as 2\.12\.1"):
         version(word)
 
 
 @pytest.mark.parametrize("word", [*TRIED, "2.13.0+cpu", "2.16.0.dev20261101"])
-def test_what_pip_takes_for_a_version_is_taken(word: str) -> None:
+def test_version_that_pip_accepts_is_accepted(word: str) -> None:
     assert version(word) == word

@@ -1,4 +1,4 @@
-"""States without a job: a session that remembers every commit, and small things to train."""
+"""States without a job: a session that remembers every commit, and small models to train."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Commits:
         state.begin(point or Point(0, 1))
 
     def before_step(self) -> None:
-        """Nobody else is here."""
+        """Do nothing: there is one rank."""
 
     def save(self) -> None:
         self.count += 1
         self._state.remember(Point(self._state.completed_steps, 1))
 
     def flush(self) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
     def check(self) -> None:
         if self.lost:
             raise GenerationEndedError("a member was lost")
 
     def sync(self) -> None:
-        """There is one rank."""
+        """Do nothing: there is one rank."""
 
 
 class Net(nn.Module):
@@ -65,7 +65,7 @@ def small_state(**attributes: Any) -> TorchState:
 
 
 def backward(state: TorchState, number: int = 0) -> None:
-    """The same numbers for the same number."""
+    """Use the same data for the same number."""
     assert state.model is not None
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
     state.model(x).square().sum().backward()
@@ -79,7 +79,7 @@ def train_one_step(state: TorchState, number: int = 0) -> None:
 
 
 def bits_of(state: TorchState) -> list[bytes]:
-    """Everything a step depends on: weights, buffers, moments."""
+    """Return everything a step depends on: weights, buffers, moments."""
     assert state.model is not None and state.optimizer is not None
     moments = [
         one

@@ -1,7 +1,7 @@
-"""A stand-in for scheduler and agents, for tests of one room: it starts rank processes and carries their messages.
+"""A stand-in for scheduler and agents: it starts rank processes and carries their messages.
 
-The test holds a :class:`Hub`; each rank process holds a :class:`Member`, whose thread does what the agent's does: it
-delivers plans and exchanged messages, and breaks the current group when it is told to.
+The test holds a :class:`Hub`. Each rank process holds a :class:`Member`, whose thread does what the agent's does: it
+delivers plans and exchanged messages, and breaks the current group on request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _MemberExchange:
 
 
 class Member:
-    """This process's line to the hub."""
+    """This process's connection to the hub."""
 
     def __init__(self, port: int, node: int) -> None:
         self.node = node
@@ -92,7 +92,7 @@ class Member:
         os._exit(3)  # the test is gone
 
     def next_plan(self, after: int) -> tuple[int, int, int]:
-        """Generation, rank and world size of the first plan newer than ``after``."""
+        """Return generation, rank and world size of the first plan newer than ``after``."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._plan["generation"] > after, WAIT_S):
                 raise TimeoutError(f"no plan after generation {after}")
@@ -150,7 +150,7 @@ class Hub:
         args = (str(self._listener.getsockname()[1]), str(node), scenario, json.dumps(arguments))
         environment = environment_of_tests() | {"OMP_NUM_THREADS": "1"}
         command = Command(self._script, args, environment, self._logs, self._logs / f"node_{node}.log")
-        with self._lock:  # who says hello is known by then
+        with self._lock:  # the process that says hello is known by then
             rank = self._ranks[node] = Rank(node, self._starter.start(command))
         return rank
 
@@ -194,11 +194,11 @@ class Hub:
     def _send(self, node: int, **message: Any) -> None:
         rank = self._ranks[node]
         assert rank.connection is not None
-        with contextlib.suppress(OSError):  # it may be dead: that is what these tests are about
+        with contextlib.suppress(OSError):  # it may be dead, as these tests intend
             _send(rank.connection, rank.lock, message)
 
     def plan(self, generation: int, nodes: Sequence[int]) -> None:
-        """Begin a generation: ``nodes`` are its ranks, in order."""
+        """Start a generation: ``nodes`` are its ranks, in order."""
         with self._lock:
             self._members[generation] = list(nodes)
         for rank, node in enumerate(nodes):
@@ -219,11 +219,11 @@ class Hub:
             process.wait(WAIT_S)  # its sockets are closed only when it is gone
 
     def exit_code(self, node: int) -> int:
-        """How the process ended, by itself."""
+        """Return the exit status of a process that ended by itself."""
         return self._ranks[node].process.wait(WAIT_S)
 
     def await_event(self, event: str, node: int, **values: Any) -> dict[str, Any]:
-        """The next event of this kind from ``node`` whose fields are ``values``."""
+        """Return the next event of this kind from ``node`` whose fields are ``values``."""
         deadline = time.monotonic() + WAIT_S
         wanted = {"event": event, "node": node, **values}
         while True:

@@ -1,4 +1,4 @@
-"""What differs between versions of torch inside FSDP2 is there, and does what ``fsdp2_private`` says it does."""
+"""Private FSDP2 interfaces that vary between torch versions exist and do what ``fsdp2_private`` says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fsdp_states(model: nn.Module) -> list[FSDPState]:
     return [state for state in found if state is not None]
 
 
-def test_a_sharded_model_has_its_groups_and_no_mesh_of_another_kind() -> None:
+def test_sharded_model_has_its_groups_and_no_mesh_of_another_kind() -> None:
     with world():
         states = fsdp_states(sharded_model())
         groups = [group for state in states for group in fsdp2_private.groups_of(state)]
@@ -29,7 +29,7 @@ def test_a_sharded_model_has_its_groups_and_no_mesh_of_another_kind() -> None:
             assert not fsdp2_private.has_reduce_scatter_group(group.mesh_info)
 
 
-def test_a_parameter_is_cut_from_a_whole_one_and_keeps_its_number() -> None:
+def test_parameter_is_cut_from_a_whole_one_and_keeps_its_identity() -> None:
     with world():
         (param, *_) = fsdp2_private.groups_of(fsdp_states(sharded_model())[0])[0].fsdp_params
         number, before = vars(param).get("_orig_param_uid"), param.sharded_param
@@ -40,7 +40,7 @@ def test_a_parameter_is_cut_from_a_whole_one_and_keeps_its_number() -> None:
         assert param.sharded_param._spec.placements == (param.fsdp_placement,)
 
 
-def test_a_parameter_keeps_the_type_that_its_gradient_is_to_have() -> None:
+def test_parameter_keeps_the_dtype_of_its_gradient() -> None:
     with world():
         whole = nn.Linear(4, 4)
         if hasattr(whole.weight, "grad_dtype"):
@@ -51,7 +51,7 @@ def test_a_parameter_keeps_the_type_that_its_gradient_is_to_have() -> None:
         assert {name: vars(param)[name] for name in noted} == noted
 
 
-def test_a_mesh_is_given_another_group_and_finds_it() -> None:
+def test_mesh_accepts_and_returns_another_group() -> None:
     with world():
         mesh = fsdp2_private.groups_of(fsdp_states(sharded_model())[0])[0].mesh_info.mesh
         before = mesh.get_group()
@@ -63,7 +63,7 @@ def test_a_mesh_is_given_another_group_and_finds_it() -> None:
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_a_cut_off_iteration_leaves_nothing(by_hand: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_iteration_leaves_nothing(by_hand: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if by_hand:
         monkeypatch.delattr(FSDPState, "_reset_iter_state", raising=False)
     with world():
@@ -80,7 +80,7 @@ def test_a_cut_off_iteration_leaves_nothing(by_hand: bool, monkeypatch: pytest.M
         root, below = fsdp_states(model)
         groups = [group for state in (root, below) for group in fsdp2_private.groups_of(state)]
         assert any(not group.is_sharded for group in groups) and root._state_ctx.post_backward_final_callback_queued
-        regrouping.reset(model)  # the gradients, and then all else by the function that is probed
+        regrouping.reset(model)  # the gradients, then everything else by the probed function
         assert all(group.is_sharded and not group._post_forward_indices for group in groups)
         assert not root._state_ctx.post_backward_final_callback_queued and root._state_ctx.iter_forward_root is None
         loss_of(model, 1).backward()

@@ -1,4 +1,4 @@
-"""Each private interface of torch's that SameBits relies on is there, and does what ``torch_private`` says it does."""
+"""Each private torch interface that SameBits uses exists and does what ``torch_private`` says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Made = tuple[dist.ProcessGroup, dist.ProcessGroupGloo, dist.Store]
 
 @pytest.fixture
 def group() -> Iterator[Made]:
-    """A group of one, made as ours are and known to torch as the default."""
+    """Return a group of one, made as ours are and registered as torch's default."""
     store = dist.HashStore()
     mesh = torch_private.gloo_mesh(store, 0, 1, torch_private.gloo_device("127.0.0.1"), TIMEOUT, TIMEOUT)
     pg = dist.ProcessGroup(store, 0, 1)
@@ -49,7 +49,7 @@ def stepped(ddp: DistributedDataParallel, times: int) -> DistributedDataParallel
     return ddp
 
 
-def test_a_group_is_made_and_reduces(group: Made) -> None:
+def test_group_is_made_and_reduces(group: Made) -> None:
     pg, _, _ = group
     rows = torch.ones(3)
     dist.all_reduce(rows)
@@ -59,7 +59,7 @@ def test_a_group_is_made_and_reduces(group: Made) -> None:
     assert torch_private.backend_of(pg, torch.device("meta")) is None
 
 
-def test_gloo_says_where_it_listens_under_the_key_we_look_at() -> None:
+def test_gloo_publishes_its_address_under_the_expected_key() -> None:
     store = dist.HashStore()
 
     def meet(rank: int) -> dist.ProcessGroupGloo:
@@ -95,7 +95,7 @@ def registries() -> list[dict[Any, Any]]:
     ]
 
 
-def test_the_way_by_hand_registers_what_torchs_own_function_does(group: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manual_registration_equals_torchs_own_function(group: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     pg, _, store = group
     by_torch = registries()
     torch_private.uninstall_default_group(pg)
@@ -137,7 +137,7 @@ def asked(group: Made) -> Iterator[MakesItsOwn]:
     torch_private.uninstall_default_group(own)
 
 
-def test_a_default_group_that_makes_its_subgroups_is_asked_for_them(asked: MakesItsOwn, group: Made) -> None:
+def test_default_group_that_makes_its_subgroups_is_asked_for_them(asked: MakesItsOwn, group: Made) -> None:
     asked.made = subgroup_of(dist.PrefixStore("sub", group[2]))
     assert dist.new_group([0], timeout=TIMEOUT, group_desc="mine") is asked.made
     ((ranks, options),) = asked.asked  # type: ignore[misc]
@@ -149,9 +149,7 @@ def test_a_default_group_that_makes_its_subgroups_is_asked_for_them(asked: Makes
     assert dist.new_group([0]) is dist.GroupMember.NON_GROUP_MEMBER
 
 
-def test_the_way_of_older_versions_to_a_subgroup_asks_and_registers_as_torch_does(
-    asked: MakesItsOwn, group: Made
-) -> None:
+def test_subgroup_of_older_versions_is_requested_and_registered_like_torchs(asked: MakesItsOwn, group: Made) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("torch made the group")
 
@@ -172,7 +170,7 @@ def test_the_way_of_older_versions_to_a_subgroup_asks_and_registers_as_torch_doe
         helper(1, 0, [], "gloo", group[2], "10", **options)
 
 
-def test_a_backward_pass_has_a_number_and_calls_back_before_its_end() -> None:
+def test_backward_pass_has_a_number_and_calls_back_before_its_end() -> None:
     seen: list[object] = []
 
     def hook(gradient: torch.Tensor) -> None:
@@ -186,7 +184,7 @@ def test_a_backward_pass_has_a_number_and_calls_back_before_its_end() -> None:
     assert isinstance(seen[0], int) and seen[0] >= 0 and seen[1:] == ["the end"]
 
 
-def test_a_tensor_counts_its_changes() -> None:
+def test_tensor_counts_its_changes() -> None:
     tensor = torch.ones(2)
     before = torch_private.version_of(tensor)
     tensor.add_(1)
@@ -195,7 +193,7 @@ def test_a_tensor_counts_its_changes() -> None:
 
 @pytest.fixture
 def unwatched() -> Iterator[None]:
-    """``nn.Parameter`` as torch has it."""
+    """Restore torch's original ``nn.Parameter``."""
     watched = vars(nn.Parameter).get("data")
     kind: Any = nn.Parameter
     if watched is not None:
@@ -208,7 +206,7 @@ def unwatched() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unwatched")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_data_is_seen_and_counts_in_no_version(compiled: bool) -> None:
+def test_access_to_data_is_seen_and_changes_no_version(compiled: bool) -> None:
     seen: list[tuple[str, torch.Tensor]] = []
     parameter, other = nn.Parameter(torch.zeros(2)), torch.ones(2)
     torch_private.watch_data(
@@ -230,7 +228,7 @@ def test_data_is_seen_and_counts_in_no_version(compiled: bool) -> None:
     assert not seen
 
 
-def test_a_weak_reference_tells_whether_its_tensor_is_alive() -> None:
+def test_weak_reference_shows_whether_its_tensor_is_alive() -> None:
     tensor = torch.zeros(3)
     reference, view = weakref.ref(tensor), tensor[1:]
     del tensor
@@ -240,7 +238,7 @@ def test_a_weak_reference_tells_whether_its_tensor_is_alive() -> None:
     assert not torch_private.is_alive(reference)
 
 
-def test_a_wrapper_lays_out_its_buckets_after_its_first_iteration(group: Made) -> None:
+def test_wrapper_arranges_its_buckets_after_its_first_iteration(group: Made) -> None:
     ddp = stepped(DistributedDataParallel(Net()), 1)
     assert not torch_private.is_laid_out(ddp)
     before = [id(one) for bucket in torch_private.buckets_of(ddp) for one in bucket.parameters()]
@@ -250,7 +248,7 @@ def test_a_wrapper_lays_out_its_buckets_after_its_first_iteration(group: Made) -
     assert not torch_private.lay_out_if_due(ddp)
 
 
-def test_a_new_reducer_is_laid_out_as_its_parameters_come(group: Made) -> None:
+def test_new_reducer_arranges_parameters_in_order_of_arrival(group: Made) -> None:
     ddp = stepped(DistributedDataParallel(Net()), 2)
     parameters, sparse = torch_private.parameters_of(ddp)
     assert len(parameters) == 6 and not any(sparse)
@@ -265,7 +263,7 @@ def test_a_new_reducer_is_laid_out_as_its_parameters_come(group: Made) -> None:
     assert all(one.grad is not None for one in ddp.module.parameters())
 
 
-def test_a_static_graph_is_learned_between_its_first_iterations(group: Made) -> None:
+def test_static_graph_is_learned_between_its_first_iterations(group: Made) -> None:
     ddp = DistributedDataParallel(Net(), static_graph=True)
     assert not torch_private.is_learning(ddp)
     stepped(ddp, 1)
@@ -274,7 +272,7 @@ def test_a_static_graph_is_learned_between_its_first_iterations(group: Made) -> 
     assert not torch_private.is_learning(ddp)
 
 
-def test_what_a_wrapper_is_asked_for(group: Made) -> None:
+def test_wrapper_attributes_are_available(group: Made) -> None:
     pg, _, _ = group
     ddp = DistributedDataParallel(Net())
     assert not torch_private.reduces_past_reducer(ddp) and not torch_private.uses_python_reducer(ddp)
@@ -284,7 +282,7 @@ def test_what_a_wrapper_is_asked_for(group: Made) -> None:
     torch_private.make_buffers_rank_0s(ddp)
 
 
-def test_a_group_connects_for_a_device_and_is_aborted(group: Made) -> None:
+def test_group_connects_for_a_device_and_is_aborted(group: Made) -> None:
     pg, _, _ = group
     torch_private.connect_device(pg, torch.device("cpu", 0))
     bound: Any = pg
@@ -292,5 +290,5 @@ def test_a_group_connects_for_a_device_and_is_aborted(group: Made) -> None:
     torch_private.abort_groups([pg], torch.device("cpu"))
 
 
-def test_torchs_own_devices_are_no_packages() -> None:
+def test_torchs_own_devices_are_not_packages() -> None:
     assert {torch_private.registered_backend(kind) for kind in ("cpu", "cuda", "xpu", "mps", "privateuseone")} == {None}

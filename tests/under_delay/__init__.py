@@ -1,1 +1,1 @@
-"""Tests on a machine whose disk and network take their time, now and then: see ``__main__``."""
+"""Tests on a machine whose disk and network are occasionally slow: see ``__main__``."""

@@ -1,8 +1,8 @@
-"""``python -m tests.under_delay [options] [pytest's arguments]``: tests while the disk and the network take their time.
+"""``python -m tests.under_delay [options] [pytest's arguments]``: run tests while disk and network are slow.
 
 A small library is built with the machine's C compiler and preloaded into pytest and every process that the tests start:
-fsync, rename, unlink, send and recv begin up to 200 ms late, at random, by a seed. A test that passes only because
-things are quick fails here. Without arguments for pytest: the tests with real processes in tests/system.
+fsync, rename, unlink, send and recv start up to 200 ms late, at random, by a seed. A test that passes only on a fast
+machine fails here. Without arguments for pytest: the tests with real processes in tests/system.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ NO_COMPILER = 69  # sysexits.h: EX_UNAVAILABLE
 
 
 def compiler() -> str | None:
-    """What CC names, or else the first C compiler that is there."""
+    """Return what CC names, or else the first C compiler found."""
     return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))), None)
 
 
 def built(folder: Path, cc: str) -> Path:
-    """The library, in this folder."""
+    """Build the library in this folder."""
     library = folder / "delays.so"
     words = [cc, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
     subprocess.run(words, check=True)
@@ -38,14 +38,14 @@ def built(folder: Path, cc: str) -> Path:
 
 
 def preloaded(library: Path, seed: int, up_to_ms: int) -> Mapping[str, str]:
-    """The environment variables that make a process's calls late."""
+    """Return the environment variables that delay a process's calls."""
     before = os.environ.get("LD_PRELOAD")
     values = (f"{library}:{before}" if before else str(library), str(seed), str(up_to_ms))
     return dict(zip(PRELOADED, values, strict=True))
 
 
 def main() -> int:
-    """pytest's exit status."""
+    """Return pytest's exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.under_delay", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the delays (default: 1)")
     parser.add_argument("--up-to-ms", type=int, default=200, help="how late a call may begin (default: 200)")

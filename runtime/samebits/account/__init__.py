@@ -1,1 +1,1 @@
-"""The record of a job: its events, and what they add up to."""
+"""The record of a job: its events, and statistics computed from them."""

@@ -1,7 +1,7 @@
 """Write the scheduler's events to disk as lines of JSON, and read them back.
 
-The scheduler's loop calls the writer once a pass, after everything is durable and sent. A failure of the writer loses
-events and nothing else.
+The scheduler's loop calls the writer once per pass, after records are durable and messages are sent. A failure of the
+writer loses events and has no other effect.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from samebits.core.scheduler import Received, SchedulerCore
 from samebits.store import event_log
 from samebits.store.event_log import EventLog, read_lines
 
-MOST_DIGITS = 300  # of a whole number: a float takes 308
+MOST_DIGITS = 300  # of a whole number; a float can have 308
 
 
 class EventWriter:
     """Write the events of one start of the scheduler.
 
     Args:
-        directory: RECOVERY_PATH; None: events are not kept.
-        core: whose decisions are written.
+        directory: RECOVERY_PATH; None: events are not stored.
+        core: the source of the events.
         zero_s: the Unix time at which the clock of ``core`` showed 0.
         warn: prints a line about a file that cannot be written.
     """
@@ -46,14 +46,14 @@ class EventWriter:
         self._chronicle = Chronicle(core.state, step_of, zero_s)
 
     def heard(self, event: CoreEvent, now: float) -> None:
-        """The core has taken an event into account."""
+        """Note an event that the core has processed."""
         if self._log is not None and type(event) is Received:
             self._chronicle.heard(event.message, now)
         elif self._log is not None and type(event) is Decision:
             self._chronicle.decided(event.text, event.drain, now)
 
     def write(self, records: Iterable[Record], sends: Iterable[Send], notes: list[Note], now: float) -> None:
-        """What one pass has decided, once it is durable and sent."""
+        """Write the events of one pass. Call after its records are durable and its messages sent."""
         if self._log is None:
             return
         events = self._chronicle.take(records, sends, notes, now)
@@ -61,7 +61,7 @@ class EventWriter:
             self._log.append([line_of(event) for event in events])
 
     def begin_again(self) -> None:
-        """Open the file anew: its folder may have been removed, and what was in it is gone."""
+        """Reopen the file, whose folder may have been removed."""
         self.close()
 
     def close(self) -> None:
@@ -71,12 +71,12 @@ class EventWriter:
 
 
 def line_of(event: Event) -> str:
-    """An event as its line."""
+    """Return an event's line."""
     return strict_json.dumps(event.plain(), is_compact=True)
 
 
 def events_in(lines: Iterable[str]) -> list[Event]:
-    """The events that these lines tell; a line that tells none is left out."""
+    """Return the events in these lines; lines without a valid event are skipped."""
     found = []
     for line in lines:
         try:
@@ -89,7 +89,7 @@ def events_in(lines: Iterable[str]) -> list[Event]:
 
 
 def read_events(recovery_path: Path) -> list[Event]:
-    """The job's events, the oldest first, with what people have asked of it; none where there are none.
+    """Return the job's events and user requests, oldest first; empty if there are none.
 
     Raises:
         StoreError: the disk refuses, or a file is another user's.
@@ -98,7 +98,7 @@ def read_events(recovery_path: Path) -> list[Event]:
 
 
 def asked_events(recovery_path: Path) -> list[Event]:
-    """What people have asked of the job, the oldest first.
+    """Return what users have asked of the job, oldest first.
 
     Raises:
         StoreError: as :func:`read_events`.
@@ -107,7 +107,7 @@ def asked_events(recovery_path: Path) -> list[Event]:
 
 
 def merged(events: Iterable[Event], asked: Iterable[Event]) -> list[Event]:
-    """Both by their times; the order of each stays."""
+    """Merge both by time, keeping the order within each."""
     return list(heapq.merge(events, asked, key=lambda event: event.at))
 
 

@@ -1,8 +1,8 @@
-"""What a scheduler decided, as events: the one record that history, page, metrics and report read.
+"""Events of a job: the one record that history, page, metrics and report read.
 
-Here lives an event's shape, and how one pass of a scheduler becomes events: from its records, from what it sends, and
-from the few heartbeats that tell a new activity. Never here: files, clocks, sums. The one idea: nothing is decided for
-the sake of an event. Whoever keeps them looks at what the scheduler does anyway, so a lost event changes no decision.
+This module defines an event and derives events from one pass of a scheduler: from its records, its messages, and the
+few heartbeats that report a new activity. Events are derived from what the scheduler does anyway, so a lost event
+changes no decision.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from samebits.core.reports import SavedPoints
 from samebits.core.state import JobState
 from samebits.printable import printable
 
-NAMED = 16  # of one kind in one pass; the rest are counted in one event
+NAMED = 16  # of one kind in one pass; one event counts the others
 MAX_TEXT = 600
 SHORTEST_SAMPLE_S, LONGEST_SAMPLE_S = 1.0, 60.0
 SAMPLES_A_STRETCH = 100
-"""A step is noted when this share of the stretch since training began has passed: often at first, seldom later."""
+"""A step is recorded whenever this fraction of the time since training began has passed, so ever more rarely."""
 
 
 class Kind(enum.StrEnum):
-    """What an event is about."""
+    """Subject of an event."""
 
     JOB = "job"
     SCHEDULER = "scheduler"
@@ -55,7 +55,7 @@ class Kind(enum.StrEnum):
     SPARE = "spare"
     PROMOTED = "promoted"
     LOST = "lost"
-    CAUSE = "cause"  # more became known of a loss
+    CAUSE = "cause"  # more details on a loss
     LEFT = "left"
     RETIRED = "retired"
     ROUND = "round"
@@ -70,7 +70,7 @@ class Kind(enum.StrEnum):
     ROLLED_BACK = "rolled back"
     DECIDED = "decided"
     NOTE = "note"
-    ASKED = "asked"  # by a person, of the job; not the scheduler's to tell
+    ASKED = "asked"  # by a user; not made by the scheduler
     CARRIED = "carried"
 
 
@@ -78,8 +78,10 @@ class Kind(enum.StrEnum):
 class Event:
     """One thing that happened.
 
-    ``at`` is seconds since 1970, rising within one scheduler start whatever the wall clock does. ``step`` is the
-    greatest that any worker had completed, as far as heartbeats had told. ``more`` holds plain values only.
+    Attributes:
+        at: seconds since 1970; never falls within one scheduler start.
+        step: the highest that any worker had completed according to heartbeats.
+        more: plain values only.
     """
 
     kind: Kind
@@ -97,20 +99,20 @@ class Event:
                 object.__setattr__(self, name, printable(text))
 
     def plain(self) -> dict[str, Any]:
-        """For JSON; what is empty is left out."""
+        """Return the event for JSON, without empty fields."""
         head = {"kind": str(self.kind), "at": round(self.at, 6), "term": self.term}
         tail = {"generation": self.generation, "step": self.step, "node": self.node, "text": self.text}
         return {**head, **{name: value for name, value in tail.items() if value}, **self.more}
 
 
 STALLS_TOLD = frozenset({Kind.STEP, Kind.COMMITTED, Kind.TRAINED})
-"""Events that tell how long steps have waited for saves, as ``stalled_ms`` since the last one that did."""
+"""Events that state in ``stalled_ms`` how long steps have waited for saves since the last such event."""
 _KINDS = frozenset(map(str, Kind))
 _HEAD = ("kind", "at", "term", "generation", "step", "node", "text")
 
 
 def event_in(plain: object) -> Event | None:
-    """The event that JSON told; None where it is none that this version knows."""
+    """Return the event read from JSON; None if it is unknown to this version or invalid."""
     if not isinstance(plain, dict) or not isinstance(plain.get("kind"), str) or plain["kind"] not in _KINDS:
         return None
     at, numbers = plain.get("at"), [plain.get(name, 0) for name in ("term", "generation", "step")]
@@ -128,7 +130,11 @@ def event_in(plain: object) -> Event | None:
 
 
 def _sound(value: Any) -> Any:
-    """Return what JSON told with its texts printable; :class:`ValueError` for a number that no sum can bear."""
+    """Make texts from JSON printable.
+
+    Raises:
+        ValueError: a number is too large for sums.
+    """
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, int | float) and not abs(value) < 1 << 63:
@@ -139,12 +145,12 @@ def _sound(value: Any) -> Any:
 
 
 class Chronicle:
-    """Makes the events of one scheduler start; ``state`` is the core's, read only.
+    """Makes the events of one scheduler start.
 
     Args:
-        state: the durable state, as it is after each pass.
-        step: the step of a node's worker, by its last heartbeat; 0 where it is unknown.
-        wall_s: seconds since 1970 at the moment that ``now`` counts from.
+        state: the core's durable state, read-only.
+        step: returns the step in a node's last heartbeat; 0 if unknown.
+        wall_s: Unix time at which ``now`` is 0.
     """
 
     def __init__(self, state: JobState, step: Callable[[str], int], wall_s: float) -> None:
@@ -152,21 +158,21 @@ class Chronicle:
         self._round: tuple[RoundId, bool] | None = None
         self._round_at = 0.0
         self._joined_last = ""
-        self._awaited = _members(state.generation)  # who does not train in the last generation yet
-        self._began = 0  # the last generation that this scheduler start has committed
+        self._awaited = _members(state.generation)  # members of the last generation that do not train yet
+        self._began = 0  # the last generation committed by this scheduler start
         self._trains_since: float | None = None
         self._sampled_at = 0.0
         self._step = 0
-        self._committed: int | None = None  # a point that no event tells yet
+        self._committed: int | None = None  # a point without an event yet
         self._committed_at = 0.0
-        self._stalled_s: dict[str, tuple[int, float]] = {}  # by node: incarnation, and what it has told
-        self._waited_s: dict[str, float] = {}  # by node: of it, in this generation
-        self._waits_told_s = 0.0  # by events of this generation
-        self._causes = {(cause.generation, cause.node) for cause in state.causes}  # known already
+        self._stalled_s: dict[str, tuple[int, float]] = {}  # by node: incarnation and last reported total
+        self._waited_s: dict[str, float] = {}  # by node: the share of this generation
+        self._waits_told_s = 0.0  # already in events of this generation
+        self._causes = {(cause.generation, cause.node) for cause in state.causes}  # already known
         self._events: list[Event] = []
 
     def heard(self, message: object, now: float) -> None:
-        """A worker's message was taken into account."""
+        """Process a worker's message."""
         if type(message) is Join:
             self._joined_last = message.sender.node
         elif type(message) is Heartbeat and message.activity is Activity.TRAINING:
@@ -175,13 +181,13 @@ class Chronicle:
             self._take_stall(message.sender, message.body.stalled_s)
 
     def decided(self, text: str, drain: Sequence[str], now: float) -> None:
-        """Somebody around the job has decided something."""
+        """Record a decision of an operator or launcher."""
         if text:
             self._look(now)
             self._add(Kind.DECIDED, now, text=text, more={"drain": list(drain[:NAMED])} if drain else None)
 
     def take(self, records: Iterable[Record], sends: Iterable[Send], notes: Sequence[Note], now: float) -> list[Event]:
-        """The events of one pass, in order."""
+        """Return the events of one pass, in order."""
         if self._trains_since is not None and now >= self._sample_at():
             self._look(now)
             self._add(Kind.STEP, now)
@@ -210,8 +216,10 @@ class Chronicle:
         return min(max(share, SHORTEST_SAMPLE_S), LONGEST_SAMPLE_S)
 
     def _take_stall(self, sender: Credential, stalled_s: float) -> None:
-        """What a process has told grows; of one that was seated by an earlier scheduler start, what it tells first is
-        not counted: that start has."""
+        """Count newly reported waits of a process.
+
+        The first report of a process seated by an earlier scheduler start is not counted: that start has done so.
+        """
         node, incarnation = sender.node, sender.incarnation
         since, before = self._stalled_s.get(node, (incarnation, stalled_s))
         grown = stalled_s - (before if since == incarnation else 0.0)
@@ -220,7 +228,7 @@ class Chronicle:
             self._waited_s[node] = self._waited_s.get(node, 0.0) + grown
 
     def _stalls(self, kind: Kind) -> dict[str, float]:
-        """How long steps have waited for saves since that was told last: as long as the rank that waited longest."""
+        """Return the time steps waited for saves since it was last stated, by the slowest rank."""
         if kind not in STALLS_TOLD:
             return {}
         waited_s = max(self._waited_s.values(), default=0.0)
@@ -228,13 +236,13 @@ class Chronicle:
         return {"stalled_ms": stalled_ms} if stalled_ms else {}
 
     def _tell_committed(self, now: float) -> None:
-        """Points may be committed many times a second: as often as steps they are told, and the last one always."""
+        """Record the committed point. Points may come many times a second, so they are sampled like steps."""
         if self._committed is not None:
             self._add(Kind.COMMITTED, now, more={"point": self._committed})
             self._committed, self._committed_at = None, now
 
     def _look(self, now: float) -> None:
-        """Where the members are: of a large world only some are asked, for all are within a step of each other."""
+        """Update the current step from a sample of the members, which are within a step of each other."""
         committed = self._state.generation
         members = committed.members[:64] if committed is not None else ()
         self._step = max((self._step_of(node) for node, _ in members), default=0)
@@ -299,7 +307,7 @@ class Chronicle:
                 self._add(Kind.SCHEDULER, now, text="the scheduler starts", more={"job": self._state.job})
             case JobRebuilt(job=job):
                 self._awaited = _members(self._state.generation)
-                self._add(Kind.REBUILT, now, text="the journal was made anew from the workers", more={"job": job})
+                self._add(Kind.REBUILT, now, text="the journal was rebuilt from the workers", more={"job": job})
             case RolledBack():
                 self._look(now)
                 nodes = [node for node, _ in record.suspects[:NAMED]]
@@ -325,7 +333,7 @@ class Chronicle:
             self._add(kind, now, node, text, more)
 
     def _slot(self, node: str) -> dict[str, int]:
-        """Which slot the node has; a spare has none. Nor has one whose slot was given away in the same pass."""
+        """Return the node's slot, for an event; empty if it was given away in the same pass."""
         seat = self._state.seats.get(node)
         if seat is None:
             return {}
@@ -348,7 +356,7 @@ class Chronicle:
         )
 
     def _note_round(self, sends: Iterable[Send], now: float) -> None:
-        """A round that opens, or that waits for no commit any more; and what a generation is restored from."""
+        """Record an opened or hardened round, and add the source of the restore to its generation."""
         restores = None
         for send in sends:
             message = send.message

@@ -1,9 +1,8 @@
-"""Where a job's time went: every microsecond of it in one named bucket, from the events alone.
+"""Account for a job's time: every microsecond in one named bucket, from the events alone.
 
-Only the sums live here; what happened is ``events``', how it is shown is its readers'. The one idea: the fold moves a
-single mark along the time line and puts what it passes into exactly one bucket, so the buckets sum to the wall time by
-construction. Time that is not decided yet (a scheduler that is away while its workers may train on) is passed when the
-events tell what it was.
+A single mark moves along the time line, and all time that it passes goes into exactly one bucket. So the buckets add up
+to the wall time. Time whose use is still unknown, such as the scheduler's absence while workers may train, is passed
+once later events tell.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from samebits.account.events import STALLS_TOLD, Event, Kind
 
 
 class Bucket(enum.StrEnum):
-    """What a stretch of time was for."""
+    """Use of a period of time."""
 
-    PRODUCTIVE = "productive"  # steps that were done for the first time
+    PRODUCTIVE = "productive"  # steps done for the first time
     START_UP = "start_up"  # from a scheduler start without a living generation to the first step
     FORMING = "forming"  # the members meet
-    WAITING = "waiting_for_seats"  # somebody is missing whose place nobody takes yet
-    RESTORING = "restoring"  # the generation is decided; its group forms and its state is obtained
+    WAITING = "waiting_for_seats"  # a member is missing and its slot is not taken
+    RESTORING = "restoring"  # the group forms and obtains its state
     REDONE = "redone"  # steps that had been done before a loss
     STALLS = "checkpoint_stalls"  # steps waited for a save
     IDLE = "idle"  # no scheduler and no training, or nothing left to do
@@ -32,7 +31,7 @@ class Bucket(enum.StrEnum):
 class _Stage(enum.StrEnum):
     STARTING = "starting"
     TRAINING = "training"
-    AWAY = "away"  # it trained when the scheduler went; whether it went on, the next events tell
+    AWAY = "away"  # it trained when the scheduler stopped; later events tell whether it continued
     FORMING = "forming"
     RESTORING = "restoring"
     OVER = "over"
@@ -40,21 +39,21 @@ class _Stage(enum.StrEnum):
 
 @dataclass(slots=True)
 class Goodput:
-    """The fold; ``add`` every event in order, then ask."""
+    """Accumulates all events in order, then answers."""
 
     began_us: int | None = None
-    mark_us: int = 0  # up to here everything is in a bucket
+    mark_us: int = 0  # everything before is in a bucket
     seen_us: int = 0  # the last event's time
     stage: str = _Stage.STARTING
     sample_step: int = 0  # in training: the step at the mark
-    high_step: int = 0  # the greatest step that was ever seen
+    high_step: int = 0  # the highest step seen
     away_from_us: int = 0
-    owed_us: int = 0  # of what was not passed yet: waiting for saves
+    owed_us: int = 0  # time not passed yet in which steps waited for saves
     missing: set[int] = field(default_factory=set)
     totals_us: dict[str, int] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
-        """Take one event into account; a clock that went back is taken to have stood still."""
+        """Add one event; a clock that was set back counts as paused."""
         at = max(self.seen_us, round(event.at * 1e6))
         if event.kind is Kind.ASKED:
             return
@@ -89,7 +88,7 @@ class Goodput:
                 self._set_missing(at, event, missing=False)
 
     def buckets(self, until: float | None = None) -> dict[Bucket, int]:
-        """Microseconds by bucket, up to the last event or ``until`` (seconds since 1970), where that is later."""
+        """Return microseconds by bucket, up to the later of the last event and ``until`` (Unix time)."""
         found = {bucket: self.totals_us.get(bucket, 0) for bucket in Bucket}
         if self.began_us is not None:
             trains = self.stage in (_Stage.TRAINING, _Stage.AWAY)
@@ -101,14 +100,14 @@ class Goodput:
         return found
 
     def wall_us(self, until: float | None = None) -> int:
-        """All the time that ``buckets`` shares out."""
+        """Return the total time, which equals the sum of ``buckets``."""
         return 0 if self.began_us is None else self._end_us(until) - self.began_us
 
     def _end_us(self, until: float | None) -> int:
         return self.seen_us if self.stage == _Stage.OVER else max(self.seen_us, round((until or 0) * 1e6))
 
     def carried(self) -> dict[str, Any]:
-        """Everything that is known, as plain values: the first event of a file that follows a lost one."""
+        """Return the state as plain values, for the first event of a file that follows a lost one."""
         return {
             **{name: getattr(self, name) for name in _CARRIED},
             "missing": sorted(self.missing),
@@ -117,7 +116,7 @@ class Goodput:
 
     def _carry(self, more: Mapping[str, Any]) -> None:
         if self.began_us is not None:
-            return  # the events before it are here: they say the same, from the beginning
+            return  # the events before it are here and say the same
         numbers = {name: more.get(name, 0 if name == "owed_us" else None) for name in _CARRIED if name != "stage"}
         totals, missing, stage = more.get("totals_us"), more.get("missing"), more.get("stage")
         if not all(type(one) is int for one in numbers.values()) or stage not in set(_Stage):
@@ -130,7 +129,7 @@ class Goodput:
         self.missing = {slot for slot in missing if type(slot) is int}
         self.totals_us = {bucket: totals[bucket] for bucket in Bucket if type(totals.get(bucket)) is int}
         owed = self.mark_us - (self.began_us or 0) - sum(self.totals_us.values())
-        self._spend(Bucket.IDLE, owed)  # nothing, unless somebody wrote in the file
+        self._spend(Bucket.IDLE, owed)  # nothing, unless the file was edited
 
     # ---- moving the mark
 
@@ -154,7 +153,7 @@ class Goodput:
         self.mark_us = at
 
     def _pass_training(self, at: int, step: int) -> None:
-        """Steps up to the greatest that was seen are redone; within a sample they are taken to last equally long."""
+        """Pass training time. Steps seen before count as redone; steps of one sample count as equally long."""
         stalled = min(self.owed_us, at - self.mark_us)
         self.owed_us -= stalled
         self._spend(Bucket.STALLS, stalled)
@@ -170,7 +169,7 @@ class Goodput:
         self.high_step = max(self.high_step, step)
 
     def _break(self, at: int, step: int) -> None:
-        """Whatever was under way is over; what comes next is the members' meeting."""
+        """End the current activity; the members' meeting follows."""
         went_on = self.stage == _Stage.AWAY and step > self.sample_step
         if self.stage == _Stage.TRAINING or went_on:
             self._pass_training(at, step)
@@ -185,7 +184,7 @@ class Goodput:
             self.stage = _Stage.FORMING
 
     def _train(self, at: int, step: int) -> None:
-        if self.stage == _Stage.AWAY:  # it went on while no scheduler was there
+        if self.stage == _Stage.AWAY:  # it continued while no scheduler was there
             self.stage = _Stage.TRAINING
             self._pass_training(at, step)
         elif self.stage != _Stage.TRAINING:
@@ -213,7 +212,7 @@ class Goodput:
 
 
 def goodput_of(events: Iterable[Event]) -> Goodput:
-    """The fold of these events."""
+    """Return the account of these events."""
     fold = Goodput()
     for event in events:
         fold.add(event)
@@ -221,7 +220,7 @@ def goodput_of(events: Iterable[Event]) -> Goodput:
 
 
 def _us_of(ms: object) -> int:
-    """An hour at most, in microseconds: what a file says is believed within bounds."""
+    """Return milliseconds from a file as microseconds, limited to an hour."""
     return round(min(max(ms, 0), 3_600_000) * 1000) if isinstance(ms, int | float) and ms == ms else 0
 
 

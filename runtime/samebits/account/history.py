@@ -1,7 +1,7 @@
-"""A job's events, and what they add up to: time spent, goodput, recoveries.
+"""A job's events and statistics: time spent, goodput, recoveries.
 
-Page, metrics, report and commands all show these sums, so they agree. A reader that follows the event log remembers its
-last line, so it repeats nothing when a file is rotated.
+The page, metrics, report and commands all show these statistics, so they agree. A reader that follows the event log
+remembers its last line, so it repeats nothing when a file is rotated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samebits.errors import StoreError, UsageError
 from samebits.store.event_log import Tail
 
 LOOK_S = 0.25
-PATIENCE_LOOKS = 4  # with nothing new behind the job's end, before it is taken for the end
+PATIENCE_LOOKS = 4  # without news after the job's end, before reading stops
 
 
 class EventStream:
@@ -46,7 +46,7 @@ class EventStream:
         return [event for event in merged(events_in(lines), new) if event.kind is not Kind.CARRIED]
 
     def all(self, *, follows: bool, sleep: Callable[[float], object] = time.sleep) -> Iterator[Event]:
-        """Every event; where it follows, also those that come, until the job is finished."""
+        """Yield every event; with ``follows``, also new ones until the job is finished."""
         quiet, is_finished = 0, False
         while True:
             events = self.new()
@@ -64,7 +64,7 @@ _SHOWN_RECOVERIES = 3
 
 
 def required_events(recovery_path: Path) -> list[Event]:
-    """The job's events.
+    """Return the job's events.
 
     Raises:
         UsageError: there are none.
@@ -79,10 +79,10 @@ def required_events(recovery_path: Path) -> list[Event]:
 
 
 def account(events: Sequence[Event], now: float | None = None) -> dict[str, Any]:
-    """The sums as plain values: who, how long, how far, where the time went, every recovery.
+    """Return the job's statistics as plain values: identity, time, progress, buckets and recoveries.
 
     Args:
-        now: seconds since 1970 up to which a job that is not over counts; up to its last event where None.
+        now: seconds since 1970 up to which an unfinished job counts; None: up to its last event.
     """
     fold = goodput_of(events)
     wall_us = fold.wall_us(now)
@@ -109,11 +109,11 @@ def account(events: Sequence[Event], now: float | None = None) -> dict[str, Any]
 
 
 def summary(events: Sequence[Event], now: float | None = None, heard: int = 0, *, has_steps: bool = True) -> list[str]:
-    """A few lines for people: how far, how long, the slowest recoveries, where the time went.
+    """Return a few lines for people: progress, time, the slowest recoveries and time buckets.
 
     Args:
-        events, now: as :func:`account`'s.
-        heard: a step that the job is known to have made.
+        events, now: as in :func:`account`.
+        heard: a step that the job is known to have completed.
         has_steps: False for a plain job, whose steps only its script counts.
     """
     told = account(events, now)
@@ -131,7 +131,7 @@ def summary(events: Sequence[Event], now: float | None = None, heard: int = 0, *
 
 
 def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
-    """One recovery in a line."""
+    """Return one recovery as a line."""
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
     phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row.phases().items() if ms >= 0.5)
     took = "not over" if row.total_ms is None else f"{row.total_ms:.0f} ms ({phases})"
@@ -141,7 +141,7 @@ def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
 
 
 def line(event: Event, *, has_steps: bool = True) -> str:
-    """One event in a line."""
+    """Return one event as a line."""
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f".{int(event.at % 1 * 1000):03d}"
     parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}"]
     if has_steps:
@@ -149,12 +149,12 @@ def line(event: Event, *, has_steps: bool = True) -> str:
     who = f"worker {event.node}: " if event.node else ""
     after = event.more.get("after_ms")
     tail = f" ({after:.0f} ms)" if isinstance(after, int | float) else ""
-    point = f"step {_whole(event.more.get('point'))} is everybody's" if event.kind is Kind.COMMITTED else ""
+    point = f"step {_whole(event.more.get('point'))} is on every rank's disk" if event.kind is Kind.COMMITTED else ""
     return "  ".join([*parts, f"{who}{event.text or point}{tail}"]).rstrip()
 
 
 def duration(seconds: float) -> str:
-    """``90 ms``, ``4.2 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    """Return a duration such as ``90 ms``, ``4.2 s``, ``3 min 5 s`` or ``2 h 10 min``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -164,7 +164,7 @@ def duration(seconds: float) -> str:
 
 
 def summary_of_folder(recovery_path: Path, heard: int, *, has_steps: bool = True) -> tuple[int, list[str]]:
-    """Return the last step, ``heard`` or later, and the summary if there are events that can be read.
+    """Return the last step (at least ``heard``) and the summary, if readable events exist.
 
     A job without steps (``has_steps``) is at step 0.
     """

@@ -1,8 +1,7 @@
-"""Every recovery of a job as one row: its cause, its phases in milliseconds, what it cost. From the events alone.
+"""Every recovery of a job as one row: cause, phases in milliseconds and cost, from the events alone.
 
-Only the reading of events lives here. The one idea: a recovery is the stretch from the first loss (or the round, where
-nobody was lost) to the moment at which every member of the next generation trains; a further loss on the way belongs to
-the same row.
+A recovery lasts from the first loss (or the round, if no member was lost) until every member of the next generation
+trains. Further losses in that time belong to the same row.
 """
 
 from __future__ import annotations
@@ -16,18 +15,20 @@ from samebits.account.events import Event, Kind
 
 @dataclass(slots=True)
 class Recovery:
-    """One row. Moments are seconds since 1970; one that did not come yet is None.
+    """One row. Times are in seconds since 1970; None: not reached yet.
 
-    ``silent_ms`` passed between the lost one's last word, or the close of its connection, and the loss. ``seated_at``
-    is when the last missing place was taken; ``last_to_join`` is whom the others waited for, ``last_to_train`` whose
-    group or state took longest.
+    Attributes:
+        silent_ms: between the lost worker's last message, or the close of its connection, and the loss.
+        seated_at: when the last missing slot was taken.
+        last_to_join: the worker that the others waited for.
+        last_to_train: the worker whose group or state took longest.
     """
 
     number: int
     cause: str
     lost: list[str]
     noticed_at: float
-    step: int  # the greatest before it
+    step: int  # the highest before it
     silent_ms: float = 0.0
     decided_at: float | None = None
     seated_at: float | None = None
@@ -43,16 +44,16 @@ class Recovery:
 
     @property
     def total_ms(self) -> float | None:
-        """From the notice to training; None while it lasts. A clock that went back is taken to have stood still."""
+        """Return the time until training in ms; None while it lasts. Clocks set back count as paused."""
         return None if self.trains_at is None else round(sum(self.phases().values()), 1)
 
     @property
     def steps_lost(self) -> int:
-        """Steps that were seen done and had to be done again."""
+        """Return how many completed steps had to be repeated."""
         return 0 if self.restore_step is None else max(0, self.step - self.restore_step)
 
     def phases(self) -> dict[str, float]:
-        """Milliseconds of each phase that is over; they sum to ``total_ms``."""
+        """Return the milliseconds of each completed phase; they add up to ``total_ms``."""
         moments = [
             ("decide", self.decided_at),
             ("wait_for_seats", self.seated_at),
@@ -67,7 +68,7 @@ class Recovery:
         return found
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row for JSON."""
         return {
             **{name: getattr(self, name) for name in self.__slots__},
             "total_ms": self.total_ms,
@@ -78,22 +79,22 @@ class Recovery:
 
 @dataclass(slots=True)
 class Recoveries:
-    """The fold; ``rows`` holds all of them, the one that lasts as the last."""
+    """Accumulates events into ``rows``; a recovery in progress is the last row."""
 
     rows: list[Recovery] = field(default_factory=list)
     _open: Recovery | None = None
     _has_trained: bool = False
-    _reached: int = 0  # the greatest step that was seen on the line that trains, or that a checkpoint holds
+    _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
 
     def add(self, event: Event) -> None:
-        """Take one event into account."""
+        """Add one event."""
         self._reach(event)
         match event.kind:
             case Kind.TRAINING:
                 self._close(event)
             case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
                 self._open, self._has_trained = None, False
-            case Kind.CAUSE:  # it may come after the recovery is over
+            case Kind.CAUSE:  # it may come after the recovery
                 self._explain(event)
             case Kind.LOST | Kind.ROUND if self._open is None and self._has_trained:
                 if not event.more.get("spare"):
@@ -102,7 +103,7 @@ class Recoveries:
                 self._go_on(self._open, event)
 
     def _reach(self, event: Event) -> None:
-        """A scheduler that starts together with all workers knows no step: earlier events and checkpoints tell it."""
+        """Update the highest known step, which a scheduler that starts with all workers does not know."""
         match event.kind:
             case Kind.TRAINING:
                 self._reached = event.step
@@ -122,7 +123,7 @@ class Recoveries:
         self._go_on(row, event)
 
     def _explain(self, event: Event) -> None:
-        """Take the better cause into the last recovery that this node's loss began."""
+        """Replace the cause of the last recovery that began with this node's loss."""
         rows = [*self.rows, *([self._open] if self._open is not None else [])]
         row = next((one for one in reversed(rows) if one.lost[:1] == [event.node]), None)
         if row is not None:
@@ -135,7 +136,7 @@ class Recoveries:
                     row.lost.append(event.node)
                 row.step = max(row.step, event.step)
             case Kind.ROUND:
-                if row not in self.rows:  # the loss of who is no member yet opens none
+                if row not in self.rows:  # the loss of a node that is no member yet begins no recovery
                     self.rows.append(row)
                 row.decided_at = row.decided_at or event.at
                 row.missing = str(event.more.get("missing", ""))
@@ -160,7 +161,7 @@ class Recoveries:
 
 
 def recoveries_of(events: Iterable[Event]) -> list[Recovery]:
-    """The recoveries that these events tell."""
+    """Return the recoveries in these events."""
     fold = Recoveries()
     for event in events:
         fold.add(event)

@@ -1,7 +1,7 @@
-"""A job's life as spans: what began when, ended when and belonged to what, for a tracing system. From the events alone.
+"""A job's history as spans for a tracing system, computed from its events alone.
 
-Only the reading of events lives here, so no step ever waits for a trace. The one idea: a span is told once both of its
-ends are known, so whoever reads the events again, or goes on reading them, tells each once and the same.
+No step ever waits for a trace, because only recorded events are read. A span is emitted once both of its ends are
+known, so reading the events again, or incrementally, gives the same spans, each once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from samebits.account.recoveries import Recoveries, Recovery
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``began_at`` and ``ended_at`` are seconds since 1970; ``parts`` lie within it; attributes are plain values."""
+    """``began_at`` and ``ended_at`` are in seconds since 1970; ``parts`` are child spans."""
 
     name: str
     began_at: float
@@ -26,18 +26,18 @@ class Span:
 
 @dataclass(slots=True)
 class Spans:
-    """The fold; ``add`` returns the spans that end with an event."""
+    """Accumulates events; ``add`` returns the spans that end with an event."""
 
     job: str = ""
-    _seated_from: float | None = None  # the scheduler's start, while its first world is not whole
+    _seated_from: float | None = None  # the scheduler's start, until its first round
     _round_at: float | None = None
     _committed_at: float | None = None
     _trains_at: float | None = None
-    _told: int = 0  # recoveries
+    _told: int = 0  # recoveries already returned
     _recoveries: Recoveries = field(default_factory=Recoveries)
 
     def add(self, event: Event) -> list[Span]:
-        """Take one event into account."""
+        """Add one event; return the spans that it ends."""
         if type(job := event.more.get("job")) is str:
             self.job = job
         self._recoveries.add(event)
@@ -76,7 +76,7 @@ class Spans:
         return [self._span("form", began_at, event, last_to_join=str(event.more.get("last", "")), **more)]
 
     def _committed(self, event: Event) -> list[Span]:
-        """From the point before, or from when training began, to this one; what steps waited for is told with it."""
+        """Return the span from the last point, or the start of training, with the time steps waited."""
         began_at, self._committed_at = self._committed_at, event.at
         if began_at is None:
             return []
@@ -93,7 +93,7 @@ class Spans:
 
 
 def spans_of(events: Iterable[Event]) -> list[Span]:
-    """The spans that these events tell, in the order in which they end."""
+    """Return the spans of these events, ordered by their ends."""
     fold = Spans()
     return [span for event in events for span in fold.add(event)]
 

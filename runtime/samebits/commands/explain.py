@@ -25,8 +25,8 @@ SAYS: dict[Hang, str] = {
     Hang.SAVING: "worker 2 is in train.py:46 (state.commit) and commits",
     Hang.COMPILING: "worker 2 is in train.py:46 (model) and compiles",
     Hang.APART: "worker 2 is in all_reduce #811 already or still",
-    Hang.LINK: "all workers wait in the same collective, all_reduce #812, and none comes out of it",
-    Hang.NOBODY_WAITS: "and nobody waits for another",
+    Hang.LINK: "all workers wait in the same collective, all_reduce #812, and none leaves it",
+    Hang.NOBODY_WAITS: "and no rank waits for another",
 }
 """A message's words for a stall that its process reports, after ``no step for 12 s:``."""
 
@@ -53,11 +53,11 @@ _RETRIES_ZH = {Retry.YES: "一直", Retry.ONCE: "一次", Retry.NO: "否", Retry
 
 _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
     "the job had ended, and this process with it": ("作业已结束，本进程随之结束", "查看作业结束的原因：其根本原因"),
-    "a setting, a secret or a folder is wrong, or this machine computes otherwise": (
+    "a setting, a secret or a folder is wrong, or this machine computes differently": (
         "设置、密钥或目录有误，或本机的计算方式不同",
         "信息中并列了实际的值与期望的值",
     ),
-    "it lost its seat, its scheduler or its group, or did not come out of a collective": (
+    "it lost its seat, its scheduler or its group, or did not leave a collective": (
         "失去席位、scheduler 或通信组，或未能从集合通信中出来",
         "无需处理；若持续出现，检查主机之间的网络",
     ),
@@ -69,11 +69,11 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "另一个 scheduler 已接管作业",
         "无需处理：作业由信息中写明的那个 scheduler 继续",
     ),
-    "the kernel killed it for want of memory": (
+    "the kernel killed it for lack of memory": (
         "内存不足，被内核杀死",
         "提高内存上限，或减少本机的 worker 或数据加载进程",
     ),
-    "its host, or its limit, had no memory left for it": (
+    "its host or its memory limit had no memory left": (
         "主机或其上限已没有内存可用",
         "提高内存上限，或减少本机的 worker 或数据加载进程",
     ),
@@ -89,11 +89,11 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "加速卡显存已满",
         "减小 batch，或减少共用该设备的进程：信息中写明是哪块设备、其中有什么",
     ),
-    "its device was stopped, so that a collective that could not end did end": (
+    "its device was stopped to end a collective that could not end": (
         "设备被停止，好让无法结束的集合通信结束",
         "无需处理：通信组被打断时由运行时停止",
     ),
-    "a rank computed a gradient wrongly, and again: the state may hold the error": (
+    "a rank computed a wrong gradient twice: the state may contain the error": (
         "某个 rank 两次算错梯度：状态可能含有该错误",
         "检测信息中指明的设备，并在其他主机上从指明的检查点继续",
     ),
@@ -119,8 +119,8 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
     "a loss or a gradient is not finite": ("loss 或梯度不是有限值", "检查所指那一步的样本与学习率"),
     "a sample cannot be read": ("某个样本无法读取", "修复或剔除该样本：traceback 指明所在行"),
     "the script failed": ("脚本失败", "改正脚本：信息中指明所在行"),
-    "it ended by itself with a status of its own": ("以自己的状态码自行结束", "查看其日志末尾"),
-    "its main thread stands still: it sleeps, or waits for a lock or another program": (
+    "it exited with a status of its own": ("以自己的状态码自行结束", "查看其日志末尾"),
+    "its main thread is stuck: it sleeps, or waits for a lock or another program": (
         "主线程停住：在睡眠，或在等锁、等别的程序",
         "查看所指的行；长时间停顿之前调用 samebits.expect_pause(seconds)",
     ),
@@ -128,8 +128,8 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "它在计算，其他 worker 在等它",
         "查看所指的行；在单个 rank 上评估之前调用 samebits.expect_pause(seconds)",
     ),
-    "its data does not come": ("数据迟迟不来", "检查数据集所在的存储，以及所指的行"),
-    "its commit does not end": ("commit 迟迟不结束", "检查 CHECKPOINT_PATH 所在的磁盘"),
+    "its data does not arrive": ("数据迟迟不来", "检查数据集所在的存储，以及所指的行"),
+    "its commit does not finish": ("commit 迟迟不结束", "检查 CHECKPOINT_PATH 所在的磁盘"),
     "it compiles for too long": ("编译时间过长", "设置 COMPILE_CACHE_PATH，或分成小块编译"),
     "the ranks are in different collectives": (
         "各 rank 处于不同的集合通信",
@@ -148,11 +148,11 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
     ),
     "its process waits in the kernel": ("进程在内核中等待", "检查其磁盘与网络目录：以 root 执行 cat /proc/<pid>/stack"),
     "it is cut off from the scheduler": ("与 scheduler 断网", "检查其主机与 SCHED_HOST 之间的网络"),
-    "its process is gone without a word": (
+    "its process is gone without a message": (
         "进程一声不响地消失",
         "无需处理；`samebits logs` 与 dmesg 或可说明是谁杀死的",
     ),
-    "its connection is gone, and nobody can see its process": (
+    "its connection is gone, and its process is not visible": (
         "连接已断，且无人能看到其进程",
         "检查其主机以及通往它的网络",
     ),
@@ -160,11 +160,11 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "某个 rank 的权重或动量自行改变",
         "检测所指主机或设备的内存：memtester、nvidia-smi -q -d ECC、npu-smi info -t ecc",
     ),
-    "nothing comes from it, and nobody can see its process": (
+    "it is silent, and its process is not visible": (
         "没有消息，且无人能看到其进程",
         "检查其主机以及通往它的网络",
     ),
-    "nobody knows how it ended": ("无人知道它如何结束", "查看其日志末尾"),
+    "it is unknown how it ended": ("无人知道它如何结束", "查看其日志末尾"),
 }
 
 

@@ -1,5 +1,5 @@
-"""Names that other frameworks' users look for, each over a part that the runtime has anyway, and usable without a job.
+"""APIs under the names of other frameworks, over parts of the runtime; usable without a job.
 
-Nothing is decided here: what a face answers is the core's judgement, and what it reads or writes is the store's. Never
-here: pickle, eval, or torch when it is imported.
+Decisions are those of ``core``, files are written by ``store``. Importing the package does not load torch, and nothing
+is pickled or evaluated.
 """

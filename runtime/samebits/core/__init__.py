@@ -1,6 +1,6 @@
-"""DECISIONS: who is a member, who waits, which generation runs and from which restore point.
+"""Decide on the job's members, its generations and their restore points.
 
-Nothing here does I/O, reads a clock, draws a random number, starts a thread, logs or knows torch. Every module is a
-function of (state, event, now): the same events give the same decisions, in a test, in the simulator and in a replayed
-journal. ``now`` is seconds of a monotonic clock, handed in by the caller; ids are made by the caller too.
+Every module is a function of (state, event, now), without I/O, clock, random numbers, threads, logging or torch. So a
+test, the simulator and a replayed journal reach the same decisions from the same events. ``now`` is in seconds of a
+monotonic clock and is passed in by the caller, which also makes all ids.
 """

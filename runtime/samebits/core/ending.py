@@ -1,11 +1,11 @@
 """The ways in which a job ends (finished, stopped, given up), and their time limits.
 
-The scheduler decides when to ask; this module says what an end means for every process, and judges the two cases that
-need patience: no worker came to fill the job, and no worker is left. An end is journaled first, then sent to all, and
-the scheduler leaves when they have left or a grace is over.
+The scheduler decides when to ask. This module carries out an end for every process, and gives a job up after a delay if
+too few workers came or none is left. An end is journaled first, then sent to all; the scheduler exits once they have
+left or a grace period is over.
 
 Training is finished when every rank's last commit is durable. The job is finished only once every rank has also reached
-the end of its script: whatever runs after ``train(state)`` may save, evaluate or upload, and may take hours.
+the end of its script: code after ``train(state)`` may save, evaluate or upload, and may take hours.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ END_GRACE_S = 10.0  # how long the job's end waits for its workers to leave
 
 
 class Ending:
-    """Judges and carries out the job's end.
+    """Decides on the job's end and carries it out.
 
     Attributes:
-        ended: how the job ended, as soon as that is decided.
+        ended: how the job ended; None until that is decided.
     """
 
     def __init__(self, ledger: Ledger, world: World, admission: Admission, rendezvous: Rendezvous) -> None:
@@ -41,50 +41,53 @@ class Ending:
         self._first_heard_at: float | None = None
         self._filling_since = ledger.now
         self._empty_since: float | None = None
-        self._deserted_at = 0.0  # when the last worker was gone, however many are said to start since
-        self._leave_by: float | None = None  # who is told of the end, or a spare of a job that is through
+        self._deserted_at = 0.0  # when the last worker left; announced replacements do not move it
+        self._leave_by: float | None = None  # deadline for informed processes, and for a completed job's spares
         self.ended: Ended | None = None
         self._left_with = ""
         self._causes = Causes(ledger.state.causes)
 
-    def hear_somebody(self) -> None:
-        """Somebody of this job, not a stranger who will never be let in, has spoken to this scheduler start."""
+    def note_contact(self) -> None:
+        """Note that a process of this job, not a stranger, has sent something in this term."""
         if self._first_heard_at is None:
             self._first_heard_at = self._filling_since = self._ledger.now
 
     @property
     def first_cause(self) -> str:
-        """The first loss since the job trained last, for whoever asks why; empty where it trains."""
+        """Return the first loss since the job last trained; "" while it trains."""
         return self._causes.first
 
     def blame(self, cause: str) -> None:
-        """What keeps the job from going on, where it is no member's loss."""
+        """Record a cause other than a member's loss that stops the job from continuing."""
         self._causes.blame(self._ledger.state.generation_number, cause)
 
     def lost(self, cause: CauseFound, *, spoke: bool, is_echo: bool) -> bool:
-        """Whether a member's loss, or that it dies, is a cause, and a new one; else as ``Causes.take`` has it."""
+        """Record a member's loss or announced death; return whether it is a new cause.
+
+        The arguments are those of ``Causes.take``.
+        """
         is_cause = self._causes.take(cause, spoke=spoke, is_echo=is_echo)
         if is_cause:
             self._ledger.write(cause)
         return is_cause
 
     def explain(self, seat: Seat, text: str) -> bool:
-        """More is known of how a lost member ended; whether it is a cause, and that news."""
+        """Add details on how a lost member ended; return whether that changed a cause."""
         cause = self._causes.explain(seat.node, seat.process, text)
         if cause is not None:
             self._ledger.write(cause)
         return cause is not None
 
     def left(self, text: str) -> None:
-        """A worker gave its seat up on purpose, saying this; the first one counts."""
+        """Record why a worker gave up its seat on purpose; the first reason is kept."""
         self._left_with = self._left_with or text
 
     def trains(self, generation: int) -> None:
-        """A member trains in this generation: what ended those before it is made good."""
+        """Note that a member trains in this generation, which settles earlier causes."""
         self._causes.made_good(generation)
 
     def answer(self, session: str) -> bool:
-        """Whether the job has ended; then the session is told how."""
+        """Return whether the job has ended, and if so tell the session how."""
         if self.ended is None:
             return False
         self._ledger.ready.send(session, self._last_word(self.ended))
@@ -95,7 +98,7 @@ class Ending:
         return EndJob(state.job, state.term, ended.kind, ended.text)
 
     def shift(self, gap_s: float) -> None:
-        """The scheduler stood still: every patience is longer by that."""
+        """Extend all deadlines after a pause of the scheduler."""
         now = self._ledger.now
         if self._empty_since is not None:
             self._empty_since = min(self._empty_since + gap_s, now)
@@ -104,11 +107,11 @@ class Ending:
         self._filling_since = min(self._filling_since + gap_s, now)
 
     def filling_since(self) -> float | None:
-        """When the first one was heard; None before."""
+        """Return when the first process of the job was heard, or None."""
         return None if self._first_heard_at is None else self._filling_since
 
     def deadline(self) -> float | None:
-        """When one of the judgements is worth asking again."""
+        """Return when the next decision may be due."""
         if self.ended is not None:
             return self._leave_by
         is_trained = self._ledger.state.final is not None
@@ -120,13 +123,13 @@ class Ending:
         return min((at for at in candidates if at is not None), default=None)
 
     def fill_deadline(self) -> float | None:
-        """When a first generation has been waited for long enough."""
+        """Return when the wait for a first generation ends."""
         if self._ledger.state.generation is not None or self._rendezvous.round is not None or self.ended is not None:
             return None
         return self._filling_since + self._ledger.policy.topo_timeout_s
 
     def judge_emptiness(self) -> None:
-        """Give the job up if no worker is left and none has asked for a seat for long enough."""
+        """Give the job up once no worker was left, or asked for a seat, for long enough."""
         ledger = self._ledger
         is_trained = ledger.state.final is not None
         if not self._is_through():
@@ -135,7 +138,7 @@ class Ending:
             self._all_are_through()
             return
         elif self._leave_by is None and is_trained:  # the wait for an exit status is over
-            self.if_everybody_left()
+            self.finish_if_all_left()
             return
         occupied = self._is_occupied() and (is_trained or not self._own_errors())
         awaited = self._first_heard_at is None and not is_trained
@@ -149,10 +152,10 @@ class Ending:
             self._give_up()
 
     def await_replacements(self) -> None:
-        """Restart the wait for workers: a supervisor says that replacements are starting.
+        """Restart the wait for workers: a supervisor reports that replacements are starting.
 
-        Anybody who can connect can say so. A job that has trained still ends when its round times out (TOPO_TIMEOUT);
-        so does the wait for what is left of the scripts, once training is finished.
+        Any process that can connect may send this. So a job that has trained still ends when its round times out
+        (TOPO_TIMEOUT), and after training the wait for the rest of the scripts is limited too.
         """
         ledger = self._ledger
         if self._empty_since is None:
@@ -161,7 +164,7 @@ class Ending:
             self._empty_since = ledger.now
 
     def stop(self, by: str) -> None:
-        """End the job now; if an error of its script has ended it already, that stays its end."""
+        """End the job now; a job that its own script's error has ended keeps that end."""
         failed = self._failed_scripts() if self._ledger.state.final is not None else self._own_errors()
         if self._ledger.policy.recovery and failed:
             self._give_up()
@@ -174,22 +177,21 @@ class Ending:
             return
         errors = self._own_errors()
         kind = EndKind.SCRIPT_FAILED if errors else EndKind.INTERRUPTED
-        if WRONG_GRADIENT in errors:  # no script is to be corrected, and what was saved is in doubt
+        if WRONG_GRADIENT in errors:  # no script has to be corrected, and the saved state is in doubt
             kind = EndKind.UNEQUAL
         left = "most workers failed" if self._is_occupied() else NO_WORKER_LEFT
         self.end_job(kind, f"{left}; first cause: {self.first_cause or 'unknown'}")
 
     def _is_occupied(self) -> bool:
-        """Whether somebody is here for whom the job goes on: a spare only waits while the house fills."""
+        """Return whether the job has workers; spares count only before the first generation."""
         ledger = self._ledger
         return ledger.present() > 0 or (ledger.state.generation is None and bool(ledger.state.spares))
 
     def _own_errors(self) -> list[Row]:
-        """What the missing have died of, where they are half of the job or more, and each has an error of its own.
+        """Return the missing members' own errors, if at least half of the job failed and each has one.
 
-        Then the program is broken, not a machine; the few who were torn out of a collective before they came upon the
-        same error would wait for nobody. What a program runs into and does not do again (a device, a disk, a network)
-        is no error of its own.
+        In that case the program is broken, not a machine. The few ranks that were torn out of a collective before they
+        met the same error would wait in vain. Errors that do not repeat (device, disk, network) are not the program's.
         """
         ledger = self._ledger
         if 2 * len(ledger.absent) < self._world.size():
@@ -204,10 +206,10 @@ class Ending:
         return found
 
     def _emptiness_s(self) -> float:
-        """Return for how long no worker may be here.
+        """Return for how long the job may be without workers.
 
-        A term that has heard nobody waits longer, for the processes that are started again. So does a finished
-        training: a process that does what is left of a killed one's script may have the cool-down to wait out first.
+        A term that has heard no worker waits longer, for processes that are being restarted. So does a finished
+        training: the process that runs the rest of a killed one's script may first have to wait for the cool-down.
         """
         policy = self._ledger.policy
         if self._first_heard_at is None:
@@ -215,8 +217,8 @@ class Ending:
         cool_down_s = 0.0 if self._ledger.state.final is None else policy.cool_down_s
         return 2 * policy.node_timeout_s + cool_down_s
 
-    def if_everybody_left(self) -> None:
-        """Where nobody is left, the job that was ended is over, or the one that is through is finished."""
+    def finish_if_all_left(self) -> None:
+        """Complete the job's end if all processes have left."""
         ledger, state = self._ledger, self._ledger.state
         if self.ended is not None:
             overdue = self._leave_by is not None and self._leave_by <= ledger.now
@@ -230,7 +232,7 @@ class Ending:
             self._leave_by = ledger.now + END_GRACE_S
 
     def _all_are_through(self) -> None:
-        """End the job: every worker's script has ended, and with recovery on they must also have trained."""
+        """End the job, as every script has ended; with recovery on, they must also have trained."""
         ledger = self._ledger
         if ledger.policy.recovery and ledger.state.final is None:
             self.end_job(EndKind.UNTRAINED, f"every worker left before training began: {self._left_with}")
@@ -240,15 +242,15 @@ class Ending:
             self._job_finished()
 
     def _is_through(self) -> bool:
-        """Return whether every slot's script has ended and nothing is left to be trained."""
+        """Return whether every slot's script has ended and no training is left."""
         ledger, state = self._ledger, self._ledger.state
         if ledger.present():
             return False
         if ledger.policy.recovery and state.generation is not None and state.final is None:
-            return False  # stopped, not finished: recover.sh goes on from here
+            return False  # stopped, not finished: recover.sh resumes it
         unfinished = self._unfinished_scripts()
         if (state.final is None or unfinished) and (self._admission.pending or self._admission.refused):
-            return False  # a process that asks for a seat may still do what is left
+            return False  # a process that asks for a seat may still run the rest
         if len(state.by_slot) < self._world.size():
             return False
         if self._status_by() is not None:
@@ -256,7 +258,7 @@ class Ending:
         return all(state.final is not None and seat.status for seat in unfinished)
 
     def _status_by(self) -> float | None:
-        """Return until when a launcher may still tell a script's exit status; None if none is waited for."""
+        """Return until when launchers may report exit statuses, or None."""
         ledger = self._ledger
         times = [ledger.presences[node].status_by for node in ledger.state.by_slot.values()]
         return max((at for at in times if at is not None and at > ledger.now), default=None)
@@ -268,19 +270,19 @@ class Ending:
         return [seat for seat in seats if not seat.has_left]
 
     def unfinished_slots(self) -> list[int]:
-        """Return the slots whose script has not reached its end, rising."""
+        """Return the slots, ascending, whose script has not reached its end."""
         return [seat.slot for seat in self._unfinished_scripts() if seat.slot is not None]
 
     def _failed_scripts(self) -> list[Seat]:
-        """Return the seats whose script has ended itself with an error after training was finished."""
+        """Return the seats whose script failed after training was finished."""
         return [seat for seat in self._unfinished_scripts() if self._ledger.state.final is not None and seat.status]
 
     def _end_with_unfinished_scripts(self) -> None:
-        """End a trained job of which not every rank reached the end of its script; the exit code is the script's."""
+        """End a trained job with unfinished scripts; the exit code is that of a failed script."""
         final, failed = self._ledger.state.final, self._failed_scripts()
         named = failed or self._unfinished_scripts()
         first = named[0]
-        told = self._ledger.presences[first.node].ended  # its launcher knows more than that its connection closed
+        told = self._ledger.presences[first.node].ended  # more precise than the closed connection
         reason = first.reason if told is None or first.status else told.text
         others = [seat.node for seat in named[1:]]
         also = f" (nor did worker {', '.join(others[:NAMED])}{' and others' if others[NAMED:] else ''})"
@@ -295,12 +297,15 @@ class Ending:
         self._ledger.write(JobFinished())
         self._ledger.ready.say("job finished")
         self.ended = self._ledger.ready.ended = Ended(EndKind.FINISHED, "job finished")
-        self._tell_those_who_wait()
+        self._tell_waiting_sessions()
 
     def end_job(self, kind: EndKind, text: str, status: int = 0) -> None:
-        """End the job unfinished: tell every process, and leave when they have left.
+        """End the job unfinished: tell every process, and exit when they have left.
 
-        ``status`` is the exit status of the script that failed after training, if one did.
+        Args:
+            kind: how it ends.
+            text: the reason, for people.
+            status: exit status of a script that failed after training; 0: none did.
         """
         ledger = self._ledger
         if self.ended is not None:
@@ -311,13 +316,13 @@ class Ending:
         ledger.ready.say(f"the job ends: {text}", Level.WARNING)
         self.ended, self._leave_by = Ended(kind, text), ledger.now + END_GRACE_S
         message = self._last_word(self.ended)
-        for seat in ledger.everybody():
+        for seat in ledger.live_seats_and_spares():
             ledger.tell(seat.node, message)
-        self._tell_those_who_wait()
-        self.if_everybody_left()
+        self._tell_waiting_sessions()
+        self.finish_if_all_left()
 
-    def _tell_those_who_wait(self) -> None:
-        """Processes without a seat learn that there will be none."""
+    def _tell_waiting_sessions(self) -> None:
+        """Tell processes without a seat that the job is over."""
         assert self.ended is not None
         message = self._last_word(self.ended)
         for session in (*self._admission.pending, *self._admission.refused):

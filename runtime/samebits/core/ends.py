@@ -1,4 +1,4 @@
-"""How a job ends, or a worker's part in it: every kind, with the error that tells it, its exit code and its words."""
+"""Kinds of end of a job or of one worker, each with its error, exit code and wording."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from samebits import errors
 
 
 class EndKind(enum.IntEnum):
-    """How it ends.
+    """How a job, or a worker's part in it, ends.
 
-    Those up to ``POINTS_LOST`` are ends of a job for everybody, which are journaled and sent by their number. The
-    others end one process.
+    Kinds up to ``POINTS_LOST`` end the whole job; they are journaled and sent by number. The others end one process.
 
     Attributes:
-        error: what a process of the job raises; None if the job is finished.
-        words: how a sentence tells it, as in "the job was stopped".
-        exit_code: what a process leaves with.
+        error: the exception that a process of the job raises; None if the job is finished.
+        words: the predicate for a sentence, as in "the job was stopped".
+        exit_code: the process's exit code.
     """
 
     error: type[errors.SameBitsError] | None
@@ -31,12 +30,12 @@ class EndKind(enum.IntEnum):
     SCRIPT_FAILED = 6, errors.ScriptFailedError, "was ended by its script"  # recoverable
     UNTRAINED = 7, errors.UntrainedError, "was not trained"
     UNEQUAL = 8, errors.UnequalError, "was ended, because its ranks differ"
-    POINTS_LOST = 9, errors.PointsLostError, "could not go on"  # recoverable once the points are brought back
+    POINTS_LOST = 9, errors.PointsLostError, "could not continue"  # recoverable once the points are brought back
 
     FENCED = 32, errors.FencedError, "was replaced"
-    DUPLICATE = 33, errors.DuplicateNodeError, "has a namesake"
+    DUPLICATE = 33, errors.DuplicateNodeError, "has a duplicate"
     REFUSED = 34, errors.RefusedError, "was refused"
-    NUMERICS = 35, errors.NumericsError, "computes otherwise"
+    NUMERICS = 35, errors.NumericsError, "computes differently"
     UNREACHABLE = 36, errors.SchedulerUnreachableError, "found no scheduler"
     STUCK = 37, errors.StuckError, "was stuck"
 
@@ -50,11 +49,11 @@ class EndKind(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The name in JSON, such as ``script_failed``."""
+        """Return the name used in JSON, such as ``script_failed``."""
         return self.name.lower()
 
     @classmethod
     def of_exit_code(cls, code: int) -> EndKind | None:
-        """Return the kind of an unfinished job's end that leaves with this code; None for any other code."""
+        """Return the kind of unfinished end with this exit code, or None."""
         ends = (one for one in cls if cls.FINISHED < one <= cls.POINTS_LOST)
         return next((one for one in ends if one.exit_code == code), None)

@@ -1,9 +1,9 @@
-"""What the parts of the scheduler's core share during one step: the durable state, the volatile one, and the Ready.
+"""State shared by the parts of the scheduler's core: durable state, presences and the step's Ready.
 
-``write`` is the only way to change durable state: the record goes to the Ready and into the state in one breath, so the
-two cannot differ. ``miss``, ``meet`` and ``miss_nobody`` are the only way to change who is missing. What is asked at
-every message, as how many are here or who is missing first, is kept up to date instead of being counted: ten thousand
-that come back after a loss of all would else be walked through ten thousand times.
+Only ``write`` changes durable state. It adds the record to the Ready and applies it at once, so the two cannot differ.
+Only ``miss``, ``meet`` and ``clear_absent`` change which slots are missing. Values that every message needs, such as
+the number of present slots, are kept up to date instead of being recounted: after a loss of all, ten thousand workers
+that return would otherwise be counted ten thousand times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from samebits.core.causes.table import DEFAULT, CauseTable, Notice
-from samebits.core.hangs import Hang, Sight
+from samebits.core.hangs import Hang, ProcessState
 from samebits.core.messages import Activity, FromScheduler, Pairs, Process, ProcessEnded, Refusal, Refused, RoundId
 from samebits.core.ready import Level, Ready, Send
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
@@ -28,17 +28,21 @@ Member: TypeAlias = tuple[str, int]
 """A node and its incarnation."""
 
 MOST_GENERATIONS = 64
-"""Of the last ones, so many are remembered."""
+"""How many of the latest generations are remembered."""
 
 
 class Witnesses:
-    """Of one scheduler start; one that has just started takes everybody at its own word."""
+    """Tracks which ranks took their state from which, since this scheduler started.
+
+    A rank that copied its state from another is no independent witness. After a restart of the scheduler every rank
+    counts as independent.
+    """
 
     def __init__(self) -> None:
-        self._took: dict[int, Mapping[Member, Member]] = {}  # by generation: who → from whom
+        self._took: dict[int, Mapping[Member, Member]] = {}  # by generation: receiver → source
 
     def begin(self, generation: int, members: Sequence[Member], sources: Mapping[int, int]) -> None:
-        """A generation begins, and these ranks become what others send them.
+        """Record that a generation begins and which ranks copy their state.
 
         Args:
             generation: its number.
@@ -49,31 +53,31 @@ class Witnesses:
         self._took.pop(generation - MOST_GENERATIONS, None)
 
     def origins(self, members: Sequence[Member], since: int) -> dict[int, Member]:
-        """By rank: whose state it holds, as it was before the first generation behind ``since`` began."""
+        """Return, by rank, the member whose state from before generation ``since`` + 1 it holds."""
         origins: dict[Member, Member] = {}
         for _, took in sorted(one for one in self._took.items() if one[0] > since):
             origins |= {member: origins.get(source, source) for member, source in took.items()}
         return {rank: origins.get(member, member) for rank, member in enumerate(members)}
 
 
-NAMED = 12  # how many nodes a sentence names before it counts the rest
+NAMED = 12  # nodes that a sentence names before it counts the rest
 MOST_NOTICES = 16
-"""Notices that a status carries; a follower that is away for longer finds the older ones in the history."""
+"""Notices in a status. A follower that was away for longer finds older ones in the history."""
 
 
 class Mend(enum.Enum):
-    """Who is believed where ranks that were equal are not any more (CONSISTENCY)."""
+    """Which ranks are trusted if ranks that were equal differ (CONSISTENCY)."""
 
     MAJORITY = "majority"
     LEADER = "leader"  # rank 0
-    STOP = "stop"  # nobody: the job ends
+    STOP = "stop"  # no rank: the job ends
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The job's fixed settings, as far as decisions depend on them. Durations in seconds.
+    """The job's fixed settings that decisions depend on. Durations are in seconds.
 
-    The bounds of the world are ``world_size`` itself where they are not given: then nothing shrinks or grows.
+    Without explicit limits, ``min_world_size`` and ``max_world_size`` are ``world_size``: the world keeps its size.
     """
 
     world_size: int
@@ -84,9 +88,9 @@ class Policy:
     node_timeout_s: float = 5.0
     heartbeat_interval_s: float = 1.0
     reconnect_grace_s: float = 0.5
-    search_s: float = 0.0  # how long a worker may look for its scheduler at other addresses before it comes here
+    search_s: float = 0.0  # how long a worker may try other addresses of the scheduler before this one
     topo_timeout_s: float = 1800.0
-    rebuild: bool = True  # from living workers, where the journal is empty
+    rebuild: bool = True  # from live workers if the journal is empty
     min_world_size: int = 0
     max_world_size: int = 0
     spare_num: int = 0
@@ -94,14 +98,14 @@ class Policy:
     shrink_grace_s: float = 10.0
     reset_limit: int = 0  # generations beyond the first; 0: no limit
     job: str = ""  # the id that the launcher gave the job; "": this scheduler was started by hand
-    token: bytes = field(default=b"", repr=False)  # of the job's launcher; b"": it has none, or none is known here
-    watches: bool = True  # whether members come on
-    step_timeout_s: float | None = None  # without a step; None: learned
-    ends_stuck: bool = True  # else it is only said who they are
-    straggler_factor: float | None = 1.2  # slower than so often the median is slow; None: nobody compares
-    swaps_stragglers: bool = False  # for a spare; else it is only said who they are
+    token: bytes = field(default=b"", repr=False)  # of the job's launcher; b"": none, or unknown here
+    watches: bool = True  # whether to watch members for progress
+    step_timeout_s: float | None = None  # the longest time without a step; None: learned
+    ends_stuck: bool = True  # False: hung members are only reported
+    straggler_factor: float | None = 1.2  # slower than the median by this factor is slow; None: no comparison
+    swaps_stragglers: bool = False  # for a spare; False: stragglers are only reported
     causes: CauseTable = field(default=DEFAULT, repr=False)
-    mends: Mend = Mend.STOP  # who is believed where the ranks are not equal any more
+    mends: Mend = Mend.STOP  # which ranks are trusted if they differ
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_world_size", self.min_world_size or self.world_size)
@@ -109,45 +113,45 @@ class Policy:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the world may have more than one size."""
+        """Return whether the world's size may change."""
         return self.min_world_size < self.max_world_size
 
 
 @dataclass(slots=True)
 class Presence:
-    """What is known about a seated node and not worth writing down."""
+    """Volatile facts about a seated node."""
 
     lease_until: float
-    heard_at: float | None = None  # None: not heard in this term
-    closed_at: float | None = None  # the connection is closed and has not come back
-    grace_until: float | None = None  # until when it may come back
+    heard_at: float | None = None  # None: no message in this term
+    closed_at: float | None = None  # when the connection closed, if it has not come back
+    grace_until: float | None = None  # the deadline for it to come back
     activity: Activity = Activity.SEATED
     generation: int = 0
     round: RoundId | None = None
     step: int = 0
     last_words: str = ""
-    ended: ProcessEnded | None = None  # who started it says how it has ended, and it was not heard since
-    noticed_by: Notice | None = None  # of its loss, where nothing tells more of it than that
-    status_by: float | None = None  # its script has left, and its launcher has until then to tell the exit status
-    is_gone: bool = False  # it said that it ends, or its process was seen dead: what still arrives is old
-    sight: Sight | None = None  # what was seen of its process when nothing came from it
+    ended: ProcessEnded | None = None  # how its launcher says it ended, if it has sent nothing since
+    noticed_by: Notice | None = None  # how its loss was noticed, if nothing else is known about it
+    status_by: float | None = None  # its script has left; its launcher may report the exit status until then
+    is_gone: bool = False  # it announced its end or its process was seen dead: messages that still arrive are old
+    process_state: ProcessState | None = None  # the process state seen while it was silent
     seen_at: float = 0.0
-    figures: tuple[Figure, ...] = ()  # that it measures
-    hang: Hang | None = None  # for which it was told to give up its seat
-    avoids_host: bool = False  # what it is lost of, or leaves for, is its host's or device's
+    figures: tuple[Figure, ...] = ()  # its measurements
+    hang: Hang | None = None  # the reason for which it has to give up its seat
+    avoids_host: bool = False  # its loss or departure is the fault of its host or device
 
     def hear(self, now: float, policy: Policy) -> None:
-        """A message of its session was accepted: its lease begins anew."""
+        """Renew the lease: a message of its session was accepted."""
         self.heard_at, self.lease_until = now, now + policy.node_timeout_s
 
-    def sight_now(self) -> Sight | None:
-        """What was seen of its process since it was heard last; None where nobody has looked."""
-        return self.sight if self.seen_at > (self.heard_at or 0.0) else None
+    def current_process_state(self) -> ProcessState | None:
+        """Return the process state seen since its last message, or None."""
+        return self.process_state if self.seen_at > (self.heard_at or 0.0) else None
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Shared by the parts of one scheduler core; ``ready`` and ``now`` are renewed at every step."""
+    """State shared by the parts of one scheduler core. ``ready`` and ``now`` change at every step."""
 
     policy: Policy
     state: JobState
@@ -158,19 +162,19 @@ class Ledger:
     presences: dict[str, Presence] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)  # session → node, for seats
     absent: dict[int, float] = field(default_factory=dict)
-    """Slots that are expected and have no live holder → until when an elastic world waits for one."""
+    """Expected slots without a live holder → how long an elastic world waits for one."""
     vacated: set[int] = field(default_factory=set)
-    """Those of ``absent`` that somebody holds, though nobody who is believed alive."""
+    """Slots in ``absent`` with a holder that is not believed to be alive."""
     witnesses: Witnesses = field(default_factory=Witnesses)
     notices: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_NOTICES))
-    """The latest warnings for followers, each with its number in this term, which starts at 1."""
-    version: int = 0  # of who is present: every change counts
-    _in_order: list[int] = field(default_factory=list)  # ``absent``, rising, among some that are not absent any more
-    _absent_names: tuple[tuple[int, int], str] = ((-1, -1), "")  # of this version and so many records
+    """The latest warnings for followers, each with its number in this term, from 1."""
+    version: int = 0  # of the set of present slots: incremented at every change
+    _in_order: list[int] = field(default_factory=list)  # ``absent``, ascending, possibly with stale slots
+    _absent_names: tuple[tuple[int, int], str] = ((-1, -1), "")  # cached for this version and record count
     _written: int = 0
 
     def write(self, record: Record) -> None:
-        """Decide something durable."""
+        """Make a decision durable."""
         self.ready.records.append(record)
         if isinstance(record, GenerationCommitted):
             for node in self.state.superseded(record):
@@ -182,7 +186,7 @@ class Ledger:
             self._update_vacated(record.slot)
 
     def announce(self, text: str) -> None:
-        """Log a warning, and show it once to each follower of the job."""
+        """Log a warning and show it once to each follower of the job."""
         self.ready.say(text, Level.WARNING)
         self.notices.append((self.notices[-1][0] + 1 if self.notices else 1, text))
 
@@ -191,16 +195,16 @@ class Ledger:
         self.tell_holder(self.state.seats[node], message)
 
     def tell_holder(self, seat: Seat, message: FromScheduler) -> None:
-        """As :meth:`tell`, where the seat is at hand."""
-        if seat.session:  # else the seat was rebuilt without a word of its holder
+        """Do the same as :meth:`tell` for a seat that is already looked up."""
+        if seat.session:  # a seat rebuilt without a report of its holder has no session
             self.ready.sends.append(Send(seat.session, message))
 
     def refusal(self, session: str, refusal: Refusal, text: str, retry_after_s: float = 0.0) -> Refused:
-        """What a session is told that is not admitted, or not any more; ``retry_after_s`` 0: waiting cannot help."""
+        """Return the refusal for a session; ``retry_after_s`` 0 means that waiting cannot help."""
         return Refused(session, refusal, retry_after_s, text, self.state.job, self.state.term)
 
     def miss(self, slot: int, *, at_once: bool = False) -> None:
-        """The slot is expected to be held and is not; ``at_once``: an elastic world need not wait for its holder."""
+        """Mark an expected slot as missing; ``at_once``: an elastic world does not wait for it."""
         self.absent[slot] = self.now + (0.0 if at_once else self.policy.shrink_grace_s)
         self.version += 1
         self._update_vacated(slot)
@@ -209,15 +213,15 @@ class Ledger:
             self._in_order.insert(at, slot)
 
     def meet(self, slot: int) -> None:
-        """The slot has a live holder, or is not expected any more."""
+        """Mark a slot as held by a live node, or as no longer expected."""
         self.absent.pop(slot, None)
         self._update_vacated(slot)
         if not self.absent:
-            self.miss_nobody()  # an emptied dict is still walked at its greatest size, for every invitation
+            self.clear_absent()  # a cleared dict keeps its size, and every invitation would walk it
         self.version += 1
 
-    def miss_nobody(self) -> None:
-        """Nobody is missing."""
+    def clear_absent(self) -> None:
+        """Mark no slot as missing."""
         self.absent.clear()
         self.vacated.clear()
         self._in_order.clear()
@@ -229,36 +233,36 @@ class Ledger:
             self.vacated.discard(slot)
 
     def present(self) -> int:
-        """How many slots have a holder who is believed alive."""
+        """Return how many slots have a holder that is believed to be alive."""
         if not self.policy.is_elastic:
             return self.policy.world_size - len(self.absent)
         return len(self.state.by_slot) - len(self.vacated)
 
     def is_present(self, node: str) -> bool:
-        """Whether the node holds a slot and is believed alive."""
+        """Return whether the node has a slot and is believed to be alive."""
         slot = self.state.seats[node].slot
         return slot is not None and slot not in self.absent
 
-    def everybody(self) -> list[Seat]:
-        """Members and spares who are believed alive."""
+    def live_seats_and_spares(self) -> list[Seat]:
+        """Return members and spares that are believed to be alive."""
         return self.live_seats() + [self.state.seats[node] for node in self.state.spares]
 
     def live_seats(self) -> list[Seat]:
-        """Seats with a slot whose holder is believed alive, by slot."""
+        """Return the seats, by slot, whose holder is believed to be alive."""
         by_slot = self.state.by_slot
         return [self.state.seats[by_slot[slot]] for slot in sorted(by_slot) if slot not in self.absent]
 
     def names_of(self, slots: Collection[int]) -> str:
-        """The slots' holders, for messages: ``2, 5, 7``."""
+        """Return the names of the slots' holders for messages: ``2, 5, 7``."""
         if slots is not self.absent:
             return self._named(heapq.nsmallest(NAMED, slots), len(slots))
         state = (self.version, self._written)
-        if self._absent_names[0] != state:  # else thousands are told of thousands, worked out for each
+        if self._absent_names[0] != state:  # cached: after a large loss thousands of messages contain it
             self._absent_names = (state, self._named(self._first_absent(), len(self.absent)))
         return self._absent_names[1]
 
     def _first_absent(self) -> list[int]:
-        """The lowest slots that are absent; who is passed on the way and is not any more is left out from now on."""
+        """Return the lowest absent slots; drops those passed that are no longer absent."""
         found: list[int] = []
         passed = 0
         for slot in self._in_order:
@@ -275,5 +279,5 @@ class Ledger:
         return ", ".join(shown) + (f" and {count - NAMED} more" if count > NAMED else "")
 
     def process_of(self, node: str) -> Process:
-        """Where the node's present session runs."""
+        """Return where the node's present session runs."""
         return self.state.seats[node].process

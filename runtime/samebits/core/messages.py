@@ -1,9 +1,9 @@
-"""What the scheduler and its workers say to each other; frozen values, no behaviour.
+"""Messages between the scheduler and its workers: frozen values without behaviour.
 
-A worker's messages after admission carry its :class:`Credential`; the scheduler compares it with the seat before it
-looks at anything else. Everything a worker says may be repeated, late or twice: the heartbeat is the whole truth about
-one agent, so a lost message is fixed by the next heartbeat and no message needs an acknowledgement. What its sensors
-find is in ``core.reports``, and comes in one envelope (:class:`Said`).
+After admission a worker's messages carry its :class:`Credential`, which the scheduler compares with the seat first.
+Messages may be repeated, late or lost: each heartbeat holds the complete state of one agent, so the next heartbeat
+makes up for a lost message and none needs an acknowledgement. Reports of sensors (``core.reports``) are sent in one
+envelope, :class:`Said`.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ from samebits.errors import ProtocolError
 
 PROTOCOL = 4
 MAX_STOPPED_BY = 200
-"""Characters of ``StopJob.by``; a scheduler takes no longer one."""
+"""Most characters of ``StopJob.by``."""
 MAX_DECISION = 400
-"""Characters of ``Decision.text``."""
+"""Most characters of ``Decision.text``."""
 MAX_END_CHARS = 400
-"""Characters of ``ProcessEnded.text`` and ``ProcessEnded.error``."""
+"""Most characters of ``ProcessEnded.text`` and ``ProcessEnded.error``."""
 MAX_FOLDER_CHARS = 400
-"""Characters of ``Holdings.folder``; a longer path is cut."""
+"""Most characters of ``Holdings.folder``; a longer path is cut."""
 MAX_SETTINGS = 64
 PROOF_BYTES = 32
-MAX_KEY_BYTES = 256  # of a key in UTF-8
-MAX_VALUE_BYTES = 1 << 16  # of a key's value as msgpack
+MAX_KEY_BYTES = 256  # of a key, in UTF-8
+MAX_VALUE_BYTES = 1 << 16  # of a key's value, as msgpack
 
 Pairs = Few[tuple[str, str]]
 Settings = Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=MAX_SETTINGS)]
 OwnNode = Annotated[str, line(MAX_NODE_CHARS, least=1, pattern="^[^ /]*$")]
-"""A node id as a process may give it to itself: it names a folder."""
+"""A node id that a process may choose. It becomes a folder's name, so it has no "/"."""
 Key = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 KeyValue = Annotated[bytes, Meta(max_length=MAX_VALUE_BYTES)]
 
 
 class Activity(enum.IntEnum):
-    """What a seated worker is doing."""
+    """Activity of a seated worker."""
 
     SEATED = 1  # between init() and elastic.run
-    WAITING = 2  # in rendezvous: it wants a generation
-    FORMING = 3  # told its generation; building the group and restoring
+    WAITING = 2  # in rendezvous, waiting for a generation
+    FORMING = 3  # knows its generation; building the group and restoring
     TRAINING = 4
     DONE = 5  # the user's function returned and the last commit is durable
-    FINISHED = 6  # told that training is finished
+    FINISHED = 6  # knows that training is finished
 
 
 class Refusal(enum.IntEnum):
@@ -80,28 +80,28 @@ class Refusal(enum.IntEnum):
     OTHER_SETTINGS = 5
     PROTOCOL = 6
     NUMERICS = 7
-    RECOVERY_OFF = 8  # a known node comes back where ENABLE_RECOVERY=0
+    RECOVERY_OFF = 8  # a known node returned, with ENABLE_RECOVERY=0
     STOPPING = 9
 
 
 class KeyOp(enum.IntEnum):
-    """What a call does to a key."""
+    """Operation on a key."""
 
     GET = 1
     PUT = 2
     DELETE = 3
     ADD = 4
     COMPARE_AND_SET = 5
-    WAIT = 6  # until the key is there, at a version above the call's
+    WAIT = 6  # until the key's version is above the call's
 
 
 class KeyOutcome(enum.IntEnum):
-    """What became of a call."""
+    """Result of a call to a key."""
 
     DONE = 1
-    ABSENT = 2  # there is no such key; nothing was changed
+    ABSENT = 2  # the key does not exist; nothing was changed
     DIFFERS = 3  # the key is at another version; nothing was changed
-    REFUSED = 4  # a bound is met, or the value is no number; nothing was changed
+    REFUSED = 4  # a limit is reached, or the value is no number; nothing was changed
 
 
 class RoundId(NamedTuple):
@@ -117,9 +117,9 @@ class RoundId(NamedTuple):
 class Process(NamedTuple):
     """Where a session runs."""
 
-    host: Host  # its name and, behind a "#", what tells it from another host of that name
+    host: Host  # its name, plus "#" and a suffix that distinguishes hosts of the same name
     pid: Int
-    started_at: Int  # clock ticks after boot, so that a reused pid is told apart
+    started_at: Int  # clock ticks after boot, which distinguishes a reused pid
     device: Id
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class Process(NamedTuple):
 
 
 class Credential(Value, frozen=True):
-    """Who speaks: compared with the seat before anything else is read."""
+    """The sender's identity, compared with its seat before anything else is read."""
 
     job: Id
     node: Node
@@ -136,20 +136,20 @@ class Credential(Value, frozen=True):
 
 
 class Standing(Value, frozen=True):
-    """What a member of a generation knows of its job: from it a lost journal can be made anew."""
+    """A member's knowledge of its job, from which a lost journal can be rebuilt."""
 
-    term: Int  # the last it was told
+    term: Int  # the latest it was sent
     generation: Int
-    round: RoundId  # that made this generation
+    round: RoundId  # the round that formed this generation
     slot: Int
     world_size: Int
-    restore: Point | None  # what the generation started from
-    final: Point | None  # training is finished there
+    restore: Point | None  # the point that the generation started from
+    final: Point | None  # the final point, if training is finished
     rank: Int
 
 
 class Place(Value, frozen=True):
-    """Where a worker is, or would be, in a generation."""
+    """A worker's position in a generation."""
 
     slot: Int
     rank: Int  # the slot's index among the members' slots
@@ -157,38 +157,38 @@ class Place(Value, frozen=True):
 
 
 class Copy(Value, frozen=True):
-    """A copy, in its keeper's memory, of the point that the rank of ``slot`` saved."""
+    """A copy, in a buddy's memory, of the point that the rank of ``slot`` saved."""
 
     slot: Int
     point: Point
 
 
 class Loan(Value, frozen=True):
-    """Whom a keeper sends a copy to, and whose point it is."""
+    """A copy to send: the receiving rank, and the slot of the rank that saved it."""
 
     rank: Int
     slot: Int
 
 
 class KeptCommit(Value, frozen=True):
-    """A commit at which a page has the generators' states."""
+    """A commit for which a page holds the generators' states."""
 
     point: Point
-    commits: Int  # of the line, up to it
+    commits: Int  # commits on the line up to this one
 
 
 class Page(Value, frozen=True):
-    """What outlived a process, or was read by it, of its slot's generators: at its last commits, and after them."""
+    """The surviving random generator states of a slot: at its last commits, and since then."""
 
     commits: Few[KeptCommit]
-    generation: Int  # that the step after the last commit is in
-    next_commit: Int  # how many commits there will be with that step's
+    generation: Int  # of the step after the last commit
+    next_commit: Int  # number of the commit that ends that step
     collectives: Int  # launched in that step
-    draws_late: bool  # it has ever drawn between a step's last collective and its commit
+    draws_late: bool  # it has drawn, in any step, between the last collective and the commit
 
 
 class OrphanedPage(Value, frozen=True):
-    """The page of a rank whose process is gone, read by another of its host, who lends it."""
+    """The page of a dead rank, read and lent by another rank on its host."""
 
     slot: Int
     page: Page
@@ -203,64 +203,64 @@ class PageLoan(Value, frozen=True):
 
 
 class LiveStep(Value, frozen=True):
-    """What a process knows of the step that led to the commit in its memory."""
+    """Facts about the step that led to the commit in a process's memory."""
 
     collectives: Int
-    draws_late: bool  # something was drawn between the last of them and the commit
+    draws_late: bool  # drew between the last collective and the commit
 
 
 class Holdings(Value, frozen=True):
-    """What a process brings into a round: made by the process, kept by its agent, and weighed by ``restore.choose``."""
+    """The state that a process brings into a round; ``restore.choose`` weighs it."""
 
     points: Few[Point]  # verified, on its disk
-    own_parts: bool  # it has state that only its own points hold (saved RNG state)
+    own_parts: bool  # it has state that only its own points contain (saved RNG state)
     numerics: Pairs
-    blob: bytes = b""  # its part of the address map of the generation that the round makes; b"": it follows
-    place: Place | None = None  # what ``blob`` was made for; it is void in any other place
-    live: Point | None = None  # the commit that it holds in memory, whole
-    looked: bool = True  # ``points`` is what its disk holds; else it has not looked, which takes a while
-    commits: Int = 0  # of the line that ``live`` is on: which of several commits after one step it is
-    copies: Few[Copy] = ()  # verified, that it keeps for others; as ``points``, only if it has looked
-    page: Page | None = None  # of its slot, where the generators' states are all that only its own points hold
-    live_step: LiveStep | None = None  # that led to ``live``
+    blob: bytes = b""  # its part of the next generation's address map; b"": sent later
+    place: Place | None = None  # the place that ``blob`` is valid for
+    live: Point | None = None  # the complete commit that it holds in memory
+    looked: bool = True  # False: it has not read its disk, which takes a while
+    commits: Int = 0  # commits on the line of ``live``; distinguishes several commits after one step
+    copies: Few[Copy] = ()  # verified copies that it keeps for others; like ``points``, only if ``looked``
+    page: Page | None = None  # of its slot, if generators' states are all that only its own points contain
+    live_step: LiveStep | None = None  # the step that led to ``live``
     orphaned_pages: Few[OrphanedPage] = ()  # on its host
-    back_to: Point | None = None  # it has gone back as far, as the round had asked
-    folder: Annotated[str, line(MAX_FOLDER_CHARS)] = ""  # where it looked for ``points``
-    failed_with: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the runtime's error that ended its generation
+    back_to: Point | None = None  # the point that it has returned to, as the round asked
+    folder: Annotated[str, line(MAX_FOLDER_CHARS)] = ""  # where it searched for ``points``
+    failed_with: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the runtime error that ended its generation
 
 
 # ---- worker → scheduler -------------------------------------------------------------------------------------------
 
 
 class Register(Value, frozen=True, tag=1):
-    """A process asks for a seat (``incarnation`` 0) or resumes the one it holds. Idempotent by session."""
+    """A process requests a seat (``incarnation`` 0) or resumes its own. Idempotent by session."""
 
     protocol: Int
-    job: Id  # "" where no job was ever told
+    job: Id  # "": unknown to the sender
     job_name: Name
     node: OwnNode
     session: Id
     incarnation: Count
     process: Process
     settings: Settings
-    standing: Standing | None = None  # of a process that is or was a member of a generation
-    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # of a replacement: the job's launcher started it
-    term: Int = 0  # the last of this job that it was told; a spare has no standing that would say it
+    standing: Standing | None = None  # of a current or former member of a generation
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # a replacement's, that the job's launcher started it
+    term: Int = 0  # the latest of this job that it was sent; spares have no standing that would contain it
 
 
 class Heartbeat(Value, frozen=True, tag=2):
-    """The whole truth about one agent. Sent every HEARTBEAT_INTERVAL and at once on every change."""
+    """The complete state of one agent, sent every HEARTBEAT_INTERVAL and after each change."""
 
     sender: Credential
-    term: Int  # of the scheduler start that it believes it talks to
+    term: Int  # of the scheduler start that the sender believes in
     activity: Activity
-    generation: Int  # the last one it was told; 0 before the first
+    generation: Int  # the last that it was sent; 0 before the first
     round: RoundId | None  # the last round it joined
     step: Int  # completed optimizer steps
 
 
 class Join(Value, frozen=True, tag=3):
-    """The sender has left its old group and waits in this round, with what it brings."""
+    """The sender has left its old group and waits in this round."""
 
     sender: Credential
     round: RoundId
@@ -268,7 +268,7 @@ class Join(Value, frozen=True, tag=3):
 
 
 class Publish(Value, frozen=True, tag=4):
-    """The sender's contribution to the generation's address map, where the join did not bring it, or again."""
+    """The sender's part of the address map, if the join lacked it, or as a repetition."""
 
     sender: Credential
     generation: Int
@@ -276,99 +276,94 @@ class Publish(Value, frozen=True, tag=4):
 
 
 class Said(Value, frozen=True, tag=48):
-    """The envelope of a report: what the sender's sensors have found, and where the sender was as it was sent."""
+    """Envelope of a report, with the sender's generation and step at the time."""
 
     sender: Credential
     body: Report
-    generation: Int = 0  # the last that the sender was told
+    generation: Int = 0  # the last that the sender was sent
     step: Int = 0  # completed optimizer steps
 
 
 class Leave(Told, frozen=True, tag=6):
-    """The sender gives up its seat. ``on_purpose``: its program has done its part, or it was told to stop."""
+    """The sender gives up its seat. ``on_purpose``: its program is done, or it was asked to stop."""
 
     sender: Credential
     on_purpose: bool
     text: Text
-    step: Int = 0  # completed ones; 0 of an earlier release
-    status: Annotated[int, Meta(ge=0, le=255)] | None = 0  # its process's exit status; None: it cannot tell
+    step: Int = 0  # completed steps; 0 from an earlier release
+    status: Annotated[int, Meta(ge=0, le=255)] | None = 0  # exit status of its process; None: unknown to it
 
 
 class KeyCall(Value, frozen=True, tag=40):
-    """A call to the keys that the scheduler keeps. Said again, under its number, until it is answered.
+    """A call to the scheduler's keys, repeated under the same number until it is answered.
 
-    A scheduler of a release that has no keys counts it as nonsense and does not answer: it is said only where the
-    script calls ``samebits.kv``.
+    A scheduler release without keys ignores it, so it is sent only if the script calls ``samebits.kv``.
     """
 
     sender: Credential
-    number: Count  # of this session's calls, from 1 on
-    floor: Count  # the lowest of its calls that change something and are not answered; what is below is done with
+    number: Count  # of this session's calls, from 1
+    floor: Count  # its lowest unanswered call that changes something; all calls below are settled
     op: KeyOp
     key: Key
     value: KeyValue = b""  # of PUT and COMPARE_AND_SET, one msgpack value
-    version: Count = 0  # COMPARE_AND_SET and DELETE: what the key must be at (0: absent; anything). WAIT: see there
+    version: Count = 0  # COMPARE_AND_SET, DELETE: the key's expected version (0: absent; any). WAIT: see KeyOp.WAIT
     amount: Int = 0  # of ADD
-    is_durable: bool = False  # from now on the key outlives the scheduler's process
-    term: Int = 0  # of the scheduler that it is said to: to another one it comes late, and is said again. 0: to any
-
-
-# ---- anybody → scheduler ------------------------------------------------------------------------------------------
+    is_durable: bool = False  # the key outlives the scheduler's process from now on
+    term: Int = 0  # the scheduler start it is sent to; a later one ignores it, and it is sent again. 0: any
 
 
 class StatusQuery(Value, frozen=True, tag=7):
-    """Asks for one :class:`Status`, or, with ``follow``, for one now and one at every change."""
+    """Requests one :class:`Status` or, with ``follow``, one now and one after each change."""
 
     follow: bool
 
 
 class StopJob(Value, frozen=True, tag=8):
-    """Asks the scheduler to end the job gracefully; ``by`` is told to everybody."""
+    """Requests a graceful end of the job; ``by`` is shown to all processes."""
 
     by: Annotated[str, line(MAX_STOPPED_BY)]
 
 
 class Decision(Value, frozen=True, tag=13):
-    """What somebody around the job has decided, for its history; these nodes are to leave at their next commit.
+    """An operator's or launcher's decision, for the history; nodes in ``drain`` leave at their next commit.
 
-    Said again, with no text, until they have left.
+    It is repeated without a text until they have left.
     """
 
-    text: Annotated[str, line(MAX_DECISION)]  # with its reason
+    text: Annotated[str, line(MAX_DECISION)]  # includes the reason
     drain: Few[Node] = ()
 
 
 class ProcessSeen(Value, frozen=True, tag=15):
-    """What is seen of a worker's process by whoever follows the job on its host; nothing but words follows from it."""
+    """State of a worker's process as its host's follower sees it. Informational only."""
 
     node: Node
     host: Host
     pid: Int
-    started_at: Int  # as of a Process
+    started_at: Int  # as in Process
     doing: Doing
-    quiet_s: Seconds | None  # since its control thread last ran; None: that is not to be seen
+    quiet_s: Seconds | None  # seconds since its control thread last ran; None: unknown
 
 
 class Restarting(Value, frozen=True, tag=16):
     """A supervisor is starting workers that have not registered yet.
 
-    It repeats this while that lasts; the job is not given up for want of workers until 2 × NODE_TIMEOUT after the last
-    one.
+    Repeated during that time. For 2 × NODE_TIMEOUT after the last one, a job without workers is not given up.
     """
 
 
 class ProcessEnded(Value, frozen=True, tag=14):
-    """How a worker's process has ended, by who has started it; nothing but words follows from it."""
+    """How a worker's process ended, as its launcher reports it. Informational only."""
 
     node: Node
     host: Host
     pid: Int
-    started_at: Int  # as of a Process
+    started_at: Int  # as in Process
     text: Annotated[str, line(MAX_END_CHARS)]  # ``was killed by signal 11 (SIGSEGV)``
     status: Annotated[int, Meta(ge=0, le=255)] | None = None
     signal: Annotated[int, Meta(ge=1, le=127)] | None = None
-    error: Annotated[str, line(MAX_END_CHARS)] = ""  # the last that its log tells of one
-    is_failure: bool = False  # the error is an exception of the script's own
+    error: Annotated[str, line(MAX_END_CHARS)] = ""  # the last error in its log
+    is_failure: bool = False  # the error is an exception of the script
     is_out_of_memory: bool = False
 
 
@@ -376,7 +371,7 @@ class ProcessEnded(Value, frozen=True, tag=14):
 
 
 class Admitted(Value, frozen=True, tag=20):
-    """The session has the seat. Sent only after the seat is durable."""
+    """The session has the seat. Sent after the seat is durable."""
 
     session: str
     job: str
@@ -384,12 +379,12 @@ class Admitted(Value, frozen=True, tag=20):
     slot: Int | None  # None: a spare
     incarnation: Int
     world_size: Int
-    finished: Point | None  # training is over; this is the final point
-    generation: Int = 0  # the last that was committed
+    finished: Point | None  # the final point, if training is over
+    generation: Int = 0  # the last committed one
 
 
 class Pending(Value, frozen=True, tag=21):
-    """The session is known; its slot is decided when the house is full."""
+    """The session is known; slots are assigned when all workers have registered."""
 
     session: str
     term: Int
@@ -398,45 +393,45 @@ class Pending(Value, frozen=True, tag=21):
 
 
 class Refused(Told, frozen=True, tag=22):
-    """Not admitted. ``retry_after_s`` is the time until admission is possible; 0 where waiting cannot help."""
+    """Not admitted. ``retry_after_s``: seconds until admission is possible; 0: waiting cannot help."""
 
     session: str
     refusal: Refusal
     retry_after_s: float
     text: Text
-    job: Id = ""  # "": of a peer that speaks another protocol, whatever it asked for
+    job: Id = ""  # "": to a peer with another protocol
     term: Int = 0
 
 
 class Fenced(Told, frozen=True, tag=23):
-    """The seat belongs to a later incarnation, or to another node; the receiver must leave."""
+    """The seat belongs to a later incarnation or to another node; the receiver must exit."""
 
     job: str
     session: str
-    incarnation: Int  # the receiver's
+    incarnation: Int  # of the receiver
     text: Text
-    may_return: bool = False  # under a new session: nobody else has its node id, and the job has use for it
+    may_return: bool = False  # under a new session: its node id is unused and the job has room
     term: Int = 0
 
 
 class RoundOpened(Told, frozen=True, tag=24):
-    """Leave whatever generation you are in and join this round."""
+    """Invitation to leave the current generation and join this round."""
 
     job: str
     term: Int
     incarnation: Int
     round: RoundId
-    text: Text  # why
-    missing: Text  # the nodes that are not there; "" where all are
-    place: Place | None = None  # the receiver's, if the round closes with those it is opened for; None: the one it has
-    look: bool = False  # nobody's memory holds enough: join with what the disk holds
-    gently: bool = False  # nobody is lost, the world only grows: leave at the next commit
-    committed: Point | None = None  # every member held it; with ``look``: what is older need not be looked at
-    back_to: Point | None = None  # what is newer is not to be relied on: join with what was kept of this, or is older
+    text: Text  # the reason
+    missing: Text  # the missing nodes; "": none
+    place: Place | None = None  # the receiver's, if the round closes with its present members; None: unchanged
+    look: bool = False  # no memory holds enough: join with the content of the disk
+    gently: bool = False  # no rank is lost, the world only grows: leave at the next commit
+    committed: Point | None = None  # every member held it; with ``look``, older points need not be read
+    back_to: Point | None = None  # newer points are unreliable: join with this one or an older one
 
 
 class GenerationStarted(Told, frozen=True, tag=25):
-    """The generation is durable; this is the receiver's place in it."""
+    """The generation is durable; gives the receiver's place in it."""
 
     job: str
     term: Int
@@ -447,22 +442,22 @@ class GenerationStarted(Told, frozen=True, tag=25):
     world_size: Int
     local_rank: Int
     local_world_size: Int
-    restore: Point | None  # None: nothing was ever committed; start from rank 0's initial state
-    source: Int  # the rank whose copy of the point the receiver loads; its own rank where it holds it
-    serves: Many[Int]  # the ranks the receiver sends its copy to
+    restore: Point | None  # None: no commit yet; start from rank 0's initial state
+    source: Int  # the rank that sends the point to the receiver; its own rank if it holds the point
+    serves: Many[Int]  # the ranks that the receiver sends its point to
     text: Text
     slot: Int
-    lends: Many[Loan] = ()  # the copies the receiver sends; to its own rank: it loads that copy itself
+    lends: Many[Loan] = ()  # the copies that the receiver sends; to its own rank: it loads the copy itself
     buddy: Int | None = None  # the rank that keeps copies of the receiver's newest points
     is_apart: bool = False  # on another host
     keeps: Many[Int] = ()  # the slots whose copies the receiver keeps
-    watches: Int | None = None  # the rank on the receiver's host whose death it reports
-    by_page: bool = False  # the receiver's generators are as its page has them
-    page_loans: Many[PageLoan] = ()  # all of the generation: the pages that lie on another host than their rank
+    watches: Int | None = None  # the rank on the same host whose death the receiver reports
+    by_page: bool = False  # the receiver's generators are restored from its page
+    page_loans: Many[PageLoan] = ()  # of the whole generation: pages on another host than their rank
 
 
 class AddressMap(Value, frozen=True, tag=26):
-    """All members' contributions, in rank order; sent when the last one is in."""
+    """All members' parts, in rank order; sent when the last part has arrived."""
 
     job: str
     term: Int
@@ -471,16 +466,16 @@ class AddressMap(Value, frozen=True, tag=26):
 
 
 class CommittedPoint(Value, frozen=True, tag=30):
-    """Every member of the generation holds this point on disk: older ones may be deleted."""
+    """Every member of the generation has this point on disk: older ones may be deleted."""
 
     job: str
     term: Int
-    generation: Int  # the last when it was said: the next one's line may have left the point behind
+    generation: Int  # at the time of sending: a later generation may have abandoned the point
     point: Point
 
 
 class Explain(Value, frozen=True, tag=31):
-    """The ranks differ there: say the digest of that commit again, with its parts."""
+    """The ranks differ at this commit: report its digest again, with its parts."""
 
     job: str
     term: Int
@@ -489,7 +484,7 @@ class Explain(Value, frozen=True, tag=31):
 
 
 class EqualPoint(Value, frozen=True, tag=34):
-    """All ranks have reported the same digest there: older copies in memory are not needed any more."""
+    """All ranks reported the same digest: older copies in memory are no longer needed."""
 
     job: str
     term: Int
@@ -498,33 +493,33 @@ class EqualPoint(Value, frozen=True, tag=34):
 
 
 class GiveUp(Told, frozen=True, tag=32):
-    """The receiver's main thread does not come on: the process is to say where it is, leave its seat and end."""
+    """The receiver's main thread is stuck: report where, give up the seat and exit."""
 
     job: str
     term: Int
     incarnation: Int
-    text: Text  # why
+    text: Text  # the reason
 
 
 class KeyAnswer(Told, frozen=True, tag=41):
-    """The answer to a :class:`KeyCall`; what it says was changed, and is durable where the key is, is so."""
+    """The answer to a :class:`KeyCall`, sent once the change is made (and durable, for a durable key)."""
 
     session: Id
     number: Count
-    term: Int  # an earlier one's is void: what was not durable, and that nothing was done, is forgotten with it
+    term: Int  # answers of an earlier term are void: changes that were not durable are lost with it
     outcome: KeyOutcome
     version: Count = 0  # of the key now, or of its deletion
     value: KeyValue = b""  # GET, WAIT: the key's; ADD: the sum
-    text: Text = ""  # why it was refused
+    text: Text = ""  # the reason of a refusal
 
 
 class Depart(Told, frozen=True, tag=33):
-    """The receiver is asked to leave the job on purpose, at its next commit."""
+    """Request to leave the job on purpose, at the next commit."""
 
     job: str
     term: Int
     incarnation: Int
-    text: Text  # why
+    text: Text  # the reason
 
 
 class Finished(Value, frozen=True, tag=27):
@@ -536,15 +531,12 @@ class Finished(Value, frozen=True, tag=27):
 
 
 class EndJob(Told, frozen=True, tag=28):
-    """The job is over for everybody, for this reason."""
+    """The job is over for all processes, for this reason."""
 
     job: str
     term: Int
     kind: EndKind
     text: Text
-
-
-# ---- scheduler → anybody ------------------------------------------------------------------------------------------
 
 
 class Status(Value, frozen=True, tag=29):
@@ -579,14 +571,14 @@ SCHEMA: Schema[Message] = Schema(Message)
 
 
 class _AnyRegister(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    protocol: Annotated[int, Meta(gt=-(2**31), lt=2**31)]  # what follows may be anything
+    protocol: Annotated[int, Meta(gt=-(2**31), lt=2**31)]  # later fields may be anything
 
 
 _REGISTERS: Schema[_AnyRegister] = Schema(_AnyRegister)
 
 
 def protocol_of(packed: bytes) -> int | None:
-    """The version in a Register, which is its first field in every version; None where it is none."""
+    """Return the protocol of a Register, its first field in every version, or None."""
     try:
         return _REGISTERS.unpack(packed).protocol
     except ProtocolError:

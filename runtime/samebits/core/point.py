@@ -1,8 +1,7 @@
-"""A restore point's identity: the value every room orders, compares and names points by.
+"""The identity of a restore point, (step, generation), by which points are ordered and compared.
 
-Only the pair lives here; where a point is stored and whether it may be resumed is decided elsewhere. The one idea: a
-step alone does not identify a state, because after a rollback the same step is reached again by another generation.
-A named tuple and not a dataclass: points are sorted, hashed and compared by the hundred, which tuples do in C.
+A step alone does not identify a state: after a rollback another generation reaches the same step again. A point is a
+named tuple and not a dataclass because hundreds are sorted, hashed and compared, which tuples do in C.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ class Point(NamedTuple):
 
 
 class Cut(Value, frozen=True):
-    """Points of ``generation`` up to ``step`` belong to the line the job is on; later ones were abandoned.
+    """Points of ``generation`` up to ``step`` are on the job's line; later ones were abandoned.
 
-    A step of -1 stands for a journal that was lost and made anew: nobody knows which generations up to this one there
-    were besides those that other cuts name, so nothing of them is kept, and no later one has one of their numbers.
+    A step of -1 marks a lost journal. Which generations existed up to this one is then known only from other cuts. So
+    all other points of them are dropped, and no later generation reuses one of their numbers.
     """
 
     generation: Int
@@ -37,5 +36,5 @@ class Cut(Value, frozen=True):
 
     @property
     def is_a_loss(self) -> bool:
-        """Whether the journal was lost here."""
+        """Return whether this cut marks a lost journal."""
         return self.step < 0

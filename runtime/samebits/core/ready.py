@@ -1,7 +1,7 @@
-"""What one step of a core asks its shell to do, in this order: make durable, send, show.
+"""The output of one core step, processed in this order: make durable, send, show.
 
-The order is the promise "save, then speak" (invariant S7; the idea is etcd-io/raft's ``Ready``): nothing of ``sends``
-may leave the process before every record of ``records`` is on disk.
+The order implements "save, then speak" (invariant S7, after etcd-io/raft's ``Ready``): no message in ``sends`` leaves
+the process before all of ``records`` are on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from samebits.core.records import Record
 
 
 class Level(enum.IntEnum):
-    """How loud a note is."""
+    """Severity of a note."""
 
     INFO = 1
     WARNING = 2
@@ -25,14 +25,14 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One decision and its reason: log line, status text and test oracle."""
+    """One decision and its reason, for the log, the status and tests."""
 
     level: Level
     text: str
 
 
 class Send(NamedTuple):
-    """A message for the connection of one session. A named tuple: ten thousand are made to tell of one loss."""
+    """A message for one session. A named tuple, because one loss may create ten thousand."""
 
     session: str
     message: FromScheduler
@@ -40,7 +40,7 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is over; the shell delivers ``sends`` and leaves."""
+    """The job is over: the shell delivers ``sends`` and exits."""
 
     kind: EndKind
     text: str
@@ -48,24 +48,24 @@ class Ended:
 
 @dataclass(slots=True)
 class Ready:
-    """Filled by one step, carried out by the shell, then forgotten."""
+    """Filled by one step, carried out by the shell, then discarded."""
 
     records: list[Record] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     ended: Ended | None = None
-    key_records: list[KeyRecord] = field(default_factory=list)  # of a journal of their own
+    key_records: list[KeyRecord] = field(default_factory=list)  # for the keys' own journal
 
     @property
     def is_about_keys(self) -> bool:
-        """Whether it carries out a call to a key and nothing else: of the job nothing has changed."""
+        """Return whether only a key was called and nothing else about the job changed."""
         if self.records or self.notes or self.ended:
             return False
         return all(isinstance(send.message, KeyAnswer) for send in self.sends)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to carry out."""
+        """Return whether there is nothing to carry out."""
         return not (self.records or self.sends or self.notes or self.ended or self.key_records)
 
     def say(self, text: str, level: Level = Level.INFO) -> None:

@@ -1,7 +1,7 @@
-"""What the scheduler writes down before it speaks; frozen values, no behaviour.
+"""Journal records: frozen values that the scheduler writes before it sends anything.
 
-Replaying any prefix of these records gives the state the scheduler had when the last of them was written. Times are
-seconds of the scheduler host's boot clock and mean something only together with that host's ``boot_id``.
+Replaying any prefix of these records gives the state of the scheduler after the last of them. Times are in seconds of
+the scheduler host's boot clock and are valid only together with that host's ``boot_id``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from samebits.core.point import Cut, Point
 from samebits.core.values import Int, Schema, Text, Told, Value
 
 MAX_TERM = 2**30
-"""The highest term there can be: the versions of keys begin with it. A scheduler start a second takes 34 years."""
+"""Highest term; versions of keys begin with it. One scheduler start per second takes 34 years to reach it."""
 
 
 class JobCreated(Value, frozen=True, tag=1):
-    """The first record of every journal."""
+    """First record of every journal."""
 
     job: str
     name: str
@@ -24,7 +24,7 @@ class JobCreated(Value, frozen=True, tag=1):
 
 
 class TermStarted(Value, frozen=True, tag=2):
-    """A scheduler start; nothing heard before ``at`` can have been heard after it."""
+    """A scheduler start. Every message accepted before it arrived before ``at``."""
 
     term: Int
     boot_id: str
@@ -44,50 +44,50 @@ class SeatGranted(_Seat, frozen=True, tag=3):
 
 
 class RebuiltSeat(_Seat, frozen=True):
-    """The same as a part of :class:`JobRebuilt`, where it is written without a tag."""
+    """A :class:`SeatGranted` without a tag, for use inside :class:`JobRebuilt`."""
 
 
 class SeatResumed(Value, frozen=True, tag=4):
-    """The same incarnation was heard again, in a new term or after it was lost."""
+    """The same incarnation sent a message again, in a new term or after its loss."""
 
     node: str
     incarnation: Int
 
 
 class SeatLost(Told, frozen=True, tag=5):
-    """The lease of this incarnation ended; its cool-down runs from ``since``."""
+    """This incarnation's lease ended; its cool-down runs from ``since``."""
 
     node: str
     incarnation: Int
     since: float
     reason: Text
-    status: Int = 0  # not 0: its script ended itself with this exit status
+    status: Int = 0  # not 0: the script exited with this status
 
 
 class CauseFound(Told, frozen=True, tag=18):
-    """The loss of this member is what has ended its generation; where several were lost at once, each is one.
+    """A member's loss that ended its generation. Several members lost at once each get one.
 
-    Said again of the same member where more became known of it: then that is what counts.
+    A later record about the same member, with more details, replaces the earlier one.
     """
 
     generation: Int
     rank: Int
     node: str
     process: Process
-    step: Int  # that it had completed, as far as it had said
+    step: Int  # last completed step that it reported
     at: float
     text: Text
 
 
 class SeatLeft(Value, frozen=True, tag=6):
-    """The node left on purpose: it has no cool-down. Once training is finished: its script reached its end."""
+    """The node left on purpose and has no cool-down. After training: its script reached its end."""
 
     node: str
     incarnation: Int
 
 
 class SeatQuiet(Value, frozen=True, tag=12):
-    """Proven: nothing was accepted from the node after this moment. Written by compaction only."""
+    """Nothing was accepted from the node after this moment. Written by compaction only."""
 
     node: str
     boot_id: str
@@ -95,14 +95,14 @@ class SeatQuiet(Value, frozen=True, tag=12):
 
 
 class SeatRetired(Value, frozen=True, tag=7):
-    """The node's slot was taken away for good and may go to another node."""
+    """The node lost its slot for good; another node may take it."""
 
     node: str
     slot: Int
 
 
 class SpareAdmitted(Value, frozen=True, tag=14):
-    """``node`` is ready to take a lost node's slot and holds none; supersedes what the node held before."""
+    """``node`` is a spare: it has no slot. Replaces whatever the node held before."""
 
     node: str
     incarnation: Int
@@ -118,7 +118,7 @@ class SlotGiven(Value, frozen=True, tag=15):
 
 
 class ReplacementShown(Value, frozen=True, tag=17):
-    """``node``, just admitted, has proved that the job's launcher started it; numbers up to its own are spent."""
+    """``node`` proved that the job's launcher started it. Numbers up to its own are used up."""
 
     node: str
 
@@ -130,7 +130,7 @@ class _Generation(Value, frozen=True):
     restore: Point | None
     line: tuple[Cut, ...]
     numerics: Pairs
-    slots: tuple[Int, ...]  # rising
+    slots: tuple[Int, ...]  # ascending
 
 
 class GenerationCommitted(_Generation, frozen=True, tag=8):
@@ -138,13 +138,13 @@ class GenerationCommitted(_Generation, frozen=True, tag=8):
 
 
 class RebuiltGeneration(_Generation, frozen=True):
-    """The same as a part of :class:`JobRebuilt`, where it is written without a tag."""
+    """A :class:`GenerationCommitted` without a tag, for use inside :class:`JobRebuilt`."""
 
 
 class JobRebuilt(Value, frozen=True, tag=13):
-    """The journal was lost; a majority of the last generation's members said what it held. Supersedes all before it.
+    """A majority of the last generation's members restored the content of a lost journal.
 
-    One record, so that it is there whole or not at all.
+    Replaces all earlier records. It is a single record so that the rebuild is atomic.
     """
 
     job: str
@@ -159,49 +159,50 @@ class JobRebuilt(Value, frozen=True, tag=13):
 
 
 class TrainingFinished(Value, frozen=True, tag=9):
-    """Every member's last commit, ``point``, is durable, and all have reported the same digest of it."""
+    """Every member has a durable copy of its last commit, ``point``, and all digests match."""
 
     point: Point
 
 
 class PointCommitted(Value, frozen=True, tag=16):
-    """Every member of the generation holds ``point`` on disk, the same one."""
+    """Every member of the generation has the same ``point`` on disk."""
 
     point: Point
 
 
 class RolledBack(Told, frozen=True, tag=19):
-    """Members of ``generation`` held another state than the others: the next one starts at ``to`` or before it.
+    """The ranks of ``generation`` differed; the next generation starts at ``to`` or earlier.
 
-    All had reported the same digest there. ``suspects`` are (node, incarnation): what they hold is taken from others.
+    ``to`` is the last point where all digests matched. ``suspects`` are the (node, incarnation) pairs that take their
+    state from other ranks.
     """
 
     generation: Int
     to: Point
     suspects: tuple[tuple[str, Int], ...]
-    step: Int  # the first at which they were seen to differ
+    step: Int  # the first at which a difference was seen
     text: Text
 
     @property
     def reason(self) -> str:
-        """Return why the next round opens, in short."""
+        """Return a short reason for the next round."""
         nodes = ", ".join(node for node, _ in self.suspects[:8]) + (" and others" if len(self.suspects) > 8 else "")
         who = f"worker {nodes}" if nodes else "the ranks"
-        return f"all ranks go back to step {self.to.step}: {who} differed after step {self.step}"
+        return f"all ranks roll back to step {self.to.step}: {who} differed after step {self.step}"
 
 
 class JobInterrupted(Told, frozen=True, tag=10):
-    """The job ended unfinished and can be taken up again."""
+    """The job ended unfinished and can be resumed."""
 
     kind: EndKind
     step: Int
     cause: Text
-    generation: Int = 0  # the last that was committed
-    status: Int = 0  # not 0: the exit status of the script that did not reach its end
+    generation: Int = 0  # the last committed one
+    status: Int = 0  # not 0: exit status of the script that did not reach its end
 
 
 class JobFinished(Value, frozen=True, tag=11):
-    """Nothing is left to do; the next start on this path begins a new job."""
+    """The job is complete; the next start on this path begins a new job."""
 
 
 Record = (

@@ -1,10 +1,10 @@
-"""What a worker reports of itself: one frozen struct per kind, from the sensor that makes it to the screen.
+"""Reports of a worker: one frozen struct per kind.
 
-A sensor creates a body once. The worker's agent wraps it in the envelope ``messages.Said`` and repeats it as its class
-says (:class:`Delivery`); the scheduler hands it to the judge that is registered for its type. A body is the whole truth
-of its kind, so any one of them may be lost, doubled or late. Its bounds are in its fields' types.
+A sensor creates a body once. The worker's agent wraps it in the envelope ``messages.Said`` and repeats it according to
+its class (:class:`Delivery`); the scheduler passes it to the judge registered for its type. Each body is complete, so
+any of them may be lost, duplicated or late. The field types hold the limits.
 
-A new kind is one class here, its name in :data:`Report`, its sensor, and its judge in ``scheduler.SchedulerCore``.
+A new kind needs one class here, its name in :data:`Report`, a sensor, and a judge in ``scheduler.SchedulerCore``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_STEP_US = 10**12  # of one part of one step
 MAX_FIGURES = 16
 MAX_FIGURE_CHARS = 40
 MEASURED = ("cpu", "memory")
-"""The figures that a worker's process measures by itself."""
+"""Figures that a worker's process measures itself."""
 OF_A_THREAD = "its thread "
 OF_HIDDEN_STATE = "hidden state: "
-"""How the text of an anomaly begins that is no number: an exception has ended a thread."""
+"""Beginnings of an anomaly's text that is about an exception in a thread, or hidden state, not a number."""
 FINAL = -1
-"""In the place of a commit's number: the state with which the training function has returned."""
+"""In place of a commit's number: the state when the training function returned."""
 
 Microseconds = Annotated[int, Meta(ge=0, le=MAX_STEP_US)]
 ReportPlace = Annotated[str, line(MAX_PLACE_CHARS)]
@@ -48,12 +48,12 @@ class Delivery(enum.Enum):
 
 
 class Body(Value, frozen=True):
-    """Base of what is reported.
+    """Base of all report bodies.
 
     Attributes:
         delivery: when it is sent.
-        in_training: it is of use only while its sender trains, and of its present generation.
-        is_aside: no heartbeat is judged otherwise because of it.
+        in_training: it is valid only while its sender trains in the present generation.
+        is_aside: it does not change how a heartbeat is judged.
     """
 
     delivery: ClassVar[Delivery] = Delivery.ONCE
@@ -62,41 +62,38 @@ class Body(Value, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to report, which is sent only to take back an earlier body: no stall, no points."""
+        """Return whether it only withdraws an earlier body: no stall, no points."""
         return not getattr(self, self.__struct_fields__[0])
 
 
-# ---- a standstill
-
-
 class Phase(enum.IntEnum):
-    """What a training process's main thread is in."""
+    """Activity of a training process's main thread."""
 
-    OUTSIDE = 0  # nothing of the training function
+    OUTSIDE = 0  # outside the training function
     USER = 1  # the script's own code
     DATA = 2
     FORWARD = 3
     BACKWARD = 4
-    COMMUNICATION = 5  # it waits in a collective
+    COMMUNICATION = 5  # waiting in a collective
     OPTIMIZER = 6
     COMMIT = 7
     COMPILING = 8
 
 
 class Progress(NamedTuple):
-    """Where a process stands that makes no step, and launches no collective."""
+    """Position of a process that completes no step and launches no collective."""
 
     phase: Phase
     collectives: Count  # launched in the generation's own group
-    steps: Count  # that it has made in this generation
-    still_s: Seconds  # since the last of both
-    longest_s: Seconds  # that it took from one to the next, but for the first steps
+    steps: Count  # completed in this generation
+    still_s: Seconds  # since the last step or collective
+    longest_s: Seconds  # the longest time between two of them so far, without the first steps
     rests: bool  # it uses no CPU
-    place: ReportPlace  # as ``train.py:46 (time.sleep)``
+    place: ReportPlace  # such as ``train.py:46 (time.sleep)``
 
 
 class StallReport(Body, frozen=True, tag=12):
-    """The main thread has made no step for longer than it ever took; ``progress`` is None if it does again."""
+    """The main thread has made no step for longer than ever before; None withdraws the report."""
 
     progress: Progress | None = None
 
@@ -109,7 +106,7 @@ class StallReport(Body, frozen=True, tag=12):
 
 
 class Sign(enum.IntEnum):
-    """What a host may lack, or what is wrong with the device that a worker trains on."""
+    """A resource that a host may lack, or a fault of the worker's device."""
 
     CPU = 1
     MEMORY = 2
@@ -117,24 +114,24 @@ class Sign(enum.IntEnum):
     DESCRIPTORS = 4
     DEVICE_MEMORY = 5
     DEVICE_HEAT = 6  # in hundreds of °C
-    DEVICE_ERRORS = 7  # of its memory, that were not corrected: how many
-    DEVICE_FAULT = 8  # that its driver tells
-    DEVICE_SLOWED = 9  # its clock, for heat or power
-    DEVICE_SHARED = 10  # how busy it is, where others use it as well
+    DEVICE_ERRORS = 7  # number of uncorrected memory errors
+    DEVICE_FAULT = 8  # reported by its driver
+    DEVICE_SLOWED = 9  # its clock, because of heat or power
+    DEVICE_SHARED = 10  # how busy it is while other processes use it too
 
 
 class Ailment(NamedTuple):
-    """Of something that a worker's host or device has, more than the limit is taken."""
+    """A reading of a worker's host or device that exceeds its limit."""
 
     sign: Sign
-    where: ReportPlace  # of DISK, the path; of a device, which, and its fault
+    where: ReportPlace  # DISK: the path; of a device: its name and fault
     share: Share
     limit: Share
-    drains: bool  # the worker is to leave for a spare
+    drains: bool  # the worker should leave for a spare
 
 
 class HealthReport(Body, frozen=True, tag=42):
-    """All that is wrong with the sender's host and device; made at a change, and again while there is any."""
+    """All current problems of the sender's host and device; repeated while there are any."""
 
     ailments: Annotated[tuple[Ailment, ...], Meta(max_length=MAX_AILMENTS)] = ()
 
@@ -146,19 +143,19 @@ class HealthReport(Body, frozen=True, tag=42):
 
 
 class StepTime(NamedTuple):
-    """What a rank's main thread does in one step, in microseconds; together they are the step."""
+    """Where a rank's main thread spends one step, in microseconds; the parts add up to the step."""
 
-    data_us: Microseconds  # waits for the loader's next batch
-    compute_us: Microseconds  # all else
-    communication_us: Microseconds  # waits in collectives
+    data_us: Microseconds  # waiting for the loader's next batch
+    compute_us: Microseconds  # everything else
+    communication_us: Microseconds  # waiting in collectives
     commit_us: Microseconds  # in ``state.commit()``
 
 
 class StepTiming(Body, frozen=True, tag=46):
-    """How long the last steps took: one body for each window of steps."""
+    """Mean time of the last steps: one body for each window of steps."""
 
-    steps: Annotated[int, Meta(ge=1, le=10**9)]  # of the window
-    time: StepTime  # of one of them
+    steps: Annotated[int, Meta(ge=1, le=10**9)]  # in the window
+    time: StepTime  # of one step
 
     delivery: ClassVar[Delivery] = Delivery.NEWS
     is_aside: ClassVar[bool] = True
@@ -166,14 +163,14 @@ class StepTiming(Body, frozen=True, tag=46):
 
 
 class Figure(NamedTuple):
-    """A number that a worker measures: its script's own, or ``cpu`` and ``memory``, which its process measures."""
+    """A number measured by a worker: its script's own, or ``cpu`` and ``memory`` of its process."""
 
     name: Annotated[str, line(MAX_FIGURE_CHARS, least=1)]
     value: Finite
 
 
 class Figures(Body, frozen=True, tag=47):
-    """What the sender measures: the newest figure of each name."""
+    """The sender's measurements: the newest figure of each name."""
 
     figures: Annotated[tuple[Figure, ...], Meta(max_length=MAX_FIGURES)] = ()
 
@@ -182,41 +179,38 @@ class Figures(Body, frozen=True, tag=47):
 
     @classmethod
     def of(cls, figures: Sequence[Figure]) -> Figures:
-        """Return the report on these figures, as many as it may have."""
+        """Return the report on these figures, cut to MAX_FIGURES."""
         return cls(tuple(figures[:MAX_FIGURES]))
 
 
-# ---- what it saved, and whether its state is that of the others
-
-
 class SavedPoints(Body, frozen=True, tag=9):
-    """The newest points that the sender's disk holds, verified, rising."""
+    """The newest verified points on the sender's disk, ascending."""
 
     points: Annotated[tuple[Point, ...], Meta(max_length=MAX_SAVED_POINTS)]
-    stalled_s: Seconds = 0.0  # that the sender's steps have waited for saves, since its process began
+    stalled_s: Seconds = 0.0  # total time that the sender's steps have waited for saves
 
     delivery: ClassVar[Delivery] = Delivery.KEPT
 
     @classmethod
     def of(cls, points: Sequence[Point], stalled_s: float = 0.0) -> SavedPoints:
-        """Return the report on these points, rising: the newest of them."""
+        """Return the report on these ascending points, cut to the newest."""
         return cls(tuple(points[-MAX_SAVED_POINTS:]), stalled_s)
 
 
 class PartKind(enum.IntEnum):
-    """What a part of a rank's state is; the lower come first where the first difference is named."""
+    """Kinds of parts of a rank's state. Lower ones come first when a difference is named."""
 
     STEPS = 1  # completed steps, or averages
     SAMPLER = 2  # an ElasticSampler's position
     TRAINED = 3  # a parameter of an optimizer, or one of its moments
-    UNTRAINED = 4  # a parameter that no optimizer has
-    SHARED = 5  # what a state of the user's own marks as shared
-    LOOSE = 6  # all else: it may differ
+    UNTRAINED = 4  # a parameter in no optimizer
+    SHARED = 5  # marked as shared by a user-defined state
+    LOOSE = 6  # everything else, which may differ
     SETTING = 7  # of an optimizer's parameter group, such as its learning rate
 
 
 class Part(NamedTuple):
-    """One part of a rank's state; ``value`` is text that can be shown, or, of a tensor, its hash in hex."""
+    """One part of a rank's state; ``value`` is a printable text, or a tensor's hash in hex."""
 
     kind: PartKind
     name: Annotated[str, line(MAX_PART_CHARS)]
@@ -224,19 +218,19 @@ class Part(NamedTuple):
 
 
 class Digest(Value, frozen=True):
-    """What a rank's state was at one of its commits, in a few bytes."""
+    """A short fingerprint of a rank's state at one of its commits."""
 
     point: Point
-    commits: Int  # of the line, up to this one: there may be several after one step; FINAL: see there
-    shared: Hash  # of what must be equal on every rank
-    loose: Hash = b""  # of what may differ; b"": it was not looked at
+    commits: Int  # commits on the line up to this one, since several may follow one step; or FINAL
+    shared: Hash  # of the parts that must be equal on all ranks
+    loose: Hash = b""  # of the parts that may differ; b"": not computed
     averages: bool = True  # a wrapper that averages gradients is in use
-    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)] = ()  # only where they were asked for
-    is_kept: bool = False  # the rank holds a copy of the state as it was then
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)] = ()  # only if they were requested
+    is_kept: bool = False  # the rank keeps a copy of that state
 
 
 class Digests(Body, frozen=True, tag=11):
-    """What the sender's state was at its newest commits. Repeated with every heartbeat while the sender is done."""
+    """The digests of the sender's newest commits. Repeated with each heartbeat once it is done."""
 
     digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_DIGESTS)]
 
@@ -244,14 +238,14 @@ class Digests(Body, frozen=True, tag=11):
 
     @classmethod
     def of(cls, digests: Sequence[Digest]) -> Digests:
-        """Return the report on these commits, rising: the newest of them, each with as many parts as it may have."""
+        """Return the report on these ascending commits, cut to the newest, each with at most MAX_PARTS parts."""
         newest = digests[-MAX_DIGESTS:]
         return cls(
             tuple(one if len(one.parts) <= MAX_PARTS else replace(one, parts=one.parts[:MAX_PARTS]) for one in newest)
         )
 
     def explaining(self, commit: tuple[Point, int] | None) -> Digests:
-        """Return the same without parts, but for those of the commit that is asked for: its point and number."""
+        """Return the same digests, with parts only for the requested commit (point and number)."""
         return Digests(
             tuple(one if (one.point, one.commits) == commit else replace(one, parts=()) for one in self.digests)
         )
@@ -261,24 +255,24 @@ class Digests(Body, frozen=True, tag=11):
 
 
 class Anomaly(Body, frozen=True, tag=44):
-    """A number that training cannot have, once for a row of them; or what was at fault, once that is known."""
+    """An implausible number, reported once for a row of them; or the fault, once it is known."""
 
     step: Count
-    text: Annotated[str, line(MAX_ANOMALY_CHARS)]  # which number, and what is wrong with it
-    is_verdict: bool = False  # the step was computed again, and the text says what was at fault
-    comes_again: bool = False  # no rank commits the step: all go back, and compute it again
+    text: Annotated[str, line(MAX_ANOMALY_CHARS)]  # the number and what is wrong with it
+    is_verdict: bool = False  # the step was recomputed, and the text names the fault
+    comes_again: bool = False  # no rank commits the step: all go back and recompute it
 
     is_aside: ClassVar[bool] = True
 
 
 class LastWords(Body, Told, frozen=True, tag=5):
-    """Why the sender is about to die: the cause that everybody else is shown."""
+    """The error that the sender is about to die of, shown to all as the cause."""
 
     text: Text
 
 
 class PeerGone(Body, frozen=True, tag=10):
-    """The process of another session, on the sender's host, is dead, whatever its connection says."""
+    """The process of another session, on the sender's host, is dead."""
 
     session: Id
 

@@ -1,12 +1,13 @@
 """Choose a generation's restore point and its sources (docs/contributors/architecture.md).
 
-Replicated state needs one holder, so the point is the greatest anybody holds, never an older one because one member
-holds none. What a member keeps for another rank, as its buddy, counts as held: it is a whole point, and brings that
-rank its own parts back. The last commit lives in the memory of whoever survived, so disks are asked only where no
-memory has enough: looking at one (every byte is verified) may take longer than all the rest of a recovery. Generators'
-states, which a rank's own point alone holds, may have outlived it in its page (:func:`page_obstacle`). Else they, like
-shards, make everybody step back, to the greatest point that all such ranks, or their buddies, hold; where there is
-none, the greatest point stands and the choice says what is derived instead.
+Replicated state needs one holder, so the choice is the newest point that any member holds. A copy that a buddy keeps
+for another rank counts, and returns that rank's own parts too. The last commit is usually in a survivor's memory. Disks
+are read only if no memory has enough, because reading one (every byte is verified) may take longer than the rest of a
+recovery.
+
+Generators' states, which only a rank's own point contains, may have survived in its page (:func:`page_obstacle`). If
+not, they require, as shards do, the newest point that all such ranks or their buddies hold. If there is none, the
+newest point is used, and the choice's text names the parts that are derived instead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from samebits.core.values import replace
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """A copy that a rank loads: of which slot's point, and the rank that keeps it."""
+    """A copy that a rank loads: the rank that keeps it, and the slot that saved it."""
 
     keeper: int
     slot: int
@@ -32,34 +33,34 @@ class Borrowed:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The point, the ranks that hold it, and the sentence that explains the choice."""
+    """The chosen point, its holders, and the text that explains the choice."""
 
     point: Point | None
     holders: frozenset[int]
-    sources: Mapping[int, int]  # rank without the point → the holder it is sent by
+    sources: Mapping[int, int]  # rank without the point → the holder that sends it
     text: str
-    borrowed: Mapping[int, Borrowed] = field(default_factory=dict)  # rank without the point → the copy it is sent
+    borrowed: Mapping[int, Borrowed] = field(default_factory=dict)  # rank without the point → the copy that it loads
     lends: Mapping[int, tuple[Loan, ...]] = field(default_factory=dict)  # the same, by keeper
     serves: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # ``sources``, by holder
-    by_page: frozenset[int] = frozenset()  # of those in ``sources``, whose generators are as their pages have them
-    page_loans: tuple[PageLoan, ...] = ()  # of those pages, which another rank has
+    by_page: frozenset[int] = frozenset()  # those in ``sources`` whose generators are restored from pages
+    page_loans: tuple[PageLoan, ...] = ()  # the pages of those that another rank has
 
     def source_of(self, rank: int) -> int:
-        """The rank whose copy ``rank`` loads: itself where it holds one."""
+        """Return the rank that provides ``rank``'s point: itself if it holds one."""
         borrowed = self.borrowed.get(rank)
         return self.sources.get(rank, rank) if borrowed is None else borrowed.keeper
 
     def served_by(self, rank: int) -> tuple[int, ...]:
-        """The ranks that load ``rank``'s own point."""
+        """Return the ranks that load ``rank``'s own point."""
         return self.serves.get(rank, ())
 
     def lent_by(self, rank: int) -> tuple[Loan, ...]:
-        """The copies that ``rank`` keeps and others load, or it itself."""
+        """Return the copies kept by ``rank`` that it or others load."""
         return self.lends.get(rank, ())
 
 
-def without_the_doubtful(joined: Mapping[int, Holdings], equal: Point | None) -> dict[int, Holdings]:
-    """What the members brought, but for what came after ``equal``: the last point that is known to be everybody's."""
+def drop_doubtful_points(joined: Mapping[int, Holdings], equal: Point | None) -> dict[int, Holdings]:
+    """Return ``joined`` without points after ``equal``, the last point known to be common."""
 
     def is_equal(point: Point) -> bool:
         return equal is not None and point <= equal
@@ -78,10 +79,10 @@ def without_the_doubtful(joined: Mapping[int, Holdings], equal: Point | None) ->
 def must_look(
     joined: Mapping[int, Holdings], committed: GenerationCommitted | None, slots: Sequence[int | None] | None = None
 ) -> bool:
-    """Whether the choice depends on disks that have not been looked at.
+    """Return whether the choice depends on disks that have not been read.
 
-    What a member of the last generation committed, or started from, is as far as anybody has come: its peers cannot
-    have finished another step without it. What is older, or of a generation that is over, may have been overtaken.
+    No rank can be ahead of a member that holds a commit of the last generation, or its start: peers cannot complete
+    another step without it. Older points, or those of an earlier generation, may be outdated.
     """
     if committed is None or all(member.looked for member in joined.values()):
         return False
@@ -101,13 +102,13 @@ def choose(
     slots: Sequence[int] | None = None,
     suspects: Collection[int] = (),
 ) -> Restore:
-    """The restore point for these members, by rank.
+    """Choose the restore point for these members, by rank.
 
     Args:
         joined: what they brought.
         committed: the last generation.
-        slots: of the ranks; where a rank is its slot, they need not be given.
-        suspects: ranks whose memory is not to be relied on where another's holds the point: they keep their own parts.
+        slots: by rank; None: a rank is its slot.
+        suspects: ranks whose memory is used only if no other holds the point. They still load their own parts.
     """
     slot_of = _slots_of(joined, slots)
     held = {
@@ -124,7 +125,7 @@ def choose(
     everything = set().union(*held.values(), *copies.values())
     best = max(everything, default=None)
     if best is None:
-        return Restore(None, frozenset(), {}, "no restore point yet: everybody starts from rank 0's initial state")
+        return Restore(None, frozenset(), {}, "no restore point yet: every rank starts from rank 0's initial state")
     needing = [rank for rank, member in joined.items() if member.own_parts]
     common = set.intersection(*(own[rank] for rank in needing)) if needing else {best}
     point = max(common, default=best)
@@ -134,7 +135,7 @@ def choose(
     )
     trusted = {rank: None for rank in in_memory if rank not in suspects}
     in_memory = trusted or in_memory
-    # After one step there may be several commits (one more at an epoch's end), and a disk has the first: where a memory
+    # After one step there may be several commits (one more at an epoch's end), and a disk has the first. If a
     # holds the point, its last commit is meant. Only who has parts of its own goes by its own disk all the same.
     holders = dict.fromkeys(
         rank
@@ -144,7 +145,7 @@ def choose(
     kept = {slot: keepers[point] for slot, keepers in copies.items() if point in keepers}
     without = {rank: slot_of[rank] for rank in joined if point not in held[rank]}
     borrowed = _borrow({rank: slot for rank, slot in without.items() if joined[rank].own_parts or not holders}, kept)
-    if not holders:  # only keepers have it: who has no copy of its own point takes another's
+    if not holders:  # only buddies have it: a rank without a copy of its own point takes another's
         borrowed |= _share(sorted(without.keys() - borrowed.keys()), kept)
     lacking = [rank for rank in joined if rank not in borrowed and rank not in holders]
     senders = list(in_memory or holders)
@@ -159,13 +160,13 @@ def choose(
     why = {rank: pages[rank].obstacle for rank in needing if has_pages and best not in own[rank]}
     text = _explain(point, best, holders, in_memory, lacking, borrowed, why)
     if by_page:
-        text += f"; the generators of rank {_some(sorted(by_page))} go on as its page in memory has them"
+        text += f"; the generators of rank {_some(sorted(by_page))} are restored from its page in memory"
     derived = [
         rank
         for rank in needing
         if (rank in sources and rank not in by_page) or (rank in borrowed and borrowed[rank].slot != slot_of[rank])
     ]
-    if not common and derived and point.step > 0:  # at step 0 everybody's is as its script has left it
+    if not common and derived and point.step > 0:  # at step 0 all generators are as the script left them
         text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
     loans, serves = _by_keeper(borrowed), _by_source(sources)
     return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page, page_loans)
@@ -203,7 +204,7 @@ def lost_steps(found: Point | None, known: Point | None) -> str:
 
 
 def _slots_of(joined: Mapping[int, Holdings], slots: Sequence[int | None] | None) -> dict[int, int]:
-    """By rank; where a rank is its slot, they need not be given."""
+    """Return the slots by rank; without ``slots``, a rank is its slot."""
     found = range(len(joined)) if slots is None else slots
     return {rank: rank if slot is None else slot for rank, slot in enumerate(found)}
 
@@ -215,7 +216,7 @@ NO_SUCH_STEP = "has neither this commit nor the same number of collectives befor
 
 
 def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collection[LiveStep | None]) -> str:
-    """Say why a page doesn't have its rank's generators at a commit; "" if it has them.
+    """Return why a page lacks its rank's generator states at a commit; "" if it has them.
 
     A rank that was killed in the step that its peers have committed has launched that step's collectives. So its
     generators at the commit are those before its last collective, unless it drew afterwards. The page of the dead
@@ -225,8 +226,8 @@ def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collecti
     Args:
         page: of the rank.
         point: the commit.
-        commits: how many there are up to it.
-        steps: what the ranks that hold the commit know of the step that led there.
+        commits: number of commits on the line up to it.
+        steps: the last step as the ranks that hold the commit know it.
     """
     if page is None:
         return NO_PAGE
@@ -250,7 +251,7 @@ class _FoundPage(NamedTuple):
 
 
 def _pages(joined: Mapping[int, Holdings], live: Point, slot_of: Mapping[int, int]) -> dict[int, _FoundPage]:
-    """By rank, its page: its own, if that can bring its generators to the last commit of ``live``, else one lent."""
+    """Return, by rank, its own page if that reaches the last commit of ``live``, else one lent to it."""
     commits = max((member.commits for member in joined.values() if member.live == live), default=0)
     steps = [one.live_step for one in joined.values() if one.live == live and one.commits == commits]
     orphaned: dict[int, list[tuple[int, Page | None]]] = {}
@@ -266,7 +267,7 @@ def _pages(joined: Mapping[int, Holdings], live: Point, slot_of: Mapping[int, in
 
 
 def _copies(joined: Mapping[int, Holdings], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
-    """By slot, the points of it that are kept elsewhere, and the first rank that keeps each."""
+    """Return, by slot, its points that other ranks keep, and the first rank that keeps each."""
     found: dict[int, dict[Point, int]] = {}
     for rank, member in sorted(joined.items()):
         for copy in member.copies:
@@ -276,12 +277,17 @@ def _copies(joined: Mapping[int, Holdings], committed: GenerationCommitted | Non
 
 
 def _borrow(wanted: Mapping[int, int], kept: Mapping[int, int]) -> dict[int, Borrowed]:
-    """The copies of their own points that ranks load: ``wanted`` gives their slots, ``kept`` a slot's keeper."""
+    """Return the copies of their own points that ranks load.
+
+    Args:
+        wanted: rank → its slot.
+        kept: slot → its keeper.
+    """
     return {rank: Borrowed(kept[slot], slot) for rank, slot in wanted.items() if slot in kept}
 
 
 def _share(ranks: Sequence[int], kept: Mapping[int, int]) -> dict[int, Borrowed]:
-    """Any copies for these ranks, shared evenly."""
+    """Return copies for these ranks, shared evenly."""
     some = [Borrowed(keeper, slot) for slot, keeper in sorted(kept.items())]
     return {rank: some[index % len(some)] for index, rank in enumerate(ranks)}
 
@@ -339,7 +345,7 @@ def _some(items: Iterable[object]) -> str:
 
 
 def differing(mine: Pairs, theirs: Pairs) -> str:
-    """``name: A here, B there`` for every value that differs; empty where none does."""
+    """Return ``name is A here and B there`` for each different value; "" if all are equal."""
     if mine == theirs:
         return ""
     left, right = dict(mine), dict(theirs)

@@ -1,7 +1,7 @@
 """The scheduler's decisions: ``step(event, now) -> Ready`` (docs/contributors/architecture.md).
 
-The shell hands in what happened and carries out what comes back: records to disk, then sends, then notes. This file
-holds what no single part can decide alone: when a round must open and when training is finished.
+The shell passes in events and carries out the result: records to disk, then sends, then notes. This module makes the
+decisions that concern several parts: when a round must open and when training is finished.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from samebits.core.causes.remedies import Means, judged
 from samebits.core.causes.table import CauseClass, Notice, Row
 from samebits.core.ending import Ending
 from samebits.core.ends import EndKind
-from samebits.core.hangs import Sight
+from samebits.core.hangs import ProcessState
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
 from samebits.core.ledger import Ledger, Policy, Presence
@@ -65,18 +65,18 @@ from samebits.core.rounds.rendezvous import Rendezvous
 from samebits.core.state import JobState, Seat
 from samebits.core.watch.consistency import Consistency
 from samebits.core.watch.equality import Equality
-from samebits.core.watch.host_health import UnwellHosts
+from samebits.core.watch.host_health import HostHealth
 from samebits.core.watch.progress import Watch
 from samebits.core.watch.standstill import Standstill
 from samebits.core.watch.stragglers import Stragglers
 
 MAX_FENCED = 1000
-STATUS_WAIT_S = 30.0  # how long a script that left may take to end, so that its launcher can tell its exit status
+STATUS_WAIT_S = 30.0  # how long a script that left may take to exit and its launcher to report the status
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came in over the connection of this session."""
+    """A message arrived over this session's connection."""
 
     session: str
     message: FromWorker
@@ -84,7 +84,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The session's connection closed. ``gone``: its process was seen to be dead on this host."""
+    """The session's connection closed. ``gone``: its process was seen dead on this host."""
 
     session: str
     gone: bool
@@ -92,17 +92,17 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The scheduler itself stood still this long."""
+    """The scheduler itself was paused for this long."""
 
     gap_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Somebody on the host of this session's process has looked at it, because nothing comes from it."""
+    """State of a silent session's process, as seen on its host."""
 
     session: str
-    sight: Sight
+    process_state: ProcessState
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-FromAnybody = StopJob | Decision | ProcessEnded | ProcessSeen | Restarting
-"""What operators and launchers say; anybody who can connect may."""
-Event = Received | Closed | Stalled | Seen | FromAnybody | Tick
+FromAnyProcess = StopJob | Decision | ProcessEnded | ProcessSeen | Restarting
+"""Messages from operators and launchers. Any process that can connect may send them."""
+Event = Received | Closed | Stalled | Seen | FromAnyProcess | Tick
 
 
 class SchedulerCore:
@@ -120,11 +120,11 @@ class SchedulerCore:
 
     Args:
         policy: the job's settings.
-        state: what the journal says (``JobState.replay``); an empty state begins a new job.
+        state: the journal's content (``JobState.replay``); an empty state begins a new job.
         now: seconds of the boot clock.
-        boot_id: which boot that clock belongs to.
-        new_job_id: the id of the job where ``state`` is empty.
-        claimed_term: its term is at least this.
+        boot_id: the boot that this clock belongs to.
+        new_job_id: the job's id if ``state`` is empty.
+        claimed_term: lower limit for this start's term.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class SchedulerCore:
         self._leases = Leases(ledger)
         self._watch = Watch(ledger)
         self._repeats = Repeats(ledger)
-        self._unwell_hosts = UnwellHosts(ledger)
-        self._world = World(ledger, self._unwell_hosts.is_to_leave)
+        self._host_health = HostHealth(ledger)
+        self._world = World(ledger, self._host_health.is_to_leave)
         self._admission = Admission(ledger, self._leases, self._world, self._give_slots)
         self._rendezvous = Rendezvous(ledger, self._world)
         self._equality = Equality(ledger)
@@ -144,11 +144,11 @@ class SchedulerCore:
         self._rebuild = Rebuild(ledger)
         self._new_job_id = new_job_id
         self._claimed_term = claimed_term
-        self._broken: list[str] = []  # why the last generation cannot go on
-        self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
-        self._newcomers: list[str] = []  # it can go on, and these nodes are ready to join it
-        self._accepted: Seat | None = None  # whose heartbeat this step is about
-        self._fenced: set[str] = set()  # sessions that were told, so that each is said once
+        self._broken: list[str] = []  # why the last generation cannot continue
+        self._failed_collective = ""  # it cannot continue, and no member is known to be lost
+        self._newcomers: list[str] = []  # it can continue, and these nodes are ready to join it
+        self._accepted: Seat | None = None  # the sender of this step's heartbeat
+        self._fenced: set[str] = set()  # sessions that were already logged as fenced
         self._is_journal_doubted = False
         self._done: dict[str, int] = {}  # node → its final step, in the last generation
         self._keys = KeyStore(term=0)
@@ -160,7 +160,7 @@ class SchedulerCore:
     # ---- the contract
 
     def start(self) -> Ready:
-        """The first step: this scheduler start becomes a durable term, and leases start anew."""
+        """Make this scheduler start a durable term and begin all leases."""
         ledger, state = self._ledger, self._ledger.state
         if not state.job:
             ledger.write(JobCreated(self._new_job_id, ledger.policy.job_name, ledger.policy.settings))
@@ -175,14 +175,14 @@ class SchedulerCore:
             else:
                 self._leases.begin(seat, heard=False)
         self._compare_with_generation()
-        if state.final is not None:  # the last one may have left just before the scheduler died
-            self._ending.if_everybody_left()
+        if state.final is not None:  # the last worker may have left just before the scheduler died
+            self._ending.finish_if_all_left()
             if self._ending.ended is None:
                 self._ending.judge_emptiness()
         return self._finish_step()
 
     def step(self, event: Event, now: float) -> Ready:
-        """Take one event into account. When all that has arrived is, a Tick is due: at the latest at ``wake_at``."""
+        """Process one event. After all pending events a Tick is due, at the latest at ``wake_at``."""
         self._ledger.now = now
         match event:
             case Received():
@@ -195,8 +195,8 @@ class SchedulerCore:
                 self._closed(session, gone)
             case Stalled(gap_s):
                 self._stalled(gap_s)
-            case Seen(session, sight):
-                self._seen(session, sight)
+            case Seen(session, process_state):
+                self._seen(session, process_state)
             case StopJob(by):
                 self._ending.stop(by)
             case Decision(text, drain):
@@ -204,7 +204,7 @@ class SchedulerCore:
             case ProcessEnded():
                 self._hear_of_end(event)
             case ProcessSeen():
-                self._hear_of_sight(event)
+                self._hear_of_process_state(event)
             case Restarting():
                 self._ending.await_replacements()
         ready = self._finish_step()
@@ -212,44 +212,44 @@ class SchedulerCore:
         return ready
 
     def repeats(self, session: str, message: object, now: float) -> bool:
-        """Whether a message only says again what led to nothing before; then it is taken into account already.
+        """Return whether a message repeats one that had no effect; if so, it is processed.
 
-        ``step`` would do the same and give an empty ``Ready``; this is for a shell that has ten thousand to ask for.
+        ``step`` would have the same effect and return an empty ``Ready``. This is faster for ten thousand heartbeats.
         """
         self._ledger.now = now
         return self._repeats.take(session, message)
 
     def load_keys(self, records: Iterable[KeyRecord]) -> None:
-        """The keys' own journal was read; to be called before anybody has been told of a seat in the job."""
+        """Load the keys' own journal, before any session is sent a seat."""
         self._keys = replay(records, self._ledger.state.term)
 
     @property
     def ailments(self) -> list[str]:
-        """What the workers say is wrong with their hosts, a sentence each."""
-        return self._unwell_hosts.lines()
+        """Return the problems of the workers' hosts, one sentence each."""
+        return self._host_health.lines()
 
     @property
     def stragglers(self) -> list[str]:
-        """Which workers are slower than the others, a sentence each."""
+        """Return the slow workers, one sentence each."""
         return self._stragglers.lines()
 
     @property
     def ready(self) -> int | None:
-        """How many members have come to the round that forms the next generation; None if none is being formed."""
+        """Return how many members have joined the open round; None if none is urgent."""
         return self._rendezvous.joined if self._rendezvous.is_urgent() else None
 
     @property
     def notices(self) -> list[tuple[int, str]]:
-        """The latest warnings for followers, each with its number in this term."""
+        """Return the latest warnings for followers, each with its number in this term."""
         return list(self._ledger.notices)
 
     @property
     def keys(self) -> KeyStore:
-        """The keys that it keeps for the workers."""
+        """Return the keys that it stores for the workers."""
         return self._keys
 
     def wake_at(self) -> float | None:
-        """When the next deadline has to be judged by a Tick, even if nothing arrives; None where there is none."""
+        """Return when the next Tick is due even if no event arrives, or None."""
         ending, rendezvous = self._ending, self._rendezvous
         earliest = self._leases.next_deadline()
         others = [self._admission.check_at, self._rebuild.deadline, ending.deadline()]
@@ -270,50 +270,50 @@ class SchedulerCore:
 
     @property
     def state(self) -> JobState:
-        """The durable state; read only."""
+        """Return the durable state; read-only."""
         return self._ledger.state
 
     @property
     def first_cause(self) -> str:
-        """The first loss since the job trained last; empty where it trains."""
+        """Return the first loss since the job last trained; "" while it trains."""
         return self._ending.first_cause
 
     @property
     def standstill(self) -> str:
-        """Who holds the others up, where the job does not come on; empty where it does."""
+        """Return which workers hold up the others; "" while the job makes progress."""
         return self._watch.said
 
     @property
     def found(self) -> Standstill | None:
-        """The same, as values."""
+        """Return the same as values."""
         return self._watch.found
 
     def silent(self, now: float) -> list[Seat]:
-        """Of whom the Tick that is due will say that nothing comes from them: a shell may look at their processes."""
+        """Return the seats that the next Tick will report as silent, so that the shell can look at them."""
         self._ledger.now = now
         seats = {seat.node: seat for seat in (*self._leases.silent(), *self._watch.silent())}
         return list(seats.values())
 
     @property
     def policy(self) -> Policy:
-        """The job's settings."""
+        """Return the job's settings."""
         return self._ledger.policy
 
     def presence(self, node: str) -> Presence | None:
-        """What is known about a node's present session; read only."""
+        """Return the volatile facts about a node's present session; read-only."""
         return self._ledger.presences.get(node)
 
     def seat_free_in_s(self) -> float | None:
-        """How long the last process that asked for its seat has to wait yet; None where none does."""
+        """Return how long the last refused process still has to wait for its seat, or None."""
         return self._admission.longest_wait_s()
 
     def process_of_session(self, session: str) -> Process | None:
-        """Where the session that holds a seat runs."""
+        """Return where the session that holds a seat runs."""
         node = self._ledger.sessions.get(session)
         return self._ledger.process_of(node) if node is not None else None
 
     def phase(self) -> str:
-        """One word and, where somebody is waited for, their names."""
+        """Return the phase and, if it waits for nodes, their names."""
         state = self._ledger.state
         if self._ending.ended:
             return "ending"
@@ -335,7 +335,7 @@ class SchedulerCore:
         return ready
 
     def _remember(self, event: Event, ready: Ready) -> None:
-        """A heartbeat that was accepted and led to nothing leads to nothing again, until something happens."""
+        """Remember a heartbeat without effect: repeating it has none until another event does."""
         accepted, self._accepted = self._accepted, None
         if isinstance(event, Received) and isinstance(event.message, KeyCall) and ready.is_about_keys:
             return
@@ -359,12 +359,12 @@ class SchedulerCore:
         seat = self._holder(session, message.sender)
         if seat is None or self._ledger.presences[seat.node].is_gone:
             return
-        self._ending.hear_somebody()
+        self._ending.note_contact()
         self._leases.renew(seat)
         self._handlers[type(message)](seat, message)
 
     def _register_judges(self) -> None:
-        """Decide who takes which message of a seated worker, and which report."""
+        """Register the handler of each message type and the judge of each report type."""
         self._handlers = {
             Heartbeat: self._heartbeat,
             Join: self._join,
@@ -375,7 +375,7 @@ class SchedulerCore:
         }
         self._judges = {
             StallReport: self._watch.take,
-            HealthReport: self._unwell_hosts.take,
+            HealthReport: self._host_health.take,
             Anomaly: self._note_anomaly,
             StepTiming: self._take_timing,
             Figures: self._take_figures,
@@ -386,7 +386,7 @@ class SchedulerCore:
         }
 
     def _hear(self, seat: Seat, said: Said) -> None:
-        """Hand a worker's report to the judge of its kind."""
+        """Pass a worker's report to the judge of its type."""
         self._judges[type(said.body)](seat, said.body, said)
 
     def _take_digests(self, seat: Seat, body: Digests, said: Said) -> None:
@@ -396,13 +396,13 @@ class SchedulerCore:
 
     def _take_timing(self, seat: Seat, body: StepTiming, said: Said) -> None:
         self._stragglers.take(seat, body, said)
-        self._unwell_hosts.remind(seat)
+        self._host_health.remind(seat)
 
     def _take_figures(self, seat: Seat, body: Figures, _said: Said) -> None:
         self._ledger.presences[seat.node].figures = body.figures
 
     def _note_anomaly(self, seat: Seat, body: Anomaly, _said: Said) -> None:
-        self._unwell_hosts.note(seat, body, self._rendezvous.rank_of(seat))
+        self._host_health.note(seat, body, self._rendezvous.rank_of(seat))
 
     def _call_keys(self, _seat: Seat, call: KeyCall) -> None:
         seats = self._ledger.state.seats
@@ -423,7 +423,7 @@ class SchedulerCore:
         old_incarnation = before.incarnation if before else 0
         seat = self._admission.register(message)
         if seat is not None or message.session in self._admission.pending or message.session in self._admission.refused:
-            self._ending.hear_somebody()
+            self._ending.note_contact()
         if seat is None:
             return
         if seat.slot is not None and seat.incarnation != old_incarnation:
@@ -437,19 +437,19 @@ class SchedulerCore:
         self._rendezvous.invite(seat)
 
     def _doubt_journal(self, message: Register) -> None:
-        """Say it, once, where a worker was told more than the journal holds."""
+        """Announce, once, that a worker knows of more than the journal holds."""
         lost = "" if self._is_journal_doubted else told_more(message, self._ledger.state)
         if lost:
             self._is_journal_doubted = True
             self._ledger.announce(lost)
 
     def _judge_reports(self) -> None:
-        """Where a lost journal is made anew, this is a load like any other, with those who reported heard already."""
+        """Begin a rebuilt job like a loaded one, with the reporting workers already heard."""
         reporters = self._rebuild.judge()
         if reporters is None:
             return
         ledger, state = self._ledger, self._ledger.state
-        self._ending.hear_somebody()
+        self._ending.note_contact()
         self._admission.forget_pending()
         self._world.load()
         heard = {message.session for message in reporters}
@@ -461,7 +461,7 @@ class SchedulerCore:
         self._compare_with_generation()
 
     def _holder(self, session: str, sender: Credential) -> Seat | None:
-        """The seat the sender holds; whoever holds none is fenced and changes nothing (S6)."""
+        """Return the sender's seat; a sender without a seat is fenced and changes nothing (S6)."""
         state = self._ledger.state
         seat = state.seats.get(sender.node)
         if (
@@ -490,7 +490,7 @@ class SchedulerCore:
         self._judge_way_back()
 
     def _judge_way_back(self) -> None:
-        """End the job if it would lose all its steps, has no point to go back to, or fails alike at every try."""
+        """End the job if all steps would be lost, no point is left to return to, or retries are futile."""
         if (lost := self._rendezvous.points_lost) and self._ending.ended is None:
             self._ending.blame(lost)
             self._ending.end_job(EndKind.POINTS_LOST, lost)
@@ -510,11 +510,11 @@ class SchedulerCore:
             self._world.expect_now(seat.slot)
         if message.activity is Activity.TRAINING and was_in_it:
             self._ending.trains(message.generation)
-        elif message.activity is Activity.WAITING and was_in_it:  # a newcomer's waiting says nothing about a collective
+        elif message.activity is Activity.WAITING and was_in_it:  # no collective of a newcomer can have failed
             self._member_waits(seat)
         if self._ending.answer(seat.session):
             return
-        if message.term < ledger.state.term:  # it takes a late word of an earlier scheduler for this one's
+        if message.term < ledger.state.term:  # it took a late message of an earlier scheduler for this one's
             self._admission.welcome(seat)
         if ledger.state.final is not None:
             if message.activity is not Activity.FINISHED:
@@ -522,14 +522,14 @@ class SchedulerCore:
         elif self._rendezvous.round is not None:
             has_missed_it = seat.node not in self._rendezvous.round.joined and message.activity is not Activity.SEATED
             if has_missed_it and not self._rendezvous.remind(seat):
-                self._accepted = None  # said again it will be judged again: time has passed
+                self._accepted = None  # the repetition is judged again: by then time has passed
         elif self._rendezvous.rank_of(seat) is not None:
             self._compare_member(seat, message)
         elif seat.slot is not None and self._world.is_new(seat.slot) and message.activity is Activity.WAITING:
             self._newcomers.append(seat.node)
 
     def _member_waits(self, seat: Seat) -> None:
-        """A member has left its generation: because a collective failed, or, asked gently, at a commit."""
+        """React to a member that left its generation: its collective failed, or it left gently at a commit."""
         round_ = self._rendezvous.round
         if round_ is None or not round_.gently:
             self._corroborate()
@@ -540,16 +540,16 @@ class SchedulerCore:
 
     def _why_left(self, seat: Seat, generation: int) -> str:
         failed = f"a collective of generation {generation} failed at worker {seat.node}"
-        return self._unwell_hosts.computed_again() or failed
+        return self._host_health.computed_again() or failed
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
-        """A member of the last generation says where it is; fix what it missed."""
+        """Compare a member's heartbeat with the last generation and repeat what it missed."""
         committed = self._ledger.state.generation_number
         if message.generation < committed:
             if self._rendezvous.can_tell():
                 self._rendezvous.start(seat)
-            elif message.term == self._ledger.state.term:  # else it was said to an earlier scheduler, and came late
-                self._break(f"worker {seat.node} was not told generation {committed} before the scheduler died")
+            elif message.term == self._ledger.state.term:  # otherwise it was sent to an earlier scheduler and came late
+                self._break(f"worker {seat.node} did not receive generation {committed} before the scheduler died")
         elif message.generation == committed and message.activity is Activity.WAITING:
             self._failed_collective = self._why_left(seat, committed)
         elif message.generation == committed and message.activity is Activity.DONE:
@@ -560,7 +560,7 @@ class SchedulerCore:
         self._finish_if_equal()
 
     def _judge_equality(self) -> None:
-        """A difference is mended or ends the job, once it can be named; the end, or a round, may have waited for it."""
+        """Repair a difference or end the job once it can be named, then continue what waited for that."""
         is_open = self._ending.ended is None and self._ledger.state.final is None
         found = self._equality.difference() if is_open else None
         if found is None:
@@ -587,7 +587,7 @@ class SchedulerCore:
         self._ending.end_job(EndKind.UNEQUAL, text)
 
     def _judge_progress(self) -> None:
-        """Members who hold the others up are ended; where nobody can be named the group is formed anew."""
+        """End members that hold up the others; if none can be named, form the group again."""
         round_ = self._rendezvous.round
         if self._ending.ended is not None or self._ledger.state.final is not None:
             self._watch.end()
@@ -600,7 +600,7 @@ class SchedulerCore:
                 self._rendezvous.harden(why)
 
     def _finish_if_equal(self) -> None:
-        """Training is finished where every member is done, and with the same state."""
+        """Finish training if every member is done, all with the same state."""
         ledger, committed = self._ledger, self._ledger.state.generation
         if committed is None or ledger.state.final is not None or self._ending.ended is not None:
             return
@@ -611,7 +611,7 @@ class SchedulerCore:
         ledger.ready.say(
             f"training is finished at step {point.step}: every worker's last commit is durable, and all are equal"
         )
-        for member in ledger.everybody():
+        for member in ledger.live_seats_and_spares():
             ledger.tell(member.node, self._finished(point))
 
     def _finished(self, point: Point) -> Finished:
@@ -629,24 +629,24 @@ class SchedulerCore:
             self._ledger.ready.say(f"{seat.title} left: {message.text}")
             self._ending.left(message.text)
             self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
-        else:  # also of a worker that was asked to leave, or stopped, before its script had reached its end
+        else:  # also for a worker that was asked to leave, or stopped, before the end of its script
             presence.is_gone = True
             is_own = is_trained and not message.on_purpose
             self._lose(seat, message.text, spoke=True, status=message.status or 0 if is_own else 0)
-        self._ending.if_everybody_left()
+        self._ending.finish_if_all_left()
 
     def _hear_last_words(self, seat: Seat, body: LastWords, said: Said) -> None:
-        """Take the error that a worker dies of: the cause is known from now on, but its seat is lost when it leaves."""
+        """Record the error that a worker is dying of. Its seat is lost when it leaves."""
         presence = self._ledger.presences[seat.node]
         presence.last_words, presence.step = body.text, said.step
         if seat.is_held and self._blame_member(seat, body.text, spoke=True):
             self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {body.text}", Level.WARNING)
 
     def _hear_of_end(self, end: ProcessEnded) -> None:
-        """Take what a launcher says of a process that has ended.
+        """Process a launcher's report of an ended process.
 
-        Any process that can connect may say it. So only words follow from it, and only if the process has said none;
-        but for one case: training is finished, and nothing is heard from the process that could tell its own status.
+        Any process that can connect may send one. So it only changes messages, and only if the process itself sent no
+        error. The exception is a process that, after training, can no longer report its own exit status.
         """
         seat, presence = self._ledger.state.seats.get(end.node), self._ledger.presences.get(end.node)
         if seat is None or presence is None or seat.process[:3] != (end.host, end.pid, end.started_at):
@@ -665,7 +665,7 @@ class SchedulerCore:
                 self._ledger.ready.say(f"{seat.title} ({seat.process}) {text}", Level.WARNING)
 
     def _is_status_wanted(self, seat: Seat) -> bool:
-        """Return whether the exit status of a finished training's script is unknown, and its process cannot tell it."""
+        """Return whether a finished script's exit status is unknown and its process cannot report it."""
         presence = self._ledger.presences[seat.node]
         if seat.slot is None or self._ending.ended is not None:
             return False
@@ -680,17 +680,17 @@ class SchedulerCore:
             self._lose(seat, text, spoke=True, status=status)
         elif not seat.has_left:
             self._leases.leave(seat)
-            self._ledger.ready.say(f"{seat.title} left: {text}, as its launcher says")
-        self._ending.if_everybody_left()
+            self._ledger.ready.say(f"{seat.title} left: {text}, according to its launcher")
+        self._ending.finish_if_all_left()
 
-    def _hear_of_sight(self, told: ProcessSeen) -> None:
-        """As ``_seen``, of a process on another host; what it says itself from now on counts for more."""
+    def _hear_of_process_state(self, told: ProcessSeen) -> None:
+        """Record the state of a process on another host; its own messages take precedence."""
         seat, presence = self._ledger.state.seats.get(told.node), self._ledger.presences.get(told.node)
         if seat is not None and presence is not None and seat.process[:3] == (told.host, told.pid, told.started_at):
-            presence.sight, presence.seen_at = Sight(told.doing, told.quiet_s), self._ledger.now
+            presence.process_state, presence.seen_at = ProcessState(told.doing, told.quiet_s), self._ledger.now
 
     def _peer_gone(self, witness: Seat, body: PeerGone, _said: Said) -> None:
-        """Take that a worker saw another one on its host die, which is long before that one's connection closes."""
+        """Process a worker's report that a process on its host died, before its connection closes."""
         session = body.session
         process = self.process_of_session(session)
         if process is not None and process.host == witness.process.host and session != witness.session:
@@ -704,29 +704,29 @@ class SchedulerCore:
         if seat is None or seat.session != session or seat.is_retired:
             return
         reason, round_ = self._leases.close(seat, gone=gone, witness=witness), self._rendezvous.round
-        is_close = witness is None  # a death that is seen when it was known is no news, and says nothing of others
+        is_close = witness is None  # an observed death is not new if it was known, and implies nothing about others
         if reason is not None:
             self._lose(seat, reason)
         elif is_close:
-            if seat.is_held:  # an answer shows that it is back: its words may have overtaken the close
+            if seat.is_held:  # its message may have overtaken the close: an answer shows that it is back
                 self._admission.welcome(seat)
             if round_ is not None and round_.joined and self._rendezvous.is_urgent():
                 self._corroborate()
-        self._ending.if_everybody_left()
+        self._ending.finish_if_all_left()
 
     def _corroborate(self) -> None:
-        """A member's collective failed: members of its generation whose connection is closed too need no grace."""
+        """Lose members with closed connections at once: a collective in their generation failed."""
         round_ = self._rendezvous.round
         for seat in self._leases.closing():
             if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.came):
                 self._lose(seat, "its connection closed and a collective with it failed")
 
-    def _seen(self, session: str, sight: Sight) -> None:
-        """Only words follow from it."""
+    def _seen(self, session: str, process_state: ProcessState) -> None:
+        """Record the state of a silent process, for messages only."""
         node = self._ledger.sessions.get(session)
         presence = self._ledger.presences.get(node) if node is not None else None
         if presence is not None:
-            presence.sight, presence.seen_at = sight, self._ledger.now
+            presence.process_state, presence.seen_at = process_state, self._ledger.now
 
     def _stalled(self, gap_s: float) -> None:
         self._leases.shift(gap_s)
@@ -737,7 +737,7 @@ class SchedulerCore:
         self._ending.shift(gap_s)
         self._equality.shift(gap_s)
         self._world.shift(gap_s)
-        text = f"this scheduler stood still for {gap_s:.1f} s; nobody loses a lease by that"
+        text = f"this scheduler was paused for {gap_s:.1f} s; no lease expires because of it"
         self._ledger.ready.say(text, Level.WARNING)
 
     def _tick(self) -> None:
@@ -750,13 +750,13 @@ class SchedulerCore:
         self._judge_progress()
         self._stragglers.tick()
         if self._ending.ended is not None:
-            self._ending.if_everybody_left()
+            self._ending.finish_if_all_left()
             return
         self._give_slots()
         if (start_at := self._start_deadline()) is not None and start_at <= ledger.now:
             self._admission.seat_pending()
-            self._world.begin_without_the_absent()
-        self._open_round_if_due()  # before the world goes on without somebody, which may close one
+            self._world.begin_without_absent()
+        self._open_round_if_due()  # before the world shrinks, which may close a round
         self._world.shrink()
         self._rendezvous.harden_if_stuck()
         self._rendezvous.refresh()
@@ -772,17 +772,17 @@ class SchedulerCore:
         else:
             self._ending.judge_emptiness()
             if ledger.policy.recovery and ledger.state.final is None and self._rendezvous.round is None:
-                self._unwell_hosts.judge(self._stragglers.slow() if ledger.policy.swaps_stragglers else {})
+                self._host_health.judge(self._stragglers.slow() if ledger.policy.swaps_stragglers else {})
 
     # ---- losses, rounds
 
     def _forget_condition(self, node: str) -> None:
-        """The node's process is gone: what was known of its host and its pace is over."""
-        self._unwell_hosts.forget(node)
+        """Forget the health and pace of a node whose process is gone."""
+        self._host_health.forget(node)
         self._stragglers.forget(node)
 
     def _give_slots(self, admitted: Seat | None = None) -> None:
-        """Give lost slots to spares and invite them, but for the one that is being admitted: it is invited later."""
+        """Give lost slots to spares and invite them, except ``admitted``, which is invited later."""
         given = self._world.give_slots() if self._ending.ended is None else []
         for seat in given:
             if seat is not admitted:
@@ -790,14 +790,14 @@ class SchedulerCore:
 
     def _start_deadline(self) -> float | None:
         if self._rebuild.deadline is not None:
-            return None  # whether this job begins at all is not known before that
+            return None  # until then it is unknown whether this is a new job
         return self._world.start_deadline(self._ending.filling_since(), len(self._admission.pending))
 
     def _lose(self, seat: Seat, reason: str, *, spoke: bool = False, status: int = 0) -> None:
         self._leases.end(seat, reason, status)
         self._forget_condition(seat.node)
         if seat.slot is None:
-            return  # a spare: no event for the job
+            return  # a spare: the job is not affected
         if self._rendezvous.rank_of(seat) is None:
             self._ending.blame(f"worker {seat.node} ({seat.process}): {seat.reason}")
         else:
@@ -805,7 +805,7 @@ class SchedulerCore:
         self._gone(seat, f"worker {seat.node} ({seat.process}) is lost: {seat.reason}")
 
     def _blame_member(self, seat: Seat, reason: str, *, spoke: bool) -> bool:
-        """Whether a member's loss, or the error it says it dies of, is a cause of its generation's end, and news."""
+        """Record a member's loss or fatal error; return whether it is a new cause."""
         committed, rank = self._ledger.state.generation, self._rendezvous.rank_of(seat)
         if committed is None or rank is None:
             return False
@@ -816,7 +816,10 @@ class SchedulerCore:
         return self._ending.lost(cause, spoke=spoke, is_echo=spoke and row.cause is CauseClass.NETWORK)
 
     def _judged(self, seat: Seat, words: str) -> tuple[Row, str]:
-        """The kind of a member's loss, with its class and what is done about it; ``words`` are its own."""
+        """Return the cause row of a member's loss, and its class and remedy as text.
+
+        ``words`` is its own error message, or "".
+        """
         ledger, policy = self._ledger, self._ledger.policy
         presence = ledger.presences[seat.node]
         seen = observed(presence, words, policy.node_timeout_s)
@@ -832,7 +835,7 @@ class SchedulerCore:
         return row, judged(row, means)
 
     def _gone(self, seat: Seat, why: str) -> None:
-        """The seat has no live holder any more, for whatever reason."""
+        """React to a seat without a live holder, whatever the reason."""
         if seat.slot is None:
             return
         self._world.expect_now(seat.slot)
@@ -847,18 +850,18 @@ class SchedulerCore:
             self._break(why)
 
     def _break(self, why: str) -> None:
-        """The last generation cannot go on; an open round takes this in."""
+        """Note that the last generation cannot continue; an open round covers this already."""
         if self._rendezvous.round is None:
             self._broken.append(why)
 
     def _compare_with_generation(self) -> None:
-        """After a load: a member that is lost, left or was replaced means that the generation cannot go on."""
+        """Check after loading whether lost, departed or replaced members end the generation."""
         committed = self._ledger.state.generation
         if committed is None or self._ledger.state.final is not None:
             return
         if (back := self._ledger.state.rolled_back) is not None:
             self._break(back.reason)
-        if not committed.members:  # the job was rebuilt by members of an earlier one
+        if not committed.members:  # the job was rebuilt by members of an earlier generation
             self._break(f"generation {committed.generation} was lost with the journal")
         for node, incarnation in committed.members:
             seat = self._ledger.state.seats[node]
@@ -867,7 +870,7 @@ class SchedulerCore:
                 self._break(f"worker {node} of generation {committed.generation} {why}")
 
     def _is_round_due(self) -> bool:
-        """Whether a round may have to open: at a Tick, so that what comes in together is one reason."""
+        """Return whether a round may have to open. Checked at a Tick, so that simultaneous events give one reason."""
         if self._ending.ended is not None:
             return False
         if self._ledger.state.generation is None:
@@ -884,7 +887,7 @@ class SchedulerCore:
         if self._rendezvous.round is not None or state.final is not None:
             return
         if state.generation is None:
-            self._world.begin_without_the_absent()
+            self._world.begin_without_absent()
             here, size = ledger.present(), ledger.policy.world_size
             few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (START_GRACE)"
             self._rendezvous.open(few if here < size else f"all {here} workers are registered")
@@ -895,7 +898,7 @@ class SchedulerCore:
             if self._world.has_resets_left():
                 self._rendezvous.open(reason, blames_nobody=not reasons)
             else:
-                limit = f"it began anew {ledger.policy.reset_limit} times (RESET_LIMIT)"
+                limit = f"training restarted {ledger.policy.reset_limit} times (RESET_LIMIT)"
                 self._ending.end_job(EndKind.INTERRUPTED, f"{limit}; now {reason}")
         elif (node := next(filter(ledger.is_present, newcomers), None)) and self._world.has_resets_left():
             self._done.clear()
@@ -903,4 +906,4 @@ class SchedulerCore:
 
 
 def _phase(word: str, names: str) -> str:
-    return f"{word}; waiting for {names}" if names else f"{word}; everybody is here"
+    return f"{word}; waiting for {names}" if names else f"{word}; all are here"

@@ -1,7 +1,7 @@
-"""What the journal says: the durable half of the scheduler's knowledge, rebuilt by replaying records.
+"""The scheduler's durable state, rebuilt by replaying the journal.
 
-``JobState.apply`` is the only thing that changes it, whether a record was just decided or is read back after a crash;
-so what a restarted scheduler knows is by construction what the dead one had written.
+Only ``JobState.apply`` changes it, both for a new record and for one read back after a crash. So a restarted scheduler
+knows exactly what its predecessor had written.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from samebits.core.records import (
 KEPT_CUTS = 256
 KEPT_INTERRUPTIONS = 2
 KEPT_CAUSES = 4
-_NO_SLOT = -1  # only inside a snapshot: a node that was granted a seat and retired since
+_NO_SLOT = -1  # only in a snapshot: a node whose seat was retired
 
 
 @dataclass(frozen=True, slots=True)
 class BootTime:
-    """A moment of one host's boot clock; two can be compared only where the boot is the same."""
+    """A time on one host's boot clock; comparable only within the same boot."""
 
     boot_id: str
     at: float
 
 
 class SeatState(enum.Enum):
-    """Who sits there. ``HELD`` is believed until a lease ends, whatever is known of the process."""
+    """State of a seat. It is ``HELD`` until its lease ends, even if its process is dead."""
 
     HELD = "held"
     LOST = "lost"
@@ -64,7 +64,7 @@ class SeatState(enum.Enum):
 
 @dataclass(slots=True)
 class Seat:
-    """The durable facts about a node that was admitted."""
+    """The durable facts about an admitted node."""
 
     node: str
     slot: int | None  # None: a spare, or retired; the node keeps its incarnation count
@@ -73,39 +73,39 @@ class Seat:
     process: Process
     state: SeatState = SeatState.HELD
     reason: str = ""  # of its loss
-    status: int = 0  # not 0: its script ended itself with this exit status
-    quiet_since: BootTime | None = None  # proven: nothing was accepted from it after this moment
+    status: int = 0  # not 0: its script exited with this status
+    quiet_since: BootTime | None = None  # nothing was accepted from it after this moment
     is_spare: bool = False
 
     @property
     def is_held(self) -> bool:
-        """Whether its holder is neither lost nor has left."""
+        """Return whether its holder is neither lost nor has left."""
         return self.state is SeatState.HELD
 
     @property
     def is_lost(self) -> bool:
-        """Whether its lease has ended and nobody came back."""
+        """Return whether its lease has ended without a return."""
         return self.state is SeatState.LOST
 
     @property
     def has_left(self) -> bool:
-        """Whether its holder gave it up on purpose."""
+        """Return whether its holder gave it up on purpose."""
         return self.state is SeatState.LEFT
 
     @property
     def is_retired(self) -> bool:
-        """Whether what the node held was taken away for good."""
+        """Return whether the node lost its slot or spare place for good."""
         return self.slot is None and not self.is_spare
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """Return its name in messages."""
         return f"{'spare' if self.is_spare else 'worker'} {self.node}"
 
 
 @dataclass(slots=True)
 class JobState:
-    """Everything that survives kill -9 of the scheduler. Changed by ``apply`` alone."""
+    """Everything that survives kill -9 of the scheduler. Only ``apply`` changes it."""
 
     job: str = ""
     name: str = ""
@@ -114,20 +114,20 @@ class JobState:
     boot_id: str = ""
     seats: dict[str, Seat] = field(default_factory=dict)
     by_slot: dict[int, str] = field(default_factory=dict)
-    spares: dict[str, None] = field(default_factory=dict)  # those neither lost nor left, in the order they came
+    spares: dict[str, None] = field(default_factory=dict)  # neither lost nor left, in order of arrival
     generation: GenerationCommitted | None = None
-    committed_point: Point | None = None  # the newest on the job's line that every member of its time held
-    lost_point: Point | None = None  # it, once the last generation had to go back to an older point
+    committed_point: Point | None = None  # the newest on the job's line that every member held at the time
+    lost_point: Point | None = None  # it, once a generation had to start from an older point
     final: Point | None = None
     interruptions: tuple[JobInterrupted, ...] = ()
     finished: bool = False
-    causes: tuple[CauseFound, ...] = ()  # of the last generation's end
-    rolled_back: RolledBack | None = None  # the last generation; the next one is still to come
+    causes: tuple[CauseFound, ...] = ()  # of the end of the last generation
+    rolled_back: RolledBack | None = None  # set from a rollback until the next generation
     replacements: dict[str, int] = field(default_factory=dict)  # first node of a line → its highest proven number
 
     @classmethod
     def replay(cls, records: Iterable[Record]) -> JobState:
-        """The state after these records."""
+        """Return the state after these records."""
         state = cls()
         for record in records:
             state.apply(record)
@@ -135,42 +135,42 @@ class JobState:
 
     @property
     def generation_number(self) -> int:
-        """The last committed generation; 0 before the first."""
+        """Return the last committed generation's number; 0 before the first."""
         return self.generation.generation if self.generation else 0
 
     @property
     def next_generation(self) -> int:
-        """The number of the next one, which none can have had before: a journal may have been lost in between."""
+        """Return an unused number for the next generation, even if a journal was lost."""
         line = () if self.generation is None else self.generation.line
         return 1 + max((self.generation_number, *(cut.generation for cut in line)))
 
     @property
     def back_to(self) -> Point | None:
-        """What is newer is not to be relied on, where the last generation is rolled back."""
+        """Return the point that the last generation must roll back to, or None."""
         return None if self.rolled_back is None else self.rolled_back.to
 
     @property
     def known_point(self) -> Point | None:
-        """Return the newest point that every rank is known to have had: training must not silently start before it."""
+        """Return the newest point that every rank had; training must not silently start before it."""
         if self.lost_point is None or self.generation is None:
             return self.committed_point
         return self.generation.restore
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the ranks of the last generation differed: only what was everybody's before is to be relied on."""
+        """Return whether the last generation's ranks differed, so that only an earlier common point is reliable."""
         number = self.generation_number
         return any(one.kind is EndKind.UNEQUAL and one.generation == number for one in self.interruptions)
 
     def seat_of_slot(self, slot: int) -> Seat | None:
-        """Who holds the slot."""
+        """Return the slot's holder, or None."""
         node = self.by_slot.get(slot)
         return self.seats[node] if node is not None else None
 
     def apply(self, record: Record) -> None:
-        """Take one record into account."""
+        """Apply one record."""
         match record:
-            case SeatGranted():  # first: most records are
+            case SeatGranted():  # first, because most records are of this kind
                 self._grant(record)
             case JobCreated():
                 self.job, self.name, self.settings = record.job, record.name, record.settings
@@ -189,7 +189,7 @@ class JobState:
                 seat.quiet_since = BootTime(self.boot_id, record.since)
                 self.spares.pop(seat.node, None)
             case CauseFound() if record.generation < self.generation_number:
-                pass  # more is known of what was made good
+                pass  # details about a generation that was already replaced
             case CauseFound():
                 known = self.causes if self.causes and self.causes[0].generation == record.generation else ()
                 others = tuple(record if one.node == record.node else one for one in known)
@@ -216,7 +216,7 @@ class JobState:
                     del self.seats[node]
                 self.generation, self.causes, self.rolled_back = record, (), None
                 if self.committed_point is not None and not is_on_line(self.committed_point, record):
-                    # All copies were damaged. Whose disks hold the older point is known with the next save.
+                    # All copies were damaged. The next save shows which disks hold the older point.
                     self.committed_point, self.lost_point = None, self.committed_point
             case PointCommitted():
                 self.committed_point, self.lost_point = record.point, None
@@ -227,14 +227,14 @@ class JobState:
             case JobInterrupted():
                 self.interruptions = (*self.interruptions, record)[-KEPT_INTERRUPTIONS:]
                 for seat in self.seats.values():
-                    seat.status = 0  # the next start may run what is left of a script again
+                    seat.status = 0  # the next start may run the rest of a script again
             case JobFinished():
                 self.finished = True
 
     def superseded(self, committed: GenerationCommitted) -> list[str]:
-        """Replacements that were replaced themselves and hold nothing: from this generation on nobody asks for them.
+        """Return replaced replacements that hold nothing, to be forgotten with this generation.
 
-        A line leaves its first node and its last one behind, however often its process was started again.
+        Only the first and the last node of a line stay, however often its process was restarted.
         """
         if not self.replacements:
             return []
@@ -264,7 +264,7 @@ class JobState:
     def _start_term(self, record: TermStarted) -> None:
         self.term, self.boot_id = record.term, record.boot_id
         for seat in self.seats.values():
-            # A wait that began in this boot goes on; one of another boot cannot be measured and begins again.
+            # Boot clocks of different boots cannot be compared, so such a wait begins again.
             if seat.quiet_since is None or seat.quiet_since.boot_id != record.boot_id:
                 seat.quiet_since = BootTime(record.boot_id, record.at)
 
@@ -287,7 +287,7 @@ class JobState:
         self.spares[record.node] = None
 
     def snapshot(self) -> Iterator[Record]:
-        """The fewest records whose replay gives this state."""
+        """Return the fewest records whose replay gives this state."""
         yield JobCreated(self.job, self.name, self.settings)
         yield from self.interruptions  # before the seats, whose statuses they would clear
         if self.boot_id:
@@ -295,10 +295,10 @@ class JobState:
         for seat in self.seats.values():
             yield from _seat_records(seat)
         if self.lost_point:
-            yield PointCommitted(self.lost_point)  # before the generation, which loses it
+            yield PointCommitted(self.lost_point)  # before the generation, which marks it as lost
         if self.generation:
             yield self.generation
-        for root, number in self.replacements.items():  # after the generation, which forgets whom they supersede
+        for root, number in self.replacements.items():  # after the generation, which forgets superseded nodes
             yield ReplacementShown(f"{root}.{number}")
         if self.committed_point:
             yield PointCommitted(self.committed_point)
@@ -328,10 +328,10 @@ def _seat_records(seat: Seat) -> Iterator[Record]:
 
 
 def next_line(committed: GenerationCommitted | None, restore: Point | None) -> tuple[Cut, ...]:
-    """The line of a generation that starts from ``restore``, given the generation before it.
+    """Return the line of a generation that starts from ``restore``, given its predecessor.
 
-    A generation that starts from (s, g) continues g up to s and abandons whatever came after; of older generations
-    it keeps what g kept. (Invariant S10.)
+    A generation that starts from (s, g) continues g up to step s and abandons all later points; of older generations it
+    keeps what g kept (invariant S10).
     """
     if committed is None:
         return ()
@@ -342,7 +342,7 @@ def next_line(committed: GenerationCommitted | None, restore: Point | None) -> t
 
 
 def is_on_line(point: Point, committed: GenerationCommitted | None) -> bool:
-    """Whether the point belongs to what the job has kept, not to a line it abandoned."""
+    """Return whether the point is on the job's line, not on an abandoned one."""
     if committed is None:
         return False
     if point.generation == committed.generation:

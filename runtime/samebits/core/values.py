@@ -1,10 +1,8 @@
-"""Frozen values that travel or are stored, and their bytes: the base class, and the one way in and out.
+"""Base class of frozen values that are sent or stored, and their serialisation.
 
-Here live the base of every message and record, the bounds of a number, and :class:`Schema`; which values there are is
-said where they are defined. A value is written as a msgpack array of its fields, after its tag where it has one. What
-is read is exactly that: a wrong type, a bool where an int belongs, a surplus field, a map or a number of more than 64
-bits raises :class:`ProtocolError`, and nothing is built. Fields with a default that are missing at the end have it, so
-what an earlier release wrote stays readable.
+A value is written as a msgpack array of its fields, preceded by its tag if it has one. Reading is strict: a wrong type,
+a bool in place of an int, a surplus field, a map or a number of more than 64 bits raises :class:`ProtocolError`.
+Missing trailing fields take their defaults, so data of earlier releases stays readable.
 """
 
 from __future__ import annotations
@@ -47,28 +45,28 @@ __all__ = [
 MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
 MAX_NAME_CHARS = 200  # as JOB_NAME
 MAX_NODE_CHARS = 128  # as NODE_ID
-MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and a suffix that keeps two hosts of one name apart
+MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and a suffix that distinguishes hosts of the same name
 MAX_ITEMS = 4096
-"""Items of a list that a worker sends and that has no bound of its own, such as the restore points that it holds."""
+"""Most items in a list from a worker that has no limit of its own, such as its restore points."""
 MAX_MEMBERS = 1 << 17
-"""Items of a list that the scheduler sends: MAX_WORKER_NUM goes to a hundred thousand."""
+"""Most items in a list from the scheduler. MAX_WORKER_NUM may be a hundred thousand."""
 _LARGEST_FLOAT = 1.7976931348623157e308
 _LINE, _TEXT = "line", "text"
 
 
 def line(most: int, least: int = 0, **more: Any) -> Meta:
-    """Return the bounds of a text that a peer sends: at most so many characters, all of them printable.
+    """Return the limits of a text from a peer: its length, and only printable characters.
 
-    msgspec checks the length where the value is read, and :func:`unprintable` the characters.
+    msgspec checks the length while reading, and :func:`unprintable` checks the characters.
     """
     return Meta(min_length=least, max_length=most, extra={"kind": _LINE}, **more)
 
 
 _Of = TypeVar("_Of")
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-"""A signed number of 64 bits: msgpack has twice as many, and whoever writes it back would fail."""
+"""Signed 64-bit number. msgpack reads larger ones, which could not be written back."""
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]  # as every time of a setting
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]  # the limit of every time setting
 Share = Annotated[float, Meta(ge=0, le=1e6)]
 Finite = Annotated[float, Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]  # neither infinite nor NaN
 Hash = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
@@ -77,9 +75,9 @@ Name = Annotated[str, line(MAX_NAME_CHARS)]
 Node = Annotated[str, line(MAX_NODE_CHARS)]
 Host = Annotated[str, line(MAX_HOST_CHARS)]
 Text = Annotated[str, Meta(extra={"kind": _TEXT})]
-"""Text for people, of a :class:`Told`: one printable line from the moment the value is made, or read.
+"""Text for people in a :class:`Told`: made into one printable line when created or read.
 
-Its length is not bounded, so that an escape has room.
+Its length has no limit, so that there is room for escapes.
 """
 Few = Annotated[tuple[_Of, ...], Meta(max_length=MAX_ITEMS)]
 Many = Annotated[tuple[_Of, ...], Meta(max_length=MAX_MEMBERS)]
@@ -88,10 +86,10 @@ replace = msgspec.structs.replace
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Base of what is written as an array of its fields. No value can refer to itself, so none needs the collector.
+    """Base of values written as an array of their fields.
 
-    A type that a schema tells apart by its number is defined with ``tag=``. A tag is never given to another type once
-    released, the order of fields never changes, and a new field stands last and has a default.
+    Types that a schema distinguishes by number have ``tag=``. A released tag is never reused, the order of fields never
+    changes, and new fields come last and have a default. ``gc=False`` is safe because no value can refer to itself.
     """
 
 
@@ -112,16 +110,16 @@ def _texts_of(kind: type[Value]) -> tuple[str, ...]:
 
 
 def unprintable(value: Any) -> str | None:
-    """Return which field of a value is not the printable line that its type says; None if all are.
+    """Return the path of the first field that is not a printable line, or None.
 
-    A value is checked where it comes in from a peer, not where it is made: a thread of ours must not die of a text.
+    Only values from a peer are checked, so that a text never ends one of our own threads.
     """
-    found = _finder_of(type(value))(value)  # type: ignore[arg-type]  # a class can be hashed, whatever mypy makes of it
+    found = _finder_of(type(value))(value)  # type: ignore[arg-type]  # classes are hashable; mypy disagrees
     return None if found is None else f"{type(value).__name__}{found}"
 
 
 _Finder = Callable[[Any], "str | None"]
-"""Finds the path below a value of the first text that is not printable, such as ``.sender.node``."""
+"""Returns the path, such as ``.sender.node``, of the first unprintable text in a value."""
 
 
 def _nothing(value: object) -> None:
@@ -143,7 +141,7 @@ def _finder(info: Any) -> _Finder | None:
         case msgspec.inspect.StructType(fields=fields) | msgspec.inspect.NamedTupleType(fields=fields):
             return _finder_in_fields([(one.name, attrgetter(one.name), _finder(one.type)) for one in fields])
         case msgspec.inspect.VarTupleType(item_type=msgspec.inspect.TupleType(item_types=items)):
-            # Pairs of texts: ten thousand workers register with the same thirty settings.
+            # Pairs of texts are joined first: ten thousand workers register with the same thirty settings.
             are_lines = all(getattr(one, "extra", None) == {"kind": _LINE} for one in items)
             return (lambda pairs: None if "".join(chain(*pairs)).isprintable() else "") if are_lines else None
         case msgspec.inspect.VarTupleType(item_type=item):
@@ -172,7 +170,7 @@ _PLAIN: tuple[Any, ...] = (str, bytes, int, float, list, tuple)
 
 
 def _plain(value: object) -> object:
-    """What a library's own kind of text or number is, such as torch's version: msgspec writes the plain kinds only."""
+    """Convert a subclass of a plain type, such as torch's version, which msgspec would refuse."""
     for kind in _PLAIN:
         if isinstance(value, kind):
             return kind(value)
@@ -189,7 +187,7 @@ class Schema(Generic[_Of]):
     """A closed set of values that can be written and read.
 
     Args:
-        kinds: their type: one class, or the union of several that each have a tag.
+        kinds: one class, or a union of classes that each have a tag.
     """
 
     def __init__(self, kinds: Any) -> None:
@@ -198,7 +196,7 @@ class Schema(Generic[_Of]):
         self.kinds: tuple[type, ...] = getattr(kinds, "__args__", (kinds,))
 
     def pack(self, value: object) -> bytes:
-        """Return the value as msgpack; text that has no UTF-8 is escaped."""
+        """Return the value as msgpack; text that is not valid UTF-8 is escaped."""
         try:
             return self._encoder.encode(value)
         except UnicodeEncodeError:
@@ -206,7 +204,11 @@ class Schema(Generic[_Of]):
             return self._encoder.encode(_escaped(plain))
 
     def unpack(self, packed: bytes | memoryview, max_bytes: int = 1 << 20) -> _Of:
-        """The value that ``pack`` was given. Longer than ``max_bytes`` or malformed: :class:`ProtocolError`."""
+        """Return the value written by ``pack``.
+
+        Raises:
+            ProtocolError: ``packed`` is longer than ``max_bytes`` or malformed.
+        """
         if len(packed) > max_bytes:
             raise ProtocolError(f"{len(packed)} bytes, at most {max_bytes} are accepted")
         try:

@@ -1,5 +1,5 @@
-"""The page on which a job is watched, and its metrics: a process of its own that reads and never decides.
+"""The dashboard: a page that shows a job, and its metrics, served by a process of its own.
 
-Here live the web server, what it shows and who may see it; starlette and uvicorn (extra ``dashboard``) are imported
-only when the page is asked for. Never here: anything that a job needs in order to go on.
+The process reads the job's state and decides nothing, so no job depends on it. starlette and uvicorn (extra
+``dashboard``) are imported only when the page is requested.
 """

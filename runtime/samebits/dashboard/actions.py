@@ -1,7 +1,6 @@
-"""What the page may have done to the job, where it may: one route that takes a small order and says what became of it.
+"""The page's actions: kill a worker, have it leave, or kill a random rank.
 
-Here lives reading the order and who it is from; what may be done is ``ops.acting``'s, who may ask ``guard``'s. The one
-idea: an order is a few bytes of JSON of one shape, read only after the guard has judged the request, one at a time.
+An action is a few bytes of JSON, read only after ``guard`` has admitted the request, and one action runs at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from samebits.store.process_identity import ProcessIdentity
 
 
 class Deed(enum.StrEnum):
-    """What may be asked for."""
+    """An action that can be requested."""
 
     KILL = "kill"
     DRAIN = "drain"
@@ -41,21 +40,22 @@ class Deed(enum.StrEnum):
 
     @property
     def text(self) -> str:
-        """In a sentence, before the worker."""
+        """The action as it precedes the worker's name in a sentence."""
         return {Deed.KILL: "kill -9 of", Deed.DRAIN: "leave for good:", Deed.DRILL: "drill: kill -9 of"}[self]
 
 
 def act(settings: Settings, deed: Deed, node: str, asker: str) -> str:
-    """Do it, written down before; what was done, in a sentence.
+    """Record an action in the job's history, carry it out, and return what was done.
 
     Args:
         settings: of the job that was started in the current folder.
-        node: of whom; of ``DRILL`` nobody's: chance picks one of the ranks here.
-        asker: who has asked, for the history.
+        deed: the action.
+        node: the worker; ignored for ``DRILL``, which picks one of this machine's ranks at random.
+        asker: who requested it, for the history.
 
     Raises:
-        UsageError: that cannot be done now; nothing was.
-        StoreError: it could not be written down; nothing was done.
+        UsageError: the action is not possible now; nothing was done.
+        StoreError: it could not be recorded; nothing was done.
     """
     if not settings.enable_recovery:
         raise UsageError("this job was started with ENABLE_RECOVERY=0: it would end. Fix: start it with recovery on")
@@ -112,21 +112,21 @@ MOST_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What became of an order, for the page."""
+    """The outcome of an action, for the page."""
 
     status: HTTPStatus
     text: str
 
 
 class Actions:
-    """On the job of this folder, one after the other."""
+    """Runs actions on this folder's job, one at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._one_at_a_time = asyncio.Lock()
 
     async def take(self, request: Request) -> Done:
-        """Do what the request orders; the guard has let it through."""
+        """Carry out the action that an admitted request contains."""
         body = bytearray()
         try:
             async for part in request.stream():
@@ -149,7 +149,7 @@ class Actions:
 
 
 def order_in(body: bytes) -> tuple[Deed, str] | None:
-    """Return what is ordered and the node it is for, or None if the body is no order."""
+    """Return the action and the node in a request's body, or None if it is invalid."""
     try:
         told = strict_json.loads(body)
     except ValueError:
@@ -163,7 +163,7 @@ def order_in(body: bytes) -> tuple[Deed, str] | None:
 
 
 def asker_of(request: Request) -> str:
-    """Whose request it is, as far as this machine knows: an address, and on loopback the user of the connection."""
+    """Describe the requester: an address, and on loopback the user of the connection."""
     if request.client is None:
         return "the page"
     uid = uid_of(request.client, request.scope.get("server"))

@@ -1,7 +1,6 @@
-"""``dashboard``: serves the page of the job of this folder until it is told to stop.
+"""``samebits dashboard``: serve the page of this folder's job until stopped.
 
-Only the start lives here: whose job, which address, which token. The one idea: it is a process of its own, so that the
-scheduler stays small and the page outlives the job.
+It runs as a process of its own, so that the scheduler stays small and the page outlives the job.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ if TYPE_CHECKING:
 PORT = 8265
 BACKLOG = 128
 UNREAD_MS = 60_000
-"""So long may what was sent lie unread before the kernel ends the connection (tcp(7)): a page that is stopped would
-keep its place among the connections for ever. A page that is there again comes back by itself."""
+"""How long sent data may stay unread before the kernel closes the connection (tcp(7)).
+
+Otherwise a suspended page would keep its connection for ever. A page reconnects by itself when it resumes.
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -115,7 +116,7 @@ def _serve(settings: Settings, host: str, listener: socket.socket, guard: Guard,
 
 
 def server_of(app: Starlette, connections: Connections) -> uvicorn.Server:
-    """Return the web server of the page, to be run over a listening socket."""
+    """Return the web server of the page, to be run on a listening socket."""
     import uvicorn
 
     return uvicorn.Server(
@@ -139,7 +140,7 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)  # its connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)  # inherited by its connections
         listener.bind(address)
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:

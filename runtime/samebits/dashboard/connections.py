@@ -1,8 +1,8 @@
-"""The page's open connections: how long a request may take to arrive, and which connection gives way to a newcomer.
+"""Bound the page's open connections, and the time in which a request must arrive.
 
-A connection is a guest unless the guard has let its request read the job and that request is being answered. Beyond
-the bound guests are closed: the oldest of the user or address that has the most, and this user's last. So idle
-connections, half-sent requests and floods of other users cost the job's owner nothing. ``net.gate`` bounds the
+A connection is a guest unless ``guard`` has admitted its request to read the job and the request is being answered.
+Beyond the bound guests are closed: the oldest one of the user or address with the most guests, and this user's last. So
+idle connections, partial requests and floods by other users cost the job's owner nothing. ``net.gate`` bounds the
 scheduler's port by the same rule.
 """
 
@@ -22,16 +22,16 @@ from samebits.dashboard.guard import Ends, uids_of
 
 MOST_CONNECTIONS = 128
 REQUEST_S = 10.0
-"""A request must have arrived, with its body, this long after its connection was made or the last answer was given."""
+"""A request and its body must arrive within this time after the connection was made or the last answer sent."""
 DESCRIPTORS_EACH = 8
-"""The kernel's queue is accepted up to three times before the first of those connections can be closed again."""
+"""The kernel's queue may be accepted three times before the first of those connections can be closed."""
 TRUST = "samebits_trust"
-"""In a request's ``scope["state"]``: called once the guard has let the request read the job."""
+"""Key in a request's ``scope["state"]`` of a function to call once ``guard`` admits the request to read the job."""
 _OWNER = "owner"
 
 
 class Connections:
-    """Every open connection of the page; used in the event loop only.
+    """All open connections of the page; used only in the event loop.
 
     Args:
         descriptors: how many this process may have open.
@@ -41,23 +41,23 @@ class Connections:
     def __init__(self, descriptors: int, uids: Callable[[Sequence[Ends]], list[int | None]] = uids_of) -> None:
         self.most = max(1, min(MOST_CONNECTIONS, descriptors // DESCRIPTORS_EACH))
         self._uids = uids
-        self._open: dict[Connection, None] = {}  # the oldest first
+        self._open: dict[Connection, None] = {}  # oldest first
         self._is_due = False
 
     @property
     def protocol(self) -> Any:
-        """For ``uvicorn.Config(http=...)``."""
+        """The value for ``uvicorn.Config(http=...)``."""
         return partial(Connection, connections=self)
 
     def add(self, connection: Connection) -> None:
-        """Count a new connection, and close others once all that came with it are counted."""
+        """Add a new connection; once all new ones are added, close those beyond the bound."""
         self._open[connection] = None
         if len(self._open) > self.most and not self._is_due:
             self._is_due = True
             connection.loop.call_soon(self._make_room)
 
     def discard(self, connection: Connection) -> None:
-        """Forget a connection that has closed."""
+        """Remove a closed connection."""
         self._open.pop(connection, None)
 
     def _make_room(self) -> None:
@@ -73,7 +73,7 @@ class Connections:
             crowds[largest].popleft().abort()
 
     def _parties(self, guests: Sequence[Connection]) -> list[str]:
-        """Name the user of each connection of this machine, and the network of any other."""
+        """Return the user of each local connection, and the network of any other."""
         unknown = [one for one in guests if one.party is None]
         for one, uid in zip(unknown, self._uids([(one.client, one.server) for one in unknown]), strict=True):
             if uid in (0, os.geteuid()):
@@ -84,7 +84,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, with a time within which each request must arrive."""
+    """uvicorn's connection, with a time limit for the arrival of each request."""
 
     def __init__(self, *args: Any, connections: Connections, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -101,7 +101,7 @@ class Connection(H11Protocol):
         return is_answered or not self._is_trusted
 
     def abort(self) -> None:
-        """Close at once; what was not sent yet is dropped."""
+        """Close at once; unsent data is dropped."""
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -117,7 +117,7 @@ class Connection(H11Protocol):
         self._connections.discard(self)
 
     def handle_events(self) -> None:
-        """Answer what has arrived, and give the rest of it a deadline."""
+        """Answer the requests that have arrived, and start the time limit for the next one."""
         super().handle_events()
         self._watch_arrival()
 
@@ -138,7 +138,7 @@ class Connection(H11Protocol):
 
 
 def _network_of(client: tuple[str, int] | None) -> str:
-    """An IPv4 address, or the /64 that one host has of IPv6; every address of loopback is one."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address; all loopback addresses count as one."""
     try:
         address = ipaddress.ip_address(client[0].partition("%")[0] if client is not None else "")
     except ValueError:

@@ -1,10 +1,9 @@
-"""Who may see the page: judged from a request's method and headers alone, before anything is looked up.
+"""Decide whether a request may be answered, from its method and headers alone.
 
-Only the judging lives here. The one idea: a page on loopback is reachable from every web site that the user's browser
-opens, so a request must name this server as its host (DNS rebinding needs a name of the attacker's), must come from no
-other site, can only read, and where the job has a secret must show a token that is made of it; where it has none,
-whoever is another user of this machine must show one that was made up. An action, where they are on at all, must show a
-token in any case, and say itself that it comes from this very page.
+Every web site that the user's browser opens can reach a page on loopback. So a request must name this server as its
+host (DNS rebinding uses a name of the attacker's) and must not come from another site. Without actions it can only
+read. If the job has a secret, it must carry a token that is derived from it. If not, other users of this machine need a
+random token. An action, if actions are on, always needs a token and must declare that it comes from this page.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ PROC_NET = Path("/proc/net")
 
 
 def uid_of(client: End | None, server: tuple[str, int | None] | None, folder: Path = PROC_NET) -> int | None:
-    """Return the user id of the client's socket, or None if it is not known.
+    """Return the user id of the client's socket, or None if unknown.
 
     Args:
         client: the other end's address and port.
@@ -39,14 +38,14 @@ def uid_of(client: End | None, server: tuple[str, int | None] | None, folder: Pa
 
 
 def uids_of(connections: Sequence[Ends], folder: Path = PROC_NET) -> list[int | None]:
-    """Return what :func:`uid_of` does for many connections, each given as (client, server), in one look."""
+    """Return the user ids of many connections, given as (client, server), reading each table once."""
     found: list[int | None] = [None] * len(connections)
     for table, version in (("tcp", 4), ("tcp6", 6)):
         sought: dict[tuple[str, str], int] = {}
         for index, (client, server) in enumerate(connections):
             if client is None or server is None or server[1] is None or found[index] is not None:
                 continue
-            with contextlib.suppress(ValueError):  # that table has no such address
+            with contextlib.suppress(ValueError):  # the table has no such address
                 sought[_as_there(client, version), _as_there((server[0], server[1]), version)] = index
         if not sought:
             continue
@@ -61,9 +60,9 @@ def uids_of(connections: Sequence[Ends], folder: Path = PROC_NET) -> list[int | 
 
 
 def _as_there(end: End, version: int) -> str:
-    """The end as that version's table has it: each four bytes as a number of this machine's, in hexadecimal digits.
+    """Return the end as that version's table shows it: hexadecimal 4-byte numbers in host byte order.
 
-    A socket of version 6 has an address of version 4 as ``::ffff:127.0.0.1`` (RFC 4291, section 2.5.5.2).
+    A socket of version 6 shows an IPv4 address as ``::ffff:127.0.0.1`` (RFC 4291, section 2.5.5.2).
 
     Raises:
         ValueError: that table has no such address.
@@ -81,7 +80,7 @@ def _as_there(end: End, version: int) -> str:
 COOKIE = "samebits_token"
 ACTION = "/api/act"
 ACTION_TYPE = "application/json"
-"""A form of another site cannot send this type, and a script of one must ask first (fetch.spec.whatwg.org, CORS)."""
+"""A form of another site cannot send this type, and a script must ask first (fetch.spec.whatwg.org, CORS)."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -95,7 +94,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a request gets no answer; the text is for the user and names no secret."""
+    """The reason why a request is refused; the text is for the user and contains no secret."""
 
     status: HTTPStatus
     text: str
@@ -103,10 +102,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """``names`` are the host names, besides addresses and localhost, under which this server is reached.
+    """The rules for requests to one server.
 
-    ``token`` is what a reader must show, None: nothing; ``others_token`` what a reader who is another user of this
-    machine must show then, None: nothing either; ``action_token`` what an action must, None: there are none.
+    Attributes:
+        names: host names of this server, besides addresses and localhost.
+        token: required from every reader; None: not required.
+        action_token: required for an action; None: actions are off.
+        others_token: if no ``token`` is required, required from other users of this machine; None: not required.
     """
 
     names: frozenset[str]
@@ -117,7 +119,7 @@ class Guard:
     def judge(
         self, method: str, headers: Mapping[str, str], token: str | None, *, is_anothers: bool = False
     ) -> Refused | None:
-        """None where the request may be answered. ``headers`` have lower-case names."""
+        """Return why the request is refused, or None. ``headers`` have lower-case names."""
         if method not in ("GET", "HEAD") and (self.action_token is None or method != "POST"):
             return Refused(
                 HTTPStatus.METHOD_NOT_ALLOWED,
@@ -150,7 +152,7 @@ class Guard:
         return self._judge_action(headers) if method == "POST" else None
 
     def _judge_action(self, headers: Mapping[str, str]) -> Refused | None:
-        """What is sent to be done: the token in a header or cookie, never in an address that others may have seen."""
+        """Judge an action; its token must be in a header or cookie, not in a URL, which others may have seen."""
         if headers.get("origin") is None:
             return Refused(HTTPStatus.FORBIDDEN, "an action says from which page it comes, and this one has no Origin")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != ACTION_TYPE:
@@ -167,7 +169,7 @@ class Guard:
         return self.action_token is not None and _shows(self.action_token, headers, None)
 
     def knows(self, token: str) -> bool:
-        """Whether this is a token that a reader, or an action, must show."""
+        """Whether this is one of the tokens that a reader or an action needs."""
         tokens = (self.token, self.action_token, self.others_token)
         return any(_shows(own, {}, token) for own in tokens if own is not None)
 
@@ -185,7 +187,7 @@ class Guard:
 
 
 def host_name(host: str) -> str | None:
-    """The name or address in a Host header, without port and brackets; None where it is none."""
+    """Return the name or address in a Host header, without port and brackets; None if invalid."""
     if host.startswith("["):
         name, closed, rest = host[1:].partition("]")
         is_sound = closed and (not rest or (rest.startswith(":") and rest[1:].isdecimal()))
@@ -196,19 +198,19 @@ def host_name(host: str) -> str | None:
 
 
 def token_of(keys: ClusterKeys | None) -> str | None:
-    """What a reader must show; None where the job has no secret. The secret cannot be found from it."""
+    """Return the token derived from the job's secret, or None without one; it does not reveal the secret."""
     if keys is None:
         return None
     return hashlib.blake2b(key=keys.scheduler.secret, person=b"dashboard", digest_size=24).hexdigest()
 
 
 def action_token_of(keys: ClusterKeys | None, *, is_on: bool) -> str | None:
-    """What an action must show: the job's token, or, where the job has no secret, one that is made up here and now."""
+    """Return the token for actions: the job's, or a random one if the job has no secret."""
     return (token_of(keys) or secrets.token_hex(24)) if is_on else None
 
 
 def others_token_of(token: str | None, action_token: str | None) -> str | None:
-    """What a reader of another user must show where nobody else must show anything; made up here and now."""
+    """Return the token for other users of this machine if the job needs none; None if all readers need one."""
     return None if token is not None else action_token or secrets.token_hex(24)
 
 
@@ -225,8 +227,8 @@ def _bearer(headers: Mapping[str, str]) -> str | None:
 def cookie_of(host: str) -> str:
     """Return the cookie's name for a Host header.
 
-    A browser sends an address's cookies to all of its ports (RFC 6265, section 8.5), so the port is in the name: the
-    pages of two jobs would else overwrite each other's token.
+    A browser sends an address's cookies to all of its ports (RFC 6265, section 8.5). The name contains the port, so
+    that the pages of two jobs do not overwrite each other's token.
     """
     port = host.rpartition(":")[2]
     return f"{COOKIE}_{port}" if port.isdecimal() and port.isascii() else COOKIE

@@ -1,7 +1,7 @@
-"""The job as metrics in Prometheus' text format, made of the same plain values as the page.
+"""The job's metrics in Prometheus' text format, from the same values as the page.
 
-Only the naming lives here (prometheus.io/docs/practices/naming and instrumenting/exposition_formats). The one idea:
-nothing is counted here; whoever restarts this server gets the same numbers, for they are sums of the events.
+Nothing is counted here: all numbers are sums of the events, so they survive a restart of this server. Names follow
+prometheus.io/docs/practices/naming and instrumenting/exposition_formats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _ALIVE = ("alive", "lost", "left")
 
 
 def exposition(state: Mapping[str, Any]) -> str:
-    """The whole text; of ``Watch.state``."""
+    """Return the whole text for a ``Watch.state``."""
     return "".join(f"{line}\n" for line in _lines(state))
 
 

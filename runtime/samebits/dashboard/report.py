@@ -1,8 +1,7 @@
-"""``history --html``: write all that is known of a job into one HTML file to keep or to mail.
+"""``history --html``: write all that is known of a job into one self-contained HTML file.
 
-Only the gathering and the folding into one file live here; it needs neither starlette nor a scheduler. The one idea:
-a report is the page with its data inside, so what is seen in the one is seen in the other. No secret is in it: settings
-are those that a job's processes compare, logs are what their own files say.
+The report is the page with its data embedded, so both show the same. It needs neither starlette nor a scheduler. It
+adds no secret: the settings are those that a job's processes compare, and the logs are copied as they are.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from samebits.launcher.processes import process_names, replaced_names
 from samebits.store import durable
 
 FILE = "samebits-report.html"
-LOG_CHARACTERS = 8000  # of each process
+LOG_CHARACTERS = 8000  # per process
 MOST_LOGS = 64
 _STATIC = Path(__file__).parent / "static"
 _VERSIONS = ("samebits", "torch", "pyzmq", "numpy")
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def gathered(settings: Settings) -> dict[str, Any]:
-    """All of it as plain values."""
+    """Return the report's data as plain values."""
     watch = Watch(settings, None)
     watch.look()
     nodes = job_spec.nodes_of(settings.log_dir, settings)
@@ -82,8 +81,8 @@ def gathered(settings: Settings) -> dict[str, Any]:
 
 
 def html_of_folder(settings: Settings) -> str:
-    """The page with the job's data, styles and scripts inside."""
-    # "<" inside a script's text could end it; in JSON it may be written so.
+    """Return the page with the job's data, styles and scripts embedded."""
+    # A "<" in a script's text could end the script; JSON can escape it.
     data = strict_json.dumps(gathered(settings)).replace("<", "\\u003c")
     page = _read("index.html")
     for name in ("uplot.css", "page.css"):

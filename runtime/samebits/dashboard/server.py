@@ -1,8 +1,8 @@
-"""The web server: a few routes over one ``Watch``, and one stream of server-sent events for every open page.
+"""The web server: a few routes over one ``Watch``, and a stream of server-sent events per page.
 
-Here live routes, the stream and its bounds; who may ask is ``guard``'s. The one idea: one task looks at the job and
-makes each message once, however many pages are open; a page that reads too slowly is closed and comes back by itself.
-What the scheduler tells is passed on at once; what only files tell is looked for.
+One task watches the job and makes each message once, however many pages are open. A page that reads too slowly is
+disconnected, and reconnects by itself. News from the scheduler is sent at once; files are polled. ``guard`` decides
+which requests are answered.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from samebits.dashboard.guard import ACTION, HEADERS, Guard, cookie_of, uid_of
 from samebits.dashboard.metrics import exposition
 from samebits.dashboard.watching import Watch
 
-LOOK_S = 0.25  # how often the files are looked at where the scheduler tells nothing
-REST_S = 0.05  # between two looks, however much it tells
-STATE_S = 1.0  # how often the state is told where nothing but time has passed
+LOOK_S = 0.25  # how often files are polled while the scheduler sends nothing
+REST_S = 0.05  # between two looks, however much it sends
+STATE_S = 1.0  # how often the state is sent if nothing but the time has changed
 MOST_PAGES = 32
 MOST_WAITING = 64  # messages that a page has not read yet
 MAX_URL = 2048
-METRICS = "/metrics"  # nothing that the scheduler does not tell whoever asks it, where it has no secret
+METRICS = "/metrics"  # shows nothing that a scheduler without a secret would not tell any client
 STATIC = Path(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _NAMES = ("page.js", "words.js", "page.css", "uplot.js", "uplot.css", "icon.svg", "LICENSE-uPlot")
@@ -42,11 +42,11 @@ FILES = {"": "index.html", **{name: name for name in _NAMES}}
 
 
 class Pages:
-    """The open pages, and what each has yet to read.
+    """The open pages, and their unread messages.
 
     Args:
         watch: the job.
-        linger_s: with neither a scheduler nor an open page for so long, ``leave`` is called; None: never.
+        linger_s: after so long without a scheduler and an open page, ``leave`` is called; None: never.
     """
 
     def __init__(self, watch: Watch, linger_s: float | None = None) -> None:
@@ -56,7 +56,7 @@ class Pages:
         self._queues: set[asyncio.Queue[bytes | None]] = set()
 
     async def run(self) -> None:
-        """Look at the job for ever."""
+        """Watch the job until cancelled."""
         loop = asyncio.get_running_loop()
         told_at, wanted_at = 0.0, loop.time()
         while True:
@@ -77,14 +77,14 @@ class Pages:
             await self._news()
 
     def ended(self, run: asyncio.Task[None]) -> None:
-        """End the server if ``run`` has failed: a page that shows an old state as the present one misleads."""
+        """End the server if ``run`` has failed, because a page that shows an outdated state misleads."""
         error = None if run.cancelled() else run.exception()
         if error is not None:
             print(f"samebits: the dashboard ends: {error!r}. Fix: start it again", file=sys.stderr, flush=True)
             self.leave()
 
     async def _news(self) -> None:
-        """Until the scheduler has told something, or it is time to look at the files."""
+        """Wait until the scheduler has sent something, or the files are due."""
         source = self._watch.source
         if source is None:
             await asyncio.sleep(LOOK_S)
@@ -98,11 +98,11 @@ class Pages:
             loop.remove_reader(source)
 
     def state(self) -> dict[str, Any]:
-        """What every message of that name holds."""
+        """Return the content of a "state" message."""
         return {**self._watch.state(), "loss": self._watch.losses()[-1:]}
 
     def everything(self) -> dict[str, Any]:
-        """What a page begins with."""
+        """Return what a page needs when it opens."""
         watch = self._watch
         events: list[Event] = list(watch.events)
         return {
@@ -124,7 +124,7 @@ class Pages:
                 queue.put_nowait(None)
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """The messages for one page, until it or this server is gone."""
+        """Yield the messages for one page, until it or this server is gone."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
         self._queues.add(queue)
         try:
@@ -136,12 +136,19 @@ class Pages:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more pages are taken."""
+        """Whether the bound on open pages is reached."""
         return len(self._queues) >= MOST_PAGES
 
 
 def app_of(pages: Pages, guard: Guard, report: Callable[[], str], actions: Actions | None = None) -> Starlette:
-    """The application. ``report`` makes the post-mortem page of ``report``; without ``actions`` nothing can be done."""
+    """Return the application.
+
+    Args:
+        pages: the open pages.
+        guard: decides which requests are answered.
+        report: makes the HTML report.
+        actions: runs actions; None: there are none.
+    """
     watch = pages.watch
 
     async def file(request: Request) -> Response:
@@ -207,7 +214,7 @@ def app_of(pages: Pages, guard: Guard, report: Callable[[], str], actions: Actio
 
 
 class _Guarded:
-    """Judges every request before a route sees it, and gives every answer the headers (an ASGI middleware)."""
+    """ASGI middleware that judges every request before its route runs, and adds the headers to every answer."""
 
     def __init__(self, app: Any, guard: Guard) -> None:
         self._app, self._guard = app, guard
@@ -229,7 +236,7 @@ class _Guarded:
         await self._answer(scope, await self._is_anothers(scope))(scope, receive, send_with_headers)
 
     async def _is_anothers(self, scope: Any) -> bool:
-        """Whether another user of this machine may be asking for what only the job's own may read."""
+        """Whether the request may come from another user and asks for data of the job's owner only."""
         if self._guard.others_token is None or scope["path"] == METRICS:
             return False
         uid = await asyncio.to_thread(uid_of, scope.get("client"), scope.get("server"))
@@ -244,18 +251,18 @@ class _Guarded:
         refused = self._guard.judge(scope["method"], headers, token, is_anothers=is_anothers)
         if refused is not None:
             return PlainTextResponse(f"{refused.text}\n", refused.status)
-        if self._guard.token is not None or scope["path"] != METRICS:  # what nobody else may read
+        if self._guard.token is not None or scope["path"] != METRICS:  # anything that not every client may read
             scope.get("state", {}).get(TRUST, _no_connection)()
         if token is not None and scope["path"] == "/" and scope["method"] != "POST":
-            answer = RedirectResponse("/", 303)  # so that the token stays in no history
-            if self._guard.knows(token):  # a link with another one, from wherever, must not replace the right one
+            answer = RedirectResponse("/", 303)  # so that the token stays in no browser history
+            if self._guard.knows(token):  # a link with another token, from wherever, must not replace the right one
                 answer.set_cookie(cookie_of(headers["host"]), token, httponly=True, samesite="strict")
             return answer
         return self._app
 
 
 def _no_connection() -> None:
-    """Stand in for a connection's trust where the application runs without a server of ours."""
+    """Replace the trust callback if the application runs without our server."""
 
 
 def _json(content: object) -> str:

@@ -1,8 +1,7 @@
-"""What the page shows, kept up to date: the scheduler's pushes, the events on disk, the ends of the logs.
+"""Collect what the page shows: the scheduler's pushes, the events on disk, the ends of the logs.
 
-Here lives one thread's worth of looking, without a web server: ``look`` takes in what is new, and ``state`` gives all
-of it as plain values. The one idea: the events are the truth of what happened and the push is the truth of now, so a
-page that begins after the job's death is made in the same way and only lacks the second.
+``look`` takes in what is new, and ``state`` returns the result as plain values. The events record what happened; the
+pushes describe the present. So a page that opens after the job's end works in the same way and only lacks the pushes.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from samebits.store.event_log import Tail
 
 MOST_EVENTS = 5000
 NAMES_S, NAMES_SOON_S = 2.0, 0.2
-"""How often a large job's scheduler is asked for everybody's state, at most; soon where somebody was lost or came."""
-MOST_POINTS = 1500  # of a line in a plot
+"""How often a large job's scheduler is asked for all workers' states; sooner after a worker was lost or joined."""
+MOST_POINTS = 1500  # per line of a plot
 LOG_BYTES = 64 << 10
-MOST_LOGS = 64  # that are read for the loss
+MOST_LOGS = 64  # read for the loss
 _LOSS_BYTES = 1 << 20
 _LINE_BYTES = 200
 _LOSS = re.compile(
@@ -43,7 +42,7 @@ _LOSS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What ``look`` found: new events, and whether they are all there are; whether anything else changed."""
+    """The result of ``look``: new events, whether they replace all earlier ones, whether anything else changed."""
 
     events: list[Event]
     is_anew: bool
@@ -51,11 +50,11 @@ class Changed:
 
 
 class Watch:
-    """One job, looked at again and again. One thread calls these methods.
+    """Observe one job. One thread calls these methods.
 
     Args:
         settings: the job's.
-        link: to its scheduler; None where only what is on disk is looked at.
+        link: to its scheduler; None to use only the files.
     """
 
     def __init__(self, settings: Settings, link: SchedulerLink | None) -> None:
@@ -67,15 +66,15 @@ class Watch:
         self._view: JobView | None = None
         self._stored: JobView | None = None
         self._is_linked = False
-        self._named_counts: tuple[object, ...] = ()  # of the view that named everybody last
+        self._named_counts: tuple[object, ...] = ()  # of the view that last named all workers
         self._names_asked_at = float("-inf")
-        self._asked = self._asked_bytes = 0  # of what people have asked: how many, and the size of the file
+        self._asked = self._asked_bytes = 0  # of operators' requests: their number, and the size of their file
         self._losses: dict[int, float] = {}  # by step
-        self._logs: dict[Path, int] = {}  # how much of each was read
+        self._logs: dict[Path, int] = {}  # bytes read of each log
 
     @property
     def source(self) -> int | None:
-        """A descriptor that is readable while the scheduler has told what no ``look`` has taken in; None: no link."""
+        """A descriptor that is readable while there is unread news from the scheduler; None without a link."""
         return None if self._link is None else self._link.fileno()
 
     def look(self) -> Changed:
@@ -97,7 +96,7 @@ class Watch:
         return Changed(events, is_anew, is_told or bool(events))
 
     def _asked_since(self, known: int) -> list[Event]:
-        """What people have asked of the job, but for the first so many."""
+        """Return operators' requests after the first ``known`` ones."""
         try:
             path = self._settings.recovery_path / event_log.ASKED_FILE
             size = _size_of(path)
@@ -124,7 +123,10 @@ class Watch:
         return bool(told)
 
     def _take_view(self, view: JobView) -> None:
-        """What is pushed of a large job names nobody: those known stay, and are asked for where it shows a change."""
+        """Take in a view; pushes of a large job name no workers.
+
+        The known workers are kept, and their states are requested if the view shows a change.
+        """
         known, now = self._view, time.monotonic()
         counts = (view.job, view.generation, view.phase, view.alive, view.spares_alive)
         if view.nodes or known is None or known.job != view.job:
@@ -143,7 +145,7 @@ class Watch:
         if event.kind in (Kind.STEP, Kind.ROUND, Kind.TRAINING, Kind.TRAINED, Kind.INTERRUPTED):
             self._steps.append((event.at, event.step))
             if len(self._steps) > 2 * MOST_POINTS:
-                del self._steps[1 : -MOST_POINTS // 2 : 2]  # the older half, every other one
+                del self._steps[1 : -MOST_POINTS // 2 : 2]  # thin out the older half
 
     def _read_journal(self) -> JobView | None:
         if not self._settings.enable_recovery:
@@ -157,7 +159,7 @@ class Watch:
 
     @property
     def view(self) -> JobView | None:
-        """The job as its scheduler tells it, else as its journal does."""
+        """The job as its scheduler reports it, otherwise from its journal."""
         return self._view if self._is_linked and self._view is not None else (self._stored or self._view)
 
     @property
@@ -166,7 +168,7 @@ class Watch:
         return self._is_linked
 
     def state(self) -> dict[str, Any]:
-        """Everything but the events, as plain values."""
+        """Return everything except the events, as plain values."""
         now, view = time.time(), self.view
         is_over = view is None or view.job_finished or view.ended is not None
         until = None if is_over else now
@@ -194,11 +196,11 @@ class Watch:
         }
 
     def steps(self) -> list[tuple[float, int]]:
-        """Moments and the step that was reached then, thinned."""
+        """Return times and the step reached at each, thinned out."""
         return self._steps[-MOST_POINTS:]
 
     def losses(self) -> list[tuple[int, float]]:
-        """Steps and losses, as the workers' logs tell them (rank 0 may have been several nodes); thinned."""
+        """Return steps and losses from the workers' logs, thinned out; rank 0 may have been several nodes."""
         nodes = self.view.nodes[:MOST_LOGS] if self.view is not None else ()
         has_grown = False
         for path in [self._settings.log_dir / f"{name_of(one.node)}.log" for one in nodes if "/" not in one.node]:
@@ -218,7 +220,7 @@ class Watch:
         return sorted(self._losses.items())[-2 * MOST_POINTS :]
 
     def log_end(self, name: str) -> str | None:
-        """The end of the log of a worker, or of the scheduler; None where no process of the job has that name."""
+        """Return the end of a process's log; None if no process of the job has that name."""
         settings = self._settings
         nodes = {worker.node for worker in (self.view.nodes if self.view is not None else ())}
         nodes |= set(job_spec.nodes_of(settings.log_dir, settings))
@@ -236,7 +238,7 @@ def _size_of(path: Path) -> int:
 
 
 def _end_of(path: Path, limit: int) -> bytes:
-    """The end of a log; empty where there is none. A link is not followed, a pipe is not waited for."""
+    """Return the end of a log, or nothing if it cannot be opened; never follows a link or waits for a fifo."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""The package's earlier import name, for the scripts of jobs that an earlier release has stored.
+"""The package's earlier import name, for scripts of jobs that an earlier release has stored.
 
-This folder stands on the PYTHONPATH of such a job's workers (``ops.kept_start``), and of no other process.
+Only the workers of such a job have this folder on their PYTHONPATH (``launcher.job_spec``).
 """

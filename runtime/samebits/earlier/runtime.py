@@ -1,7 +1,7 @@
-"""What ``import runtime`` finds in a worker of a job that an earlier release has stored: the package samebits itself.
+"""The module that ``import runtime`` finds in a job stored by an earlier release: an alias of samebits.
 
-The module replaces itself in ``sys.modules``, and finds ``runtime.x`` as ``samebits.x``, so that no module is loaded
-twice. A script that is started anew says ``import samebits``.
+It replaces itself in ``sys.modules`` by the package samebits, and finds ``runtime.x`` as ``samebits.x``, so that no
+module is loaded twice. New scripts use ``import samebits``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module back its own spec, which the import system has just replaced."""
+        """Restore the module's own spec, which the import system has just replaced."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 

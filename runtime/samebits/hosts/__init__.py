@@ -1,1 +1,1 @@
-"""Hosts beyond this one: who runs where in a cluster, and hosts that come and go."""
+"""Hosts beyond this one: placement of workers in a cluster, and changing sets of hosts."""

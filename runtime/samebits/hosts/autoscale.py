@@ -1,10 +1,9 @@
-"""How many workers a job should have, from what it needs and what it gains: a decision with its reason.
+"""The autoscaling policy: a size for the job, with a reason, from its load and its gain.
 
-Here lives the policy. Never here: who measures, or who starts and stops workers. The one idea: a size is left only for
-a reason that will still be there afterwards: a load is compared with its target beyond a tolerance, a smaller size must
-have been enough for a while, and a larger one, where it is still wanted, must have made the job faster by what its
-workers cost. A queue that moves or is empty says nothing about a smaller size: while it moves all are at work, and
-once it is empty a smaller size must work as fast as the work comes, by what sizes did while something waited.
+A size is changed only for a reason that persists: a load must miss its target by more than a tolerance, a smaller size
+must have sufficed for a while, and a larger size, if still needed, must have made the job faster in proportion to its
+cost. A queue that shrinks, grows or is empty does not justify a smaller size by itself. While it changes, all workers
+are busy. Once it is empty, a smaller size must keep up with arrivals, judged by speeds measured while work was waiting.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from samebits.errors import UsageError
 
 _NONE = 0.0
 _QUEUE = "the queue"
-_MOST_LOAD = 1e6  # a figure is any finite number; a world of this size has no place
-_ROOM = "there is room for one more, and whether it pays is to be seen"
+_MOST_LOAD = 1e6  # a figure may be any finite number
+_ROOM = "there is room for one more, to see whether it pays"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a size is chosen by. A target of 0 is none.
+    """Parameters of the policy. A target of 0 means none.
 
     Attributes:
-        least, most: of the size.
-        cpu, memory: share that a worker is to use, 0 to 1.
-        queue: samples, requests or whatever waits, for each worker.
+        least, most: limits of the size.
+        cpu, memory: target share used by a worker, 0 to 1.
+        queue: target number of waiting samples or requests per worker.
         tolerance: a load within this share of its target changes nothing.
-        settle_s: after a change nothing is decided for so long.
-        shrink_after_s: a smaller size must have been enough for so long.
-        least_gain: of what an added worker would bring if the speed grew with the size, 0 to 1; with less, the job goes
-            back. 0: nobody looks.
+        settle_s: no decisions for this long after a change.
+        shrink_after_s: a smaller size must have sufficed for this long.
+        least_gain: least share, 0 to 1, of the gain that linear scaling would bring; with less, the job shrinks again.
+            0: not checked.
 
     Raises:
-        UsageError: a value is out of its range.
+        UsageError: a value is out of range.
     """
 
     least: int
@@ -71,15 +70,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was measured since the reading before; what nobody measured is None.
+    """Measurements since the last reading; None: not measured.
 
     Attributes:
         at_s: seconds on one clock.
-        workers: how many train.
-        cpu, memory: the mean share that a worker uses, 0 to 1.
-        queue: how much waits for all of them.
-        speed: samples a second of the whole job.
-        room: how many workers the cluster would take at most.
+        workers: number of training workers.
+        cpu, memory: mean share used by a worker, 0 to 1.
+        queue: items waiting for all workers.
+        speed: samples per second of the whole job.
+        room: the most workers that the cluster could take.
     """
 
     at_s: float
@@ -93,7 +92,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The size that is wanted, and why."""
+    """The wanted size, and why."""
 
     size: int
     reason: str
@@ -101,25 +100,25 @@ class Decision:
 
 @dataclass(slots=True)
 class Autoscaler:
-    """The policy's memory: when the size changed, what was enough lately, and what did not pay."""
+    """The policy's state: when the size changed, which sizes sufficed, and what did not pay."""
 
     limits: Limits
     _size: int = 0
     _changed_s: float = -math.inf
     _before: tuple[int, float] | None = None  # size and speed before the last growth
     _speed: float | None = None
-    _enough: deque[tuple[float, int]] = field(default_factory=deque)  # when, and which size would have been
-    _enough_at: tuple[int, float] | None = None  # a size beyond which nothing was gained, and the load of then
-    _can: dict[int, float] = field(default_factory=dict)  # by size, its speed when something waited last
+    _enough: deque[tuple[float, int]] = field(default_factory=deque)  # time → size that would have sufficed
+    _enough_at: tuple[int, float] | None = None  # a size beyond which nothing was gained, and the load at that time
+    _can: dict[int, float] = field(default_factory=dict)  # by size: its speed when work was waiting last
     _queue: float | None = None  # at the last reading of this size
 
     def decide(self, reading: Reading) -> Decision:
-        """What follows from one more reading; readings come in the order of their times."""
+        """Decide on one more reading; readings come in order of time."""
         limits, size = self.limits, reading.workers
-        if size != self._size:  # it was changed, by whomever
+        if size != self._size:  # changed, by any party
             self._size, self._changed_s, self._queue = size, reading.at_s, None
             self._enough.clear()
-            return self._within(size, f"{size} workers since now", reading)
+            return self._within(size, f"it has just changed to {size} workers", reading)
         if reading.at_s < self._changed_s + limits.settle_s:
             return self._within(size, f"it has {size} workers for less than {limits.settle_s:g} s", reading)
         went_back = self._judge_growth(reading)
@@ -140,26 +139,26 @@ class Autoscaler:
         return self._shrink(load, name, reading)
 
     def _keeps_up(self, queue: float, speed: float, size: int) -> int:
-        """The smallest size, up to this one, that works as fast as the work comes, with some to spare."""
+        """Return the smallest size up to this one that keeps up with arrivals, with a margin."""
         before, self._queue = self._queue, queue
         if before and queue > 0:
             self._can[size] = speed
         if before is not None and 0 < queue != before:
-            return size  # how fast work comes will be seen when nothing waits
+            return size  # the rate of arrivals shows only when nothing waits
         if queue > 0 or not self._can:
             return 1
         needed = speed / (1 - self.limits.tolerance)
         return next((one for one in range(1, size) if self._speed_of(one) >= needed), size)
 
     def _speed_of(self, size: int) -> float:
-        """What it would do: as was seen, or as much for each worker as in the nearest size that was."""
+        """Return a size's measured speed, or one scaled from the nearest measured size."""
         nearest = min(self._can, key=lambda seen: (abs(seen - size), seen))
         return self._can[nearest] * size / nearest
 
     def _judge_growth(self, reading: Reading) -> Decision | None:
-        """Whether the last growth has made the job faster by what it cost; asked once, and only if it is still needed.
+        """Return to the size before the last growth if that did not pay. Checked once.
 
-        Where the load is below its target now the growth has done what it was for, however fast the work comes.
+        Skipped if the load is below its target now: then the growth has served its purpose, however fast work arrives.
         """
         limits, before = self.limits, self._before
         self._before = None
@@ -167,7 +166,7 @@ class Autoscaler:
             return None
         size, speed = before
         load, name = _load(reading, limits)
-        most = 1 - limits.tolerance if name == _QUEUE else 1 + limits.tolerance  # a share used is met, not only less
+        most = 1 - limits.tolerance if name == _QUEUE else 1 + limits.tolerance  # a share is met at its target already
         if size >= reading.workers or speed <= 0 or (name and load < most):
             return None
         gain = (reading.speed / speed - 1) / (reading.workers / size - 1)
@@ -184,7 +183,7 @@ class Autoscaler:
             if load * reading.workers <= then * (1 + self.limits.tolerance):
                 wanted = min(wanted, max(reading.workers, size))
             else:
-                self._enough_at = None  # the load is another one
+                self._enough_at = None  # the load has changed
         decision = self._within(wanted, _said(load, name), reading)
         if decision.size > reading.workers and reading.speed is not None:
             self._before = (reading.workers, reading.speed)
@@ -205,7 +204,7 @@ class Autoscaler:
         )
 
     def _within(self, size: int, reason: str, reading: Reading) -> Decision:
-        """Between the bounds, and no more than there is room for."""
+        """Limit a size to the bounds, and growth to the available room."""
         limits = self.limits
         bound = max(limits.least, min(limits.most, size))
         if reading.room is not None and bound > reading.workers:
@@ -216,7 +215,7 @@ class Autoscaler:
 
 
 def _load(reading: Reading, limits: Limits) -> tuple[float, str]:
-    """The load that is highest beside its target, and what it is; 1 of nothing where nothing is a target."""
+    """Return the highest load relative to its target, and its name; 1 and "" without targets."""
     loads = [
         (min(value / target / count, _MOST_LOAD), name)
         for value, target, count, name in (

@@ -1,7 +1,7 @@
-"""The autoscaling policy as Kubernetes manifests: a HorizontalPodAutoscaler or a KEDA ScaledObject.
+"""Export the autoscaling policy as a HorizontalPodAutoscaler or a KEDA ScaledObject.
 
-Bounds, targets and times are those of ``samebits autoscale``. What has no counterpart there (what a worker gains) is
-left out, and a comment in the manifest says so.
+Limits, targets and times are those of ``samebits autoscale``. The gain of a worker has no counterpart there and is left
+out, as a comment in the manifest states.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from samebits.hosts.autoscale import Limits
 KINDS = ("hpa", "keda", "adapter")
 QUEUE_METRIC = "samebits_queue"
 QUEUE_QUERY = 'max(samebits_worker_figure{figure="queue"})'
-"""How much waits, as the page's metrics say what ``samebits.report(queue=…)`` was given."""
+"""The queue's length in the page's metrics, from ``samebits.report(queue=…)``."""
 DEFAULT_CPU = 0.8
 _LONGEST_WINDOW_S, _LONGEST_PERIOD_S = 3600, 1800  # autoscaling/v2 allows no more
 
 
 def manifest(kind: str, limits: Limits, *, target: str, prometheus: str, query: str, every_s: float) -> str:
-    """The manifest as YAML.
+    """Return the manifest as YAML.
 
     Args:
         kind: one of ``KINDS``.
-        limits: bounds, targets and times.
+        limits: limits, targets and times.
         target: the StatefulSet's name.
-        prometheus: URL of a Prometheus server; KEDA asks it for the queue.
-        query: what it is asked, in PromQL: how much waits for all workers; empty: what the workers report.
-        every_s: seconds between looks.
+        prometheus: URL of the Prometheus server from which KEDA gets the queue's length.
+        query: PromQL for the number of items waiting for all workers; "": the workers' reports.
+        every_s: seconds between readings.
 
     Raises:
-        UsageError: the policy has nothing that this kind could carry out.
+        UsageError: the policy has nothing that this kind can express.
     """
     if kind == "adapter":
         return _written({"externalRules": [_RULE]})
@@ -48,8 +48,8 @@ def manifest(kind: str, limits: Limits, *, target: str, prometheus: str, query: 
             )
         text = _written(_keda(limits, target, prometheus, query or QUEUE_QUERY, every_s))
     return (
-        "# by `samebits autoscale --export`: a pod that is taken away gets SIGTERM, and its worker leaves at its next\n"
-        "# commit. Whether a worker is worth its cost (--least-gain) is asked by `samebits autoscale` alone.\n" + text
+        "# by `samebits autoscale --export`: a removed pod gets SIGTERM, and its worker leaves at its next\n"
+        "# commit. Whether a worker is worth its cost (--least-gain) is checked only by `samebits autoscale`.\n" + text
     )
 
 
@@ -75,7 +75,7 @@ def _targets(limits: Limits) -> dict[str, int]:
 
 
 def _behavior(limits: Limits) -> dict[str, Any]:
-    """Up at once and down slowly, as many as are wanted, once in ``settle_s``."""
+    """Return the behaviour: grow at once, shrink slowly, without limits per change, every ``settle_s``."""
     period_s = min(max(1, math.ceil(limits.settle_s)), _LONGEST_PERIOD_S)
     policies = [{"type": "Pods", "value": limits.most, "periodSeconds": period_s}]
     shrink_s = min(math.ceil(limits.shrink_after_s), _LONGEST_WINDOW_S)
@@ -111,7 +111,7 @@ def _hpa(limits: Limits, target: str) -> dict[str, Any]:
 
 
 def _quantity(number: float) -> str:
-    """In thousandths, as Kubernetes writes what is not whole."""
+    """Return a number as a Kubernetes quantity, in thousandths if it is not whole."""
     return f"{number:.0f}" if number == round(number) else f"{max(1, round(number * 1000))}m"
 
 
@@ -143,7 +143,7 @@ def _written(value: Mapping[str, Any]) -> str:
 
 
 def _lines(value: Mapping[str, Any] | Sequence[Any]) -> list[str]:
-    """YAML of maps and lists; a text is written as in JSON, which is YAML (its specification 1.2.2, section 1.2)."""
+    """Return YAML lines of maps and lists. Texts are written as JSON, which is YAML (1.2.2, section 1.2)."""
     lines: list[str] = []
     rows = (
         [(f"{name}:", one) for name, one in value.items()] if isinstance(value, Mapping) else [("-", v) for v in value]

@@ -1,8 +1,8 @@
-"""The driver of a job whose hosts come and go, and the script that it asks for them.
+"""The driver of a job with a changing set of hosts, and the discovery script that it runs.
 
-``hosts.placement`` decides which worker runs on which host. The job spec is changed before anything is done: nodes with
-a host belong to the job, hosts' nodes that it no longer lists are leaving. So kill -9 of a driver changes nothing, and
-the next one continues. The script runs in a thread, bounded in time and output.
+``hosts.placement`` decides which worker runs on which host. The job spec is changed before any action: nodes with a
+host belong to the job, nodes in ``hosts`` that it no longer lists are leaving. So the next driver continues after
+kill -9 of this one. The script runs in a thread, with limits of time and output.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ CLOSING_LOOK_S = 0.25
 _SHOWN_CHARACTERS = 200
 
 Answer = tuple[Host, ...] | str
-"""The hosts there are, or why the script has not said so."""
+"""The present hosts, or why the script gave none."""
 
 
 def words_of(text: str, folder: Path) -> list[str]:
-    """The script's command: split into words, read by no shell; a file of the job's folder is found without ``./``.
+    """Split the script's command into words, without a shell; files in the job's folder need no ``./``.
 
     Raises:
-        UsageError: it cannot be split into words, or is meant for a shell.
+        UsageError: it cannot be split, or needs a shell.
     """
     try:
         words = shlex.split(text)
@@ -78,9 +78,9 @@ def ask(
     timeout_s: float = TIMEOUT_S,
     closing: threading.Event | None = None,
 ) -> Answer:
-    """One run of the script, which has ended when this returns; cut short where ``closing`` is set meanwhile."""
+    """Run the script once, to its end; stop it early if ``closing`` is set."""
     try:
-        # Its own session: Ctrl-C in the terminal is meant for the job, and the whole of it can be ended.
+        # Its own session: Ctrl-C in the terminal is for the job, and all of it can be ended.
         script = subprocess.Popen(
             list(words),
             cwd=folder,
@@ -110,7 +110,7 @@ def ask(
 
 
 def _read(script: subprocess.Popen[bytes], timeout_s: float, closing: threading.Event) -> tuple[str, bytes, bytes]:
-    """Return why its output is not usable (empty if it is), and the output."""
+    """Return why its output is unusable ("" if it is usable), the output and the errors."""
     deadline_s = time.monotonic() + timeout_s
     assert script.stdout is not None and script.stderr is not None
     names = {script.stdout.fileno(): "out", script.stderr.fileno(): "err"}
@@ -130,7 +130,7 @@ def _read(script: subprocess.Popen[bytes], timeout_s: float, closing: threading.
                 waits_for.remove(descriptor)
             kept = found[names[descriptor]] + chunk
             if names[descriptor] == "err":
-                kept = kept[-4096:]  # the last of it says why
+                kept = kept[-4096:]  # the reason is at its end
             elif len(kept) > MAX_OUTPUT_BYTES:
                 return f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB", b"", b""
             found[names[descriptor]] = kept
@@ -150,28 +150,28 @@ def _ended(script: subprocess.Popen[bytes], timeout_s: float, errors: bytes) -> 
 
 
 class DiscoveryScript:
-    """Asks every second in a thread of its own; one thread calls these methods.
+    """Runs the script every second in its own thread. Methods are for one thread.
 
     Args:
         words: the script's command.
-        folder: where it runs.
-        slots: of a host that is named without a number.
+        folder: its working folder.
+        slots: of hosts without a number.
     """
 
     def __init__(self, words: Sequence[str], folder: Path, slots: int) -> None:
         self._words, self._folder, self._slots = words, folder, slots
-        self._answers: collections.deque[Answer] = collections.deque(maxlen=1)  # the newest is the truth
+        self._answers: collections.deque[Answer] = collections.deque(maxlen=1)  # only the newest answer counts
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="samebits-discovery", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        """Readable as long as ``take`` has something to give."""
+        """Return a descriptor that is readable while ``take`` has an answer."""
         return self._readable
 
     def take(self) -> Answer | None:
-        """Return the newest answer since the last call, or None."""
+        """Return a new answer, or None."""
         try:
             os.read(self._readable, 4096)
         except BlockingIOError:
@@ -182,7 +182,7 @@ class DiscoveryScript:
             return None
 
     def close(self) -> None:
-        """Ask no more; a script that runs is ended."""
+        """Stop asking and end a running script."""
         if not self._closing.is_set():
             self._closing.set()
             self._thread.join(4 * CLOSING_LOOK_S)
@@ -193,23 +193,23 @@ class DiscoveryScript:
             if self._closing.is_set():
                 return
             self._answers.append(answer)
-            with contextlib.suppress(BlockingIOError):  # it is readable already
+            with contextlib.suppress(BlockingIOError):  # already readable
                 os.write(self._writable, b"a")
             self._closing.wait(EVERY_S)
 
 
-ASK_AGAIN_S = 2.0  # a node that is to leave is asked again so often, over the scheduler
-LAUNCHER_GRACE_S = 30.0  # what started a worker elsewhere may outlive that worker's seat so long
+ASK_AGAIN_S = 2.0  # how often a leaving node is asked again, over the scheduler
+LAUNCHER_GRACE_S = 30.0  # how long a remote worker's launching process may outlive the worker's seat
 BUSY_RETRY_S = 0.1
-TOLD_TO_LEAVE = 128 + signal.SIGTERM  # not sent by this driver: a notice that the machine goes away
-LAUNCHER_FAILED = 255  # ssh(1): its own error, and none of the command's
+TOLD_TO_LEAVE = 128 + signal.SIGTERM  # not sent by this driver: the machine will be taken away
+LAUNCHER_FAILED = 255  # ssh(1): an error of ssh, not of the command
 
 
 def discovery_for(settings: Settings, supervisor: Supervisor | None) -> Discovery | None:
-    """The driver of a job whose hosts are discovered (HOST_DISCOVERY_SCRIPT); None for any other.
+    """Return the driver of a job with HOST_DISCOVERY_SCRIPT; None for other jobs.
 
     Raises:
-        UsageError: the script's command makes no sense.
+        UsageError: the script's command is invalid.
     """
     if supervisor is None or settings.host_discovery_script is None or not settings.enable_recovery:
         return None
@@ -217,11 +217,11 @@ def discovery_for(settings: Settings, supervisor: Supervisor | None) -> Discover
 
 
 class Discovery:
-    """One follower's driver; all methods take ``now`` in monotonic seconds.
+    """One follower's driver. All methods take ``now`` in monotonic seconds.
 
     Args:
         settings: of the job, with absolute folders.
-        spawn_worker: makes workers' processes; as in ``spawning.launch``.
+        spawn_worker: starts workers' processes, as in ``spawning.launch``.
     """
 
     def __init__(self, settings: Settings, spawn_worker: Spawn | None = None) -> None:
@@ -234,40 +234,40 @@ class Discovery:
         self._drained: tuple[str, ...] = ()
         self._problem = ""
         self._not_reached: set[str] = set()
-        self._told: dict[str, float] = {}  # of a node that is to leave: when it was asked last
-        self._seated: set[str] = set()  # leaving nodes that had a seat meanwhile
-        self._vacant: dict[str, float] = {}  # since when that seat is free, though its process runs
+        self._told: dict[str, float] = {}  # by leaving node: when it was asked last
+        self._seated: set[str] = set()  # leaving nodes that have had a seat meanwhile
+        self._vacant: dict[str, float] = {}  # since when the seat of a running process is free
         self._retry_at: float | None = None
         self._backoff = Backoff()
         self._turn = Turn()
 
     def start(self, folder: Path) -> int:
-        """Begin to ask the script; the descriptor that is readable when it has answered."""
+        """Start the script; return a descriptor that is readable when it has answered."""
         words = words_of(self._settings.host_discovery_script or "", folder)
         self._script = DiscoveryScript(words, folder, self._settings.host_slots)
         return self._script.fileno()
 
     @property
     def is_started(self) -> bool:
-        """Whether the script is asked."""
+        """Return whether the script was started."""
         return self._script is not None
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._script is not None:
             self._script.close()
 
     def wake_at(self, now: float) -> float | None:
-        """When ``turn`` is to be called even if nothing happens."""
+        """Return when ``turn`` is due even if nothing happens, or None."""
         ats = (self._retry_at, self._placement.wake_at(now))
         return min((at for at in ats if at is not None), default=None)
 
     # ---- deaths
 
     def takes(self, name: str, identity: ProcessIdentity, status: int | None, now: float, *, has_joined: bool) -> bool:
-        """Return whether a worker that was ended from outside is the driver's to restart, on another host.
+        """Return whether the driver restarts this dead worker, on another host.
 
-        Its place is given to another host, or another process has its name already.
+        That is so if its slot is given to another host, or another process has its name already.
         """
         node = node_of(name) or ""
         if read_pid_files(self._settings.log_dir, [name]).get(name, identity) != identity:
@@ -281,7 +281,7 @@ class Discovery:
             why = f"what starts it there ended with status {status}"
             reason = self._placement.failed(node, host, now, why)
         elif status == TOLD_TO_LEAVE:
-            reason = self._placement.failed(node, host, now, "it was told to leave there (SIGTERM)")
+            reason = self._placement.failed(node, host, now, "it was asked to leave there (SIGTERM)")
         else:
             reason = self._placement.died(node, host, now, has_joined=has_joined)
         if reason is None:
@@ -290,16 +290,14 @@ class Discovery:
             with StartLock(self._settings.log_dir, wait=False):
                 self._keep(_without(job_spec.read(self._settings.log_dir) or kept, [node]))
         except (BusyError, SameBitsError):  # another process starts workers here, or the disk refuses
-            return False  # it is restarted in place, and judged by its next death
+            return False  # restarted in place, and judged again by its next death
         self._decide(reason)
-        self._told[node] = now  # it is gone, though the scheduler may notice a moment later
+        self._told[node] = now  # it is gone, though the scheduler may notice a little later
         self._retry_at = now
         return True
 
-    # ---- a turn
-
     def turn(self, view: JobView | None, now: float) -> Turn:
-        """Do what is due: take the script's answer, start, ask to leave, and forget gone nodes."""
+        """Do what is due: take the script's answer, start, request departures, forget gone nodes."""
         answer = None if self._script is None else self._script.take()
         if answer is not None:
             self._take(answer)
@@ -351,7 +349,7 @@ class Discovery:
     def _carry_out(self, view: JobView, now: float) -> None:
         kept = job_spec.read(self._settings.log_dir)
         if kept is None:
-            return  # the folder was moved away, and whatever runs with it
+            return  # the folder was moved away with whatever runs in it
         if kept.drained != self._drained:
             self._drained = kept.drained
             self._see()
@@ -403,21 +401,21 @@ class Discovery:
     # ---- leaving
 
     def _ask_unknown(self, nodes: Sequence[str], now: float) -> None:
-        """Ask unknown workers to leave, such as one whose host was cut off and is back."""
+        """Ask workers that are not in the job spec to leave, such as one whose host is reachable again."""
         due = [node for node in nodes if self._told.get(node, -ASK_AGAIN_S) <= now - ASK_AGAIN_S]
         new = [node for node in due if node not in self._told]
         self._told |= dict.fromkeys(due, now)
         if new:
             self._say(
                 f"worker {', '.join(new)} leaves at the next commit: it was started by hand, or its host was given up. "
-                "Fix: let the discovery script print the host where it is to run"
+                "Fix: let the discovery script print the host that it should run on"
             )
         if due:
             text = self._turn.lines[-1] if new else ""
             self._turn.decisions.append(Decision(text, tuple(due)))
 
     def _ask_to_leave(self, leaving: Mapping[str, str], now_asked: Iterable[str], now: float) -> None:
-        """Those of this machine by a signal, once; those elsewhere over the scheduler, until they are gone."""
+        """Send local nodes a signal, once; ask remote ones through the scheduler until they are gone."""
         here = [node for node, host in leaving.items() if is_here(host) and node not in self._told]
         there = read_pid_files(self._settings.log_dir, map(name_of, here))
         for node in here:
@@ -450,7 +448,7 @@ class Discovery:
                 self._seated.add(node)
                 self._vacant.pop(node, None)
             elif node not in self._seated:
-                continue  # it has not joined yet: what starts it is all that can be waited for
+                continue  # not joined yet: its launching process is all there is to wait for
             elif now - self._vacant.setdefault(node, now) > LAUNCHER_GRACE_S:
                 is_new = now - self._vacant[node] < 2 * LAUNCHER_GRACE_S
                 send_signal(identity, signal.SIGTERM if is_new else signal.SIGKILL)
@@ -464,28 +462,26 @@ class Discovery:
             self._keep(kept)
         return kept
 
-    # ---- words
-
     def _keep(self, kept: JobSpec) -> None:
         job_spec.keep(self._settings.log_dir, kept)
 
     def _decide(self, reason: Decision, elsewhere: Collection[str] = ()) -> None:
         self._say(reason.text)
-        drain = tuple(node for node in reason.drain if node in elsewhere)  # the others get a signal
+        drain = tuple(node for node in reason.drain if node in elsewhere)  # local nodes get a signal
         self._turn.decisions.append(Decision(reason.text, drain))
 
     def _say(self, text: str) -> None:
         self._turn.lines.append(text)
 
     def _say_problem(self, text: str) -> None:
-        """Once, until it is another one."""
+        """Report a problem once, until it changes."""
         if text != self._problem:
             self._problem = text
             self._say(text)
 
 
 def name_for(number: str, view: JobView) -> str:
-    """The node to start under this number: one that need not wait, where its last one was lost."""
+    """Return the node to start under this number: a successor, without cool-down, if it was lost."""
     line = [one for one in view.nodes if root_of(one.node) == number]
     if not line:
         return number
@@ -494,7 +490,7 @@ def name_for(number: str, view: JobView) -> str:
 
 
 def _without(kept: JobSpec, nodes: Iterable[str], *, keep_hosts: bool = False) -> JobSpec:
-    """The same start without these nodes; ``keep_hosts``: they are on their way out, and not gone."""
+    """Return the job spec without these nodes; ``keep_hosts``: they are leaving but not gone."""
     gone = set(nodes)
     hosts = kept.hosts if keep_hosts else {node: host for node, host in kept.hosts.items() if node not in gone}
     return replace(kept, nodes=tuple(node for node in kept.nodes or () if node not in gone), hosts=hosts)

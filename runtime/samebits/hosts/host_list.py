@@ -1,8 +1,7 @@
-"""Which hosts a job may use, and where its workers are to run: hosts come and go, and some fail.
+"""Parse discovered hosts, suspend failed ones, and plan where workers run.
 
-Here live what a discovery script's lines mean, which hosts rest after a failure and for how long, and the plan from
-what runs to what should. Never here: who asks the script, or starts a process. The one idea: hosts keep the order in
-which they were first seen, so that those who have the state stay, and a newcomer never takes an old host's place.
+Hosts keep the order in which they were first seen. So hosts with the training state stay, and a new host never takes an
+old one's place.
 """
 
 from __future__ import annotations
@@ -24,19 +23,20 @@ _LONGEST_NAME = 253
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host and how many workers it takes."""
+    """A host and its number of worker slots."""
 
     name: str
     slots: int
 
 
 def parse(text: str, default_slots: int = 1) -> tuple[Host, ...]:
-    """The hosts that a discovery script has printed: one ``host`` or ``host:slots`` a line, IPv6 in brackets.
+    """Return the hosts printed by a discovery script: a ``host`` or ``host:slots`` per line.
 
-    Empty lines and what follows ``#`` count for nothing. A host that is named twice has the slots of its last line.
+    IPv6 addresses are in brackets. Empty lines and text after ``#`` are ignored. A host named twice has the slots of
+    its last line.
 
     Raises:
-        UsageError: a line is none of these; it is named with its number, and nothing of the text is used.
+        UsageError: a line is invalid. It is named with its number, and nothing of the text is used.
     """
     found: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -59,10 +59,10 @@ def parse(text: str, default_slots: int = 1) -> tuple[Host, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """How long a host rests after its failures: the first time, and at most; each time twice as long as before.
+    """How long a host is suspended after a failure: at first, and at most; doubled each time.
 
     Raises:
-        UsageError: the times are no times, or the wrong way round.
+        UsageError: the times are invalid or in the wrong order.
     """
 
     first_s: float = 10.0
@@ -76,8 +76,8 @@ class Resting:
             )
 
     def after(self, failures: int) -> float:
-        """Seconds after so many failures."""
-        doublings = min(failures - 1, 64)  # beyond that the longest is reached, whatever the first was
+        """Return seconds of suspension after so many failures."""
+        doublings = min(failures - 1, 64)  # beyond that the maximum is reached in any case
         return min(self.most_s, self.first_s * 2.0**doublings)
 
 
@@ -91,7 +91,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done: on these hosts a worker is started, by these nodes one is left at its next commit."""
+    """Hosts to start a worker on, once per worker, and nodes to leave at their next commit."""
 
     start: tuple[str, ...] = ()
     drain: tuple[str, ...] = ()
@@ -99,56 +99,56 @@ class Plan:
 
 @dataclass(slots=True)
 class Hosts:
-    """The hosts as they were seen. Times are seconds on one clock of the caller's."""
+    """The hosts as seen so far. Times are in seconds on one clock of the caller's."""
 
     resting: Resting = field(default_factory=Resting)
     _known: dict[str, _Known] = field(default_factory=dict)
 
     def seen(self, hosts: Iterable[Host]) -> None:
-        """The script has named these and no others."""
+        """Record the script's answer: exactly these hosts."""
         for known in self._known.values():
             known.is_there = False
         for host in hosts:
             known = self._known.setdefault(host.name, _Known(host))
             known.host, known.is_there = host, True
         gone = [name for name, known in self._known.items() if not known.is_there and not known.failures]
-        for name in gone[: max(0, len(self._known) - MOST_HOSTS)]:  # where each answer has new names
+        for name in gone[: max(0, len(self._known) - MOST_HOSTS)]:  # if each answer has new names
             del self._known[name]
 
     def failed(self, name: str, now_s: float) -> float:
-        """A worker on this host has failed by the host's doing; until when nothing is started there."""
+        """Record a failure caused by the host; return until when nothing is started there."""
         known = self._known.setdefault(name, _Known(Host(name, 0), is_there=False))
-        if now_s >= known.rests_until:  # several workers of one failure are one
+        if now_s >= known.rests_until:  # failures of several workers at once count as one
             known.failures += 1
             known.rests_until = now_s + self.resting.after(known.failures)
         return known.rests_until
 
     def worked(self, name: str, now_s: float) -> None:
-        """A worker there has trained as long as the longest rest: its failures are forgotten."""
+        """Forget a host's failures once a worker there has trained for the longest suspension."""
         known = self._known.get(name)
         if known is not None and now_s >= known.rests_until + self.resting.most_s:
             known.failures = 0
 
     def usable(self, now_s: float) -> tuple[Host, ...]:
-        """Those that are there and do not rest, the longest known first."""
+        """Return the present hosts that are not suspended, longest known first."""
         return tuple(one.host for one in self._known.values() if one.is_there and now_s >= one.rests_until)
 
     def next_change_s(self, now_s: float) -> float | None:
-        """When the next host has rested; None where none rests."""
+        """Return when the next suspension ends, or None."""
         return min(
             (one.rests_until for one in self._known.values() if one.is_there and one.rests_until > now_s), default=None
         )
 
     def plan(self, size: int, running: Mapping[str, str], now_s: float) -> Plan:
-        """From the workers that run to ``size`` of them on usable hosts.
+        """Plan the change from the running workers to ``size`` workers on usable hosts.
+
+        A worker leaves if its host is gone or has fewer slots than workers; the newest leaves first. Workers on a
+        suspended host stay, since failed ones have ended by themselves. Beyond ``size`` the newest workers leave.
 
         Args:
-            size: how many are wanted.
-            running: the host of each node, the longest in the job first.
+            size: the wanted number.
+            running: the host of each node, in order of seniority.
             now_s: the time.
-
-        A worker leaves where its host has gone, or has fewer slots than workers: the one that came last. One on a host
-        that rests stays; whoever has failed there has ended by itself. Beyond ``size`` those leave that came last.
         """
         there = {one.host.name: one.host.slots for one in self._known.values() if one.is_there}
         taken: Counter[str] = Counter()

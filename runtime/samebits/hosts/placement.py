@@ -1,8 +1,7 @@
-"""Which workers a driver starts on which host, whom it has leave, and what it says of each, as hosts come and go.
+"""Decide which workers a driver starts on which host and which leave, as hosts change.
 
-Here lives what follows from an answer of a discovery script, from a death and from the time. Never here: who asks, who
-starts, and the names of processes. The one idea: who runs where is told anew each time, from what is kept on disk, so
-that a driver that takes over decides as the one before would have done; its own memory is only of hosts that failed.
+The present placement is passed in at each call, from disk, so a driver that takes over decides like its predecessor.
+The only state kept in memory is about failed hosts.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from samebits.core.messages import Decision
 from samebits.hosts.host_list import Host, Hosts, Resting
 
 MOST_DEATHS, DEATHS_S = 3, 60.0
-"""Workers that have trained and die of what comes from outside: so many in such a time are their host's failure."""
+"""So many deaths of trained workers by external causes, in this time, count as their host's failure."""
 
 
 @dataclass(slots=True)
 class Orders:
-    """What is to be done now: workers to be started, by number and host, and nodes that are to leave."""
+    """Actions to take now: workers to start, as (number, host), and nodes to leave."""
 
     start: list[tuple[str, str]] = field(default_factory=list)
     drain: list[str] = field(default_factory=list)
@@ -29,11 +28,11 @@ class Orders:
 
 
 class Placement:
-    """A driver's judgement. Times are seconds on one clock of the caller's; nodes are named as in NODE_ID.
+    """A driver's decisions. Times are in seconds on one clock of the caller's; nodes as in NODE_ID.
 
     Args:
-        most: workers of the job at most (MAX_WORKER_NUM), which is how many numbers there are to give.
-        resting: how long a host rests after it failed.
+        most: MAX_WORKER_NUM, which is also how many numbers there are.
+        resting: how long a host is suspended after a failure.
     """
 
     def __init__(self, most: int, resting: Resting) -> None:
@@ -45,7 +44,7 @@ class Placement:
         self._rests: set[str] = set()
 
     def seen(self, hosts: Iterable[Host], drained: Collection[str] = ()) -> list[Decision]:
-        """The script has named these hosts and no others; ``drained`` of them are not to be used."""
+        """Record the script's answer: exactly these hosts, without those in ``drained``."""
         found = [host for host in hosts if host.name not in drained]
         self._hosts.seen(found)
         before, now = self._there, {host.name: host.slots for host in found}
@@ -64,9 +63,9 @@ class Placement:
         return [Decision("; ".join(texts))]
 
     def died(self, node: str, host: str, now_s: float, *, has_joined: bool) -> Decision | None:
-        """A worker's process has ended by what comes from outside; None: it is started again where it was.
+        """Handle a worker's death by an external cause; None: it is restarted in place.
 
-        ``has_joined``: it had a seat, so that what started it works.
+        ``has_joined``: it had a seat, so the way it was started works.
         """
         deaths = self._deaths.setdefault(host, deque(maxlen=MOST_DEATHS))
         deaths.append(now_s)
@@ -76,7 +75,7 @@ class Placement:
         return self.failed(node, host, now_s, why)
 
     def failed(self, node: str, host: str, now_s: float, why: str) -> Decision:
-        """A worker could not be started there, or not stay: its host rests, and another takes its place."""
+        """Suspend a host on which a worker could not start or stay; another takes its place."""
         rests_s = self._hosts.failed(host, now_s) - now_s
         self._deaths.pop(host, None)
         self._rests.add(host)
@@ -92,15 +91,15 @@ class Placement:
         used: Collection[str] = (),
         lost: Collection[str] = (),
     ) -> Orders:
-        """What is to be done now, that the workers are where they can be.
+        """Return the actions that bring the workers to usable hosts.
 
         Args:
-            running: the host of each node, the longest in the job first.
-            leaving: the same of those that are asked to leave and are not gone.
+            running: the host of each node, in order of seniority.
+            leaving: the same for nodes that were asked to leave and are not gone.
             now_s: the time.
-            wish: how many workers somebody wants; None: as many as there is room for.
-            used: numbers that others have.
-            lost: numbers whose last process was lost: a cool-down may lie before them.
+            wish: the requested number of workers; None: as many as fit.
+            used: numbers that are taken by others.
+            lost: numbers whose last process was lost and that may have to wait for a cool-down.
         """
         orders = Orders()
         if self._there is None:
@@ -129,7 +128,7 @@ class Placement:
         return orders
 
     def wake_at(self, now_s: float) -> float | None:
-        """When ``next`` is to be asked even if nothing happens."""
+        """Return when ``next`` is due even if nothing happens, or None."""
         return self._hosts.next_change_s(now_s)
 
     def _why_drained(self, nodes: Sequence[str], running: Mapping[str, str], size: int) -> list[Decision]:

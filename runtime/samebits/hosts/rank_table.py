@@ -1,7 +1,7 @@
-"""``samebits ranktable``: Ascend's table of which rank runs on which NPU (RANK_TABLE_FILE, versions 1.0 and 1.2).
+"""``samebits ranktable``: Ascend's rank tables (RANK_TABLE_FILE, versions 1.0 and 1.2).
 
-A table is read as its publisher describes it (hiascend.com, HCCL user guide, "ranktable"). Unknown fields are kept, and
-nothing is guessed. *soft* accepts what identifies ranks, servers and devices; *strict* requires all that HCCL requires.
+They are read as documented in hiascend.com, HCCL user guide, "ranktable". Unknown fields are ignored, and nothing is
+guessed. *soft* accepts what identifies ranks, servers and devices; *strict* requires all that HCCL requires.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One NPU; every value is a text, as in the file."""
+    """One NPU; all values are texts, as in the file."""
 
     device_id: str
     rank_id: str
@@ -73,33 +73,33 @@ class RankTable(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return sum(len(server.device) for server in self.server_list)
 
     def server_here(self, names: Iterable[str]) -> Server | None:
-        """The server that goes by one of these names or addresses."""
+        """Return the server with one of these names or addresses, or None."""
         known = {name.lower() for name in names}
         return next((one for one in self.server_list if {one.server_id.lower(), one.host_ip.lower()} & known), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table, and what it lacks of what HCCL wants; empty where nothing."""
+    """A table, and what it lacks of HCCL's requirements."""
 
     table: RankTable
     lacks: tuple[str, ...]
 
 
 def parse(text: bytes, name: str, *, strict: bool) -> Found:
-    """The table of a file.
+    """Parse a rank table.
 
     Args:
-        text: the file.
-        name: of the file, for the sentences.
-        strict: what HCCL would refuse is refused, too.
+        text: content of the file.
+        name: of the file, for messages.
+        strict: also refuse what HCCL would refuse.
 
     Raises:
-        SettingsError: it is no rank table, or not of a world; every fault that was found is a line.
+        SettingsError: it is not a valid rank table of a world; one line per fault.
     """
     if len(text) > MOST_BYTES:
         raise SettingsError([f"{name}: more than {MOST_BYTES >> 20} MiB. Fix: name a rank table"])
@@ -107,7 +107,7 @@ def parse(text: bytes, name: str, *, strict: bool) -> Found:
         table = msgspec.json.decode(text, type=RankTable)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise SettingsError(
-            [f"{name} is no rank table: {error}. Fix: a JSON object with version, server_count and server_list"]
+            [f"{name} is not a rank table: {error}. Fix: a JSON object with version, server_count and server_list"]
         ) from None
     faults = list(_faults(table))
     lacks = tuple(_lacks(table))
@@ -117,11 +117,11 @@ def parse(text: bytes, name: str, *, strict: bool) -> Found:
 
 
 def _faults(table: RankTable) -> Iterable[str]:
-    """What makes ranks, servers or devices ambiguous."""
+    """Yield ambiguities of ranks, servers or devices."""
     if table.version not in VERSIONS:
-        yield f"version {table.version!r}: expected {' or '.join(VERSIONS)}. Fix: make the table anew"
+        yield f"version {table.version!r}: expected {' or '.join(VERSIONS)}. Fix: generate the table again"
     if table.status not in ("", COMPLETED):
-        yield f"status {table.status!r}: it is not written to its end. Fix: wait until it says {COMPLETED!r}"
+        yield f"status {table.status!r}: it is not complete. Fix: wait until it says {COMPLETED!r}"
     if table.server_count != str(len(table.server_list)):
         yield f"server_count {table.server_count!r}, but there are {len(table.server_list)}. Fix: correct the number"
     seen: set[str] = set()
@@ -135,14 +135,14 @@ def _faults(table: RankTable) -> Iterable[str]:
         ids = Counter(device.device_id for device in server.device)
         wrong = sorted(one for one, count in ids.items() if count > 1 or not _NUMBER.fullmatch(one))
         if wrong:
-            yield f"server {server.server_id}: device_id {wrong[0]!r} is named twice, or no number. Fix: correct it"
+            yield f"server {server.server_id}: device_id {wrong[0]!r} is named twice, or not a number. Fix: correct it"
     ranks = [device.rank_id for server in table.server_list for device in server.device]
     if sorted(ranks) != sorted(map(str, range(len(ranks)))) or not ranks:
         yield f"the rank_id are not 0 to {max(len(ranks) - 1, 0)}, each once. Fix: number them"
 
 
 def _lacks(table: RankTable) -> Iterable[str]:
-    """What HCCL asks for besides."""
+    """Yield further requirements of HCCL that are not met."""
     if not table.status:
         yield f"status is missing. Fix: add {COMPLETED!r}"
     is_alone = len(table.server_list) == 1
@@ -150,7 +150,7 @@ def _lacks(table: RankTable) -> Iterable[str]:
         for device in server.device:
             if not _is_address(device.device_ip) and not (is_alone and not device.device_ip):
                 yield (
-                    f"server {server.server_id}, device {device.device_id}: device_ip {device.device_ip!r} is no "
+                    f"server {server.server_id}, device {device.device_id}: device_ip {device.device_ip!r} is not an "
                     f"address. Fix: the one that {HCCN} names on that server"
                 )
             if table.version == OF_SUPER_PODS and not device.super_device_id:
@@ -170,13 +170,13 @@ def _is_address(text: str) -> bool:
 
 
 def made(server_id: str, devices: Sequence[int], addresses: dict[int, str], host_ip: str = "") -> RankTable:
-    """The table of one server: its devices are ranks in this order."""
+    """Return the table of one server, whose devices are ranked in this order."""
     entries = tuple(Device(str(one), str(rank), addresses.get(one, "")) for rank, one in enumerate(devices))
     return RankTable("1.0", "1", (Server(server_id, entries, host_ip),), COMPLETED)
 
 
 def joined(tables: Sequence[RankTable]) -> RankTable:
-    """Join tables of several servers; ranks are numbered in the order given."""
+    """Join tables of several servers; ranks are numbered in the given order."""
     servers, first = [], 0
     for table in tables:
         for server in table.server_list:
@@ -190,20 +190,20 @@ def joined(tables: Sequence[RankTable]) -> RankTable:
 
 
 def text_of(table: RankTable) -> str:
-    """The file."""
+    """Return the content of the table's file."""
     return json.dumps(msgspec.to_builtins(table), indent=2) + "\n"
 
 
 def addresses_in(hccn: str) -> dict[int, str]:
-    """The address of each device, from the text of hccn.conf."""
+    """Return the address of each device in the text of hccn.conf."""
     return {int(number): address for number, address in _ADDRESS.findall(hccn)}
 
 
 def read(path: Path, *, strict: bool) -> Found:
-    """The table at this path.
+    """Read the table at this path.
 
     Raises:
-        SettingsError: it cannot be read, or is no rank table of a world.
+        SettingsError: it cannot be read, or is not a valid rank table of a world.
     """
     try:
         text = read_named_file(path, MOST_BYTES)
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
         "table.json`; `samebits ranktable check table.json --strict`",
     )
     deeds = parser.add_subparsers(dest="deed", required=True, metavar="check | make | join")
-    check = deeds.add_parser("check", help="say what a table holds and lacks; 0 where it can be used")
+    check = deeds.add_parser("check", help="show what a table holds and lacks; status 0 if it is usable")
     check.add_argument("file", type=Path)
     check.add_argument("--strict", action="store_true", help="refuse what HCCL would refuse")
     make = deeds.add_parser("make", help="print the table of this server")

@@ -1,7 +1,7 @@
-"""``samebits slurm``: which process of a job runs where in a Slurm allocation (scripts/slurm/samebits.sbatch).
+"""``samebits slurm``: assign a job's processes to hosts of a Slurm allocation (samebits.sbatch).
 
-A worker's number gives its host and device, in blocks per host, so a step that is started again by the same line is the
-same worker. Also what ``samebits run`` learns from its environment inside ``srun``.
+A worker's number determines its host and device, in blocks per host, so a step restarted with the same line is the same
+worker. The module also reads what ``samebits run`` needs from the environment inside ``srun``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Placed:
 
     Attributes:
         name: ``scheduler``, or ``worker_<node id>``.
-        host: the host that it is started on first.
-        node_id: the worker's; empty for the scheduler.
-        local_rank: its index among the workers of that host, 0-based; empty for the scheduler.
+        host: its initial host.
+        node_id: the worker's; "" for the scheduler.
+        local_rank: its index among the workers of that host, 0-based; "" for the scheduler.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Placed:
 
 
 def hosts_of(nodelist: str) -> list[str]:
-    """The hosts that a list of Slurm's names, in its order: ``n[01-03,7],login`` (scontrol(1), show hostnames).
+    """Return the hosts in a Slurm list such as ``n[01-03,7],login`` (scontrol(1), show hostnames).
 
     Raises:
-        ValueError: it is no such list, or names more than MOST_HOSTS.
+        ValueError: it is not such a list, or names more than MOST_HOSTS.
     """
     found: list[str] = []
     for item in _split(nodelist):
@@ -50,7 +50,7 @@ def hosts_of(nodelist: str) -> list[str]:
         end = 0
         for match in _PART.finditer(item):
             if match.start() != end:
-                raise ValueError(f"{item!r} is no host name")
+                raise ValueError(f"{item!r} is not a host name")
             numbers = _numbers(match[2])
             if len(names) * len(numbers) > MOST_HOSTS:
                 raise ValueError(f"more than {MOST_HOSTS} hosts")
@@ -58,7 +58,7 @@ def hosts_of(nodelist: str) -> list[str]:
             end = match.end()
         rest = item[end:]
         if not item or "[" in rest or "]" in rest:
-            raise ValueError(f"{item!r} is no host name")
+            raise ValueError(f"{item!r} is not a host name")
         found += [name + rest for name in names]
         if len(found) > MOST_HOSTS:
             raise ValueError(f"more than {MOST_HOSTS} hosts")
@@ -66,7 +66,7 @@ def hosts_of(nodelist: str) -> list[str]:
 
 
 def _split(nodelist: str) -> list[str]:
-    """At the commas that stand in no brackets."""
+    """Split at commas outside brackets."""
     items, depth = [""], 0
     for char in nodelist:
         depth += {"[": 1, "]": -1}.get(char, 0)
@@ -78,21 +78,21 @@ def _split(nodelist: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """``01-03,7`` as texts, with the zeros that lead them."""
+    """Return ``01-03,7`` as texts, keeping leading zeros."""
     found: list[str] = []
     for text in ranges.split(","):
         match = _RANGE.fullmatch(text)
         if match is None or len(text) > 2 * _MOST_DIGITS:
-            raise ValueError(f"[{ranges}] is no range of numbers")
+            raise ValueError(f"[{ranges}] is not a range of numbers")
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < first + MOST_HOSTS - len(found):
-            raise ValueError(f"[{ranges}] is no range of numbers, or a longer one than {MOST_HOSTS}")
+            raise ValueError(f"[{ranges}] is not a range of numbers, or a longer one than {MOST_HOSTS}")
         found += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return found
 
 
 def placed(hosts: Sequence[str], workers_per_host: int, spare_hosts: int) -> list[Placed]:
-    """The scheduler on the first host, blocks of workers on all but the last ``spare_hosts``, spares on these.
+    """Place the scheduler on the first host, spares on the last ``spare_hosts``, workers on the others.
 
     Raises:
         ValueError: no host is left for workers.
@@ -110,15 +110,15 @@ def placed(hosts: Sequence[str], workers_per_host: int, spare_hosts: int) -> lis
 
 
 def plan(environ: Mapping[str, str], spare_hosts: int = 0) -> list[Placed]:
-    """Who runs where in the allocation that Slurm's variables describe (sbatch(1), output environment variables).
+    """Return the processes of the allocation in Slurm's variables (sbatch(1), output environment variables).
 
     Args:
-        environ: with SLURM_JOB_NODELIST, and how many workers a host has: SLURM_NTASKS_PER_NODE, else
-            SLURM_GPUS_ON_NODE, else 1.
-        spare_hosts: how many of the hosts, the last, hold spares.
+        environ: with SLURM_JOB_NODELIST and the workers per host: SLURM_NTASKS_PER_NODE, else SLURM_GPUS_ON_NODE, else
+            1.
+        spare_hosts: number of hosts, at the end, for spares.
 
     Raises:
-        SettingsError: this is no allocation, or one without a host to train on.
+        SettingsError: this is no allocation, or it has no host to train on.
     """
     nodelist = environ.get("SLURM_JOB_NODELIST", "")
     if not nodelist:
@@ -141,14 +141,14 @@ def plan(environ: Mapping[str, str], spare_hosts: int = 0) -> list[Placed]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The options that a Slurm step's environment provides on each host.
+    """Options that a Slurm step's environment provides on each host.
 
     Attributes:
-        hosts: how many the step has.
-        node_rank: which of them this is, 0-based.
-        first_host: where the scheduler is.
-        port: SCHED_PORT: of the job's number, so that two jobs on one host do not meet.
-        job: the number of the Slurm job.
+        hosts: number of hosts in the step.
+        node_rank: index of this host, 0-based.
+        first_host: the scheduler's host.
+        port: SCHED_PORT, derived from the job's number so that two jobs on one host do not collide.
+        job: number of the Slurm job.
     """
 
     hosts: int
@@ -159,12 +159,12 @@ class Share:
 
 
 def share_of(environ: Mapping[str, str]) -> Share | None:
-    """This host's share of the Slurm step that this process is a task of (srun(1), output environment variables).
+    """Return this task's share of its Slurm step (srun(1), output environment variables).
 
-    None outside a step, and in one of a single host, where nothing need be known.
+    None outside a step and in a step with a single host, where none of it is needed.
 
     Raises:
-        SettingsError: the step has not one task on each host, or its variables make no sense.
+        SettingsError: the step does not have one task per host, or its variables are inconsistent.
     """
     names = ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID", "SLURM_JOB_ID")
     if not environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
@@ -197,12 +197,12 @@ def share_of(environ: Mapping[str, str]) -> Share | None:
 
 
 def port_of(job: int) -> int:
-    """The scheduler's port of this Slurm job: below those that outgoing connections are given."""
+    """Return the scheduler's port for this Slurm job, below the range for outgoing connections."""
     return 10_000 + job % 20_000
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand: one line a process, its name, host, node id and local rank."""
+    """Run the subcommand: print name, host, node id and local rank of each process."""
     parser = argparse.ArgumentParser(
         prog="samebits slurm",
         description="For scripts/slurm/samebits.sbatch: print which process of the job runs on which host of this "

@@ -1,5 +1,5 @@
-"""Faces towards other people's training loops, one module each: ``samebits.integrations.accelerate`` and the others.
+"""Adapters for other training loops, one module each, such as ``samebits.integrations.accelerate``.
 
-Each is imported by who uses it, with the extra of the same name installed; what it shows lives in
-``samebits.training.integrations``, so that a process that only serves never loads torch.
+Each needs the extra of the same name. The code is in ``samebits.training.integrations``, so that a scheduler never
+loads torch.
 """

@@ -1,6 +1,6 @@
-"""Hugging Face Accelerate's names: ``from samebits.integrations.accelerate import Accelerator``.
+"""Hugging Face Accelerate: ``from samebits.integrations.accelerate import Accelerator``.
 
-Everything here is ``samebits.training.integrations.accelerate``'s, imported when a name is first used.
+The names are those of ``samebits.training.integrations.accelerate``, imported on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Lightning's names: ``from samebits.integrations.lightning import Fabric, Trainer``.
+"""Lightning: ``from samebits.integrations.lightning import Fabric, Trainer``.
 
-Everything here is that of ``samebits.training.integrations``, imported when a name is first used.
+The names are those of ``samebits.training.integrations``, imported on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Curves that go back with the state: ``from samebits.integrations.tracking import TensorBoardCurves, RunCurves``.
+"""Metric curves that return to the restored step: ``from samebits.integrations.tracking import RunCurves``.
 
-Everything here is that of ``samebits.training.integrations``, imported when a name is first used.
+The names, ``TensorBoardCurves`` among them, are those of ``samebits.training.integrations``, imported on first use.
 """
 
 from __future__ import annotations

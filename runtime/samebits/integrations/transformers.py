@@ -1,6 +1,6 @@
-"""Hugging Face Transformers' names: ``from samebits.integrations.transformers import Trainer``.
+"""Hugging Face Transformers: ``from samebits.integrations.transformers import Trainer``.
 
-Everything here is ``samebits.training.integrations.transformers``'s, imported when a name is first used.
+The names are those of ``samebits.training.integrations.transformers``, imported on first use.
 """
 
 from __future__ import annotations

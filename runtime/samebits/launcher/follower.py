@@ -52,7 +52,7 @@ from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked, is
 from samebits.launcher.stalls import Silence, Stalls
 from samebits.launcher.supervising import Dead, Supervisor
 from samebits.service import cause_file, status
-from samebits.service.process_state import Sightings
+from samebits.service.process_state import ProcessObserver
 from samebits.spelling import spelled
 from samebits.store import durable
 from samebits.store.process_identity import ProcessIdentity
@@ -189,7 +189,7 @@ class Follower:
         self._memory_kills = MemoryKills()
         self._causes = cause_file.table_of(settings)
         self._stalls = Stalls(settings, self._causes)
-        self._sightings = Sightings(settings.node_timeout_s)
+        self._observer = ProcessObserver(settings.node_timeout_s)
         self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
         kept = job_spec.read(settings.log_dir)
         self._script = kept.script if kept is not None else settings.job_name or "train.py"
@@ -594,7 +594,7 @@ class Follower:
     def _look_at_workers(self, now: float) -> None:
         """Report the state of silent local workers while their scheduler answers."""
         if self._is_ours and self._following.is_linked and not self._following.is_closing:
-            for seen in self._sightings.look(self._workers_here(), now):
+            for seen in self._observer.look(self._workers_here(), now):
                 self._link.tell(seen)
 
     def _workers_here(self) -> dict[str, ProcessIdentity]:

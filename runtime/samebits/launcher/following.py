@@ -41,7 +41,7 @@ def changes(before: JobView | None, now: JobView, ages: Mapping[str, float] | No
     lines = [_taken(before, old, new, (ages or {}).get(old.node)) for old, new in _successions(before, now)]
     given_up = _given_up(before, now)
     if given_up:
-        lines.append(f"the world goes on without worker {', '.join(given_up)}: {_size(now)}")
+        lines.append(f"the world continues without worker {', '.join(given_up)}: {_size(now)}")
     joined = _joined(before, now)
     if joined:
         lines.append(f"worker {', '.join(joined)} joined: {_size(now)}")
@@ -270,7 +270,7 @@ class Following:
         self._orders.lines += changed
         before = self.view.standstill if self.view is not None else ""
         if view.standstill != before and not self.is_closing:
-            self._orders.lines.append(view.standstill or "the job comes on")
+            self._orders.lines.append(view.standstill or "the job makes progress again")
         self.view = view
         if view.phase == "training" and view.alive == view.world_size:
             self._first_death = ""  # made good: it is the cause of nothing that comes

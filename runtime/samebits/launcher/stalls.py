@@ -16,7 +16,7 @@ from pathlib import Path
 
 from samebits.config import Settings
 from samebits.core.causes.table import DEFAULT, CauseTable, Strategy
-from samebits.core.hangs import SILENT_KINDS, Hang, Sight, fix_of, told_apart
+from samebits.core.hangs import SILENT_KINDS, Hang, ProcessState, classify_hang, fix_of
 from samebits.errors import StoreError
 from samebits.launcher.job_view import JobView, Presence, WorkerView
 from samebits.printable import printable_lines
@@ -172,7 +172,7 @@ class Stalls:
         causes: CauseTable = DEFAULT,
         *,
         ask: Callable[[ProcessIdentity], stacks.Answer] = stacks.ask,
-        see: Callable[[ProcessIdentity], Sight | None] = process_state.look,
+        see: Callable[[ProcessIdentity], ProcessState | None] = process_state.look,
         read: Callable[[ProcessIdentity], collective_ring.Contents | None] = collective_ring.read,
     ) -> None:
         self._folder = settings.log_dir / FOLDER
@@ -219,7 +219,7 @@ class Stalls:
             is_due = may_end and not lost.is_over and now - lost.since >= self._patience_s
             if is_due and lost.hang in self._ended:
                 lost.is_over = True
-                if told_apart(self._see(lost.identity), self._silent_s) is lost.hang:
+                if classify_hang(self._see(lost.identity), self._silent_s) is lost.hang:
                     what = f"{lost.hang.value}, {now - lost.since:.0f} s after it was lost"
                     found.lines.append(f"worker {node} ({lost.identity}) {what}: it is ended (HANG=end)")
                     found.end.append(lost.identity)
@@ -273,7 +273,7 @@ class Stalls:
     def _answer(self, question: _Question) -> Looked:
         worker = question.worker
         identity = worker.identity
-        hang = told_apart(self._see(identity), question.silent_s) if question.silent_s else None
+        hang = classify_hang(self._see(identity), question.silent_s) if question.silent_s else None
         answer = self._ask(identity)
         place = place_in_dump(answer.text, Path.cwd())
         rank = "" if question.rank is None else f"rank {question.rank}, "

@@ -1,1 +1,1 @@
-"""BYTES and sockets: how messages travel. Who may say what, and what follows from it, is decided in ``core``."""
+"""The sockets and bytes between processes; ``core`` decides what the messages mean."""

@@ -1,6 +1,6 @@
-"""Addresses: where the scheduler listens, and who holds a port that is taken.
+"""Find the addresses on which the scheduler listens, and the process that holds a port.
 
-Names are resolved here, once, when the scheduler starts; never on accept.
+Names are resolved once, when the scheduler starts, and never on accept.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SHOWN_CHARACTERS = 80
 _SCHEDULER = (
     "-m samebits scheduler",
     "-m runtime scheduler",
-)  # a part of its command line; as earlier releases have it
+)  # part of a scheduler's command line; the second form is an earlier release's
 
 
 class Listening(NamedTuple):
-    """Where a scheduler of this machine listens."""
+    """The place at which a scheduler on this machine listens."""
 
     addresses: list[str]
     port: int
@@ -39,19 +39,19 @@ class Listening(NamedTuple):
 def listening(
     host: str, port: int, bind: str | None = None, held: Collection[tuple[str, int]] = frozenset()
 ) -> Listening:
-    """The addresses of this machine that SCHED_HOST, or ``bind``, names, and the port there.
+    """Return the addresses of this machine that SCHED_HOST or ``bind`` names, and the port.
 
-    Of several hosts that SCHED_HOST names it is the first that is this machine; where several are, as on one machine
-    with a scheduler on each of two ports, the first whose port is free.
+    If SCHED_HOST names several hosts, the first one that is this machine is used. If several are, as on a machine with
+    one scheduler on each of two ports, it is the first one whose port is free.
 
     Args:
         host: SCHED_HOST.
         port: SCHED_PORT.
-        bind: SCHED_BIND, where it is set.
-        held: places that this process listens on already.
+        bind: SCHED_BIND, if it is set.
+        held: addresses and ports on which this process already listens.
 
     Raises:
-        ListenError: the name does not resolve, or to no address of this machine; or the file is of no use.
+        ListenError: the name does not resolve, or to no address of this machine, or the file of addresses is unusable.
     """
     try:
         named = addresses_now(host, port)
@@ -110,23 +110,23 @@ def _is_free(place: Listening, held: Collection[tuple[str, int]]) -> bool:
 
 
 def loopback() -> str:
-    """Return the address under which this machine reaches itself: that of IPv6 only where it has no IPv4."""
+    """Return this machine's loopback address: IPv6 only if it has no IPv4."""
     return _LOOPBACK if is_local(_LOOPBACK) or not is_local(_LOOPBACK_V6) else _LOOPBACK_V6
 
 
 def is_local(address: str) -> bool:
-    """Whether this literal address is one of this machine's."""
+    """Whether this literal address belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-    except OSError:  # it is none, or the kernel has no such family
+    except OSError:  # not this machine's, or the kernel lacks the address family
         return False
     return True
 
 
 def endpoint(address: str, port: int) -> str:
-    """ZeroMQ's way to write an address: ``tcp://127.0.0.1:8118``, ``tcp://[::1]:8118``."""
+    """Return the address as ZeroMQ writes it: ``tcp://127.0.0.1:8118``, ``tcp://[::1]:8118``."""
     bare = address.strip("[]")
     try:
         is_v6 = ipaddress.ip_address(bare.partition("%")[0]).version == 6
@@ -136,7 +136,10 @@ def endpoint(address: str, port: int) -> str:
 
 
 def port_holder(port: int) -> str:
-    """Who listens on a local TCP port, as far as this user may read it: ``pid 12 (python train.py)``."""
+    """Describe the process that listens on a local TCP port: ``pid 12 (python train.py)``.
+
+    The answer is vague if this user may not see the process.
+    """
     process = _holder(port)
     if process is not None:
         return f"pid {process.name} ({printable(_command_of(process), _SHOWN_CHARACTERS)})"
@@ -144,19 +147,19 @@ def port_holder(port: int) -> str:
 
 
 def folder_of_holder(port: int) -> Path | None:
-    """Where the process that listens on a local TCP port works; None where this user may not know."""
+    """Return the working directory of the process that listens on a local TCP port; None if unknown."""
     process = _holder(port)
     try:
         return None if process is None else (process / "cwd").readlink()
     except OSError:
-        return None  # it has ended meanwhile
+        return None  # it ended meanwhile
 
 
 def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Listen on one TCP port of all these addresses; port 0 stands for any port that is free on all of them.
+    """Listen on one TCP port of all these addresses; port 0 means any port that is free on all of them.
 
     Raises:
-        ListenError: the port cannot be listened on; nothing is listened on then.
+        ListenError: the port cannot be listened on; no socket is left open.
     """
     if port:
         return _listen(addresses, port)
@@ -194,10 +197,10 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def taken_over(descriptors: Iterable[int]) -> list[socket.socket]:
-    """Return the sockets that the parent process opened under these descriptors for this process alone.
+    """Return the sockets that the parent process opened under these descriptors for this process.
 
     Raises:
-        ListenError: one of them is no TCP socket that listens.
+        ListenError: one of them is not a listening TCP socket.
     """
     sockets: list[socket.socket] = []
     for number in descriptors:
@@ -224,7 +227,7 @@ def place_of(one: socket.socket) -> tuple[str, int]:
 
 
 def not_to_listen_on(surplus: socket.socket, wanted: Sequence[tuple[str, int]]) -> ListenError:
-    """Return the error for an inherited socket of another address than the ``wanted`` ones."""
+    """Return the error for an inherited socket that listens on none of the ``wanted`` addresses."""
     host, port = place_of(surplus)
     places = ", ".join(f"{host}, port {port}" for host, port in wanted)
     return _not_inherited(
@@ -246,18 +249,18 @@ def _name_of(constant: int) -> str:
 
 
 def port_of(sockets: Sequence[socket.socket]) -> int:
-    """The port that these sockets, which ``listen`` has made, listen on."""
+    """Return the port of sockets from :func:`listen`."""
     return int(sockets[0].getsockname()[1])
 
 
 def close_all(sockets: Sequence[socket.socket]) -> None:
-    """Close this process's hold on these sockets; a process that inherited them keeps listening."""
+    """Close these sockets in this process; a process that inherited them keeps listening."""
     for one in sockets:
         one.close()
 
 
 def free_port(addresses: Sequence[str]) -> int:
-    """Return a TCP port that is free on all of these addresses at this moment.
+    """Return a TCP port that is free on all of these addresses now.
 
     Raises:
         ListenError: there is none.
@@ -313,13 +316,13 @@ def _command_of(process: Path) -> str:
 
 
 def check_free(addresses: Sequence[str], port: int) -> None:
-    """Raise :class:`ListenError`, naming the holder, where ``port`` is taken on one of the addresses."""
+    """Raise :class:`ListenError`, naming the holder, if ``port`` is taken on one of the addresses."""
     for address in addresses:
         _bound(address, port).close()
 
 
 def cannot_listen(address: str, port: int, number: int | None, reason: str | None) -> ListenError:
-    """The error for a bind that failed: ``number`` is its errno (bind(2), ip(7)), ``reason`` what that means."""
+    """Return the error for a failed bind: ``number`` is its errno (bind(2), ip(7)), ``reason`` its text."""
     found = f"SCHED_PORT={port} on {address} cannot be listened on ({reason})"
     if number == errno.EADDRINUSE:
         return ListenError(f"{found}: {_held(port)}", is_taken=True)
@@ -336,7 +339,7 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
 
 
 def _held(port: int) -> str:
-    """Return which process has the port, and a Fix that also works while other processes of this job run."""
+    """Describe the process that holds the port, with a fix that works while this job's processes run."""
     process, anew = _holder(port), "set SCHED_PORT to a free port in every process of this job"
     command = "" if process is None else _command_of(process)
     if process is None or not any(words in command for words in _SCHEDULER):

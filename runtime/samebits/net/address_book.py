@@ -1,8 +1,8 @@
-"""The addresses at which the scheduler may be, and which of them is tried now.
+"""The addresses at which the scheduler may be, and the one that is tried now.
 
-Here live the order and the file that may name them; connections do not. The one idea: a file is read in a thread of its
-own, for a file system that hangs must not hold up who keeps a seat, and what cannot be read changes nothing: the
-addresses of before stay, and the cause is said once.
+SCHED_HOST may name a file of addresses. It is read in a thread of its own, because a file system that hangs must not
+block the connection that keeps a worker's seat. If the file cannot be read, the previous addresses stay, and the cause
+is reported once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from samebits.scheduler_hosts import (
 
 MAX_FILE_BYTES = 64 << 10
 MOST_SHOWN = 4
-SAID_AT_ONCE = 8  # notices of one search; of later ones each that is twice as far off as the one before
+SAID_AT_ONCE = 8  # notices per search; after these, only the 16th, 32nd and so on
 
 
 def read_file(path: Path, port: int) -> tuple[SchedulerAddress, ...]:
-    """The addresses that the file of SCHED_HOST names.
+    """Return the addresses in the file that SCHED_HOST names.
 
     Raises:
-        NotHostsError: it cannot be read, is no plain file, too large, half written, or names no host; with the cause.
+        NotHostsError: it cannot be read, is not a plain file, is too large or incomplete, or names no host.
     """
     try:
         content = read_named_file(path, MAX_FILE_BYTES)
@@ -43,14 +43,14 @@ def read_file(path: Path, port: int) -> tuple[SchedulerAddress, ...]:
 
 
 def addresses_now(host: str, port: int) -> tuple[SchedulerAddress, ...]:
-    """The addresses that SCHED_HOST names at this moment.
+    """Return the addresses that SCHED_HOST names now.
 
     Args:
         host: SCHED_HOST.
         port: SCHED_PORT.
 
     Raises:
-        NotHostsError: it names a file that is of no use; the whole sentence, with what to do.
+        NotHostsError: it names an unusable file; the message is a whole sentence with the fix.
     """
     file = file_in(host)
     if file is None:
@@ -62,7 +62,7 @@ def addresses_now(host: str, port: int) -> tuple[SchedulerAddress, ...]:
 
 
 def file_problem(path: Path, error: NotHostsError) -> str:
-    """What is said of a file that is of no use."""
+    """Return the message about an unusable file of addresses."""
     return f"{path}, which SCHED_HOST names, is of no use: {error}. Fix: write one host a line, each line with its end"
 
 
@@ -72,10 +72,10 @@ class AddressBook:
     Args:
         host: SCHED_HOST.
         port: SCHED_PORT.
-        wake: called from another thread when there is something to ``take``.
+        wake: called from another thread when :meth:`take` has something to do.
 
     Attributes:
-        has_choice: whether there may be another one than the present.
+        has_choice: whether there may be other addresses than the present one.
     """
 
     def __init__(self, host: str, port: int, wake: Callable[[], None] = lambda: None) -> None:
@@ -90,29 +90,33 @@ class AddressBook:
         self._refusals: dict[SchedulerAddress, str] = {}
         self._all = addresses_in(host, port)
         if self._file is not None:
-            with contextlib.suppress(NotHostsError):  # said by whoever takes what is read next
+            with contextlib.suppress(NotHostsError):  # reported by the next take()
                 self._all = read_file(self._file, port)
 
     @property
     def present(self) -> SchedulerAddress | None:
-        """The one that is tried, or used, now; None while a file has named none yet."""
+        """The address that is tried or used now; None until a file has named one."""
         return self._all[self._index] if self._all else None
 
     @property
     def every(self) -> tuple[SchedulerAddress, ...]:
-        """All that are known, in their order."""
+        """All known addresses, in order."""
         return self._all
 
     def slowness(self, most: int) -> int:
-        """How many times as long as at first the present one is tried: twice that for each turn in vain, up to most."""
+        """Return the factor by which to extend the time for an address: doubled per futile round, at most ``most``."""
         return min(1 << min(self._turns, 16), most)
 
     def stays(self) -> None:
-        """The present one was the right one."""
+        """Record that the present address was the right one."""
         self._turns = self._changes = self._notices = 0
 
     def refuses(self, why: str) -> str:
-        """The present one will not have this process; what all of them have said, once each did when last tried."""
+        """Record that the scheduler at the present address refused this process.
+
+        Returns:
+            All refusals, once every address refused when last tried; otherwise "".
+        """
         if self.present is not None:
             self._refusals[self.present] = why
         if not self._refusals.keys() >= set(self._all):
@@ -122,7 +126,7 @@ class AddressBook:
         return "; ".join(said[:MOST_SHOWN]) + more
 
     def turn(self) -> None:
-        """Go on to the next one, after the last to the first."""
+        """Advance to the next address; the first one follows the last."""
         self._index += 1
         if self._index >= len(self._all):
             self._index = 0
@@ -131,7 +135,7 @@ class AddressBook:
             self._refusals.pop(self.present, None)
 
     def look(self) -> None:
-        """Have the file read again, where there is one and nobody is at it; ``wake`` is called after that."""
+        """Start reading the file, if there is one and no read is in progress; calls ``wake`` when done."""
         if self._file is None or (self._reader is not None and self._reader.is_alive()):
             return
         self._reader = threading.Thread(
@@ -140,7 +144,10 @@ class AddressBook:
         self._reader.start()
 
     def take(self) -> tuple[bool, str]:
-        """Whether the file has other addresses now, and what is to be said; the present one stays if it is in it."""
+        """Return whether the file now has other addresses, and a message to log or "".
+
+        The present address stays if it is still listed.
+        """
         read, self._read = self._read, None
         if read is None or self._file is None:
             return False, ""
@@ -156,12 +163,12 @@ class AddressBook:
         self._refusals.clear()
         self._all, self._index = read, read.index(present) if present in read else 0
         self._changes += 1
-        if self._changes == 1:  # else a file that changes at each read would keep the search at its fastest
+        if self._changes == 1:  # otherwise a file that changes at every read would keep the search at its fastest
             self._turns = 0
         return True, "" if is_first else self._noticed(f"{self._file} names {', '.join(map(str, read))} now")
 
     def _noticed(self, text: str) -> str:
-        """Return the text if it is to be said; of a file that changes all the time ever fewer notices are."""
+        """Return the text if it should be logged; notices about a file that keeps changing become rarer."""
         self._notices += 1
         is_said = self._notices <= SAID_AT_ONCE or self._notices.bit_count() == 1
         return text if is_said else ""

@@ -1,17 +1,16 @@
-"""The worker's connection to the scheduler: one DEALER that reconnects by itself and says when it does.
+"""The worker's connection to the scheduler: a DEALER socket that reconnects, and reports when it does.
 
-``IMMEDIATE`` keeps nothing queued for a connection that does not stand: what is said while the scheduler is away is
-dropped, and the agent says everything that still matters when the connection is back.
+With ``IMMEDIATE``, ZeroMQ queues nothing while there is no connection. Messages are dropped while the scheduler is
+away, and the agent repeats those that still matter after the reconnect.
 
-A handshake that fails says little: whoever has another secret, or none, sees its connection closed, and so does whoever
-comes while the scheduler is flooded. So when the other end has closed it ``ASK_AFTER`` times in a row it is asked for
-its greeting. A greeting of another mechanism is a verdict. One of ours is none yet: the connection that it came over is
-kept, and only who closes ``REFUSED_AFTER`` younger ones while that one stands has refused our secret (``net.greeting``
-says why). Whatever else is closed before anything was agreed on is tried again. Where ZeroMQ gives up for good it is
-told to try again, too.
+A failed handshake tells little. The scheduler closes the connection of a worker with another secret or none, and also
+that of any worker while it is flooded. So after ``ASK_AFTER`` failures in a row, :func:`greet` asks the other end for
+its greeting. A greeting with another mechanism is conclusive. One with our mechanism is not: the connection it came
+over is kept, and only if ``REFUSED_AFTER`` younger ones are closed while it stands was our secret refused (``net.gate``
+closes connections in this order). In all other cases the handshake is tried again, even if ZeroMQ itself would give up.
 
-Where SCHED_HOST leaves a choice, each address has a socket of its own, so that nothing of the last one is heard over
-the next: it is left when no handshake has come about in time, when its secret is another, and when its user says so.
+If SCHED_HOST names several addresses, each gets a socket of its own, so that no message of one is received over the
+next. The client leaves an address if no handshake completes in time, if its secret differs, or if its user asks for it.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from samebits.scheduler_hosts import SchedulerAddress
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(8) + b"\x7f" + b"\x03"
 _MINOR_VERSION = b"\x01"
 _AS_CLIENT_AND_FILLER = bytes(32)
-_STAY_S = 0.05  # the scheduler looks up who we are as soon as it sees us, and can only while we are there
+_STAY_S = 0.05  # the scheduler looks up a connection's address when it sees it, which works only while it stands
 _GREETING_BYTES = 64
 _MECHANISM = slice(12, 32)
 
 
 class Greeted:
-    """A connection over which both ends have greeted each other, and nothing more is said.
+    """A connection over which only greetings were exchanged.
 
     Attributes:
-        mechanism: ``CURVE`` or ``NULL``, as the socket there speaks.
+        mechanism: ``CURVE`` or ``NULL``, as the other end announced.
     """
 
     def __init__(self, connection: socket.socket, mechanism: str) -> None:
@@ -67,14 +66,18 @@ class Greeted:
         return False
 
     def close(self) -> None:
-        """Go."""
+        """Close the connection."""
         self._connection.close()
 
 
 def greet(host: str, port: int, ours: str, timeout_s: float) -> Greeted | None:
-    """Greet whoever listens there; None where nobody answers in ZMTP 3 within ``timeout_s``.
+    """Exchange greetings with the listener; None if it does not speak ZMTP 3 within ``timeout_s``.
 
-    ``ours`` is the mechanism that the other end is told.
+    Args:
+        host: of the listener.
+        port: of the listener.
+        ours: the mechanism to announce, ``CURVE`` or ``NULL``.
+        timeout_s: for the whole exchange.
     """
     deadline_s = time.monotonic() + timeout_s
     with contextlib.ExitStack() as undo, contextlib.suppress(OSError):
@@ -105,14 +108,15 @@ def _read_greeting(connection: socket.socket, deadline_s: float) -> bytes:
 
 MAX_INCOMING_BYTES = 256 << 20  # an address map of ten thousand members
 RECONNECT_MS = 100
-RETRY_S = 1.0  # after a handshake that ZeroMQ does not try again
-TRY_S = 1.0  # how long an address is tried where there is a choice; twice that once all were tried in vain
-GREET_S = 2.0  # how long one where somebody listens; after turns in vain up to 8 times that: many may come at once
-SEARCH_S = 3.0  # an address, on the whole: what a scheduler allows its workers to look for it
-STAYS_S = 5.0  # a connection that stood so long was the right one
+RETRY_S = 1.0  # after a handshake that ZeroMQ does not retry
+TRY_S = 1.0  # per address if there are several; doubled once all were tried in vain
+# after the TCP connection stands; up to 8 times that after futile rounds, since many workers may come at once
+GREET_S = 2.0
+SEARCH_S = 3.0  # per address on average; a scheduler allows its workers this much time for the search
+STAYS_S = 5.0  # a connection that lasted this long was the right one
 ASK_AFTER = 3
 ASK_TIMEOUT_S = 1.0
-REFUSED_AFTER = 2  # a scheduler that is killed closes all connections, and for a moment one of them still stands
+REFUSED_AFTER = 2  # a killed scheduler closes all its connections, and one of them may stand a moment longer
 _FINAL = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 _EVENTS = (
@@ -128,7 +132,7 @@ _EVENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """The connection stands; the scheduler knows nothing of us yet."""
+    """The connection stands; the scheduler does not know this process yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,44 +142,44 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class ShutOut:
-    """Whoever listens there does not share our secret; said once, until a handshake has succeeded."""
+    """The listener does not share our secret; reported once until a handshake succeeds."""
 
-    text: str  # what may differ, and what to do
+    text: str  # what may differ, and the fix
 
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """Our connections are closed, and not for what they say; said once, until a handshake has succeeded."""
+    """Connections are closed before the handshake, for unknown reasons; reported once until one succeeds."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """An address, or the file of them, is of no use for now, and the next is tried; said once a cause."""
+    """An address, or the file of addresses, is unusable for now; reported once per cause."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Got:
-    """A message came in."""
+    """A message arrived."""
 
     message: Any
 
 
 class Client:
-    """One connection. Not thread-safe, but for ``wake``.
+    """One connection. Not thread-safe, except ``wake``.
 
     Args:
         host: SCHED_HOST: one host, several, or a file of them.
-        port: SCHED_PORT, of each host that names none.
+        port: SCHED_PORT, for hosts without a port of their own.
         identity: this connection's name at the scheduler: the session, ASCII.
         silence_s: after this long without ZeroMQ's own heartbeat the connection counts as closed.
-        keys: the cluster's keys; None speaks without authentication and encryption.
+        keys: the cluster's keys; None: no authentication or encryption.
 
     Attributes:
-        peer: the other end of the connection that stood last, as the kernel has it; None before there was one.
+        peer: the other end of the latest connection, as the kernel reports it; None before the first one.
     """
 
     def __init__(
@@ -196,17 +200,17 @@ class Client:
 
     @property
     def address(self) -> SchedulerAddress | None:
-        """Where the scheduler is looked for now, or is; None where the file of SCHED_HOST has named nobody yet."""
+        """The address that is tried or used now; None until the file of SCHED_HOST has named one."""
         return self._book.present
 
     def _open(self) -> None:
-        """A new socket, for the present address."""
+        """Open a new socket for the present address."""
         self._connected_at = 0.0
         self._failures = 0  # in a row
         self._said: set[type[ShutOut | TurnedAway]] = set()
         self._witness: Greeted | None = None
-        self._is_younger = False  # the connection that is being made, than the witness
-        self._refusals = 0  # of younger ones
+        self._is_younger = False  # whether the current attempt began after the witness
+        self._refusals = 0  # of connections younger than the witness
         self._retry_at: float | None = None
         self._is_up, self._up_at = False, 0.0
         self._socket = self._context.socket(zmq.DEALER)
@@ -226,7 +230,7 @@ class Client:
             self._socket.curve_serverkey = self._keys.scheduler.public
             self._socket.curve_publickey = self._keys.worker.public
             self._socket.curve_secretkey = self._keys.worker.secret
-        # By its own name for it the second socket would ask for the first one's, which is let go of a moment later.
+        # A unique name: by default the second socket would take the first one's, which is closed a moment later.
         self._monitor = self._socket.get_monitor_socket(_EVENTS, f"inproc://events-{next(self._sockets)}")
         for source in (self._socket, self._monitor):
             self._poller.register(source, zmq.POLLIN)
@@ -237,13 +241,13 @@ class Client:
         self._leave_at, self._is_waited_for = self._patience_ends_at(), True
 
     def _patience_ends_at(self) -> float | None:
-        """When the present address is left if no handshake comes about."""
+        """Return when to leave the present address if no handshake completes; None without a choice."""
         if not self._book.has_choice:
             return None
         return time.monotonic() + TRY_S * self._book.slowness(2)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Sleep until something has come in, ``wake`` was called, or the time is over."""
+        """Sleep until something arrives, ``wake`` is called, or the time is over."""
         for at in (self._retry_at, self._leave_at):
             if at is not None:
                 left_s = max(0.0, at - time.monotonic())
@@ -253,13 +257,17 @@ class Client:
             self._waker.rest()
 
     def wake(self) -> None:
-        """Make ``wait`` return; callable from any thread."""
+        """Make ``wait`` return; may be called from any thread."""
         self._waker.wake()
 
     def look_elsewhere(self, refusal: str = "") -> str:
-        """Leave the present address: whoever answers there is of no use. Without effect where there is no choice.
+        """Leave the present address, whose scheduler is not ours; does nothing without a choice.
 
-        ``refusal``: how this process was refused there as another job's; what all have said comes back, once all have.
+        Args:
+            refusal: why the scheduler there refused this process as another job's, if it did.
+
+        Returns:
+            All refusals, once every address has refused; otherwise "".
         """
         if not self._book.has_choice:
             return ""
@@ -267,13 +275,13 @@ class Client:
         return self._book.refuses(refusal) if refusal else ""
 
     def _leave_soon(self) -> None:
-        """After a moment, which is longer where all addresses were tried in vain."""
+        """Schedule leaving the present address: soon, but later if all addresses were tried in vain."""
         self._is_waited_for = False
         soon = time.monotonic() + RECONNECT_MS / 1000 * self._book.slowness(4)
         self._leave_at = soon if self._leave_at is None else min(self._leave_at, soon)
 
     def drain(self) -> Iterator[Up | Down | ShutOut | TurnedAway | PassedOver | Got]:
-        """What has come in by now, in order: connection events, then messages."""
+        """Yield what has arrived, in order: connection events, then messages."""
         yield from self._take_file()
         began_with = self._witness
         while True:
@@ -281,12 +289,12 @@ class Client:
                 event, value = EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
                 break
-            # Events were queued while a witness was looked for: what connected then may be older than it is.
+            # Events were queued while the witness was being made, so their connections may be older than it.
             yield from self._take(event, value, is_after_witness=self._witness is began_with)
         now = time.monotonic()
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
-            self._socket.disconnect(self._endpoint)  # else it counts as connected, and nothing is done
+            self._socket.disconnect(self._endpoint)  # otherwise it counts as connected, and nothing happens
             self._socket.connect(self._endpoint)
         if self._leave_at is not None and self._leave_at <= now:
             yield from self._go_on()
@@ -298,7 +306,7 @@ class Client:
             try:
                 yield Got(messages.SCHEMA.unpack(frames[-1], MAX_INCOMING_BYTES))
             except ProtocolError:
-                continue  # not our protocol: as if nothing had been said, and patience runs on
+                continue  # not our protocol: ignore it; the time limits keep running
 
     def _take_file(self) -> Iterator[Down | PassedOver]:
         in_use = self._book.present
@@ -309,7 +317,7 @@ class Client:
             yield from self._open_again()
 
     def _go_on(self) -> Iterator[Down]:
-        """Leave the present address for the next one; the file may name others meanwhile."""
+        """Leave the present address for the next one, and have the file read again."""
         self._book.look()
         self._book.turn()
         yield from self._open_again()
@@ -330,12 +338,12 @@ class Client:
     ) -> Iterator[Up | Down | ShutOut | TurnedAway | PassedOver]:
         if event == zmq.EVENT_CONNECTED:
             self._connected_at = time.monotonic()
-            self._is_younger = is_after_witness  # where there is a witness: one that comes sets it back
+            self._is_younger = is_after_witness  # only meaningful with a witness; a new witness resets it
             self.peer = _peer_of(value) or self.peer
-            if self._leave_at is not None and self._is_waited_for:  # somebody is there: a busy one takes its time, once
+            if self._leave_at is not None and self._is_waited_for:  # something listens there: give it more time, once
                 self._leave_at, self._is_waited_for = time.monotonic() + GREET_S * self._book.slowness(8), False
         elif event == zmq.EVENT_CLOSED:
-            if self._leave_at is not None:  # nobody listens there
+            if self._leave_at is not None:  # nothing listens there
                 self._leave_soon()
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._failures, self._said = 0, set()
@@ -357,7 +365,7 @@ class Client:
                 yield from self._told(told)
 
     def _told(self, told: ShutOut | TurnedAway) -> Iterator[ShutOut | TurnedAway | PassedOver]:
-        """Where there is a choice, one address that is of no use is passed over; all of them are a verdict."""
+        """Report a failed handshake: as a verdict if there is no choice, or all addresses failed."""
         if not self._book.has_choice:
             yield told
             return
@@ -370,10 +378,10 @@ class Client:
 
     def _handshake_failed(self, event: int, value: int) -> ShutOut | TurnedAway | None:
         is_final = bool(event & _FINAL)
-        if is_final:  # the end of this connection for ZeroMQ, which a scheduler started anew may fix
+        if is_final:  # ZeroMQ does not retry by itself, but a restarted scheduler may accept
             self._retry_at = time.monotonic() + RETRY_S
         elif time.monotonic() - self._connected_at > self._handshake_s / 2:
-            return None  # nobody closed it: whoever listens there is stopped, or busy
+            return None  # it timed out rather than being closed: the listener is stopped, or busy
         self._failures += 1
         if ShutOut in self._said:
             return None
@@ -407,7 +415,7 @@ class Client:
         return ShutOut(self._explain(greeted.mechanism)) if is_ours_to_mend else self._turned_away()
 
     def _dismiss(self) -> None:
-        """The witness has seen enough."""
+        """Close the witness."""
         if self._witness is not None:
             self._witness.close()
         self._witness = None
@@ -440,14 +448,14 @@ class Client:
         return "no address" if present is None else f"{present.host}, port {present.port} (SCHED_HOST, SCHED_PORT)"
 
     def send(self, message: object) -> None:
-        """Send, or drop where the connection does not stand."""
+        """Send the message, or drop it if there is no connection."""
         try:
             self._socket.send(messages.SCHEMA.pack(message), zmq.NOBLOCK)
         except zmq.Again:
-            return  # said again when the connection is back
+            return  # repeated after the reconnect
 
     def close(self) -> None:
-        """Close after what was sent is out, at most half a second later."""
+        """Close after everything was sent, at most half a second later."""
         self._dismiss()
         close_both(self._socket, self._monitor)
         self._context.term()
@@ -455,11 +463,11 @@ class Client:
 
 
 def _peer_of(descriptor: int) -> tuple[str, int] | None:
-    """Who is at the other end, where the connection still stands that ZeroMQ has told of."""
+    """Return the address and port of the other end, if the connection still stands."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             found = connection.getpeername()
     except OSError:
         return None
-    # ZeroMQ's sockets speak IPv6, so an IPv4 address is shown as one that is mapped (RFC 4291, section 2.5.5.2).
+    # ZeroMQ's sockets are IPv6, so an IPv4 address appears as a mapped one (RFC 4291, section 2.5.5.2).
     return (str(found[0]).removeprefix("::ffff:"), int(found[1])) if isinstance(found, tuple) else None

@@ -1,13 +1,14 @@
-"""Copies of restore points between two hosts: what sender and keeper say, and the two sockets they say it over.
+"""The messages and sockets that copy restore points between two hosts.
 
-Here live the messages, their bounds and the encryption; who sends what when is ``service.copies.buddy``'s. The one
-idea: the keeper answers every piece, and the sender never has more than ``WINDOW_BYTES`` unanswered, so that neither
-end holds more of a point outside the slots than that, however large it is and however slow the other end.
+The keeper acknowledges every piece, and the sender never has more than ``WINDOW_BYTES`` unacknowledged. So neither end
+holds more of a point outside its slots, however large the point is and however slow the other end.
+``service.copies.buddy`` decides what is sent when.
 
-With a secret both sockets speak CURVE (``curve``). The keeper is CURVE's server, with the workers' key pair: its public
-half is as secret as the rest, and without it no handshake can even be asked for (RFC 26, section 6.2), so whoever gets
-through knows the secret. With or without one an offer carries the keeper's ticket, made at random by its process and
-told to the members of its generation by way of the scheduler: who can only reach the port has nothing to say there.
+With a secret both sockets use CURVE (``curve``). The keeper is CURVE's server, with the workers' key pair. Its public
+half is as secret as the rest, and no handshake can be requested without it (RFC 26, section 6.2), so a sender whose
+handshake succeeds knows the secret. In any case, an offer carries the keeper's ticket: random bytes that the keeper's
+process makes and that reach the members of its generation through the scheduler. A process that can only reach the port
+has no ticket and is ignored.
 """
 
 from __future__ import annotations
@@ -27,26 +28,28 @@ from samebits.net.descriptors import raise_descriptor_limit
 from samebits.net.gate import CHECK_S, Gate
 from samebits.net.sockets import source_of
 
-PIECE_BYTES = 4 << 20  # per GiB a third less of both ends' processors than with 1 MiB
+PIECE_BYTES = 4 << 20  # costs both ends a third less CPU time per GiB than 1 MiB
 WINDOW_BYTES = 2 * PIECE_BYTES
 MAX_WORDS_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 4 * 1024
 TICKET_BYTES = 16
 _QUEUE = 8
-"""Messages waiting in one direction. ZeroMQ hears of what was read in steps of half a queue, so the window and as many
-messages again must fit.
+"""Messages queued per direction.
+
+ZeroMQ learns about what was read in steps of half a queue, so the queue must hold the window and as many messages
+again.
 """
 _OVERHEAD_BYTES = 1024  # of encryption
 _NOW = int(zmq.NOBLOCK)
 MOST_CONNECTIONS = 256
 _HANDSHAKE_MS = 5000
-_ANY_SILENCE_S = 1e9  # a sender has nothing to say from one checkpoint to the next
+_ANY_SILENCE_S = 1e9  # a sender sends nothing between two checkpoints
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """Where copies are taken in, and the word that lets somebody in; as text for the members of a generation."""
+    """The keeper's address and its ticket; as text for the members of a generation."""
 
     endpoint: str
     ticket: bytes = field(repr=False)
@@ -56,7 +59,7 @@ class Keeper:
 
     @classmethod
     def of(cls, text: str) -> Keeper:
-        """The reverse of ``str``; :class:`ProtocolError` where it is none."""
+        """Parse the text of ``str``; raises :class:`ProtocolError` for anything else."""
         where, _, ticket = text.rpartition("/")
         try:
             keeper = cls(where, bytes.fromhex(ticket))
@@ -68,10 +71,10 @@ class Keeper:
 
 
 class Offer(Value, frozen=True, tag=1):
-    """The sender has this point for the keeper."""
+    """Sender: this point is for the keeper."""
 
     ticket: bytes  # the keeper's
-    transfer: Int  # rises with every offer of the sender's
+    transfer: Int  # grows with every offer of the sender
     job: str
     slot: Int
     point: Point
@@ -81,31 +84,31 @@ class Offer(Value, frozen=True, tag=1):
 
 
 class Piece(Value, frozen=True, tag=2):
-    """The next bytes of the stream, which are a frame of their own behind this one."""
+    """Sender: the next bytes of the stream, which follow as a frame of their own."""
 
     transfer: Int
     offset: Int
 
 
 class Taken(Value, frozen=True, tag=3):
-    """The keeper has so many bytes of it; 0: there is room, go on."""
+    """Keeper: so many bytes were received; 0 means that there is room and the sender may begin."""
 
     transfer: Int
     received_bytes: Int
 
 
 class Whole(Value, frozen=True, tag=4):
-    """The keeper has the point, compared with its hashes, or had it already."""
+    """Keeper: the point is complete and verified, or was there already."""
 
     transfer: Int
 
 
 class Declined(Value, frozen=True, tag=5):
-    """The keeper does not take it, or takes no more of it."""
+    """Keeper: the point is not accepted, or no more of it."""
 
     transfer: Int
     text: str
-    again: bool  # it may a moment later
+    again: bool  # a retry may succeed
 
 
 FromSender = Offer | Piece
@@ -116,24 +119,24 @@ SCHEMA: Schema[FromSender | FromKeeper] = Schema(FromSender | FromKeeper)
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a sender said; ``data`` is a piece's."""
+    """A sender's message; ``data`` belongs to a piece."""
 
     sender: bytes
     message: FromSender
     data: memoryview
-    connection: int | None  # its descriptor, where ZeroMQ tells it
+    connection: int | None  # its descriptor, if ZeroMQ reports it
 
 
 class KeeperSocket:
-    """Takes copies in. Not thread-safe.
+    """Receives copies. Not thread-safe.
 
-    Strangers' connections are bounded as the scheduler's are (``net.gate``): the process that keeps copies also writes
-    checkpoints, and must have descriptors left for them.
+    Connections of strangers are bounded as the scheduler's are (``net.gate``), because the process that keeps copies
+    also writes checkpoints and needs descriptors for them.
 
     Args:
         context: of the process.
-        descriptor: of a TCP socket that listens already; ZeroMQ closes it in the end.
-        keys: both ends' where there is a secret.
+        descriptor: of a listening TCP socket; ZeroMQ closes it in the end.
+        keys: both ends' keys, if there is a secret.
     """
 
     def __init__(self, context: zmq.Context[Any], descriptor: int, keys: KeyPair | None) -> None:
@@ -161,11 +164,11 @@ class KeeperSocket:
 
     @property
     def look_within_s(self) -> float | None:
-        """Seconds after which ``drain`` is due although nothing is readable; None: any number."""
+        """Seconds after which to call ``drain`` even if nothing is readable; None: not needed."""
         return CHECK_S if self._gate.has_guests else None
 
     def drain(self, most: int = 2 * _QUEUE) -> Iterator[Said]:
-        """Yield what has come in, without what is no message of ours, and close connections beyond the bound."""
+        """Yield the messages received, without invalid ones, and close connections beyond the bound."""
         self._gate.take()
         for _ in range(most):
             try:
@@ -179,27 +182,27 @@ class KeeperSocket:
                 yield _said(frames, connection)
 
     def settle(self, said: Said) -> None:
-        """Keep the connection of a sender that has shown the ticket, whatever strangers do."""
+        """Protect the connection of a sender that has shown the ticket from the bound on strangers."""
         if said.connection is not None:
             self._gate.settle(said.connection)
 
     def send(self, sender: bytes, message: FromKeeper) -> None:
-        """Answer, or drop it where the sender is gone or does not read."""
+        """Answer, or drop the answer if the sender is gone or does not read."""
         with contextlib.suppress(zmq.Again):
             self.socket.send_multipart([sender, SCHEMA.pack(message)], _NOW)
 
     def close(self) -> None:
-        """Stop listening, at once."""
+        """Stop listening at once."""
         self._gate.close()
 
 
 class SenderSocket:
-    """One connection to a keeper, which comes and comes again by itself. Not thread-safe.
+    """One connection to a keeper, which reconnects by itself. Not thread-safe.
 
     Args:
         context: of the process.
         endpoint: ``tcp://address:port``.
-        keys: both ends' where there is a secret.
+        keys: both ends' keys, if there is a secret.
     """
 
     def __init__(self, context: zmq.Context[Any], endpoint: str, keys: KeyPair | None) -> None:
@@ -219,7 +222,7 @@ class SenderSocket:
         self.socket.connect(endpoint)
 
     def drain(self, most: int = 2 * _QUEUE) -> Iterator[FromKeeper]:
-        """What has come in; what is no message of ours is dropped."""
+        """Yield the messages received, without invalid ones."""
         for _ in range(most):
             try:
                 frames = self.socket.recv_multipart(_NOW)
@@ -231,12 +234,12 @@ class SenderSocket:
                     yield message
 
     def send(self, message: Offer) -> None:
-        """Say so as soon as the connection stands."""
-        with contextlib.suppress(zmq.Again):  # there is no answer then, and that is noticed
+        """Send the offer, or drop it if the queue is full."""
+        with contextlib.suppress(zmq.Again):  # the missing answer is noticed
             self.socket.send(SCHEMA.pack(message), _NOW)
 
     def send_piece(self, message: Piece, data: bytes) -> bool:
-        """As :meth:`send`; False where the queue is full, and nothing was said."""
+        """Send a piece; return False, without sending anything, if the queue is full."""
         try:
             self.socket.send(SCHEMA.pack(message), _MORE)
         except zmq.Again:
@@ -245,7 +248,7 @@ class SenderSocket:
         return True
 
     def close(self) -> None:
-        """Give it up, at once."""
+        """Close the socket at once."""
         self.socket.close()
 
 

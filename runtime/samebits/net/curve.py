@@ -1,14 +1,13 @@
-"""The cluster's secret and the two key pairs that come of it: CURVE, ZeroMQ's authentication and encryption.
+"""Read the cluster's secret and derive the two key pairs of CURVE, ZeroMQ's authentication and encryption.
 
-Here live the reading of the secret's file, the derivation of keys, and nothing that is sent; whoever owns a socket
-gives it the keys. The one idea: everybody who knows the secret computes the same two pairs, the scheduler's and the
-workers', so no key is ever made, sent or kept, and a process proves by its handshake that it knows the secret.
+Every process that knows the secret computes the same two pairs, the scheduler's and the workers'. So no key is ever
+sent or stored, and a successful handshake proves that a process knows the secret.
 
-Derivation: ``master = scrypt(secret, salt="samebits curve keys v1", N=2^14, r=8, p=1)`` (RFC 7914, with the parameters
-it gives for interactive use: some 50 ms and 16 MiB a guess), then for each side 32 bytes of BLAKE2b keyed with the
-master and personalised with the side's name (RFC 7693). Any 32 bytes are an X25519 secret key (RFC 7748, section 5),
-which is what CurveZMQ (RFC 26) uses. The salt is fixed because the two ends share nothing but the secret: so a secret
-that can be guessed is one that can be broken by listening once, and short ones are refused.
+Derivation: ``master = scrypt(secret, salt="samebits curve keys v1", N=2^14, r=8, p=1)`` (RFC 7914, with its parameters
+for interactive use: some 50 ms and 16 MiB per guess), then for each side 32 bytes of BLAKE2b, keyed with the master and
+personalised with the side's name (RFC 7693). Any 32 bytes are a valid X25519 secret key (RFC 7748, section 5), which
+CurveZMQ (RFC 26) uses. The salt is fixed because the two ends share nothing but the secret. An attacker who recorded
+one handshake could therefore test guesses offline, which is why short secrets are refused.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _SCRYPT_MEMORY_BYTES = 2 * 128 * _SCRYPT_N * _SCRYPT_R  # twice what it needs (R
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """One side's keys, as ZeroMQ takes them: Z85 text (RFC 32) of 32 bytes."""
+    """One side's keys in ZeroMQ's format: 32 bytes as Z85 text (RFC 32)."""
 
     public: bytes = field(repr=False)
     secret: bytes = field(repr=False)
@@ -42,34 +41,34 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ClusterKeys:
-    """Both sides' keys. All of it is secret, the public halves too: who knows one may ask for a handshake."""
+    """Both sides' keys. The public halves are secret too: a handshake can be requested with one of them."""
 
     scheduler: KeyPair = field(repr=False)
     worker: KeyPair = field(repr=False)
 
 
 def cluster_keys(secret: str | None, secret_file: Path | None) -> ClusterKeys | None:
-    """The keys of the secret given by value or by file; None where neither is given: then nothing is protected.
+    """Return the keys for the secret, given by value or by file; None if neither is given.
 
     Raises:
-        SettingsError: the file holds no usable secret, or this ZeroMQ knows no CURVE.
+        SettingsError: the file holds no usable secret, or this ZeroMQ has no CURVE.
     """
     words = secret_words(secret, secret_file)
     return derive_keys(words) if words is not None else None
 
 
 def secret_words(secret: str | None, secret_file: Path | None) -> bytes | None:
-    """The secret's bytes, without the line's end that an editor or ``echo`` leaves; None where none is given.
+    """Return the secret's bytes without the line end that an editor or ``echo`` leaves; None if none is given.
 
     Raises:
-        SettingsError: it cannot be read or is no usable secret; its text is in no message.
+        SettingsError: it cannot be read or is unusable; its text appears in no message.
     """
     if secret is not None:
         return _checked(os.fsencode(secret), "CLUSTER_SECRET=(hidden)", "export CLUSTER_SECRET")
     if secret_file is None:
         return None
     try:
-        found = read_named_file(secret_file, MOST_SECRET_BYTES + 2)  # room for a line's end
+        found = read_named_file(secret_file, MOST_SECRET_BYTES + 2)  # room for a line end
     except OSError as error:
         raise SettingsError(
             [
@@ -94,7 +93,7 @@ def _checked(words: bytes, shown: str, fix: str) -> bytes:
 
 
 def derive_keys(words: bytes) -> ClusterKeys:
-    """Both sides' key pairs from the secret's bytes; takes some 50 ms, on purpose.
+    """Derive both sides' key pairs from the secret's bytes; takes some 50 ms, on purpose.
 
     Raises:
         SettingsError: this ZeroMQ was built without CURVE.

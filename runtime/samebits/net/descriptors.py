@@ -6,14 +6,14 @@ import resource
 
 from samebits.errors import SettingsError
 
-_OF_A_PROCESS = 64  # a worker of two has 32 open, and a script's data come on top
-_OF_A_WORKER = 2  # in the scheduler its connection and its pidfd, in another worker gloo's connection and a spare one
+_OF_A_PROCESS = 64  # a worker of two has 32 open, and the script's data adds to that
+_OF_A_WORKER = 2  # in the scheduler, its connection and its pidfd; in another worker, gloo's connection and a spare one
 _UNLIMITED = 1 << 20
 _USUAL = 1024  # a Linux shell's soft limit; enough for a job of some hundred workers
 
 
 def needed_descriptors(workers: int = 0) -> int:
-    """Return how many descriptors a process of a job with so many workers and spares needs."""
+    """Return how many descriptors a process needs in a job with so many workers and spares."""
     return _OF_A_PROCESS + _OF_A_WORKER * workers
 
 
@@ -24,9 +24,9 @@ def hard_limit() -> int:
 
 
 def require_descriptors(workers: int = 0) -> None:
-    """Allow at least what a job with so many workers needs.
+    """Raise the limit to at least what a job with so many workers needs.
 
-    Without this check libzmq ends the process, or a job stands still with nothing but a line in one of its logs.
+    Without this check libzmq would abort the process, or the job would stall with only a line in one of its logs.
 
     Raises:
         SettingsError: the hard limit is lower.
@@ -45,10 +45,10 @@ def require_descriptors(workers: int = 0) -> None:
 
 
 def raise_descriptor_limit() -> int:
-    """Allow as many descriptors as this user may have; returns how many.
+    """Raise the limit to the maximum for this user, and return it.
 
     Raises:
-        SettingsError: these are too few for any process of a job.
+        SettingsError: it is too low for any process of a job.
     """
     require_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,18 +1,19 @@
-"""The door of the scheduler's socket: who connects, from where, who is turned away, and whose connection closed.
+"""Watch the connections of a listening socket, authenticate them, and close those beyond the bounds.
 
-Here live ZeroMQ's connection events (``zmq_socket_monitor(3)``), the answer to its question whether a key may enter
-(ZAP, RFC 27), and the bound on connections; never a message. The one idea: whatever ends before it has become a peer
-is counted here with its address and leaves nothing behind.
+It handles ZeroMQ's connection events (``zmq_socket_monitor(3)``), the decision on a key (ZAP, RFC 27), and the bound on
+connections, but no messages. A connection that ends before it became a peer is counted here with its address and leaves
+no other state.
 
-A connection is a guest until it is settled: with a secret by its first message, which only who knows the secret can
-say; without one by being told that it has, or will have, a seat. Beyond the bound guests leave before the settled, of
-those the ones from where most come, and of those the oldest: so a flood from elsewhere costs an honest process nothing,
-a flood from its own host a few tries, and nobody can keep a place by sitting in it. A guest has as long to say its
-first word as a connection may be silent. ``net.client`` relies on the order: while an older connection from the same
-host stands, no younger one was closed for want of room.
+A connection is a guest until it is settled. With a secret its first message settles it, which only a process that knows
+the secret can send. Without one it is settled when the scheduler promises it a seat. Beyond the bound, guests are
+closed before settled connections, the address with the most guests first, and the oldest of its guests first. So a
+flood from another host costs an honest process nothing, a flood from its own host costs it a few attempts, and no
+connection keeps its place by staying idle. A guest must send its first message within the time that a connection may be
+silent. ``net.client`` relies on the order: while an older connection from the same host stands, no younger one was
+closed because of the bound.
 
-A descriptor's events come in order from the one I/O thread, and a failed handshake is followed at once by the
-DISCONNECTED event of its descriptor; so the address that was looked up when it was accepted names the failure.
+A descriptor's events arrive in order from the one I/O thread, and a failed handshake is followed at once by the
+DISCONNECTED event of its descriptor. So the address that was looked up on accept belongs to the failure.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from samebits.net.sockets import EVENT, STOPPED, close_both
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"samebits"
 MAX_EVENTS = 4096
-"""How many events one look at the door takes in: twice what ZeroMQ queues before its I/O thread waits for us."""
+"""Events handled per call: twice what ZeroMQ queues before its I/O thread waits for us."""
 UNKNOWN = "an address unknown"
-CHECK_S = 1.0  # how often a connection is looked at over which no message came
-SLICES = 16  # of the connections: one slice is looked at at a time, for a look at thousands keeps a loss waiting
+CHECK_S = 1.0  # how often a connection without messages is checked
+SLICES = 16  # connections are checked in slices, because checking thousands at once would delay detection of a loss
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.2)
 
 _NOW = int(zmq.NOBLOCK)
@@ -64,7 +65,7 @@ class Rejection(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A connection that ended before anybody spoke over it."""
+    """A connection that ended before its first message."""
 
     address: str
     why: Rejection
@@ -72,7 +73,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A connection's end; ``is_counted`` where it was reported as rejected already."""
+    """The end of a connection; ``is_counted`` if it was already reported as rejected."""
 
     descriptor: int
     address: str
@@ -81,7 +82,7 @@ class Ended:
 
 @dataclass(slots=True)
 class _Unheard:
-    """A connection over which no whole message has come, in bytes received."""
+    """A connection without a complete message, with bytes received."""
 
     first: int
     last: int
@@ -92,23 +93,23 @@ class _Unheard:
 class _Guest:
     """A connection that is not settled."""
 
-    home: str  # where it comes from; all of loopback is one place, whoever chose which of its addresses
+    home: str  # its address; all loopback addresses count as one, since a process can choose among them
     has_spoken: bool = False
-    checks: int = 0  # without a word so far
+    checks: int = 0  # without a message so far
 
 
 class Gate:
-    """Watches one listening socket; not thread-safe.
+    """Watch one listening socket; not thread-safe.
 
     Args:
         listening: the socket, before it is bound.
-        keys: the cluster's keys; None lets everybody in who can connect.
-        max_connections: how many may stand at a time, finished handshake or not; beyond that guests are closed.
-        max_unheard_bytes: how much may arrive over a connection while no message of it is complete: ZeroMQ bounds
-            the frame and the queue, but not the frames of one message.
-        silence_s: after about a third longer without a byte a connection is closed: every process of ours says
-            something more often, and where it has nothing to say ZeroMQ's own heartbeat does. A check that comes late
-            counts once, so that whoever stands still loses nobody. Nor has a guest more time for its first word.
+        keys: the cluster's keys; None admits every connection.
+        max_connections: bound on connections, with or without a finished handshake; beyond it guests are closed.
+        max_unheard_bytes: how much a connection may send without completing a message: ZeroMQ bounds the frame and the
+            queue, but not the number of frames per message.
+        silence_s: a connection is closed after about a third longer without a byte. Our processes send more often than
+            that, and otherwise ZeroMQ's own heartbeat does. A late check counts once, so a scheduler that was stopped
+            closes no connection. A guest must send its first message in the same time.
     """
 
     def __init__(
@@ -122,19 +123,19 @@ class Gate:
         self._socket = listening
         self._max_connections = max_connections
         self._max_unheard_bytes = max_unheard_bytes
-        self._heard: set[int] = set()  # descriptors over which a message came since they were looked at
+        self._heard: set[int] = set()  # descriptors that received a message since they were last checked
         self._max_silent_checks = math.ceil(silence_s * 4 / 3 / CHECK_S)
         self._unheard: dict[int, _Unheard] = {}  # by descriptor
-        self._slices: list[set[int]] = [set() for _ in range(SLICES)]  # every connection that stands, by its number
-        self._slice = 0  # the next to be looked at
+        self._slices: list[set[int]] = [set() for _ in range(SLICES)]  # all connections, by descriptor modulo SLICES
+        self._slice = 0  # the next to be checked
         self._looked_at = time.monotonic()
-        self._address_of: dict[int, str] = {}  # by descriptor, of every connection that stands
-        self._guests: dict[int, _Guest] = {}  # by descriptor, the oldest first
+        self._address_of: dict[int, str] = {}  # by descriptor, for all connections
+        self._guests: dict[int, _Guest] = {}  # by descriptor, oldest first
         self._words_settle = keys is not None
         self._turned_away: set[int] = set()
         self._ended: list[Ended] = []
         self._rejected: list[Rejected] = []
-        self._failure: Rejection | None = None  # of the descriptor that the next DISCONNECTED names
+        self._failure: Rejection | None = None  # of the descriptor that the next DISCONNECTED event names
         self._zap: zmq.Socket[bytes] | None = None
         self._expected = b""
         if keys is not None:
@@ -145,32 +146,32 @@ class Gate:
             listening.curve_server = True
             listening.curve_secretkey = keys.scheduler.secret
             listening.zap_domain = ZAP_DOMAIN
-            listening.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody answers: nobody enters
+            listening.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer, no connection is admitted
         self._monitor = listening.get_monitor_socket(_EVENTS)
 
     @property
     def sources(self) -> list[zmq.Socket[bytes]]:
-        """What becomes readable when somebody is at the door."""
+        """The sockets that become readable when a connection needs attention."""
         return [self._monitor] if self._zap is None else [self._monitor, self._zap]
 
     @property
     def connections(self) -> int:
-        """How many connections stand, as far as events were taken in."""
+        """The number of connections, as of the last events taken."""
         return len(self._address_of)
 
     def address_of(self, descriptor: int) -> str:
-        """Where the connection comes from: an IP address."""
+        """Return the IP address that the connection comes from."""
         return self._address_of.get(descriptor, UNKNOWN)
 
     def take(self, *, is_rung: bool = True) -> tuple[list[Ended], list[Rejected]]:
-        """What has happened by now: the connections that ended, in order, and who was turned away.
+        """Process events; return the connections that ended, in order, and those rejected.
 
         Args:
-            is_rung: whether one of ``sources`` is readable, as far as is known; else none is looked at.
+            is_rung: whether one of ``sources`` may be readable; if false they are not read.
         """
         if is_rung:
             for question in self._zap_questions():
-                self._take_events()  # who asks was accepted before: its address is looked up while it is there
+                self._take_events()  # it was accepted earlier, so its address can still be looked up
                 self._answer(question)
             self._take_events()
         self._rejected += self._turn_away()
@@ -181,16 +182,16 @@ class Gate:
 
     @property
     def has_guests(self) -> bool:
-        """Whether a connection stands that is not settled."""
+        """Whether any connection is not settled."""
         return bool(self._guests)
 
     @property
     def has_news(self) -> bool:
-        """Whether ``take`` has something to give, whatever ``sources`` say."""
+        """Whether ``take`` would return something even if no source is readable."""
         return bool(self._ended or self._rejected)
 
     def stands(self, descriptor: int) -> bool:
-        """Whether a connection has that number now; whoever has been heard was accepted before."""
+        """Whether there is a connection with this descriptor now; every sender was accepted before its message."""
         self._take_events()
         return descriptor in self._address_of
 
@@ -215,7 +216,7 @@ class Gate:
                 self._failure = _why(event, value)
 
     def heard(self, descriptors: Collection[int]) -> None:
-        """Whole messages have come over these connections."""
+        """Record that complete messages came over these connections."""
         self._heard.update(descriptors)
         if not self._guests:
             return
@@ -226,13 +227,13 @@ class Gate:
                     del self._guests[descriptor]
 
     def settle(self, descriptor: int) -> None:
-        """Whoever speaks over this connection has, or will have, a seat."""
+        """Settle the connection: its process has, or will have, a seat."""
         self._guests.pop(descriptor, None)
 
     def close(self) -> None:
         """Close the socket, and stop watching it."""
         if self._zap is not None:
-            self._zap.close(linger=0)  # first: connections whose questions it holds do not end before
+            self._zap.close(linger=0)  # first, since connections with open questions do not end before
         close_both(self._socket, self._monitor)
 
     def _events(self) -> Iterator[tuple[int, int]]:
@@ -242,11 +243,11 @@ class Gate:
                 event = receive(_NOW)
             except zmq.Again:
                 return
-            receive(_NOW)  # the address that is listened on
+            receive(_NOW)  # the listening address
             yield EVENT.unpack(event)
 
     def _zap_questions(self) -> Iterator[list[bytes]]:
-        """Each is to be answered before the next is asked for."""
+        """Yield authentication requests; answer each before the next."""
         if self._zap is None:
             return
         for _ in range(MAX_EVENTS):
@@ -256,14 +257,17 @@ class Gate:
                 return
 
     def _answer(self, question: list[bytes]) -> None:
-        """May this key enter? Version, request, domain, address, identity, mechanism, key (RFC 27)."""
+        """Answer whether a key is admitted.
+
+        A question is: version, request, domain, address, identity, mechanism, key (RFC 27).
+        """
         assert self._zap is not None, "a question came over it"
         is_right = len(question) == 7 and question[5] == b"CURVE" and question[6] == self._expected
         status = [b"200", b"OK"] if is_right else [b"400", b"another key"]
         self._zap.send_multipart([b"1.0", question[1], *status, b"", b""])
 
     def _turn_away(self) -> Iterator[Rejected]:
-        """Close connections beyond the bound; they vanish from the books when ZeroMQ has noticed."""
+        """Close connections beyond the bound; they are removed once ZeroMQ notices."""
         surplus = len(self._address_of) - len(self._turned_away) - self._max_connections
         if surplus <= 0:
             return
@@ -273,7 +277,7 @@ class Gate:
             yield Rejected(self._address_of[descriptor], Rejection.TOO_MANY)
 
     def _first_to_leave(self) -> Iterator[int]:
-        """Guests, the oldest of the largest crowd first; then the newest of the settled."""
+        """Yield guests, oldest of the largest group first, then settled connections, newest first."""
         crowds: dict[str, deque[int]] = {}
         for descriptor, guest in self._guests.items():
             if descriptor not in self._turned_away:
@@ -290,9 +294,9 @@ class Gate:
                 yield descriptor
 
     def _look_at_due(self) -> Iterator[Rejected]:
-        """Look at as many slices as time has passed for, at each of them at most once."""
+        """Check as many slices as are due, each at most once."""
         due = int((time.monotonic() - self._looked_at) * SLICES / CHECK_S)
-        if due >= SLICES:  # whatever is later than that was nobody's silence
+        if due >= SLICES:  # anything later is our own delay, not the connections' silence
             due, self._looked_at = SLICES, time.monotonic()
         else:
             self._looked_at += due * CHECK_S / SLICES
@@ -301,7 +305,7 @@ class Gate:
             self._slice = (self._slice + 1) % SLICES
 
     def _look_at_unheard(self, standing: set[int]) -> Iterator[Rejected]:
-        """Close those of these over which much has come and no end of a message, or nothing for long."""
+        """Close connections that sent much without completing a message, or nothing for long."""
         heard = standing & self._heard
         self._heard -= heard
         for descriptor in self._unheard.keys() & heard:
@@ -321,7 +325,7 @@ class Gate:
                 _shut_down(descriptor)
 
     def _has_no_word(self, descriptor: int) -> bool:
-        """Whether the time is over for a guest's first message, whatever else it sends."""
+        """Whether a guest's time for its first message is over, whatever else it sends."""
         guest = self._guests.get(descriptor)
         if guest is None or guest.has_spoken:
             return False
@@ -336,12 +340,12 @@ def _why(event: int, value: int) -> Rejection:
 
 
 def _connection(descriptor: int) -> socket.socket:
-    """As a socket of Python's, to be detached. What kind it is is said, so that the kernel is not asked three times."""
+    """Wrap the descriptor in a socket, to be detached; naming the family and type saves system calls."""
     return socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, descriptor)
 
 
 def _peer_address(descriptor: int) -> str:
-    """Asked while the connection stands; one that is gone already has none to tell."""
+    """Return the peer's address, which is available only while the connection stands."""
     try:
         connection = _connection(descriptor)
     except OSError:

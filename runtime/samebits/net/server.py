@@ -1,25 +1,25 @@
-"""The scheduler's socket: one ROUTER that is drained in turns, and the door that tells whose connection closed.
+"""The scheduler's ROUTER socket: receives fairly from all peers, and reports whose connection closed.
 
-A peer is known by its ZeroMQ identity, which is its session. A closed connection is an event with a descriptor;
-messages carry the descriptor they came over (``SRCFD``), so the event names the session. Events are read first and
-acted on after the socket is drained, because what a peer sent before it died lies in the queue by then.
+A peer is known by its ZeroMQ identity, which is its session. A closed connection is an event with a descriptor.
+Messages carry the descriptor they came over (``SRCFD``), so an event can be mapped to a session. Events are read first
+but handled after the socket is drained, because by then everything that a peer sent before it died has been received.
 
-What a peer can cost is bounded by the constants below, whatever it sends: its connection holds at most
-``MAX_INCOMING_QUEUE`` × ``MAX_INCOMING_BYTES`` unread and ``MAX_OUTGOING_QUEUE`` messages unsent; ROUTER takes from all
-connections in turn, and a drain ends when one of them has had ``PEER_TURNS``, or when each could have had one, so in
-each drain everybody else has been heard, too: who has a word to say when its deadline comes is not judged before. What
-is kept of a peer is two entries keyed by its descriptor and its name, which go with its connection, and in them the
-last heartbeat that came over it: one that is the same to the byte is not parsed again.
+Whatever a peer sends, its cost is bounded by the constants below. Its connection holds at most ``MAX_INCOMING_QUEUE`` ×
+``MAX_INCOMING_BYTES`` unread and ``MAX_OUTGOING_QUEUE`` messages unsent. ROUTER takes from all connections in turn, and
+a drain ends when one of them has had ``PEER_TURNS``, or when each could have had one. So every drain receives from all
+other peers too, and pending messages are read before leases are checked. Per peer two entries are kept, by descriptor
+and by name, which are removed with its connection. They hold its last heartbeat, and an identical one is not parsed
+again.
 
-Numbers of descriptors are used again, and a close is read before or after what was said over the next connection of
-that number. So ``Lost`` may be said of a peer that is back already, and it is asked (``core.scheduler``); of one that
-is gone it is always said. What is left unread of a connection whose peer has come back over another one is dropped: it
-comes under no name of anybody's, and its peer says all that matters again.
+Descriptors are reused, and a close may be read before or after messages of the next connection with the same number. So
+``Lost`` may be reported for a peer that has already reconnected, which is then probed (``core.scheduler``); for a peer
+that is gone it is always reported. Unread messages of a connection whose peer has reconnected are dropped: they arrive
+under a name that no peer has, and the peer repeats what matters.
 
-A connection that is dead and was not closed is found by its silence (``net.gate``), not by ZeroMQ's own heartbeat from
-here: each timer that ZeroMQ takes back is looked for among those of all connections (``poller_base_t::cancel_timer`` in
-libzmq), which with ten thousand took half a core. Workers and tools, who have one connection each, do use it, and are
-answered by ZeroMQ.
+A dead connection that was not closed is detected by its silence (``net.gate``), not by heartbeats that ZeroMQ sends
+from here: to cancel a timer, ZeroMQ searches the timers of all connections (``poller_base_t::cancel_timer`` in libzmq),
+which took half a core with ten thousand connections. Workers and tools have one connection each, so they use these
+heartbeats, and ZeroMQ answers them.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ __all__ = ["Arrived", "Garbled", "Incoming", "Lost", "Rejected", "Rejection", "S
 MAX_INCOMING_BYTES = 1 << 20
 MAX_INCOMING_QUEUE = 32
 MAX_OUTGOING_QUEUE = 100
-PEER_TURNS = 64  # messages of one peer in one drain: more than an honest one has to say after a pause of a minute
-DRAIN_LIMIT = 8192  # messages of a drain, or one of every connection, if that is more
+PEER_TURNS = 64  # messages of one peer per drain; more than an honest one sends after a pause of a minute
+DRAIN_LIMIT = 8192  # messages per drain, or one per connection, if that is more
 MAX_SOCKETS = 65535
 MAX_REPEATED_BYTES = 512
-"""A heartbeat has some 120; a longer one is a stranger's, and is not kept."""
+"""A heartbeat has some 120 bytes; a longer one is not from our code, and is not kept."""
 SHARED_BYTES = 1 << 12
-"""From this size on, what is said to many is one piece of memory with as many readers."""
+"""From this size on, a message to many peers is one shared piece of memory."""
 TOLD_ALIKE = (RoundOpened, AddressMap, Finished, EndJob, Status, CommittedPoint)
-"""What differs from one receiver to the next by little or by nothing: it is packed when it differs."""
+"""Messages that hardly differ between receivers; packed again only when they differ."""
 
 WELCOMES = (Admitted, Pending)
-"""Whoever is told so is no stranger: its connection is not closed to make room for another."""
+"""A peer that received one of these is settled: its connection is not closed to make room for another."""
 
-# Plain numbers: an operation on two of zmq's flags makes a third, which costs as much as a message.
+# Plain integers: combining two of zmq's flags creates a third, which costs as much as a message.
 _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 OLD_ZMTP = "its sender speaks no ZMTP 3 (a browser, a scrape, a port scanner), so it is no worker's"
@@ -87,17 +87,17 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Garbled:
-    """Bytes that are no message; ``peer`` is "" where it has no name that it could be answered by."""
+    """Bytes that are not a message; ``peer`` is "" if it has no valid name to reply to."""
 
     peer: str
     problem: str
     address: str = ""
-    other_protocol: bool = False  # a worker of another version, which can be told so
+    other_protocol: bool = False  # a worker of another version, which can be notified
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The peer's connection closed, and the peer has not come back over another one."""
+    """The peer's connection closed, and the peer has not reconnected."""
 
     peer: str
 
@@ -107,7 +107,7 @@ Incoming = Arrived | Garbled | Lost | Rejected
 
 @dataclass(slots=True)
 class _Peer:
-    """Who speaks over a connection, and its last heartbeat."""
+    """The sender on a connection, and its last heartbeat."""
 
     name: bytes
     session: str
@@ -116,16 +116,15 @@ class _Peer:
 
 
 class Server:
-    """Listens, drains, sends. Not thread-safe, but for ``wake``.
+    """Listen, receive and send. Not thread-safe, except ``wake``.
 
     Args:
         addresses: local addresses, IPv4 and IPv6.
         port: TCP port.
-        silence_s: after this long a handshake must be done; after about a third longer without a byte a connection
-            counts as closed.
-        keys: the cluster's keys; None speaks without authentication and encryption.
-        most_connections: how many an honest cluster may need at a time; bounded by what the system allows.
-        inherited: sockets that listen already, made by the parent process.
+        silence_s: time limit of a handshake; after about a third longer without a byte a connection counts as closed.
+        keys: the cluster's keys; None: no authentication or encryption.
+        most_connections: how many an honest cluster may need at a time; bounded by the system's limits.
+        inherited: listening sockets, made by the parent process.
     """
 
     def __init__(
@@ -138,19 +137,19 @@ class Server:
         most_connections: int = MAX_SOCKETS,
         inherited: Sequence[socket.socket] = (),
     ) -> None:
-        # A quarter of the descriptors stays for files, and for what is accepted before its event is read.
+        # A quarter of the descriptors is left for files, and for connections accepted before their event is read.
         self.max_connections = min(most_connections, raise_descriptor_limit() * 3 // 4)
         self._drain_limit = max(DRAIN_LIMIT, self.max_connections)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._socket = self._context.socket(zmq.ROUTER)
-        # zmq.Socket's own looks first for what only sockets of a draft kind are told, which takes as long again.
+        # zmq.Socket's own method first checks for sockets of draft types, which takes as long again.
         self._send_frame = super(zmq.Socket, self._socket).send
         for option, value in {
             zmq.LINGER: 1000,
             zmq.IPV6: 1,
             zmq.ROUTER_HANDOVER: 1,
-            zmq.ROUTER_MANDATORY: 1,  # else nobody says that a peer is gone
+            zmq.ROUTER_MANDATORY: 1,  # otherwise sending to a peer that is gone fails silently
             zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
             zmq.RCVHWM: MAX_INCOMING_QUEUE,
             zmq.SNDHWM: MAX_OUTGOING_QUEUE,
@@ -167,8 +166,8 @@ class Server:
             self._poller.register(source, zmq.POLLIN)
         self._peer_of: dict[int, _Peer] = {}
         self._descriptor_of: dict[str, int] = {}
-        self._displaced: list[str] = []  # peers over whose number another one speaks
-        self._told: dict[type, tuple[object, bytes | zmq.Frame]] = {}  # by kind, what was packed last
+        self._displaced: list[str] = []  # peers whose descriptor another peer now uses
+        self._told: dict[type, tuple[object, bytes | zmq.Frame]] = {}  # by type, the last message and its packed form
         self._listen(addresses, port, {place_of(one): one for one in inherited})
 
     def _listen(self, addresses: Sequence[str], port: int, inherited: dict[tuple[str, int], socket.socket]) -> None:
@@ -187,7 +186,7 @@ class Server:
                 raise cannot_listen(address, port, error.errno, error.strerror) from None
 
     def watch(self, descriptor: int) -> None:
-        """Let ``wait`` return when this descriptor becomes readable, too."""
+        """Make ``wait`` return when this descriptor becomes readable, too."""
         self._poller.register(descriptor, zmq.POLLIN)
 
     def unwatch(self, descriptor: int) -> None:
@@ -195,7 +194,7 @@ class Server:
         self._poller.unregister(descriptor)
 
     def wait(self, timeout_s: float) -> set[int]:
-        """Sleep until something can be read. Returns those watched descriptors that became readable."""
+        """Sleep until something can be read; return the watched descriptors that are readable."""
         ready = self._poller.poll(0 if self._gate.has_news else max(0, int(timeout_s * 1000 + 0.999)))
         self._is_rung = any(source is bell for source, _ in ready for bell in self._bells)
         descriptors = {source for source, _ in ready if isinstance(source, int)}
@@ -205,23 +204,23 @@ class Server:
         return descriptors
 
     def wake(self) -> None:
-        """Make ``wait`` return; callable from any thread and from a signal handler."""
+        """Make ``wait`` return; may be called from any thread and from a signal handler."""
         self._waker.wake()
 
     def drain(self) -> Iterator[Incoming]:
-        """What has come in by now, as far as the bounds allow; first who was turned away, last who has closed."""
+        """Yield what has arrived, within the bounds: first rejected connections, last closed ones."""
         ended, rejected = self._gate.take(is_rung=self._is_rung)
-        self._is_rung = True  # as far as is known, until the next ``wait``
+        self._is_rung = True  # until the next ``wait``
         yield from rejected
-        # A number of a closed descriptor may be in use again: its owners, in order, are closed one an event. Who closed
-        # may never have said a word, and who speaks first over the number be the next one.
+        # The number of a closed descriptor may be in use again: each event closes its owners in order. The closed
+        # connection may never have sent anything, so that the first sender with this number is already the next one.
         owners: dict[int, list[str]] = {end.descriptor: [] for end in ended}
         for number, sessions in owners.items():
             if (owner := self._peer_of.pop(number, None)) is not None:
                 sessions.append(owner.session)
         known = {descriptor for descriptor, sessions in owners.items() if sessions}
         turns: dict[int, int] = {}
-        turns_of_old: dict[bytes, int] = {}  # of those who speak a ZMTP that knows no descriptors, by name
+        turns_of_old: dict[bytes, int] = {}  # of senders with an older ZMTP, which has no descriptors, by name
         receive = self._socket.recv
         for _ in range(self._drain_limit):
             try:
@@ -229,7 +228,7 @@ class Server:
             except zmq.Again:
                 break
             body, more = receive(_NOW, copy=False, track=False), 0
-            while body.more:  # a message comes whole: its other parts are here
+            while body.more:  # a message is received whole: its other parts are here
                 body, more = receive(_NOW, copy=False, track=False), more + 1
             descriptor = source_of(body)
             if descriptor is None:
@@ -241,7 +240,7 @@ class Server:
                     yield incoming
                 turn = turns[descriptor] = turns.get(descriptor, 0) + 1
             if turn == PEER_TURNS:
-                break  # the others have had theirs; what is left is here at the next drain
+                break  # the others have had their turn; the rest follows at the next drain
         self._gate.heard(turns)
         for end in ended:
             left = owners[end.descriptor]
@@ -291,7 +290,7 @@ class Server:
         return arrived
 
     def _meet(self, name: bytes, descriptor: int, before: _Peer | None) -> _Peer:
-        """The peer speaks over this connection for the first time, or again after another one, or late."""
+        """Register a peer that sends over this connection for the first time, or returned to it."""
         peer = _Peer(name, name.decode("ascii"))
         if before is not None and before.name != name and self._descriptor_of.get(before.session) == descriptor:
             del self._descriptor_of[before.session]
@@ -313,15 +312,18 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many connections stand, also those that are no peer's yet."""
+        """The number of connections, including those that are not peers yet."""
         return self._gate.connections
 
     def address_of(self, peer: str) -> str:
-        """Where the peer's connection comes from: an IP address."""
+        """Return the IP address that the peer's connection comes from."""
         return self._gate.address_of(self._descriptor_of.get(peer, -1))
 
     def send(self, peer: str, message: object) -> bool:
-        """Send, or drop where the peer is gone: it is told again when it comes back. Returns whether it is there."""
+        """Send, and return whether the peer is there; a message for a peer that is gone is dropped.
+
+        The scheduler repeats it when the peer returns.
+        """
         packed = self._pack(message)
         if type(message) in WELCOMES:
             self._gate.settle(self._descriptor_of.get(peer, -1))
@@ -329,7 +331,7 @@ class Server:
             self._send_frame(peer.encode("ascii"), _MORE)
             self._send_frame(packed, _NOW)
         except zmq.Again:
-            return True  # its queue is full: a peer that does not read is fixed by its next heartbeat, or lost
+            return True  # its queue is full: a peer that does not read recovers with its next heartbeat, or is lost
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -349,14 +351,14 @@ class Server:
         return ready
 
     def close(self) -> None:
-        """Close after what was sent is out, at most a second later."""
+        """Close after everything was sent, at most a second later."""
         self._gate.close()
         self._context.term()
         self._waker.close()
 
 
 def _was_renamed(body: zmq.Frame) -> bool:
-    """Whether ZeroMQ has taken the connection's name away because its peer speaks over another one."""
+    """Whether ZeroMQ took the connection's name away because its peer uses another connection."""
     try:
         introduced_as = str(body.get("Identity"))
     except (zmq.ZMQError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Waking a thread that sleeps in a poller: a pipe that any thread, or a signal handler, may write to."""
+"""Sockets' small parts: a pipe that wakes a polling thread, and ZeroMQ's event format."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import zmq
 
 
 class Waker:
-    """``descriptor`` becomes readable by ``wake`` and quiet again by ``rest``; after ``close`` a wake does nothing."""
+    """Make ``descriptor`` readable by ``wake`` and unreadable by ``rest``; after ``close`` a wake does nothing."""
 
     def __init__(self) -> None:
         self.descriptor, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # So that nothing is written to a number that is closed, or another file's by now. A signal handler may wake
-        # while its own thread does, so it can be taken twice.
+        # Prevents a write to a descriptor that was closed, or reused since. Reentrant, because a signal handler may
+        # call wake() while its own thread does.
         self._lock = threading.RLock()
 
     def wake(self) -> None:
@@ -26,30 +26,30 @@ class Waker:
             try:
                 os.write(self._write, b"w")
             except BlockingIOError:
-                return  # the pipe is full of wake-ups already
+                return  # the pipe is already full of wake-ups
 
     def rest(self) -> None:
-        """Take back every wake so far."""
+        """Consume all wake-ups so far."""
         try:
             os.read(self.descriptor, 4096)
         except BlockingIOError:
-            return  # nobody woke us
+            return  # there was none
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         with self._lock:
             write, self._write = self._write, -1
             os.close(write)
             os.close(self.descriptor)
 
 
-STOPPED = zmq.EVENT_MONITOR_STOPPED  # one of the events that the monitor must be asked for
-EVENT = struct.Struct("=HI")  # what happened, and a value: often a descriptor
+STOPPED = zmq.EVENT_MONITOR_STOPPED  # must be among the events that the monitor is asked for
+EVENT = struct.Struct("=HI")  # the event, and a value: often a descriptor
 _SRCFD = int(zmq.SRCFD)
 
 
 def close_both(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-    """Close ``socket``, waiting for as long as it lingers, and the reader of its events."""
+    """Close ``socket``, waiting as long as it lingers, and its monitor."""
     socket.close()
     event = 0
     while event != STOPPED:
@@ -58,10 +58,10 @@ def close_both(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
 
 
 def source_of(body: zmq.Frame) -> int | None:
-    """Return the descriptor of the connection that a message came over, or None if ZeroMQ keeps none.
+    """Return the descriptor of the connection that a message came over, or None if ZeroMQ has none.
 
-    It keeps none of a peer of ZMTP 1.0 or 2.0, and takes whatever does not begin with a signature for one: a browser, a
-    scrape, a TLS hello, five bytes.
+    It has none for a peer that speaks ZMTP 1.0 or 2.0, and takes anything that does not begin with a signature for one:
+    a browser, a scraper, a TLS hello, five bytes.
     """
     try:
         return int(body.get(_SRCFD))

@@ -1,1 +1,1 @@
-"""LOOPS and the real clock: the shells that carry out what the cores decide. Nothing here knows torch."""
+"""Loops and the real clock: the shells that carry out the cores' decisions, without torch."""

@@ -1,8 +1,8 @@
-"""The worker's control thread: it keeps the seat while the main thread computes, and carries orders between the two.
+"""The worker's control thread: it keeps the seat while the main thread computes, and passes orders on.
 
-The thread owns the connection and the agent's core; the main thread calls the methods below, which post an event and,
-where they wait, sleep on one condition. Two things happen in the control thread itself, whatever the main thread is
-blocked in: the group is broken when a round opens, and a process that must end and does not is ended.
+The thread owns the connection and the agent's core. The main thread calls the methods below, which post an event and,
+if they wait, sleep on one condition. Two actions happen in the control thread itself, whatever blocks the main thread:
+the group is broken when a round opens, and a process that must end but does not is ended.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from samebits.core.agent.events import (
     Trains,
     Waits,
 )
-from samebits.core.agent.failover import LookElsewhere
+from samebits.core.agent.failover import TryNextAddress
 from samebits.core.agent.key_calls import MAX_OPEN_CALLS
 from samebits.core.ends import EndKind
 from samebits.core.messages import Admitted, GenerationStarted, Holdings, KeyAnswer, KeyOp, Place
@@ -100,16 +100,16 @@ from samebits.service.health.device_look import WatchedDevice
 from samebits.service.health.host_health import HealthLook
 from samebits.service.health.preemption import PreemptionLook
 from samebits.service.host import proof_for, this_process
-from samebits.service.process_state import DeathWatch, LifeSign, Sightings, Whereabouts
+from samebits.service.process_state import DeathWatch, LifeSign, ProcessObserver, Whereabouts
 from samebits.store.process_identity import ProcessIdentity
 
-STDERR = 2  # whatever sys.stderr is at the moment, or is not
-END_GRACE_S = 5.0  # from MustEnd to the end of a main thread that does not come out by itself
-AT_ONCE_S = 0.25  # a seat that is free is given in a few ms
-THREADS_S = 5.0  # how long a process may take to end after its script, before its threads are named
-LONELY_S = 2.0  # how long a worker looks for its scheduler without a word
+STDERR = 2  # independent of sys.stderr
+END_GRACE_S = 5.0  # from MustEnd until a main thread that has not left by itself is ended
+AT_ONCE_S = 0.25  # a free seat is given within a few ms
+THREADS_S = 5.0  # how long a process may take to exit after its script, before its threads are named
+LONELY_S = 2.0  # how long a worker looks for its scheduler before it logs that
 MOST_SAID = 64  # different reasons to leave an address, until a scheduler is found
-COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
+COUNTDOWN_S = 5.0  # how often a process that waits for its seat logs the remaining time
 
 _MEMBER_LOST = "a member was lost: this generation is over"
 
@@ -121,23 +121,23 @@ class Agent:
 
     Args:
         settings: role worker.
-        job_name: what a fresh worker is compared by.
-        device: device type, told to the scheduler.
+        job_name: must match the scheduler's.
+        device: device type, sent to the scheduler.
 
     Attributes:
-        step: completed optimizer steps; the main thread sets it, heartbeats report it.
-        stalled_s: seconds that steps have waited for saves; the main thread adds to it, saved points report it.
-        figures: what the script measures, the newest of each; the main thread sets them, heartbeats report them.
-        observe: called in the control thread, oftener than it beats: where the main thread stands, if it stands still.
-        pace: how long its last steps took; the main thread sets it, each window of steps is said once.
-        on_break: called in the control thread when the present group must be left, with the reason.
+        step: completed optimizer steps; set by the main thread, sent in heartbeats.
+        stalled_s: seconds that steps have waited for saves; set by the main thread, sent with saved points.
+        figures: the newest of each of the script's figures; set by the main thread, sent with heartbeats.
+        observe: called in the control thread more often than once per heartbeat; returns the main thread's position if
+            that stands still.
+        pace: duration of the last steps; set by the main thread, sent once per window of steps.
+        on_break: called in the control thread, with the reason, when the present group must be left.
         interrupted: a round is open (or the process must end): the present generation is over.
-        committed_point: the newest restore point that every rank is known to hold on its disk.
-        equal_point: the newest at which all ranks are known to have been equal, of those that they keep a copy of.
-        keys: the cluster's, where there is a secret.
-        is_addressed: the present generation was entered with the part of its address map that belongs there.
-        life_sign: what others on this host see this process's death by; None where the kernel has no such thing.
-        deaths: watches others; the scheduler is told.
+        committed_point: the newest restore point that every rank is known to have on disk.
+        equal_point: the newest copied point at which all ranks are known to have been equal.
+        keys: the cluster's, if there is a secret.
+        is_addressed: the present generation was entered with the right part of its address map.
+        life_sign: shows this process's death to others on this host; None without kernel support.
     """
 
     def __init__(self, settings: Settings, job_name: str, device: str) -> None:
@@ -154,7 +154,7 @@ class Agent:
         self._observed_at = 0.0
         self.on_break: Callable[[str], None] = lambda _reason: None
         self.interrupted = False
-        self._members_change = ""  # why this process is to leave its generation at its next commit
+        self._members_change = ""  # why this process must leave its generation at its next commit
         self.must_end: SameBitsError | None = None
         self._settings = settings
         process = this_process(device)
@@ -169,7 +169,7 @@ class Agent:
             heartbeat_interval_s=settings.heartbeat_interval_s,
             first_beat_s=settings.heartbeat_interval_s * share_of(self.session),
             topo_timeout_s=settings.topo_timeout_s,
-            elsewhere_s=None if names_one(settings.sched_host) else settings.node_timeout_s,
+            failover_s=None if names_one(settings.sched_host) else settings.node_timeout_s,
         )
         self._core = AgentCore(policy, clock.now_s())
         self._events: collections.deque[AgentEvent] = collections.deque()
@@ -179,31 +179,31 @@ class Agent:
         self._map: Mapped | None = None
         self._again: EnterAgain | None = None
         self._tickets = itertools.count(1)
-        self._key_answers: dict[int, KeyAnswer | None] = {}  # by the ticket of each call under way
-        self._generation = 0  # the last that the main thread was told
+        self._key_answers: dict[int, KeyAnswer | None] = {}  # by ticket, for each open call
+        self._generation = 0  # the last that the main thread knows
         self.is_addressed = True
         self.committed_point: Point | None = None
         self.equal_point: Point | None = None
         self._over: Point | None = None
         self._left = False
-        self._is_away = False  # the scheduler, since it was last heard
+        self._is_away = False  # the scheduler
         self._is_invited = False
         self._is_dying = False
         self._closed = threading.Event()
         self._seat_at: float | None = None  # when this process may ask for its seat again
         self._say_at = 0.0
         self._said = ""
-        self._said_elsewhere: set[str] = set()  # until a scheduler is found
-        self._script_ended_at: float | None = None  # when the main thread was first seen to be over
+        self._said_elsewhere: set[str] = set()  # reset when a scheduler is found
+        self._script_ended_at: float | None = None  # when the main thread's end was first noticed
         self._threads_said = False
-        self._lonely_at: float | None = None  # when to say that no scheduler has answered yet
-        self._end_at: float | None = None  # when a main thread that must end is not waited for any longer
+        self._lonely_at: float | None = None  # when to log that no scheduler has answered yet
+        self._end_at: float | None = None  # when a main thread that must end is ended
         self.keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         host, port = settings.sched_host, settings.sched_port
         self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys)
         self._deaths = DeathWatch(lambda session: self._report(PeerGone(session)))
-        self._sightings = Sightings(settings.node_timeout_s)
-        self._beside: dict[str, ProcessIdentity] = {}  # whom this process watches, by node
+        self._observer = ProcessObserver(settings.node_timeout_s)
+        self._beside: dict[str, ProcessIdentity] = {}  # the watched peer, by node
         self.life_sign = LifeSign.if_possible(process.host, self.session)
         self._health = HealthLook(settings, self._report, self._take_usage)
         self._preemption = PreemptionLook.of(settings)
@@ -211,24 +211,22 @@ class Agent:
 
     @property
     def offered_place(self) -> Place | None:
-        """What this process would be in the generation that the last round it was offered makes."""
+        """Return this process's place in the generation of the last round it was offered."""
         return self._core.offered_place
 
     @property
     def scheduler_peer(self) -> tuple[str, int] | None:
-        """The other end of the connection to the scheduler, as the kernel has it."""
+        """Return the remote address of the connection to the scheduler."""
         return self._client.peer
 
-    # ---- what the main thread calls
-
     def register(self, meanwhile: Callable[[], object] | None = None) -> Admitted:
-        """Start, and wait for a seat, saying how long that will take.
+        """Start, and wait for a seat, logging how long that will take.
 
         Args:
-            meanwhile: called once where the seat is not to be had at once: what this process can do before it has one.
+            meanwhile: called once if no seat is free at once, for work that needs none.
 
         Raises:
-            SameBitsError: the one that says why there will be none.
+            SameBitsError: the process gets no seat, for this reason.
         """
         self._thread.start()
         self._health.start()
@@ -242,34 +240,34 @@ class Agent:
         return self._wait(lambda: self._admitted)
 
     def wait_for_round(self) -> None:
-        """Wait until the round of the job's first generation is open: everybody else has a seat as well.
+        """Wait until the round of the job's first generation is open, when all workers have seats.
 
         Raises:
-            SameBitsError: the process has no place in the job any more.
+            SameBitsError: the process no longer has a place in the job.
         """
         self._wait(lambda: self._is_invited or None)
 
     def report_failure(self) -> None:
-        """A collective failed: tell the scheduler at once, before anything slow."""
+        """Tell the scheduler at once, before anything slow, that a collective failed."""
         self._post(Failed())
 
     def enter(
         self, holdings: Holdings, again: Callable[[EnterAgain], Holdings] | None = None
     ) -> GenerationStarted | Point:
-        """Wait in the rendezvous for a generation; the final point where training is finished.
+        """Wait in the rendezvous for a generation; return the final point if training is finished.
 
         Args:
             holdings: what this process brings.
-            again: called where the round needs something else of it; not needed by who has looked at its disk.
+            again: returns other holdings that the round needs; unnecessary if the disk has been read.
 
         Raises:
-            SameBitsError: the process has no place in the job any more.
+            SameBitsError: the process no longer has a place in the job.
         """
         seen = self._generation
         with self._changed:
             self._began = self._map = self._again = None
         while True:
-            if self._over is None and self._began is None:  # else what was asked is settled meanwhile
+            if self._over is None and self._began is None:  # otherwise the request was settled meanwhile
                 self._post(Entered(holdings, seen))
             self._wait(lambda: self._answer() is not None or None)
             answer = self._answer()
@@ -285,14 +283,14 @@ class Agent:
         return self._over or self._began or self._again
 
     def publish(self, generation: int, blob: bytes) -> None:
-        """Give this rank's part of the generation's address map."""
+        """Send this rank's part of the generation's address map."""
         self._post(Addressed(generation, blob))
 
     def address_map(self, generation: int) -> Sequence[bytes]:
         """Wait for the generation's address map, in rank order.
 
         Raises:
-            GenerationEndedError: the generation is over before it stood.
+            GenerationEndedError: the generation ended before its group was formed.
         """
         found = self._wait(
             lambda: self._map if self._map is not None and self._map.generation == generation else None,
@@ -301,31 +299,31 @@ class Agent:
         return found.blobs
 
     def watch_device(self, device: WatchedDevice) -> None:
-        """Have this device's health looked at, and told with the host's."""
+        """Monitor this device's health and report it with the host's."""
         self._health.watch_device(device)
 
     def trains(self, generation: int) -> None:
-        """The group stands and the state is restored."""
+        """Note that the group is formed and the state is restored."""
         self._post(Trains(generation))
 
     def report_saved(self, points: Sequence[Point]) -> None:
-        """Tell the scheduler which points this process's disk holds, rising."""
+        """Tell the scheduler which points this process has on disk, ascending."""
         self._report(SavedPoints.of(points, self.stalled_s))
 
     def report_digests(self, digests: Sequence[Digest]) -> None:
-        """Tell the scheduler what this process's state was at its commits."""
+        """Send the scheduler the digests of this process's commits."""
         self._report(Digests.of(digests))
 
     def complete(self, generation: int, step: int, digests: Sequence[Digest]) -> Point:
-        """The user's function returned and its last commit is durable: wait until that is so on every rank.
+        """Wait until every rank's function has returned and its last commit is durable, as this rank's is.
 
         Args:
-            generation, step: where.
-            digests: as in :meth:`report_digests`, with that of the end.
+            generation, step: of the last commit.
+            digests: as in :meth:`report_digests`, including that of the end.
 
         Raises:
             GenerationEndedError: a member was lost meanwhile; this rank is needed again.
-            UnequalError: the ranks do not end with the same state.
+            UnequalError: the ranks' final states differ.
         """
         self.step = step
         self.report_digests(digests)
@@ -333,18 +331,18 @@ class Agent:
         return self._wait(lambda: self._over, until_interrupted=True)
 
     def call_keys(self, ask: KeyAsk, timeout_s: float | None, *, is_wait: bool = False) -> KeyAnswer:
-        """Have the scheduler's keys do this, and wait for the answer, however often the scheduler is away meanwhile.
+        """Call the scheduler's keys and wait for the answer, even if the scheduler is away meanwhile.
 
         Args:
-            ask: what.
-            timeout_s: how long; None: TOPO_TIMEOUT.
-            is_wait: it may take as long as others like, so the end of this process's generation ends it, too.
+            ask: the call.
+            timeout_s: limit; None: TOPO_TIMEOUT.
+            is_wait: it depends on other processes, so the end of this process's generation ends it too.
 
         Raises:
-            KeyValueError: too many calls of this process are under way.
-            KeyValueTimeoutError: no answer; whether a change was done is not known.
-            GenerationEndedError: of a wait.
-            SameBitsError: the process has no place in the job any more.
+            KeyValueError: this process has too many open calls.
+            KeyValueTimeoutError: no answer; whether a change was made is unknown.
+            GenerationEndedError: only with ``is_wait``.
+            SameBitsError: the process no longer has a place in the job.
         """
         most_s = self._settings.topo_timeout_s if timeout_s is None else timeout_s
         ticket = next(self._tickets)
@@ -362,7 +360,7 @@ class Agent:
                 )
             if len(self._key_answers) >= MAX_OPEN_CALLS:
                 raise KeyValueError(
-                    f"samebits.kv: {MAX_OPEN_CALLS} calls of this process are under way, the most there may be. Fix: "
+                    f"samebits.kv: {MAX_OPEN_CALLS} calls of this process are open, the maximum. Fix: "
                     "let fewer threads wait, or one for all"
                 )
             self._key_answers[ticket] = None
@@ -380,12 +378,12 @@ class Agent:
             if not is_answered:
                 self._post(GaveUp(ticket))
 
-    def report_oddity(self, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False) -> None:
-        """Tell the scheduler of a number that training cannot have, or what was at fault, for everybody to see."""
+    def report_anomaly(self, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False) -> None:
+        """Report an implausible number, or the fault behind one, to the scheduler."""
         self._report(Anomaly(step, printable(text, MAX_ANOMALY_CHARS), is_verdict, comes_again))
 
     def watch(self, node: str, at: Whereabouts) -> bool:
-        """Tell from now on when this worker of the same host dies, or stands still; false where it cannot be seen."""
+        """Watch a worker on the same host for death and standstill; return False if it is not visible."""
         if not self._deaths.watch(at):
             return False
         identity = ProcessIdentity.of(at.pid)
@@ -393,32 +391,32 @@ class Agent:
         return True
 
     def speak_last(self, text: str) -> None:
-        """Tell the scheduler what this process is about to die of."""
+        """Tell the scheduler the error that this process is about to die of."""
         self._is_dying = True
         self._report(LastWords(text))
 
     def leave(self, *, on_purpose: bool, text: str, status: int | None = 0) -> None:
-        """Give the seat up and close the connection: the process ends now, with this status, None if not known."""
+        """Give up the seat and close the connection: the process exits with this status (None: unknown)."""
         if self._thread.is_alive():
-            if self._over is not None:  # that this script is done must not be lost with a scheduler that is away
+            if self._over is not None:  # a completed script must not be lost with a scheduler that is away
                 with self._changed:
                     self._changed.wait_for(lambda: not self._is_away, 2 * self._settings.node_timeout_s)
             self._post(Leaving(on_purpose, text, None if status is None else status & 0xFF))
             self._closed.wait(timeout=1.0)
 
     def verdict(self, timeout_s: float) -> SameBitsError | None:
-        """After a failed collective: what the scheduler says of it, a moment later; None where it is silent."""
+        """Return the scheduler's verdict shortly after a failed collective, or None."""
         with self._changed:
             self._changed.wait_for(lambda: self.must_end is not None, timeout_s)
         return self._told_to_end()
 
     def wait_for_end_of_generation(self) -> NoReturn:
-        """Wait until the scheduler ends this generation, or the job, and raise that; a difference leads to one."""
+        """Wait until the scheduler ends this generation or the job, as after a difference, and raise that."""
         self._wait(lambda: None, until_interrupted=True)
         raise AssertionError("nothing else ends that wait")
 
     def check(self) -> None:
-        """Raise what ended this process's place in the job or its generation; else return at once."""
+        """Raise what ended this process's generation or place in the job, if anything has."""
         if self.interrupted:
             raise self._told_to_end() or GenerationEndedError(_MEMBER_LOST)
         if self._members_change:
@@ -443,7 +441,7 @@ class Agent:
                 self._changed.wait(left_s)
 
     def _told_to_end(self) -> SameBitsError | None:
-        """What the main thread is to raise. Once it has that in hand it ends by itself, in its own time."""
+        """Return the error for the main thread to raise, which then ends the process in its own time."""
         if self.must_end is not None:
             self._end_at = None
             faulthandler.cancel_dump_traceback_later()
@@ -464,20 +462,20 @@ class Agent:
         try:
             self._keep_the_seat()
         except BaseException:
-            # Without this thread nobody would ever leave a collective: better a process that ends and is replaced.
-            with contextlib.suppress(OSError):  # nobody may be left to read it
+            # Without this thread the main thread would never leave a collective: exit and be replaced.
+            with contextlib.suppress(OSError):  # stderr may be closed
                 os.write(STDERR, traceback.format_exc().encode(errors="backslashreplace"))
             os._exit(1)
 
     def _keep_the_seat(self) -> None:
         self._lonely_at = clock.now_s() + LONELY_S
-        wake_at = self._core.step(Passed(self.step), clock.now_s()).wake_at  # nobody may ever answer
+        wake_at = self._core.step(Passed(self.step), clock.now_s()).wake_at  # no scheduler may ever answer
         while not self._left:
             if self.life_sign is not None:
                 self.life_sign.beat()
             self._client.wait(self._pause_s(wake_at))
             self._observe()
-            for event in [self._passed(), *self._arrived()]:  # what it says is said of the present step
+            for event in [self._passed(), *self._arrived()]:  # its messages belong to the present step
                 self._carry_out(self._core.step(event, clock.now_s()))
                 self._left = self._left or isinstance(event, Leaving)
             if not self._left:
@@ -496,10 +494,10 @@ class Agent:
         self._closed.set()
 
     def _take_usage(self, usage: tuple[Figure, ...]) -> None:
-        self._usage = usage  # said with the next heartbeat
+        self._usage = usage  # sent with the next heartbeat
 
     def _observe(self) -> None:
-        """Take what the sensors have found that do not report by themselves."""
+        """Take the findings of sensors that do not report by themselves."""
         found: list[Report] = []
         now = clock.now_s()
         if now - self._observed_at >= self._settings.heartbeat_interval_s / 2:
@@ -520,7 +518,7 @@ class Agent:
         return Passed(self.step)
 
     def _pause_s(self, wake_at: float | None) -> float:
-        """Never longer than a heartbeat's interval: that Python runs here is to be seen (``LifeSign.beat``)."""
+        """Return the pause, at most a heartbeat's interval, so that ``LifeSign.beat`` shows that Python runs."""
         deadlines = [wake_at, self._end_at, self._lonely_at, self._say_at if self._seat_at is not None else None]
         longest_at = clock.now_s() + self._settings.heartbeat_interval_s
         earliest = min((at for at in deadlines if at is not None), default=longest_at)
@@ -555,7 +553,7 @@ class Agent:
 
     def _notice(self, notice: Notice) -> None:
         if self._is_dying and isinstance(notice, BreakGroup | Waits):
-            return  # its last line is to be its own cause
+            return  # its last log line must be its own error
         match notice:
             case Seated(admitted):
                 self._seat_at = None
@@ -564,7 +562,7 @@ class Agent:
                     self._changed.notify_all()
             case ToldToWait():
                 self._told_to_wait(notice)
-            case LookElsewhere():
+            case TryNextAddress():
                 self._look_elsewhere(notice)
             case BreakGroup(text):
                 log.warn(text)
@@ -615,10 +613,10 @@ class Agent:
                 self._must_end(reason.error(text))
             case AskedToLeave(text):
                 log.say(f"asked to leave: {text}")
-                os.kill(os.getpid(), signal.SIGTERM)  # the main thread knows when it may, and so does a plain script's
+                os.kill(os.getpid(), signal.SIGTERM)  # the main thread, or a plain script, decides when it may leave
             case SchedulerAway():
                 self._is_away = True
-                log.warn(f"the scheduler is away (step {self.step}): training goes on, all else waits for it")
+                log.warn(f"the scheduler is away (step {self.step}): training continues, everything else waits for it")
             case SchedulerBack(term, away_s):
                 with self._changed:
                     self._is_away = False
@@ -628,7 +626,7 @@ class Agent:
                 log.say(f"the scheduler is back after {away_s:.1f} s, term {term}{where}")
 
     def _interrupt(self, reason: str) -> None:
-        """Release the main thread: from what it waits for here first, then from its collectives."""
+        """Release the main thread: first from waits in this object, then from its collectives."""
         with self._changed:
             self.interrupted = True
             self._changed.notify_all()
@@ -636,19 +634,19 @@ class Agent:
 
     def _must_end(self, error: SameBitsError) -> None:
         self._end_at = clock.now_s() + END_GRACE_S
-        # Needs no GIL: behind the grace, for a main thread that holds it in C code.
+        # Needs no GIL: for a main thread that holds it in C code past the grace.
         faulthandler.dump_traceback_later(END_GRACE_S + 2, exit=True, file=STDERR)
-        self.must_end = error  # last: a main thread that sees it takes both back
+        self.must_end = error  # last: a main thread that sees it cancels both
         self._interrupt(str(error))
 
     def _shut_out(self, text: str) -> None:
-        """No secret in common. A process that ever had a seat knew it: then it is the scheduler that must be fixed."""
+        """Handle a wrong secret: fatal before the first seat; later the scheduler must be at fault."""
         if self._admitted is None:
             self._must_end(SecretError(text))
         else:
             log.warn(f"{text}; this worker keeps its seat and tries again")
 
-    def _look_elsewhere(self, told: LookElsewhere) -> None:
+    def _look_elsewhere(self, told: TryNextAddress) -> None:
         text = f"{self._client.address}: {told.text}; the next address of SCHED_HOST is tried"
         if text not in self._said_elsewhere and len(self._said_elsewhere) < MOST_SAID:
             self._said_elsewhere.add(text)
@@ -684,15 +682,15 @@ class Agent:
                 self._say_at = now + min(COUNTDOWN_S, left_s)
             else:
                 self._seat_at = None
-        for seen in self._sightings.look(self._beside, now):
+        for seen in self._observer.look(self._beside, now):
             self._client.send(seen)
         self._look_at_threads(now)
-        end_at = self._end_at  # the main thread may take it back meanwhile
+        end_at = self._end_at  # the main thread may reset it meanwhile
         if end_at is not None and end_at <= now:
             self._end_now()
 
     def _look_at_threads(self, now: float) -> None:
-        """Name the threads for which Python waits, so that the process does not end, once the script has ended."""
+        """Log the non-daemon threads that keep the process alive after its script has ended."""
         if threading.main_thread().is_alive():
             return
         self._script_ended_at = self._script_ended_at or now
@@ -704,12 +702,12 @@ class Agent:
         if kept:
             names = ", ".join(f"{one.name!r}{_place_of(frames.get(one.ident or 0))}" for one in kept)
             log.warn(
-                f"the script of this worker has ended, and its process has not: Python waits for the thread {names}. "
-                "The job ends when that has. Fix: end or join it in the script, or start it with daemon=True"
+                f"the script of this worker has ended, but its process has not: Python waits for the thread {names}. "
+                "The job ends when it has ended. Fix: end or join it in the script, or start it with daemon=True"
             )
 
     def _end_stuck(self, text: str) -> None:
-        """The main thread holds the others up, and would not come out for a request either."""
+        """End a main thread that holds up the others and would not react to a request."""
         log.warn(f"{text}: this process gives up its seat. It is here:")
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(False, text), clock.now_s()))
@@ -717,10 +715,10 @@ class Agent:
         os._exit(StuckError.exit_code)
 
     def _end_now(self) -> None:
-        """The main thread did not come out: say where it is, give up the seat, leave."""
+        """End a process whose main thread did not leave: log its stack and give up the seat."""
         error = self.must_end
         assert error is not None
-        log.warn(f"{error}; the main thread did not come out within {END_GRACE_S:g} s, it is here:")
+        log.warn(f"{error}; the main thread did not return within {END_GRACE_S:g} s, it is here:")
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(True, "told to end"), clock.now_s()))
         self._client.close()
@@ -728,19 +726,19 @@ class Agent:
 
 
 def _reaches(restore: Point | None, committed: Point) -> bool:
-    """Whether a generation that starts there still has the committed point behind it."""
+    """Return whether a generation that starts there includes the committed point."""
     return restore is not None and restore >= committed
 
 
 def _why_silent(ask: KeyAsk) -> str:
     if ask.op is KeyOp.WAIT:
-        return ". Fix: see why nobody writes it, or give a longer timeout_s"
-    unknown = "; whether the change was done is not known" if ask.changes else ""
+        return ". Fix: find out why no process writes it, or pass a longer timeout_s"
+    unknown = "; it is unknown whether the change was made" if ask.changes else ""
     return f"{unknown}. Fix: start a scheduler again (recover.sh), of this release: an older one has no keys"
 
 
 def _place_of(frame: FrameType | None) -> str:
-    """Return where a thread is, as `` (train.py:12)``: its outermost frame that is not Python's own threading."""
+    """Return a thread's position as `` (train.py:12)``: its outermost frame outside ``threading``."""
     found = ""
     while frame is not None:
         if frame.f_code.co_filename != threading.__file__:
@@ -750,5 +748,5 @@ def _place_of(frame: FrameType | None) -> str:
 
 
 def share_of(session: str) -> float:
-    """Another number for each session, above 0 and at most 1: the part of an interval after which it beats first."""
+    """Return the session's share, in (0, 1], of the interval before its first heartbeat."""
     return (int(session[:8], 16) + 1) / 16**8

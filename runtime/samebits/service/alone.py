@@ -1,9 +1,8 @@
-"""A scheduler inside the only process of its job: what ``python train.py`` without any environment runs with.
+"""Run a scheduler in a thread of the job's only process, for ``python train.py`` without settings.
 
-Making way for a new job, the thread that serves, and its end live here. The one idea: a world of one keeps the whole
-contract (journal, commits, checkpoints, a restart from the newest point) because nothing of it is another: the same
-service, in a thread. It listens on a free port of loopback, for whoever knows a secret that is made up on the spot,
-which is this process alone.
+A world of one has the same features (journal, commits, checkpoints, restart from the newest point) because it runs the
+same service. The scheduler listens on a free port of loopback and accepts only a secret that is generated on start, so
+only this process can connect.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from samebits.service import log, status
 from samebits.service.scheduling.loop import SchedulerService
 from samebits.store.durable import move_aside
 
-END_S = 5.0  # what the journal's last record may take
-_TRIES = 3  # somebody may take the port that was free a moment ago
+END_S = 5.0  # for writing the journal's last record
+_TRIES = 3  # another process may take the free port meanwhile
 
 
 class SchedulerThread:
@@ -36,7 +35,7 @@ class SchedulerThread:
         settings: the same, with the port and the secret.
 
     Raises:
-        SameBitsError: what a scheduler raises that cannot serve: RECOVERY_PATH is in use, or another job's.
+        SameBitsError: the scheduler cannot serve, for example because RECOVERY_PATH is in use or another job's.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -62,7 +61,7 @@ class SchedulerThread:
     def _begin(self) -> None:
         self._error: BaseException | None = None
         self._ended: Ended | None = None
-        self._known = threading.Event()  # whether it serves, or why not
+        self._known = threading.Event()  # set once it serves or has failed
         self._service = SchedulerService(
             replace(self.settings, role=Role.SCHEDULER), on_ready=self._known.set, is_guest=True
         )
@@ -82,7 +81,7 @@ class SchedulerThread:
             self._known.set()
 
     def close(self, *, is_over: bool) -> None:
-        """The process ends. ``is_over``: its worker has left, so that the job may be finished; else it can go on."""
+        """Stop the scheduler. ``is_over``: the worker has left and the job may finish; False: it can be resumed."""
         if is_over:
             self._thread.join(END_S)
         self._service.abandon()
@@ -90,18 +89,18 @@ class SchedulerThread:
 
 
 def _make_way(settings: Settings) -> None:
-    """Move a finished job's folders aside, as a start of any job does.
+    """Move a finished job's folders aside, as every start of a job does.
 
     Raises:
-        StoreError: its checkpoints lie where nothing can be moved.
+        StoreError: its checkpoints are in an object store, where nothing can be moved.
     """
     content = status.stored_snapshot(settings.recovery_path) if settings.enable_recovery else None
     if content is None or not content["job_finished"]:
         return
     if not isinstance(settings.checkpoint_path, Path):
         raise StoreError(
-            f"CHECKPOINT_PATH={settings.checkpoint_path} belongs to job {content['job']}, which is finished, and what "
-            "lies in an object store is not moved aside. Fix: export another CHECKPOINT_PATH for the next job"
+            f"CHECKPOINT_PATH={settings.checkpoint_path} belongs to job {content['job']}, which is finished, and "
+            "checkpoints in an object store are not moved aside. Fix: export another CHECKPOINT_PATH for the next job"
         )
     for path in (settings.recovery_path, settings.checkpoint_path):
         aside = move_aside(path, content["job"])

@@ -25,19 +25,19 @@ _HANGS = {one.name.lower(): one for one in Hang}
 _OTHERWISE = dict.fromkeys(
     (Strategy.SPARE, Strategy.SHRINK, Strategy.DRAIN, Strategy.RESTART), (Strategy.RESTART, Strategy.WAIT)
 )
-"""What is done where a job cannot follow the strategy: it has no spare, say."""
+"""Fallback if a job cannot apply the strategy, for example without a spare."""
 _HEAD = re.compile(r"^\s*\[\[\s*cause\s*\]\]", re.MULTILINE)
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
 
 
 def read_rules(text: str, name: str) -> CauseTable:
-    """The table with the rows of this text before it.
+    """Return the table with the rows of this text in front.
 
     Args:
-        name: of the file, for the sentence.
+        name: the file's name for messages.
 
     Raises:
-        SettingsError: something in it is wrong.
+        SettingsError: the text is invalid.
     """
     if len(text) > MAX_BYTES:
         raise _wrong(name, 1, f"more than {MAX_BYTES} characters", "leave out what is not needed")
@@ -46,9 +46,9 @@ def read_rules(text: str, name: str) -> CauseTable:
     except tomllib.TOMLDecodeError as error:
         at = _AT_LINE.search(str(error))
         reason = _AT_LINE.sub("", str(error))
-        raise _wrong(name, int(at[1]) if at else text.count("\n") + 1, f"no TOML: {reason}", "correct it") from None
+        raise _wrong(name, int(at[1]) if at else text.count("\n") + 1, f"not TOML: {reason}", "correct it") from None
     except RecursionError:
-        raise _wrong(name, 1, "too many brackets in each other", "correct it") from None
+        raise _wrong(name, 1, "too many nested brackets", "correct it") from None
     lines = [text.count("\n", 0, text.index("[[", head.start())) + 1 for head in _HEAD.finditer(text)]
     others = sorted(set(found) - {"cause"})
     if others:
@@ -57,7 +57,7 @@ def read_rules(text: str, name: str) -> CauseTable:
         )
     rows = found.get("cause", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise _wrong(name, _line_of(text, "cause"), "`cause` is no list of tables", "begin each with [[cause]]")
+        raise _wrong(name, _line_of(text, "cause"), "`cause` is not a list of tables", "begin each with [[cause]]")
     if len(rows) > MAX_ROWS:
         raise _wrong(name, 1, f"{len(rows)} rows, at most {MAX_ROWS} are read", "leave out what is not needed")
     return CauseTable(tuple(_row(row, name, lines[at] if at < len(lines) else 1) for at, row in enumerate(rows)))
@@ -82,12 +82,12 @@ def _row(row: dict[str, Any], name: str, line: int) -> Row:
         raise _wrong(name, line, "a row without class or strategy", fix)
     hang = _one_of(row, "hang", _HANGS, name, line)
     if hang is not None and strategy in (Strategy.STOP, Strategy.DRAIN, Strategy.SHRINK):
-        done = "restart (it is ended and replaced), roll back (the group is formed anew) or wait (it is only named)"
+        done = "restart (it is ended and replaced), roll back (the group is formed again) or wait (it is only named)"
         raise _wrong(name, line, f"strategy = {_shown(strategy.value)} of a hang", f"write {done}")
     usual = Retry.ONCE if cause in (CauseClass.SOFTWARE, CauseClass.DATA) and hang is None else Retry.YES
     retry = Retry.NO if strategy is Strategy.STOP else _one_of(row, "again", _RETRIES, name, line) or usual
     return Row(
-        fault=row.get("fault", "as your table of causes says"),
+        fault=row.get("fault", "as in your cause table"),
         cause=cause,
         retry=retry,
         strategies=tuple(dict.fromkeys((strategy, *_OTHERWISE.get(strategy, ())))),
@@ -100,7 +100,7 @@ def _row(row: dict[str, Any], name: str, line: int) -> Row:
 
 
 def _one_of(row: dict[str, Any], key: str, values: dict[str, Any], name: str, line: int) -> Any:
-    """What the key's word stands for; None where it is not there."""
+    """Return the value of the key's word; None if the key is missing."""
     if key not in row:
         return None
     word = row[key]
@@ -142,10 +142,10 @@ def _wrong(name: str, line: int, what: str, fix: str) -> SettingsError:
 
 
 def table_of(settings: Settings) -> CauseTable:
-    """The table that counts in this job.
+    """Return the cause table of this job.
 
     Raises:
-        SettingsError: there is no such file, or something in it is wrong.
+        SettingsError: the file is missing or invalid.
     """
     path = settings.cause_table
     if path is None:
@@ -160,4 +160,4 @@ def table_of(settings: Settings) -> CauseTable:
     try:
         return read_rules(data.decode(), str(path))
     except UnicodeDecodeError:
-        raise SettingsError([f"CAUSE_TABLE={path}: no UTF-8. Fix: save it as UTF-8"]) from None
+        raise SettingsError([f"CAUSE_TABLE={path}: not UTF-8. Fix: save it as UTF-8"]) from None

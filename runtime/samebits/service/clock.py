@@ -1,7 +1,7 @@
-"""The one clock of the services: seconds since boot, comparable across restarts of a process on the same boot.
+"""The clock of all services: seconds since boot, comparable between processes of the same boot.
 
-The boot clock goes on while a machine sleeps and never jumps; a journal keeps its readings together with ``boot_id``.
-Containers of one machine may each see it shifted (time_namespaces(7)): then they have no clock in common.
+The boot clock continues while a machine sleeps and never jumps; a journal stores its readings with ``boot_id``.
+Containers of one machine may each see it shifted (time_namespaces(7)); then they have no common clock.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 
 def now_s() -> float:
-    """Seconds of the boot clock."""
+    """Return seconds of the boot clock."""
     return time.clock_gettime(_CLOCK)
 
 
 def boot_id(process: Path = Path("/proc/self")) -> str:
-    """Which boot, and as shifted by how much, ``now_s`` counts from; equals no other where the machine does not say.
+    """Return an id of the boot, and of any clock shift; unique if the machine provides none.
 
     Args:
-        process: of which clock; this one's, but for tests.
+        process: its folder in /proc; another one only in tests.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -30,7 +30,7 @@ def boot_id(process: Path = Path("/proc/self")) -> str:
 
 
 def _shift(offsets: Path) -> str:
-    """Of this process's boot clock; empty where there is none, or the kernel knows of no such thing."""
+    """Return the shift of this process's boot clock; "" if there is none or the kernel knows none."""
     try:
         shifts = {words[0]: words[1:] for words in map(str.split, offsets.read_text().splitlines()) if words}
     except OSError:

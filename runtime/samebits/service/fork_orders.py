@@ -1,7 +1,7 @@
-"""What a zygote is told and answers: one order, one answer, over a pair of connected sockets between two of one user.
+"""Messages between a zygote and the process that orders forks: one order, one answer.
 
-Only the messages live here; forking is ``training.zygote``'s, ordering ``ops.zygote``'s. The one idea: a datagram is an
-order whole or not at all, and the descriptor of the log travels with it.
+They are exchanged over a pair of connected sockets. Datagrams keep each order atomic, and carry the descriptor of the
+log. ``training.zygote`` forks; ``launcher.zygote`` orders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READY = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A process to be: as ``python script args`` started in ``folder`` with this environment and this log."""
+    """A process to fork: like ``python script args`` in ``folder``, with this environment."""
 
     folder: str
     interpreter: str
@@ -32,14 +32,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The pid of the process that was made; 0 where none could be, with the reason."""
+    """The pid of the new process, or 0 with the reason."""
 
     pid: int
     text: str = ""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends, each with room for an order."""
+    """Return two connected sockets, each with room for an order."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
@@ -47,23 +47,23 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send_order(link: socket.socket, order: Order, log: int) -> None:
-    """Send an order, and the descriptor of the log.
+    """Send an order and the descriptor of the log.
 
     Raises:
-        OSError: nobody is at the other end, or the order is too large.
+        OSError: the other end is closed, or the order is too large.
     """
     environment = {os.fsencode(name): os.fsencode(text) for name, text in order.environment.items()}
     words = [os.fsencode(one) for one in (order.folder, order.interpreter, order.script, *order.args)]
-    packed = msgpack.packb([words, environment])  # bytes: decoded here and there in the same way, whatever the locale
+    packed = msgpack.packb([words, environment])  # bytes: independent of either side's locale
     rights = array.array("i", [log])
     link.sendmsg([packed], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
 
 def receive_order(link: socket.socket) -> tuple[Order, int] | None:
-    """Wait for the next order and its log, which the caller closes; None where nobody is at the other end any more."""
+    """Wait for the next order and its log, which the caller closes; None once the other end is closed."""
     try:
         packed, descriptors, _, _ = socket.recv_fds(link, MAX_BYTES, 1)
-    except ConnectionResetError:  # closed with something unread
+    except ConnectionResetError:  # closed with unread data
         return None
     if not packed:
         return None
@@ -74,13 +74,13 @@ def receive_order(link: socket.socket) -> tuple[Order, int] | None:
 
 
 def send_answer(link: socket.socket, answer: Answer) -> None:
-    """Answer an order, or say that orders can be taken (``READY``); lost if the other end is gone."""
+    """Answer an order, or announce readiness (``READY``); lost if the other end is closed."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         link.send(msgpack.packb([answer.pid, answer.text]))
 
 
 def receive_answer(link: socket.socket) -> Answer | None:
-    """Wait for an answer; None where nobody is at the other end any more."""
+    """Wait for an answer; None once the other end is closed."""
     try:
         packed = link.recv(4096)
     except ConnectionResetError:

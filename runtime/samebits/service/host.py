@@ -1,4 +1,4 @@
-"""This process on its host: as others see it (host, pid, start time), and what it may have of it."""
+"""This process's identity on its host (host, pid, start time) and its replacement proof."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from samebits.store.process_identity import ProcessIdentity, host_id
 
 
 def proof_for(settings: Settings, node: str, session: str) -> bytes:
-    """The proof of this session of this node; empty where it is no replacement, or no launcher has left a token.
+    """Return the proof of this session of this node; b"" for no replacement or without a token.
 
     Raises:
-        StoreError: what lies in LOG_DIR cannot be believed.
+        StoreError: the files in LOG_DIR cannot be trusted.
     """
     if number_of(node) == 0 or not settings.enable_recovery:
         return b""
@@ -25,6 +25,6 @@ def proof_for(settings: Settings, node: str, session: str) -> bytes:
 
 
 def this_process(device: str) -> Process:
-    """The present process, computing on ``device``."""
+    """Return the identity of this process, which computes on ``device``."""
     me = ProcessIdentity.current()
     return Process(host_id(), me.pid, me.started_at, device)

@@ -1,7 +1,7 @@
-"""The job's journal as records: read it, or write a new one for a job that lost its own and every process.
+"""Read the job's journal as records, or write a new one for a job that lost its journal and processes.
 
-A new journal is one group of records, there whole or not at all, and never over a journal that exists. Which restore
-point it names was found and verified by the caller.
+A new journal is one atomic group of records and never replaces an existing one. The caller has found and verified the
+restore point in it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from samebits.store.term_claim import TermClaim
 
 
 def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
-    """The records, in the order in which they were written.
+    """Return the records in the order in which they were written.
 
     Raises:
-        JournalDamagedError: one of them is none that this version knows.
+        JournalDamagedError: a record is unknown to this version.
     """
     unpack = records.SCHEMA.unpack
     try:
         return [unpack(payload, journal_format.MAX_BODY_BYTES) for payload in payloads]
     except ProtocolError as error:
         raise JournalDamagedError(
-            f"{recovery_path / JOURNAL_FILE}: a record is none that this version knows ({error}): run the version that "
+            f"{recovery_path / JOURNAL_FILE}: a record is unknown to this version ({error}): run the version that "
             f"wrote it, or `{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
         ) from None
 
 
 def written_term(recovery_path: Path) -> int:
-    """The last term that the folder's journal tells of; 0 where it has none.
+    """Return the last term in the folder's journal; 0 if there is none.
 
     Raises:
         JournalDamagedError: it cannot be read.
@@ -51,17 +51,17 @@ def written_term(recovery_path: Path) -> int:
 
 
 def begin_from(settings: Settings, job: str, point: Point, top: int) -> None:
-    """Write the journal of ``job`` anew, for a scheduler that goes on from ``point``.
+    """Write a new journal of ``job``, for a scheduler that continues from ``point``.
 
     Args:
         settings: of the job.
-        job: its id, as its points have it.
+        job: its id, as stated in its points.
         point: held by every rank, and verified.
-        top: the greatest generation of which any point was found.
+        top: the highest generation of any point found.
 
     Raises:
-        LockedError: a scheduler writes there.
-        StoreError: there is a journal, or the disk refuses.
+        LockedError: a scheduler is writing there.
+        StoreError: a journal exists, or the disk refuses.
     """
     path = settings.recovery_path
     with DirectoryLock(path, "recover.sh"):

@@ -1,4 +1,4 @@
-"""How a process of ours speaks to its user: one line an event, with the time and who says it."""
+"""Log lines of our processes: one line per event, with the time and the process's name."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _hushed: set[int] = set()
 
 
 def set_up(speaker: str) -> None:
-    """Let this process say ``time samebits <speaker>: text`` on standard error, unless the user set up the logger."""
+    """Log ``time samebits <speaker>: text`` to stderr, unless the user has set up the logger."""
     if LOGGER.handlers and not isinstance(LOGGER.handlers[0], _Handler):
         return
     handler = _Handler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s samebits {speaker}: %(message)s", "%Y-%m-%d %H:%M:%S"))
     LOGGER.handlers[:] = [handler]
     LOGGER.propagate = False
-    if LOGGER.level != logging.INFO:  # setting it looks at every logger of the process, and torch has hundreds
+    if LOGGER.level != logging.INFO:  # setting it walks all loggers of the process, and torch has hundreds
         LOGGER.setLevel(logging.INFO)
 
 
 def hush() -> None:
-    """From now on only warnings of the calling thread are heard."""
+    """Suppress everything but warnings from the calling thread."""
     _hushed.add(threading.get_ident())
 
 
 def say(text: str) -> None:
-    """An event the user may want to know."""
+    """Log an event that the user may want to know."""
     if threading.get_ident() not in _hushed:
         LOGGER.info(printable(text))
 
 
 def warn(text: str) -> None:
-    """An event the user should look at."""
+    """Log an event that needs the user's attention."""
     LOGGER.warning(printable(text))
 
 
 def tell(events: Sequence[tuple[int, str]]) -> None:
-    """Several events of one moment, with their levels (``logging.INFO``, …): still one line each."""
+    """Log several simultaneous events, with levels such as ``logging.INFO``, one line each."""
     if threading.get_ident() in _hushed:
         events = [event for event in events if event[0] > logging.INFO]
     handler = LOGGER.handlers[0] if len(LOGGER.handlers) == 1 else None
@@ -55,10 +55,10 @@ def tell(events: Sequence[tuple[int, str]]) -> None:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Ours, so that setting up again replaces it, and thousands of lines are one write."""
+    """Our handler: replaced by a second setup, and able to write thousands of lines at once."""
 
     def write_lines(self, texts: Sequence[str]) -> None:
-        """As ``emit`` does, with the time of the first; nor does a process end where nothing can be written."""
+        """Write these lines with the time of the first; like ``emit``, survive a failing stream."""
         if not texts:
             return
         record = LOGGER.makeRecord(LOGGER.name, logging.INFO, "", 0, "", (), None)

@@ -1,13 +1,11 @@
-"""Plain mode: a script that knows nothing of us is run by a small process that holds its seat.
+"""Plain mode: run a script that does not use SameBits, in a process that holds its seat.
 
-The launcher of one worker lives here: it registers, learns its place, starts the script with torchrun's contract (RANK,
-LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and starts it again in the next generation when any member is lost.
-The one idea: the seat is the launcher's and the training the script's. What a death means for the job (spares, the
-cool-down, the journal, the first cause) is decided as for every worker; where training goes on is decided by the
-script's own checkpoint.
+This launcher of one worker registers, starts the script with torchrun's environment (RANK, LOCAL_RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT), and starts it again in the next generation when a member is lost. Losses are handled as for
+every worker (spares, cool-down, journal, first cause), but the script's own checkpoint decides where it resumes.
 
-A script that is killed takes its launcher along by the same signal, and a launcher that is killed takes its script
-along (prctl(2), PR_SET_PDEATHSIG): there is never one without the other.
+Script and launcher never outlive each other: if a signal kills the script, the launcher dies of the same signal, and
+the kernel kills the script with its launcher (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
 from samebits.store.process_identity import ProcessIdentity
 
-LOOK_S = 0.5  # for what no descriptor tells: that members come or go
-BLAME_S = 5.0  # a script that failed waits so long for the news that another one's death was why
+LOOK_S = 0.5  # for changes that no descriptor reports: members that come or go
+BLAME_S = 5.0  # how long a failed script waits for news that another one's death was the reason
 LEFT_STATUS = 143
 _FINISHED = b"plain"
 _OF_THE_LAUNCHER = ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID")
 
-# The child asks the kernel itself, and looks whether its parent died before it could ask; then it becomes the script.
+# The child sets the signal itself, checks whether its parent died before that, then becomes the script.
 _TIED = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); "
     "os.getppid() == int(sys.argv[1]) or os._exit(137); os.execvp(sys.argv[2], sys.argv[2:])"
@@ -47,7 +45,7 @@ _TIED = (
 
 
 class Script:
-    """One run of the script, in a session of its own."""
+    """One run of the script, in its own session."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *words]
@@ -56,18 +54,18 @@ class Script:
         self._descriptor = os.pidfd_open(self._process.pid)
 
     def fileno(self) -> int:
-        """Readable when it has ended."""
+        """Return a descriptor that is readable once it has ended."""
         return self._descriptor
 
     def status(self) -> int | None:
-        """As subprocess has it: a negative number is a signal; None while it runs."""
+        """Return its status as subprocess does: negative for a signal, None while it runs."""
         return self._process.poll()
 
     def end(self, grace_s: float) -> None:
-        """Have it end, with whatever it has started in its session: SIGTERM, SIGKILL after ``grace_s``."""
+        """End it and all processes of its session: SIGTERM, then SIGKILL after ``grace_s``."""
         for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
             if self._process.poll() is None:
-                os.killpg(self._process.pid, number)  # not reaped yet, so that the number is still its own
+                os.killpg(self._process.pid, number)  # not reaped yet, so the pid is not reused
                 try:
                     self._process.wait(patience_s)
                 except subprocess.TimeoutExpired:
@@ -91,10 +89,10 @@ class Launcher:
         self._is_asked_to_leave = False
 
     def run(self) -> int:
-        """Hold the seat until the job is over; returns the exit status.
+        """Hold the seat until the job is over; return the exit status.
 
         Raises:
-            SameBitsError: why there is no place for this process any more.
+            SameBitsError: the process no longer has a place in the job.
         """
         self._agent.on_break = lambda _reason: self._wake()
         signal.signal(signal.SIGTERM, self._take_sigterm)
@@ -119,7 +117,7 @@ class Launcher:
         while not self._is_asked_to_leave:
             place = self._agent.enter(Holdings((), own_parts=False, numerics=()))
             if not isinstance(place, GenerationStarted):
-                return 0  # finished while this process was away
+                return 0  # it finished while this process was away
             try:
                 status = self._run_generation(place)
             except GenerationEndedError as ended:
@@ -130,10 +128,10 @@ class Launcher:
         return LEFT_STATUS
 
     def _run_generation(self, place: GenerationStarted) -> int | None:
-        """Run the script once; its status, or None where this process leaves.
+        """Run the script once; return its status, or None if this process has to leave.
 
         Raises:
-            GenerationEndedError: a member was lost: the script has been ended, to begin anew.
+            GenerationEndedError: a member was lost, and the script was ended to start again.
         """
         agent = self._agent
         agent.publish(place.generation, self._store_address().encode() if place.rank == 0 else b"")
@@ -154,7 +152,7 @@ class Launcher:
         return status
 
     def _until_it_ends(self, script: Script) -> int | None:
-        """The script's status; None where this process is to leave before."""
+        """Return the script's status; None if this process has to leave first."""
         poll = select.poll()
         poll.register(script.fileno(), select.POLLIN)
         poll.register(self._readable, select.POLLIN)
@@ -165,7 +163,7 @@ class Launcher:
             if status is not None and (status <= 0 or (blame_until is not None and blame_until <= time.monotonic())):
                 return status
             if status is not None and blame_until is None:
-                # It may have failed because another rank's process is gone, which is known a moment later.
+                # Another rank's death may be the reason, which is known a moment later.
                 blame_until = time.monotonic() + BLAME_S
                 poll.unregister(script.fileno())
             poll.poll(LOOK_S * 1000)
@@ -176,7 +174,7 @@ class Launcher:
         return None
 
     def _environment(self, place: GenerationStarted, host: str, port: str) -> dict[str, str]:
-        """Today's environment, and torchrun's names in it."""
+        """Return this process's environment, extended by torchrun's variables."""
         environment = config.whole_environment()
         for name in _OF_THE_LAUNCHER:
             environment.pop(name, None)
@@ -197,7 +195,7 @@ class Launcher:
         }
 
     def _store_address(self) -> str:
-        """Where rank 0's script is to open its store: a port that is free now, another one in each generation."""
+        """Return an address for rank 0's store, with a new free port in each generation."""
         host = address_towards(self._settings.sched_host, self._settings.sched_port)
         return f"{host}:{free_port([host])}"
 
@@ -205,22 +203,22 @@ class Launcher:
         try:
             os.write(self._writable, b"b")
         except BlockingIOError:
-            return  # it is awake already
+            return  # it is already awake
 
     def _take_sigterm(self, *_: object) -> None:
         self._is_asked_to_leave = True
         self._wake()
 
     def _die_of(self, number: int) -> None:
-        """End as the script did, so that whoever looks at this process sees the same cause; nothing is said before."""
-        log.say(f"the script was killed by signal {number}; this process ends by it as well")
+        """Die of the script's signal, so that observers of this process see the same cause."""
+        log.say(f"the script was killed by signal {number}; this process ends the same way")
         signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), number)
         signal.pause()
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the launcher of one worker, as the environment says, for the script of this command."""
+    """Run the launcher of one worker for this command, configured by the environment."""
     settings, warnings = config.read()
     if settings.role is not Role.WORKER:
         raise SettingsError(["ROLE: this command holds a worker's seat. Fix: call `samebits run --plain`"])

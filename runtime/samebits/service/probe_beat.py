@@ -1,7 +1,7 @@
-"""Keeping PROBE_FILE: a thread that says every second that this process lives and how far it has come.
+"""Keep PROBE_FILE up to date: a thread notes every second that this process lives.
 
-What the file says is ``store.probe_note``'s. The one idea: the thread needs the interpreter as training does, so a
-process that stands still, or whose interpreter some C code holds, falls silent.
+``store.probe_note`` defines the content. The thread needs the interpreter as training does, so a process that stands
+still, or whose interpreter is held by C code, stops updating the file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ INTERVAL_S = 1.0
 
 
 class ProbeBeat:
-    """This process's note in PROBE_FILE, from now until it ends; without effect where there is no such file.
+    """This process's note in PROBE_FILE, from now until it ends.
 
     Args:
-        path: PROBE_FILE.
+        path: PROBE_FILE; None: nothing is written.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -39,7 +39,7 @@ class ProbeBeat:
             atexit.register(self._end)
 
     def ready(self) -> None:
-        """From now on the process has its place in the job."""
+        """Mark the process as ready: it has its place in the job."""
         self._state = State.READY
         self._write()
 
@@ -48,7 +48,7 @@ class ProbeBeat:
             self._write()
 
     def _end(self) -> None:
-        if os.getpid() == self._identity.pid:  # else a fork's end, which is not this process's
+        if os.getpid() == self._identity.pid:  # otherwise this is a forked child's exit
             self._over.set()
             self._state = State.ENDED
             self._write()

@@ -1,12 +1,12 @@
 """Observe the processes of this host from outside: their state, their last activity, and their end.
 
 - :class:`LifeSign`, :class:`DeathWatch`: a robust mutex (pthread_mutexattr_setrobust(3)) that a process holds while it
-  lives. The kernel hands it on before it frees a killed process's memory (44 ms a GB) and closes its connections. It
-  lies in a file without a name (memfd_create(2)) that others open through /proc, so nothing is left to remove.
-- :func:`look`: the state that the kernel gives a process, and when its control thread last ran Python.
-- :class:`Sightings`: which silent workers of this host to report to a scheduler that may be on another one.
+  lives. The kernel hands it on before it frees a killed process's memory (44 ms a GB) and closes its connections. It is
+  in an unnamed file (memfd_create(2)) that others open through /proc, so nothing has to be removed.
+- :func:`look`: the kernel's state of a process, and when its control thread last ran Python.
+- :class:`ProcessObserver`: which silent workers of this host to report to a scheduler that may be on another host.
 
-What follows from an observation is decided in ``core.hangs``.
+``core.hangs`` interprets the observations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from samebits.core.hangs import Doing, Sight
+from samebits.core.hangs import Doing, ProcessState
 from samebits.core.values import Int, Value
 from samebits.printable import printable
 from samebits.service import clock, status
@@ -31,14 +31,14 @@ _SIZE_BYTES = 4096
 _MUTEX_BYTES = 64  # glibc's has 40 or 48; the session follows
 _BEAT_AT = 256
 _BEAT = struct.Struct("d")
-_HARMLESSLY = os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # it may be a stranger's by now
+_HARMLESSLY = os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # the pid may be reused by now
 _SHARED = _ROBUST = 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 
 _libc = ctypes.CDLL(None)
 
 
 class Whereabouts(Value, frozen=True):
-    """Where on its host a process's sign of life is found, and whose it is."""
+    """Location and owner of a process's sign of life on its host."""
 
     host: str
     pid: Int
@@ -47,10 +47,10 @@ class Whereabouts(Value, frozen=True):
 
 
 class LifeSign:
-    """The sign of this process. One thread holds it and gives it up: one whose end is the process's.
+    """The sign of life of this process, held by a thread whose end is that of the process.
 
     Raises:
-        OSError: the kernel has no such files.
+        OSError: the kernel does not support such files.
     """
 
     def __init__(self, host: str, session: str) -> None:
@@ -68,38 +68,38 @@ class LifeSign:
 
     @classmethod
     def if_possible(cls, host: str, session: str) -> LifeSign | None:
-        """None where there is no Linux, or one that forbids it: a death is then seen by its connection."""
+        """Return the sign; None without kernel support, when a closed connection shows a death instead."""
         try:
             return cls(host, session)
         except (AttributeError, OSError):
             return None
 
     def hold(self) -> None:
-        """From now on the end of the calling thread is taken for the process's."""
-        # The kernel reads the lock at the thread's end: the end of the interpreter must not unmap it before.
+        """Hold the sign: the end of the calling thread counts as the process's death from now on."""
+        # The kernel reads the lock when the thread ends, so the interpreter's end must not unmap it before.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._mutex))
         _libc.pthread_mutex_lock(self._mutex)
 
     def beat(self) -> None:
-        """The control thread runs Python now; whoever is on the host can see when it last did (``quiet_s``)."""
+        """Note that the control thread runs Python now, for ``quiet_s`` in other processes."""
         _BEAT.pack_into(self._mapped, _BEAT_AT, clock.now_s())
 
     def beat_no_more(self) -> None:
-        """The control thread leaves: that it does not run from now on says nothing of the process, which ends."""
+        """Stop beating: the control thread ends, which says nothing about the process."""
         _BEAT.pack_into(self._mapped, _BEAT_AT, 0.0)
 
     def give_up(self) -> None:
-        """Called by the thread that holds it, once: what comes now is no death."""
+        """Release the sign, once, in the thread that holds it: the end from now on is no death."""
         _libc.pthread_mutex_unlock(self._mutex)
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._mutex))
         os.close(self.whereabouts.descriptor)
 
 
 class WatchedSign:
-    """Another process's sign, as this one sees it.
+    """Another process's sign of life, opened by this process.
 
     Raises:
-        OSError: it is not to be found, or it is another's: that process is gone, or lives in another container.
+        OSError: it is missing or another's: that process is gone, or in another container.
     """
 
     def __init__(self, at: Whereabouts) -> None:
@@ -115,18 +115,18 @@ class WatchedSign:
         self._mutex = _mutex_in(self._mapped)
 
     def wait_for_death(self) -> bool:
-        """Block until that process has died, then true, or has given its sign up."""
+        """Block until that process has died (True) or has released its sign."""
         found = _libc.pthread_mutex_lock(self._mutex)
         if found in (0, errno.EOWNERDEAD):
-            _libc.pthread_mutex_unlock(self._mutex)  # not made consistent: whoever waits beside gets to know it, too
+            _libc.pthread_mutex_unlock(self._mutex)  # not made consistent, so that other waiters are notified too
         return found in (errno.EOWNERDEAD, errno.ENOTRECOVERABLE)
 
 
 class DeathWatch:
-    """Watches other processes on this host, a sleeping thread each.
+    """Watches other processes on this host, each in a sleeping thread.
 
     Args:
-        tell: called with the session of one that has died, in its thread.
+        tell: called with a dead process's session, in its thread.
     """
 
     def __init__(self, tell: Callable[[str], object]) -> None:
@@ -134,7 +134,7 @@ class DeathWatch:
         self._watched: set[str] = set()  # by session
 
     def watch(self, at: Whereabouts) -> bool:
-        """Watch that one from now on; false where it cannot be seen."""
+        """Watch a process from now on; return False if its sign cannot be opened."""
         if at.session in self._watched:
             return True
         try:
@@ -152,7 +152,7 @@ class DeathWatch:
 
 
 def quiet_s(pid: int) -> float | None:
-    """Seconds since the control thread of this process last ran Python; None where that is not to be seen."""
+    """Return seconds since the process's control thread last ran Python; None if unknown."""
     try:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             if _is_a_sign(entry):
@@ -163,7 +163,7 @@ def quiet_s(pid: int) -> float | None:
                     os.close(descriptor)
                 age_s = clock.now_s() - beat_at
                 return age_s if beat_at > 0 and age_s >= 0 else None
-    except (OSError, struct.error):  # another user's, gone, or no sign of ours
+    except (OSError, struct.error):  # another user's process, gone, or without our sign
         return None
     return None
 
@@ -171,7 +171,7 @@ def quiet_s(pid: int) -> float | None:
 def _is_a_sign(entry: Path) -> bool:
     try:
         return str(entry.readlink()).startswith(f"/memfd:{_NAME} ")
-    except OSError:  # a descriptor that is closed meanwhile
+    except OSError:  # a descriptor closed meanwhile
         return False
 
 
@@ -183,19 +183,19 @@ MOST_THREADS = 64
 _STATES = {"T": Doing.STOPPED, "t": Doing.TRACED, "D": Doing.DISK}
 
 
-def look(identity: ProcessIdentity) -> Sight | None:
-    """What this process does; None where it is gone, or cannot be seen."""
+def look(identity: ProcessIdentity) -> ProcessState | None:
+    """Return the process's state; None if it is gone or not visible."""
     try:
         stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
     except OSError:
         return None
     state = stat[stat.rindex(b")") + 2 :][:1].decode(errors="replace")
-    sight = Sight(_STATES.get(state, Doing.RUNS), quiet_s(identity.pid))
-    return sight if identity.is_alive() else None  # asked last: it was exactly this process that was seen
+    seen = ProcessState(_STATES.get(state, Doing.RUNS), quiet_s(identity.pid))
+    return seen if identity.is_alive() else None  # checked last, so that the result cannot describe a reused pid
 
 
 def threads(pid: int) -> list[str]:
-    """Of a process that cannot be asked, a line a thread: its name, its state, what it waits for in the kernel."""
+    """Describe each thread of a process: its name, state and wait in the kernel."""
     lines = []
     try:
         tasks = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name))[:MOST_THREADS]
@@ -204,7 +204,7 @@ def threads(pid: int) -> list[str]:
     for task in tasks:
         try:
             stat, waits_in = (task / "stat").read_bytes(), _line(task / "wchan")
-        except OSError:  # a thread that ends
+        except OSError:  # a thread that has ended
             continue
         state = stat[stat.rindex(b")") + 2 :][:1].decode(errors="replace")
         waits = f", waits in {waits_in}" if waits_in not in ("", "0") else ""
@@ -221,33 +221,33 @@ def _line(file: Path) -> str:
 
 
 MOST_LOOKS = 64
-"""Processes that are looked at in one turn."""
+"""Processes examined in one round."""
 LOOKS_A_LEASE = 4
 
 
-class Sightings:
-    """Of one who looks.
+class ProcessObserver:
+    """One observer's schedule of examinations.
 
     Args:
         lease_s: NODE_TIMEOUT.
-        see: how a process is looked at.
+        see: examines a process.
     """
 
-    def __init__(self, lease_s: float, see: Callable[[ProcessIdentity], Sight | None] = look) -> None:
+    def __init__(self, lease_s: float, see: Callable[[ProcessIdentity], ProcessState | None] = look) -> None:
         self._lease_s, self._see = lease_s, see
         self._due_at = float("-inf")
 
     def look(self, here: Mapping[str, ProcessIdentity], now: float) -> list[status.ForHistory]:
-        """What is to be told of these processes, by node; called as often as one likes."""
+        """Return what to report about these processes, by node. May be called at any rate."""
         if now < self._due_at:
             return []
         self._due_at = now + self._lease_s / LOOKS_A_LEASE
         found: list[status.ForHistory] = []
         for node, identity in list(here.items())[:MOST_LOOKS]:
-            sight = self._see(identity)
-            if sight is not None and self._is_odd(sight):
-                found.append(status.process_seen(node, identity, sight))
+            seen = self._see(identity)
+            if seen is not None and self._is_odd(seen):
+                found.append(status.process_seen(node, identity, seen))
         return found
 
-    def _is_odd(self, sight: Sight) -> bool:
-        return sight.doing is not Doing.RUNS or (sight.quiet_s is not None and sight.quiet_s >= self._lease_s / 2)
+    def _is_odd(self, seen: ProcessState) -> bool:
+        return seen.doing is not Doing.RUNS or (seen.quiet_s is not None and seen.quiet_s >= self._lease_s / 2)

@@ -1,8 +1,7 @@
-"""Where the scheduler's name leads: to which addresses, and from which address of this host.
+"""Look up the addresses of the scheduler's hosts, and the local address towards them.
 
-Names are looked up here and in ZeroMQ, which does so at each attempt to connect. The one idea: a name comes and goes
-with what stands behind it (a Kubernetes Service has none while its pod is away), so the first look-up waits for it, and
-later ones remember what it was.
+A name may lose its address for a while (a Kubernetes Service has none while its pod is away). So the first look-up
+waits for one, and later ones remember it. ZeroMQ looks names up itself at each attempt to connect.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ _RETRY_S = 0.5
 _DATAGRAM = socket.SOCK_DGRAM
 
 Found = tuple[socket.AddressFamily, Any]
-"""A family and a socket address of it, as ``socket.connect`` takes one."""
+"""An address family and a socket address for ``socket.connect``."""
 
 
 def wait_for_name(settings: Settings) -> None:
-    """Return when SCHED_HOST is an address, or a name that has one; at most after TOPO_TIMEOUT.
+    """Wait until SCHED_HOST is an address or a name that has one, for at most TOPO_TIMEOUT.
 
-    Of several hosts one is enough, and a file is waited for that names one.
+    One of several hosts is enough; a file must exist and name one.
 
     Raises:
-        SchedulerUnreachableError: it has none still.
+        SchedulerUnreachableError: there is still none.
     """
     deadline = time.monotonic() + settings.topo_timeout_s
     said = ""
@@ -55,8 +54,9 @@ def wait_for_name(settings: Settings) -> None:
 
 
 def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
-    """All addresses of the scheduler's hosts, with the port there: those they have now, or, where a name has none,
-    those it had last.
+    """Return all addresses of the scheduler's hosts with their ports.
+
+    The last known addresses replace those of a name that has none at present.
 
     Args:
         host: SCHED_HOST.
@@ -69,10 +69,10 @@ def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
 
 
 def address_towards(host: str, port: int) -> str:
-    """The local address from which this machine reaches ``host``: where its peers reach this one.
+    """Return the local address from which this machine reaches ``host``, and its peers reach it.
 
-    Of several hosts it is the first to which there is a way, wherever the scheduler runs: the group stays in one
-    network when the scheduler moves.
+    The first reachable one of several hosts counts, wherever the scheduler runs, so that the group stays in one network
+    when the scheduler moves.
 
     Args:
         host: SCHED_HOST.
@@ -80,7 +80,7 @@ def address_towards(host: str, port: int) -> str:
 
     Raises:
         socket.gaierror: the name never had an address in this process.
-        OSError: there is no way to it.
+        OSError: there is no route to it.
     """
     *others, last = _of_every(host, port)
     for found in others:
@@ -90,7 +90,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def search_s(host: str, port: int) -> float:
-    """How long a worker may look for its scheduler at other addresses; 0 where there are none.
+    """Return how long a worker may try other addresses of the scheduler; 0 if there are none.
 
     Args:
         host: SCHED_HOST.
@@ -102,12 +102,12 @@ def search_s(host: str, port: int) -> float:
 def _own_address(towards: Found) -> str:
     family, address = towards
     with socket.socket(family, _DATAGRAM) as probe:
-        probe.connect(address)  # a datagram socket: nothing is sent
+        probe.connect(address)  # UDP: nothing is sent
         return str(probe.getsockname()[0])
 
 
 def _why_unknown(settings: Settings) -> str:
-    """Why there is no address to connect to; empty where there is."""
+    """Return why there is no address to connect to; "" if there is one."""
     try:
         named = addresses_now(settings.sched_host, settings.sched_port)
     except NotHostsError as error:
@@ -137,7 +137,7 @@ def _of_every(host: str, port: int) -> list[Found]:
 
 
 def _named(host: str, port: int) -> tuple[SchedulerAddress, ...]:
-    """What SCHED_HOST names, or, where its file is of no use now, what it named last."""
+    """Return the hosts in SCHED_HOST, or the last known ones while its file is unusable."""
     try:
         named = addresses_now(host, port)
     except NotHostsError as error:
@@ -151,7 +151,7 @@ def _named(host: str, port: int) -> tuple[SchedulerAddress, ...]:
 
 @functools.cache
 def _last_named(host: str, port: int) -> list[SchedulerAddress]:
-    """What SCHED_HOST named last; empty before it named anybody."""
+    """Return the last known hosts; empty at first."""
     return []
 
 
@@ -174,7 +174,7 @@ def _look_up(host: str, port: int) -> list[Found]:
 
 @functools.cache
 def _last_known(host: str, port: int) -> list[Found]:
-    """What the name was last; empty before it was anything."""
+    """Return the name's last known addresses; empty at first."""
     return []
 
 
@@ -183,7 +183,7 @@ def listening_place(settings: Settings, held: Collection[tuple[str, int]] = froz
 
     Args:
         settings: of the job.
-        held: places that this process listens on already, which are not another process's.
+        held: addresses on which this process listens already.
     """
     place = listening(settings.sched_host, settings.sched_port, settings.sched_bind, held)
     require_secret(place.addresses, settings)

@@ -1,10 +1,8 @@
-"""Where the threads of a process are, asked for from another process: also where it sleeps, waits, or holds the GIL.
+"""Read the stacks of another process's threads, even while it sleeps, waits or holds the GIL.
 
-Here live both ends of the channel: what a worker opens when it starts, and the question of whoever wants to know. Never
-here: what the answer means. The one idea: Python's own fault handler writes all stacks from a signal handler, in C, so
-the process need not come to run any Python; and it writes to memory that only that process holds and only its user can
-open, so nothing lies in a folder, and nothing is left behind. The signal is one that would end a process that does not
-expect it, so a process is asked only if the kernel says that it does.
+Python's fault handler writes all stacks from a signal handler in C, so the process need not run any Python. It writes
+to memory that only that process holds and only its user can open, so no file is left behind. The signal would end a
+process that does not expect it, so it is sent only if the kernel reports a handler.
 """
 
 from __future__ import annotations
@@ -25,19 +23,19 @@ from samebits.store.process_identity import ProcessIdentity
 _NAME = "samebits-stacks"
 _SIGNAL = (signal.SIGRTMIN + 11) if sys.platform == "linux" else 0
 ANSWER_S = 2.0
-"""How long an answer is waited for: one that is written takes milliseconds."""
+"""How long to wait for an answer, which normally takes milliseconds."""
 _POLL_S = 0.005
-_QUIET_S = 0.05  # without another byte: the answer is whole
+_QUIET_S = 0.05  # without another byte: the answer is complete
 MOST_BYTES = 1 << 20
 
 _channel: int | None = None
 
 
 class Silence(enum.Enum):
-    """Why there is no answer."""
+    """Reason for a missing answer."""
 
     GONE = "the process is gone"
-    NO_CHANNEL = "it opened no channel for this question, or belongs to another user"
+    NO_CHANNEL = "it has no channel for stack requests, or belongs to another user"
     STOPPED = "it is stopped (SIGSTOP, or a debugger): kill -CONT lets it run"
     NO_ANSWER = "it did not answer: the kernel holds it, most likely in a wait for a disk or a network folder"
 
@@ -51,21 +49,21 @@ class Answer:
 
 
 def open_channel() -> bool:
-    """From now on this process can be asked where its threads are; whether it can."""
+    """Let other processes read this process's stacks; return whether that is possible."""
     global _channel
     if _channel is not None or not hasattr(os, "memfd_create"):
         return _channel is not None
     try:
         _channel = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        fcntl.fcntl(_channel, fcntl.F_SETFL, os.O_APPEND)  # whoever asks empties it first
+        fcntl.fcntl(_channel, fcntl.F_SETFL, os.O_APPEND)  # the asking process truncates it first
         faulthandler.register(_SIGNAL, file=_channel, all_threads=True)
-    except (OSError, RuntimeError):  # no descriptor, or a sandbox: nobody can ask, and nothing else is lost
+    except (OSError, RuntimeError):  # no descriptor, or a sandbox: stacks cannot be read, and nothing else is affected
         return False
     return True
 
 
 def ask(identity: ProcessIdentity) -> Answer:
-    """Where the threads of this process, of this user on this host, are. Takes at most ``ANSWER_S``."""
+    """Return the stacks of a process of this user on this host, after at most ``ANSWER_S``."""
     try:
         process = os.pidfd_open(identity.pid)
     except OSError:
@@ -92,7 +90,7 @@ def ask(identity: ProcessIdentity) -> Answer:
 
 
 def _open_memory(pid: int) -> int | None:
-    """The channel's memory, if the process has one and expects the signal."""
+    """Open the channel's memory; None if there is none or the signal is not handled."""
     try:
         return process_identity.find_memory(pid, _NAME, os.O_RDWR) if _expects_signal(pid) else None
     except OSError:
@@ -100,7 +98,7 @@ def _open_memory(pid: int) -> int | None:
 
 
 def _expects_signal(pid: int) -> bool:
-    """Whether it has a handler for it (proc(5), SigCgt); it would end a process that has none."""
+    """Return whether the process handles the signal (proc(5), SigCgt)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (_SIGNAL - 1) & 1)
@@ -113,7 +111,7 @@ def _state(pid: int) -> str:
 
 
 def _answer(memory: int) -> str:
-    """What was written, once nothing more comes."""
+    """Return the written text once no more arrives."""
     began = grown_at = time.monotonic()
     size = 0
     while (now := time.monotonic()) - began < ANSWER_S and not (size and now - grown_at >= _QUIET_S):

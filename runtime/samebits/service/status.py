@@ -1,9 +1,8 @@
-"""A snapshot of the job as plain values: what followers, ``samebits status`` and the status page show.
+"""Snapshots of the job as plain values, for followers, ``samebits status`` and the status page.
 
-Here lives the one shape of it, made from the running scheduler's core or, where none runs, from the journal; and the
-few messages with which it is asked for, and sent. Never here: how it is shown. The one idea: a reader need not know
-which of the two answered, ``source`` tells it. On its way it is compressed, and each list of nodes by columns: of ten
-thousand workers that is 71 kB, and 1.9 MB of plain JSON.
+A snapshot comes from the running scheduler's core or, without one, from the journal. Both have the same shape, and
+``source`` tells them apart. For transfer it is compressed, with lists of nodes by columns: ten thousand workers take
+71 kB instead of 1.9 MB of plain JSON. The module also makes the messages that followers send.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 
 from samebits import strict_json
 from samebits.core.causes.kinds import Observation
-from samebits.core.hangs import SILENT_KINDS, Sight
+from samebits.core.hangs import SILENT_KINDS, ProcessState
 from samebits.core.ledger import NAMED
 from samebits.core.messages import (
     MAX_DECISION,
@@ -39,20 +38,20 @@ from samebits.service.job_journal import history_of
 from samebits.store.journal import read_journal
 from samebits.store.process_identity import ProcessIdentity, host_id
 
-LISTED_WORKERS = 64  # a snapshot that is pushed names each worker, spare and retired node only up to this many
+LISTED_WORKERS = 64  # a pushed snapshot lists nodes only up to this many
 
 SHOWN_LOSSES = 3
 MAX_SNAPSHOT_BYTES = 256 << 20  # of its JSON
 
 Content: TypeAlias = dict[str, Any]
 ForHistory: TypeAlias = Decision | ProcessEnded | ProcessSeen | Restarting
-"""What a follower reports to its job's scheduler."""
+"""A follower's reports to its job's scheduler."""
 
 _LISTS = ("workers", "spares", "retired")
 
 
 def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
-    """The job: phase, step, workers, first cause. ``whole`` lists the workers however many they are."""
+    """Return the job's snapshot from a running core; ``whole`` lists workers in any number."""
     state, phase, policy = core.state, core.phase(), core.policy
     nodes = _nodes(state, lambda seat: _live_node(core, seat))
     ending = phase == "ending" and not state.finished and state.interruptions
@@ -79,9 +78,9 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
 
 
 def stored_snapshot(recovery_path: Path) -> Content | None:
-    """The same from the journal, without its lock and without changing anything; none where there is no job.
+    """Return the job's snapshot from the journal, read without its lock; None without a job.
 
-    ``step`` is the greatest that the journal proves; ``alive`` counts seats, not processes: nobody was asked.
+    ``step`` is the highest that the journal proves. ``alive`` counts seats, since no process was asked.
 
     Raises:
         JournalDamagedError: the journal cannot be read.
@@ -115,25 +114,25 @@ def stored_snapshot(recovery_path: Path) -> Content | None:
 
 
 def question(*, follow: bool) -> StatusQuery:
-    """Asks a scheduler for one snapshot, or, with ``follow``, for one now and one at every change."""
+    """Return a request for one snapshot or, with ``follow``, for one now and one after each change."""
     return StatusQuery(follow)
 
 
 def stop_request(by: str) -> StopJob:
-    """Asks a scheduler to end the job gracefully; ``by`` is told to everybody, as far as a line holds it.
+    """Return a request to end the job gracefully; ``by`` is shown to all processes.
 
-    A cause may be an exception's whole text, with its line breaks: a scheduler takes none of those, nor a longer one.
+    It may be the whole text of an exception, so it is cut to the one line that a scheduler accepts.
     """
     return StopJob(printable(by, MAX_STOPPED_BY))
 
 
 def decision(text: str, drain: Sequence[str] = ()) -> Decision:
-    """Asks a scheduler to keep what was decided in the job's history, and these nodes to leave."""
+    """Return a decision for the job's history, and the nodes that it asks to leave."""
     return Decision(printable(text, MAX_DECISION), tuple(drain)[:MAX_ITEMS])
 
 
 def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text: str) -> ProcessEnded:
-    """Tells a scheduler how a node's process of this host has ended."""
+    """Return a report on how a node's process on this host ended."""
     return ProcessEnded(
         node,
         host_id(),
@@ -148,24 +147,24 @@ def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text:
     )
 
 
-def process_seen(node: str, identity: ProcessIdentity, sight: Sight) -> ProcessSeen:
-    """Tells a scheduler what is seen of a node's process of this host."""
-    return ProcessSeen(node, host_id(), identity.pid, identity.started_at, sight.doing, sight.quiet_s)
+def process_seen(node: str, identity: ProcessIdentity, state: ProcessState) -> ProcessSeen:
+    """Return a report on the state of a node's process on this host."""
+    return ProcessSeen(node, host_id(), identity.pid, identity.started_at, state.doing, state.quiet_s)
 
 
 def restarting() -> Restarting:
-    """Tells a scheduler that workers are starting which have not registered yet."""
+    """Return a report that workers are starting which have not registered yet."""
     return Restarting()
 
 
 def message_of(content: Content) -> Status:
-    """A snapshot as it is sent."""
+    """Return the message with this snapshot."""
     columns = {name: {key: [node[key] for node in nodes] for key in nodes[0]} for name, nodes in _lists_in(content)}
     return Status(zlib.compress(strict_json.dumps({**content, **columns}).encode(), level=1))
 
 
 def snapshot_in(message: object) -> Content | None:
-    """The snapshot that a scheduler's message carries; none in any other message, or where it is damaged."""
+    """Return the snapshot in a message; None for other messages or damaged data."""
     if not isinstance(message, Status):
         return None
     try:
@@ -184,7 +183,7 @@ def _lists_in(content: Content) -> list[tuple[str, Any]]:
 
 
 def _durable_steps(state: JobState) -> list[int]:
-    """Steps the job has come to for all that its journal says; its workers may be further."""
+    """Return the steps that the journal proves; workers may be further."""
     points = [state.final, state.committed_point, state.generation.restore if state.generation else None]
     return [point.step for point in points if point is not None]
 
@@ -205,7 +204,7 @@ def _durable(state: JobState) -> dict[str, Any]:
 
 
 def _losses(history: list[Record]) -> dict[str, Any]:
-    """How many processes were lost, and why the last few; as far as the journal goes back."""
+    """Return the number of losses, and the latest reasons, as far back as the journal goes."""
     reasons = {(one.node, one.incarnation): one.reason for one in history if isinstance(one, SeatLost)}
     last = [f"worker {node}: {reason}" for (node, _), reason in reasons.items()][-SHOWN_LOSSES:]
     return {"losses": len(reasons), "last_losses": last}
@@ -228,9 +227,10 @@ def _interruption_of_last_term(history: list[Record]) -> JobInterrupted | None:
 def _world(
     state: JobState, nodes: dict[str, list[dict[str, Any]]], wanted: int, least: int, most: int
 ) -> dict[str, Any]:
-    """How large the world is now, and who is there of it; ``joining``: workers for whom no generation was made yet.
+    """Return the world's size and its present members.
 
-    It is ``wanted`` (WORKER_NUM) where it has one size only, and before the first generation.
+    ``joining`` counts workers that no generation includes yet. The size is ``wanted`` (WORKER_NUM) for a world of fixed
+    size and before the first generation.
     """
     members = [worker for worker in nodes["workers"] if not worker["joining"]]
     began = least < most and state.generation is not None
@@ -250,9 +250,9 @@ def _alive(nodes: list[dict[str, Any]]) -> int:
 
 
 def _nodes(state: JobState, told: Callable[[Seat], dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Who holds a slot, by slot; who is a spare, in the order they came; whose slot was given away.
+    """Return the members by slot, the spares in order of arrival, and nodes whose slot was given away.
 
-    A node is no slot's number any more once a spare has taken the place of another.
+    Once a spare has taken another node's place, node ids no longer equal slots.
     """
     lists: dict[str, list[dict[str, Any]]] = {name: [] for name in _LISTS}
     members = set() if state.generation is None else set(state.generation.slots)
@@ -282,7 +282,7 @@ def _node(seat: Seat) -> dict[str, Any]:
 
 
 def _stall(core: SchedulerCore) -> dict[str, Any] | None:
-    """Whom to look at, of a job that does not come on: who holds the others up, and some who wait."""
+    """Return the nodes to examine in a standstill: the culprits and some that wait."""
     found = core.found
     if found is None:
         return None

@@ -1,7 +1,9 @@
-"""MEMORY: what outlives kill -9, and how it is found again.
+"""Files, locks and shared memory that must survive ``kill -9``.
 
-Here live the journal of the scheduler, the lock of a folder's one writer, the marker of the job a folder belongs to,
-the identity of a process, and the format of a checkpoint. Never here: torch, sockets, threads, the environment, and any
-decision about what is worth remembering; callers hand in bytes, values and folders. The one idea: a thing is either on
-disk whole or not there, and whatever was damaged since is noticed, named and kept: never loaded, never deleted.
+This includes the scheduler's journal, the lock on a folder, the marker of the job that a folder belongs to, process
+identities and the checkpoint format. Nothing here uses torch, sockets, threads or the environment: callers pass bytes,
+values and folders.
+
+A file is either complete on disk or absent. Damaged files are detected, reported and kept; they are never loaded or
+deleted.
 """

@@ -1,6 +1,7 @@
-"""A process that ends with its parent: the kernel's promise (prctl(2), PR_SET_PDEATHSIG), and the moment before it.
+"""Tie a child process to its parent's lifetime, and end a command's process group.
 
-The kernel looks at the thread that has forked, so only where that was the main one is its end the process's.
+The kernel watches the thread that forked, not the process (prctl(2), PR_SET_PDEATHSIG), so the tie to the parent
+process holds only for a child forked by the parent's main thread.
 """
 
 from __future__ import annotations
@@ -20,24 +21,25 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """From now on this process is sent ``by`` when its parent ends; at once where that is no longer ``parent``.
+    """Send this process ``by`` when its parent ends, or at once if ``parent`` has already ended.
 
-    Off Linux nothing happens.
+    Does nothing on systems other than Linux.
     """
     if not hasattr(_libc, "prctl"):
         return
     _libc.prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0)
-    if os.getppid() != parent:  # it was gone before the kernel was asked
+    if os.getppid() != parent:  # the parent ended before prctl took effect
         os.kill(os.getpid(), by)
 
 
 def end_group(command: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Wait for a command to end and kill what is left of its process group; the caller then reaps the command.
+    """Wait for a command to exit, then kill the rest of its process group.
 
-    The command is not reaped before its group is signalled: until then no other group can have its number.
+    The caller reaps the command afterwards. Until it is reaped, no other group can get its id, so the signal cannot
+    reach an unrelated group.
 
     Returns:
-        Whether the command ended by itself within the time.
+        Whether the command exited by itself within the time.
     """
     if command.returncode is not None:
         return True
@@ -48,6 +50,6 @@ def end_group(command: subprocess.Popen[bytes], timeout_s: float) -> bool:
         has_ended = bool(poll.poll(max(0.0, timeout_s) * 1000))
     finally:
         os.close(descriptor)
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # a command with privileges may not be signalled
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # a setuid command cannot be signalled
         os.killpg(command.pid, signal.SIGKILL)
     return has_ended

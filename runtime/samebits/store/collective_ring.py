@@ -1,9 +1,10 @@
-"""The collectives, sends and receives that a process launched last, in memory that another process can always read.
+"""A ring of the newest collectives, sends and receives of a process, in shared memory.
 
-Here live both ends: the ring that a worker fills, and the reading of another process's. Never here: what follows from
-it. The one idea: a record is written with one call into shared memory, so a launch costs a microsecond or two, and
-reading needs neither the process's Python nor its lock: it may be stopped, or hang in C. A record that is read while it
-is written may be wrong; it is the newest one only, and whoever reads looks at processes that stand still.
+The worker writes one record per launch, which costs a microsecond or two. Another process can read the ring without the
+worker's Python or its GIL, so it also works on a worker that is stopped or hangs in C.
+
+A record that is read while it is being written may be wrong. Only the newest record can be affected, and readers look
+at processes that stand still.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from samebits.store.process_identity import ProcessIdentity
 _NAME = "samebits-collectives"
 _MAGIC = b"SBRING2\n"
 RECORDS = 2048
-"""That are kept: the oldest give way."""
+"""Records kept; older ones are overwritten."""
 MOST_GROUPS = 16
 MOST_RANKS = 1 << 20
 MOST_PLACES = 512
 """Lines of the script that launch something."""
 MOST_DIMENSIONS = 4
-"""Of a shape; what comes behind them is one."""
+"""Dimensions stored of a shape; the last one is the product of all the rest."""
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool"),
     *("complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64"),
@@ -42,10 +43,10 @@ OPS = (
     *("all_to_all", "all_to_all_single", "barrier", "allreduce_coalesced", "ALLGATHER_coalesced"),
     *("REDUCE_SCATTER_coalesced", "all_gather_single", "reduce_scatter_single", "send", "recv"),
 )
-"""As torch's flight recorder calls them."""
+"""Names of operations as torch's flight recorder spells them."""
 PAIRWISE = ("send", "recv")
 NOBODY = -1
-"""The peer of a collective, and of a receive from anybody until it is over."""
+"""The peer of a collective, and of a receive from any rank until its sender is known."""
 
 _HEAD = struct.Struct("<8sIIiiQQ")  # magic, records, groups, rank, world size, first record of the generation, records
 _GROUP_BYTES = 1024
@@ -54,7 +55,7 @@ _GROUPS_AT = 256
 _PLACES_AT = _GROUPS_AT + MOST_GROUPS * _GROUP_BYTES
 _PLACE_BYTES = 512
 _RECORDS_AT = _PLACES_AT + MOST_PLACES * _PLACE_BYTES
-# number, number in the group, launched, over, peer, place (from 1 on; 0: none), op, group, dtypes, dims, shapes
+# number, number in the group, launched, completed, peer, place (from 1; 0: none), op, group, dtypes, dims, shapes
 _RECORD = struct.Struct("<QQQQiHBBBBBB4x4q4q")
 _SEQUENCE, _SEQUENCE_AT = struct.Struct("<Q"), 8
 _OVER, _OVER_AT = struct.Struct("<Q"), 24
@@ -64,7 +65,7 @@ _SIZE = _RECORDS_AT + RECORDS * _RECORD.size
 
 @dataclass(frozen=True, slots=True)
 class RingGroup:
-    """A process group that launched something: torch's name, its description, the ranks in it."""
+    """A process group that launched something: torch's name, its description and its ranks."""
 
     name: str
     description: str
@@ -73,7 +74,7 @@ class RingGroup:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the script something was launched."""
+    """A line of the script that launched something."""
 
     file: str
     line: int
@@ -87,11 +88,12 @@ class Place:
 class Launched:
     """One collective, send or receive of one process; times are ns since 1970.
 
-    Of several tensors the shape is how many elements they have together, and the dtype is the first one's.
+    For an operation on several tensors, the shape is their total number of elements and the dtype is that of the first
+    one.
     """
 
-    number: int  # of all that the process launched in this generation, from 0 on
-    sequence: int  # from 1 on, the same on every rank: of the group's; of all from this sender to this receiver
+    number: int  # counts all launches of the process in this generation, from 0
+    sequence: int  # from 1, the same on every rank: counted per group, or per pair of sender and receiver
     op: str
     group: RingGroup
     input_shape: tuple[int, ...]
@@ -99,13 +101,13 @@ class Launched:
     output_shape: tuple[int, ...]
     output_dtype: str
     launched_ns: int
-    over_ns: int | None  # None: nobody in the process has seen its end
-    peer: int | None = None  # of a send or receive, as the group counts; None: from anybody
-    place: Place | None = None  # None: not known
+    over_ns: int | None  # None: its completion was not observed
+    peer: int | None = None  # of a send or receive, as a rank in the group; None: any
+    place: Place | None = None  # None: unknown
 
     @property
     def is_pairwise(self) -> bool:
-        """Whether it is between two."""
+        """Whether it is a send or a receive."""
         return self.op in PAIRWISE
 
     def __str__(self) -> str:
@@ -126,7 +128,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What one process's ring holds of the present generation, the oldest first."""
+    """The operations in one process's ring that belong to the present generation, oldest first."""
 
     rank: int
     world_size: int
@@ -135,10 +137,10 @@ class Contents:
 
 
 class CollectiveRing:
-    """The writing end; one thread at a time launches in a group, as torch asks for.
+    """The writing end; as torch requires, only one thread at a time launches in a group.
 
     Args:
-        memory: of ``_SIZE`` bytes, shared.
+        memory: ``_SIZE`` bytes of shared memory.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -146,18 +148,19 @@ class CollectiveRing:
         self._number = 0
         self._first = 0
         self._groups = self._places = 0
-        self._known: dict[tuple[int, int], tuple[int, CodeType]] = {}  # it keeps the code, whose id then stays its own
+        # keeps each code object alive, so that its id stays unique
+        self._known: dict[tuple[int, int], tuple[int, CodeType]] = {}
         self._rank, self._world_size = 0, 0
         self._head()
 
     def begin(self, rank: int, world_size: int) -> None:
-        """A generation's own group is made: what was before is not shown any more."""
+        """Start a generation; operations of earlier ones are no longer shown."""
         self._first, self._groups = self._number, 0
         self._rank, self._world_size = rank, world_size
         self._head()
 
     def add_group(self, name: str, description: str, ranks: Sequence[int]) -> int | None:
-        """A group's place for :meth:`launch`; None where there is no room: it is not recorded then."""
+        """Return a group's number for :meth:`launch`, or None if there is no room to record it."""
         text = json.dumps([name, description, _as_text(ranks)]).encode()
         if self._groups >= MOST_GROUPS or len(text) > _GROUP_BYTES - _TEXT_HEAD.size:
             return None
@@ -168,7 +171,7 @@ class CollectiveRing:
         return place
 
     def place_of(self, frame: FrameType) -> int:
-        """The line that this frame is in, for :meth:`launch`; 0, which names none, where there is no room."""
+        """Return the number of the frame's current line for :meth:`launch`, or 0 if there is no room."""
         code = frame.f_code
         at = (id(code), frame.f_lasti)
         known = self._known.get(at)
@@ -200,9 +203,18 @@ class CollectiveRing:
         peer: int = NOBODY,
         place: int = 0,
     ) -> int:
-        """Something was launched; its number, for :meth:`end`. The op and the dtypes are places in their tables.
+        """Record a launch and return its number, for :meth:`end`.
 
-        ``sequence`` is 0 where it is not known yet, of a receive from anybody.
+        Args:
+            group: from :meth:`add_group`.
+            sequence: 0 if not known yet, as for a receive from any rank.
+            op: index into ``OPS``.
+            input_shape: elements per dimension.
+            input_dtype: index into ``DTYPES``; likewise ``output_dtype``.
+            output_shape: elements per dimension.
+            output_dtype: index into ``DTYPES``.
+            peer: rank in the group, of a send or receive.
+            place: from :meth:`place_of`.
         """
         number = self._number
         self._number = number + 1
@@ -215,13 +227,13 @@ class CollectiveRing:
         return number
 
     def end(self, number: int) -> None:
-        """It is over."""
+        """Record that an operation completed."""
         if self._number - number <= RECORDS:
             at = _RECORDS_AT + number % RECORDS * _RECORD.size + _OVER_AT
             _OVER.pack_into(self._memory, at, time.time_ns())
 
     def name_sender(self, number: int, peer: int, sequence: int) -> None:
-        """A receive from anybody has found its sender."""
+        """Record the sender that a receive from any rank was matched with."""
         if self._number - number <= RECORDS:
             at = _RECORDS_AT + number % RECORDS * _RECORD.size
             _PEER.pack_into(self._memory, at + _PEER_AT, peer)
@@ -244,7 +256,7 @@ def _text_in(memory: bytes, at: int, room: int) -> bytes:
 
 
 def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    if len(shape) == 1:  # a bucket
+    if len(shape) == 1:  # a gradient bucket
         return (shape[0], 1, 1, 1)
     rest = 1
     for one in shape[MOST_DIMENSIONS - 1 :]:
@@ -254,7 +266,7 @@ def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:
 
 
 def _as_text(ranks: Sequence[int]) -> str:
-    """``0-4095``, or numbers with commas."""
+    """Return ``0-4095``, or the numbers separated by commas."""
     first, last = (ranks[0], ranks[-1]) if ranks else (0, -1)
     if list(ranks) == list(range(first, last + 1)):
         return f"{first}-{last}"
@@ -265,20 +277,21 @@ _ring: CollectiveRing | None = None
 
 
 def open_ring() -> CollectiveRing | None:
-    """This process's ring, made once; None where the kernel gives no such memory: then nothing is recorded."""
+    """Return this process's ring, made once, or None if the kernel provides no such memory."""
     global _ring
     if _ring is None and hasattr(os, "memfd_create"):
         try:
             descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.truncate(descriptor, _SIZE)
-            _ring = CollectiveRing(mmap.mmap(descriptor, _SIZE))  # the descriptor stays open, for others to find
+            # the descriptor stays open so that other processes can find the memory
+            _ring = CollectiveRing(mmap.mmap(descriptor, _SIZE))
         except OSError:
             return None
     return _ring
 
 
 def read(identity: ProcessIdentity) -> Contents | None:
-    """What the process launched last; None where it is gone, another user's, or keeps no ring."""
+    """Return a process's ring, or None if it is gone, belongs to another user or has none."""
     descriptor = process_identity.find_memory(identity.pid, _NAME) if identity.is_alive() else None
     if descriptor is None:
         return None
@@ -293,7 +306,7 @@ def read(identity: ProcessIdentity) -> Contents | None:
 
 
 def contents_of(memory: bytes) -> Contents | None:
-    """The same of a copy of the memory; what cannot be is left out."""
+    """Decode a copy of a ring's memory; invalid records are left out. None if it is not a ring."""
     if len(memory) != _SIZE:
         return None
     magic, records, groups, rank, world_size, first, _ = _HEAD.unpack_from(memory)

@@ -1,9 +1,11 @@
-"""A bounded log of text lines beside the journal: ``events.jsonl``, and older parts as ``events.1.jsonl`` and so on.
+"""A bounded log of text lines beside the journal, and the log of operators' requests.
 
-Files live here; what a line says is its writer's and its readers'. The one idea: the log is evidence and no memory.
-Nothing waits for it: no line is synced, a write that fails loses that line and says so once, and a reader takes the
-lines that are whole, so a torn one costs itself alone. Each part after the first begins with a line that its writer
-makes of the part before, so that what falls off the end is not forgotten.
+``events.jsonl`` holds the newest lines; older parts are ``events.1.jsonl`` and so on. The log informs people and is not
+needed for recovery. So no line is synced, a failed write loses its lines with one warning, and a reader skips torn
+lines.
+
+Each part after the first begins with a line that its writer derives from the part before, so that a summary survives
+when old parts are dropped.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ MAX_LINE_BYTES = 64 << 10
 
 
 class EventLog:
-    """Appends to the log in a folder; its one writer is whoever holds the folder's lock.
+    """Append to the log in a folder; the only writer is the holder of the folder's lock.
 
     Args:
-        directory: where; it must be there.
-        first_line: makes the first line of a part from the lines of the part before.
-        on_failure: told once, in a sentence, when a line is lost.
+        directory: an existing folder.
+        first_line: makes the first line of a part from the lines of the previous part.
+        on_failure: called once, with a sentence, when a line is lost.
+        part_bytes: size at which a new part begins.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class EventLog:
         self._has_failed = False
 
     def append(self, lines: Sequence[str]) -> None:
-        """Add whole lines, without their line breaks. A disk that refuses costs the lines and nothing else."""
+        """Append whole lines, given without line breaks; lines that the disk refuses are lost."""
         try:
             if self._descriptor is not None and self._size_bytes > self._part_bytes:
                 self._rotate()
@@ -56,7 +59,7 @@ class EventLog:
             self.close()
             if not self._has_failed:
                 self._has_failed = True
-                self._on_failure(f"{self._path}: an event was not written ({error}); the job goes on without it")
+                self._on_failure(f"{self._path}: an event was not written ({error}); the job continues without it")
 
     def close(self) -> None:
         """Close the file; ``append`` opens it again."""
@@ -92,12 +95,12 @@ class EventLog:
 
 
 def read_lines(directory: Path) -> list[str]:
-    """Every whole line, the oldest first; none where there is no log.
+    """Return every complete line, oldest first; empty if there is no log.
 
     Raises:
-        StoreError: the disk refuses, or a part is another user's.
+        StoreError: the disk refuses, or a part belongs to another user.
     """
-    for _ in range(3):  # a part may be moved on while the others are read
+    for _ in range(3):  # a rotation may move a part while the others are read
         parts = [_part(directory, number) for number in range(MOST_PARTS - 1, -1, -1)]
         before = _inodes(parts)
         lines = [line for part in parts for line in _lines_of(part)]
@@ -107,14 +110,14 @@ def read_lines(directory: Path) -> list[str]:
 
 
 class Tail:
-    """What is appended to the log from now on, or from its beginning; for one who looks again and again."""
+    """Poll for lines appended to the log since the last call."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._inode, self._offset, self._rest = 0, 0, b""
 
     def new_lines(self) -> tuple[list[str], bool]:
-        """The lines since the last call; True with them where they are all of them, from the beginning."""
+        """Return the new lines, and whether they are all lines from the beginning."""
         path = self._directory / EVENTS_FILE
         try:
             found = path.stat()
@@ -164,17 +167,17 @@ MAX_ASKED_BYTES = 4096
 
 
 def append_asked(directory: Path, line: str) -> None:
-    """Add one line.
+    """Append one line to the log of requests, durably.
 
     Raises:
-        StoreError: the disk refuses, or the file is another user's.
+        StoreError: the disk refuses, or the file belongs to another user.
     """
     path = directory / ASKED_FILE
     descriptor = _locked(path)
     try:
-        with durable.disk_errors(path, "writing down what was asked"):
+        with durable.disk_errors(path, "recording a request"):
             data = line.encode()[:MAX_ASKED_BYTES].replace(b"\n", b" ")
-            os.write(descriptor, b"\n" + data + b"\n")  # whatever a torn line before it has left
+            os.write(descriptor, b"\n" + data + b"\n")  # the first break ends a torn line, if any
             os.fsync(descriptor)
         if len(known := read_asked(directory)) > MOST_LINES:
             durable.replace_note(path, "".join(f"{one}\n" for one in known[-MOST_LINES // 2 :]).encode())
@@ -183,21 +186,21 @@ def append_asked(directory: Path, line: str) -> None:
 
 
 def _locked(path: Path) -> int:
-    """The file, which no other process writes or replaces until it is closed."""
+    """Open and lock the file; until it is closed no other process writes or replaces it."""
     while True:
         descriptor = private.open_to_append(path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
             return descriptor
-        os.close(descriptor)  # somebody has put another one in its place meanwhile
+        os.close(descriptor)  # the file was replaced meanwhile
 
 
 def read_asked(directory: Path) -> list[str]:
-    """Return the last lines, the oldest first, MOST_LINES and a few more at most.
+    """Return the last lines of the log of requests, oldest first: MOST_LINES and a few more at most.
 
     Raises:
-        StoreError: the disk refuses, or the file is another user's.
+        StoreError: the disk refuses, or the file belongs to another user.
     """
     data = private.read(directory / ASKED_FILE, 2 * MOST_LINES * (MAX_ASKED_BYTES + 2)) or b""
-    lines = data.rsplit(b"\n", 2 * MOST_LINES + 2)[-2 * MOST_LINES - 2 :]  # each has an empty one before it
+    lines = data.rsplit(b"\n", 2 * MOST_LINES + 2)[-2 * MOST_LINES - 2 :]  # an empty line precedes each line
     return [line.decode(errors="replace") for line in lines if line and len(line) <= MAX_ASKED_BYTES]

@@ -1,20 +1,21 @@
-"""The journal: an append-only file of opaque payloads that outlives kill -9 and says so when it was damaged.
+"""The journal: an append-only file of opaque payloads that survives ``kill -9`` and detects damage.
 
-Opening, appending, compacting and reading live here; the bytes' layout is ``journal_format``'s, the payloads' meaning
-is the core's, and that only one process writes is the folder's lock's (``DirectoryLock``, taken first). The one idea is
-"save, then speak": :meth:`Journal.append` returns when a whole drained batch is on disk with one fsync, and until then
-nothing of it may leave the process.
+:meth:`Journal.append` returns once a whole batch is on disk, with one fsync. Until then, nothing in the batch may be
+sent ("save, then speak"). ``journal_format`` defines the bytes. The caller takes the folder's ``DirectoryLock`` first,
+so that only one process writes.
 
-Where the lock may be lost, its writer has a claim as well (``term_claim``), and a writer whose claim was taken does no
-harm at whichever instruction it wakes: an append asks for the claim after its fsync, and is not done where that is
-gone; what it writes to is the file that it made itself, which the next one's opening has replaced; and a file that is
-to replace the journal asks between its last byte and its rename. If the claim stood then, whoever claims later finds
-that file under its temporary name and removes it, so the rename fails, or comes before the later one has read.
+A lock can be lost, on a network file system for one, so a writer may also hold a claim (``term_claim``). A writer whose
+claim was taken does no harm at whichever instruction it resumes:
 
-After a failed append the state is defined. If writing failed (no space, for one), what was written of the batch is cut
-off again and the journal goes on. If the fsync failed, nobody can know what the disk holds, and a second fsync would
-lie (the kernel forgets the failed pages: fsync(2), "fsyncgate"): the journal refuses to go on, and the next start reads
-what is really there.
+- An append checks the claim after its fsync and fails if the claim is gone.
+- It writes only to the file that it created itself, which the next writer has replaced when it opened the journal.
+- A replacement of the journal checks the claim between its last byte and its rename. A writer that claims later removes
+  the replacement under its temporary name. So the rename fails, or it happens before the later writer reads.
+
+The state after a failed append is defined. If the write failed (a full disk, for example), the partial batch is cut off
+and the journal stays usable. If the fsync failed, the state of the disk is unknown, and a second fsync would falsely
+succeed because the kernel forgets the failed pages (fsync(2), "fsyncgate"). The journal then refuses further writes,
+and the next start reads what is on the disk.
 """
 
 from __future__ import annotations
@@ -43,37 +44,37 @@ _MOVE_ASIDE = f"`{spelled('run', '--fresh')}` moves the folder aside and starts 
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """The end of a journal that a crash kept from being written whole: it was never spoken of, and it was cut off."""
+    """An incomplete append at the end of a journal, left by a crash; it was never sent and is cut off."""
 
     path: Path
     offset: int
     size_bytes: int
     reason: str
-    kept_in: Path | None  # where the cut bytes are; none for a reader, who cuts nothing
+    kept_in: Path | None  # where the cut bytes are; None for a reader, which cuts nothing
 
     def __str__(self) -> str:
         kept = f"; they are kept in {self.kept_in.name}" if self.kept_in else ""
         return (
-            f"{self.path}: the last {self.size_bytes} bytes, from byte {self.offset} on, are an append that a crash "
-            f"interrupted ({self.reason}) and are left out{kept}"
+            f"{self.path}: the last {self.size_bytes} bytes, from byte {self.offset}, are an append that a crash "
+            f"interrupted ({self.reason}); they are ignored{kept}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class JournalContents:
-    """What a reader without the lock finds."""
+    """The content of a journal that is read without the lock."""
 
     payloads: list[bytes]
     torn_tail: TornTail | None
 
 
 def read_journal(directory: Path) -> JournalContents | None:
-    """Read the folder's journal without the lock and without changing anything; none where there is none.
+    """Read the folder's journal without the lock and without changes; None if there is none.
 
-    A writer may be at work: an append that is under way looks like a torn tail.
+    An append in progress looks like a torn tail.
 
     Raises:
-        JournalDamagedError: it is damaged, foreign, or of another version.
+        JournalDamagedError: it is damaged, not a journal, or of another version.
     """
     path = directory / JOURNAL_FILE
     data = _read_file(path)
@@ -87,7 +88,7 @@ class Journal:
     """The journal of one folder, opened for writing by the holder of the folder's lock. One thread uses it.
 
     Attributes:
-        torn_tail: what :meth:`open` had to cut off, to be logged; none if nothing.
+        torn_tail: the part that :meth:`open` cut off, to be logged; None if nothing.
     """
 
     def __init__(
@@ -100,23 +101,24 @@ class Journal:
         self._size_bytes = contents.end
         self._compacted_bytes = contents.born_bytes
         self._broken: str | None = None
-        self._is_unclaimed = False  # broken by that alone
+        self._is_unclaimed = False  # broken for that reason only
         self.torn_tail = torn_tail
 
     @classmethod
     def open(cls, directory: Path, claim: TermClaim | None = None) -> tuple[Journal, list[bytes]]:
-        """Open the folder's journal, or make an empty one; the payloads come back in the order of their appends.
+        """Open the folder's journal, or create an empty one; return it and its payloads in order.
 
-        What is returned is durable: the file is synced first, since an append that was killed before its own fsync may
-        so far be in the page cache only. A torn tail is cut off and kept beside the journal as ``journal.torn-<n>``.
+        All returned payloads are durable. An append that was killed before its fsync may exist only in the page cache,
+        so the file is written again and synced, unless nothing was appended since it was published and there is no
+        claim. A torn tail is cut off and kept beside the journal as ``journal.torn-<n>``.
 
         Args:
-            directory: made where it is missing.
-            claim: taken before; without one only the folder's lock keeps others from writing.
+            directory: created if missing.
+            claim: taken before; without one, only the folder's lock keeps other writers out.
 
         Raises:
-            SupersededError: the claim was taken by another one.
-            JournalDamagedError: it is damaged, foreign, or of another version; nothing was changed.
+            SupersededError: another writer took the claim.
+            JournalDamagedError: it is damaged, not a journal, or of another version; nothing was changed.
             StoreError: the disk refuses.
         """
         durable.make_directory(directory)
@@ -129,8 +131,8 @@ class Journal:
             payloads = contents.payloads
             if claim is None and contents.end == contents.born_bytes and not contents.torn:
                 return cls(path, _open_to_append(path), contents, None, None), payloads
-            # Written anew, not synced again: where an fsync of these bytes has failed before, in this process's
-            # predecessor or in the one before that, the next one reports success and writes nothing ("fsyncgate").
+            # Write the bytes again instead of syncing them. If an fsync of them failed in an earlier process, the next
+            # fsync reports success without writing anything ("fsyncgate").
             kept_in = _keep_aside(path, data[contents.end :]) if contents.torn else None
             torn_tail = _torn_tail(path, contents, len(data), kept_in)
         nonce = _new_nonce()
@@ -145,26 +147,27 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """The file's size."""
+        """The file's size in bytes."""
         return self._size_bytes
 
     @property
     def compacted_bytes(self) -> int:
-        """The size the file had after its last compaction; the growth since then tells when the next one is due."""
+        """The file's size after its last compaction, to decide when the next one is due."""
         return self._compacted_bytes
 
     @property
     def goes_on(self) -> bool:
-        """Whether it can be appended to: after a failed append it says whether that was taken back."""
+        """Whether it can be appended to; after a failed append, whether the batch was taken back."""
         return self._descriptor >= 0 and self._broken is None
 
     def append(self, payloads: Sequence[bytes]) -> None:
-        """Make all these payloads durable: one write, one fsync, all of them or none. An empty batch costs nothing.
+        """Make all these payloads durable, or none: one write, one fsync. An empty batch does nothing.
 
         Raises:
-            StoreError: they are not durable; the module's text says in which state the journal is then.
-            SupersededError: another one has taken the claim: whatever the disk holds of them, nobody is to be told.
-            ClaimRemovedError: nobody is to be told before :meth:`begin_again`, either.
+            StoreError: they are not durable; the module's docstring describes the journal's state.
+            SupersededError: another writer took the claim; nothing in the batch may be sent, whatever the disk holds of
+                it.
+            ClaimRemovedError: nothing in the batch may be sent before :meth:`begin_again`.
         """
         self._require_usable()
         if not payloads:
@@ -190,11 +193,11 @@ class Journal:
         self.require_claim()
 
     def require_claim(self) -> None:
-        """Return if this writer's claim stands, or it needs none; nothing is written from then on if it does not.
+        """Return if this writer's claim stands or it needs none; otherwise stop writing and raise.
 
         Raises:
-            SupersededError: another one has taken it.
-            StoreError: the disk does not say.
+            SupersededError: another writer took the claim.
+            StoreError: the disk gives no answer.
         """
         if self._claim is not None:
             try:
@@ -205,23 +208,24 @@ class Journal:
                 raise
 
     def compact(self, payloads: Sequence[bytes]) -> None:
-        """Replace the whole journal by these payloads; a crash at any moment leaves the old one or the new one.
+        """Replace the whole journal by these payloads; a crash leaves the old one or the new one.
 
         Raises:
-            StoreError: the old journal is in place and goes on, unless the message of the next append says otherwise.
-            SupersededError: another one has taken the claim.
-            ClaimRemovedError: a person has removed it; see :meth:`begin_again`.
+            StoreError: the old journal is still in place and usable, unless the next append raises as well.
+            SupersededError: another writer took the claim.
+            ClaimRemovedError: the claim's file was removed; see :meth:`begin_again`.
         """
         self._require_usable()
         nonce = _new_nonce()
         data = journal_format.encode_file(payloads, nonce)
         if len(data) > journal_format.MAX_JOURNAL_BYTES:
-            raise StoreError(f"{self._path}: a snapshot of {len(data)} bytes could never be read back")
+            raise StoreError(f"{self._path}: a snapshot of {len(data)} bytes is too large to be read back")
         temporary = _write_temporary(self._path, data, self._claim)
         try:
             descriptor = _put_in_place(temporary, self._path, self._claim)
         except BaseException as error:
-            # From the rename on, either file may be the one that a crash leaves: an append to one of them could vanish.
+            # Once the rename may have happened, a crash can leave either file, so an append to one of them could be
+            # lost.
             self._is_unclaimed = self._broken is None and isinstance(error, ClaimRemovedError)
             self._broken = f"a compaction failed: {error}"
             raise
@@ -231,31 +235,31 @@ class Journal:
         self._size_bytes = self._compacted_bytes = len(data)
 
     def begin_again(self, payloads: Sequence[bytes], claim: TermClaim) -> None:
-        """Write the whole journal anew, after a :class:`ClaimRemovedError`.
+        """Write the whole journal again after a :class:`ClaimRemovedError`.
 
         Args:
-            payloads: everything this writer knows, with what it was about to append.
+            payloads: all that this writer knows, including what it was about to append.
             claim: taken since.
 
         Raises:
             SupersededError: the journal there is another writer's, or the claim was taken.
-            ClaimRemovedError: the claim was removed as well.
-            StoreError: the disk refuses, or an append has failed before: the next start reads what is on the disk.
+            ClaimRemovedError: the new claim was removed as well.
+            StoreError: the disk refuses, or an append failed before; the next start reads what is on the disk.
         """
         if self._broken is not None and not self._is_unclaimed:
             self._require_usable()
-        remove_leftovers(self._path.parent)  # what another one is about to publish, whose claim was taken by this one
+        remove_leftovers(self._path.parent)  # includes a file that a writer whose claim was taken is about to publish
         data = _read_file(self._path)
         if data is not None and _decode(self._path, data).nonce != self._nonce:
             raise SupersededError(
                 f"{self._path}: another scheduler has written this journal since its folder, or this scheduler's "
-                f"claim, was removed, so this one has stopped. Fix: `{spelled('recover')}` goes on with that journal"
+                f"claim, was removed, so this one has stopped. Fix: `{spelled('recover')}` continues with that journal"
             )
         self._claim, self._broken, self._is_unclaimed = claim, None, False
         self.compact(payloads)
 
     def close(self) -> None:
-        """Let go of the file; again does nothing."""
+        """Close the file; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -273,21 +277,21 @@ class Journal:
             raise StoreError(f"{self._path}: the journal is closed; open it again")
         if self._broken is not None:
             raise StoreError(
-                f"{self._path}: nothing more is written, because {self._broken}; end this process and start it again "
-                f"(`{spelled('recover')}`): it goes on from what is on the disk"
+                f"{self._path}: nothing more is written, because {self._broken}. Fix: end this process and start it "
+                f"again (`{spelled('recover')}`); it continues from what is on the disk"
             )
 
     def _cut_back(self, error: BaseException) -> None:
-        """Take the bytes of a failed append off again; where even that fails, refuse to go on."""
+        """Cut off the bytes of a failed append, or mark the journal as broken if that fails too."""
         try:
             os.ftruncate(self._descriptor, self._size_bytes)
             os.fsync(self._descriptor)
         except OSError as second:
-            self._broken = f"an append failed ({error}) and could not be taken back ({second})"
+            self._broken = f"an append failed ({error}) and could not be undone ({second})"
 
 
 def _open_to_append(path: Path) -> int:
-    """A descriptor of the journal that is there, whose name is durable."""
+    """Open the existing journal for appending, and make its name durable."""
     with durable.disk_errors(path, "opening the journal"):
         descriptor = durable.reopen(path, os.O_APPEND)
     try:
@@ -303,12 +307,12 @@ def _write_temporary(path: Path, data: bytes, claim: TermClaim | None) -> Path:
 
 
 def _put_in_place(temporary: Path, path: Path, claim: TermClaim | None) -> int:
-    """Give the file the journal's name; the descriptor to append to it by is of this file, whatever has the name."""
+    """Give the file the journal's name, and return a descriptor that appends to this very file."""
     try:
         return _rename(temporary, path, claim)
     except StoreError:
         if claim is not None:
-            claim.require()  # whoever took it has removed the file: that is the cause, and no fault of a disk
+            claim.require()  # a writer that took the claim also removed the file: report that, not a disk error
         raise
 
 
@@ -336,7 +340,7 @@ def _read_file(path: Path) -> bytes | None:
             if size_bytes > journal_format.MAX_JOURNAL_BYTES:
                 raise StoreError(
                     f"{path}: {size_bytes} bytes; a journal has at most {journal_format.MAX_JOURNAL_BYTES}: this is "
-                    f"not what was written; {_MOVE_ASIDE}"
+                    f"not what was written. Fix: {_MOVE_ASIDE}"
                 )
             return file.read(size_bytes)
 
@@ -347,7 +351,7 @@ def _decode(path: Path, data: bytes) -> Contents:
     except JournalFormatError as error:
         fix = "run the version that wrote it, or " if error.fault is Fault.UNKNOWN_VERSION else ""
         raise JournalDamagedError(
-            f"{path}: this file {error.fault.value} (byte {error.offset}: {error.found}); nothing was changed; "
+            f"{path}: this file {error.fault.value} (byte {error.offset}: {error.found}); nothing was changed. Fix: "
             f"{fix}{_MOVE_ASIDE}"
         ) from None
 
@@ -359,18 +363,19 @@ def _torn_tail(path: Path, contents: Contents, size_bytes: int, kept_in: Path | 
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Temporary files that another writer left, of the journal and of torn ends: nothing was ever spoken of them.
+    """Remove temporary files of the journal and of torn ends that another writer left.
 
-    That one may live and rename one of them at this moment, if its claim was taken since.
+    Nothing in them was ever sent. Their writer may still be alive and try to rename one of them, if its claim was
+    taken.
     """
-    with durable.disk_errors(directory / JOURNAL_FILE, "removing what a killed writer left"):
+    with durable.disk_errors(directory / JOURNAL_FILE, "removing a killed writer's files"):
         for entry in list(directory.iterdir()):
             if _TEMPORARY_NAME.match(entry.name):
                 entry.unlink(missing_ok=True)
 
 
 def _keep_aside(path: Path, tail: bytes) -> Path:
-    """Write the torn bytes to ``journal.torn-<n>``; of many, the newest few are kept."""
+    """Write the torn bytes to ``journal.torn-<n>``; only the newest few of these files are kept."""
     with durable.disk_errors(path, "keeping a torn end"):
         numbers = sorted(
             int(match[1]) for entry in path.parent.iterdir() if (match := _TORN_NAME.fullmatch(entry.name))

@@ -1,29 +1,29 @@
-"""The bytes of a journal file, and what can be told from them when they are not whole. Pure: no files here.
+"""Encode and decode the bytes of a journal file, and tell a torn end from damage. Does no I/O.
 
 ::
 
-    file   = magic "\\x93SBJRNL\\n" | version u32 | 0 u32 | nonce u64 | born u64 | checksum u64, then batches
-    batch  = marker "\\xf5SBb" | count u32 | body size u32 | body checksum u64 | head checksum u64 | body
-    body   = length u32 × count | payloads, one after the other                      (all little-endian)
+  file   = magic "\\x93SBJRNL\\n" | version u32 | 0 u32 | nonce u64 | born u64 | checksum u64, then batches
+  batch  = marker "\\xf5SBb" | count u32 | body size u32 | body checksum u64 | head checksum u64 | body
+  body   = length u32 × count | payloads, one after the other                      (all little-endian)
 
-The one idea: *one append is one batch is one write and one fsync*, so at most the last batch of a file can ever be
-torn, a torn batch is dropped whole, and nothing of it was ever spoken of. What tells a torn end from a damaged middle:
+One append is one batch, one write and one fsync. So only the last batch of a file can be torn. A torn batch is dropped
+as a whole, and nothing in it was ever sent. These rules tell a torn end from a damaged middle:
 
-- A batch that ends before the file does was followed by another append, which began only after this one was synced.
-  If it is bad now, it was changed since: damage.
-- Where a batch's own head is bad, its length is unknown: if any later offset of the file holds a good batch head, the
-  bad one was synced once: damage. If none does, it is the torn end.
-- ``born`` is the size the file had when it was renamed into place, written whole and synced (a new journal or a
-  compaction): anything bad below that offset, or a file shorter than it, is damage and never a torn end.
+- A batch that ends before the file does was followed by another append, which began only after this one was synced. If
+  it is bad now, it was changed later: damage.
+- If a batch's own head is bad, its length is unknown. If a good batch head follows anywhere in the file, the bad one
+  was synced once: damage. Otherwise it is the torn end.
+- ``born`` is the size of the file when it was renamed into place, written completely and synced (a new journal or a
+  compaction). Anything bad below that offset, or a file shorter than that, is damage and never a torn end.
 
-A changed byte inside the last, synced batch cannot be told from a torn write by any journal without a second copy; it
-is cut like one, and what is cut is kept. Nor does a file that ends where a batch ends say that there were more: the
-job's workers do, when they resume (``core.rounds.lost_records``).
+A changed byte inside the last, synced batch looks like a torn write; no journal can tell the two apart without a second
+copy. It is cut off in the same way, and the cut bytes are kept. Nor does a file that ends at the end of a batch show
+whether more batches existed; the job's workers tell that when they resume (``core.rounds.lost_records``).
 
-Checksums are xxh3_64: 64 bits make a chance hit impossible where 32 would not be (every marker-like byte sequence is
-tried), it is several times faster than zlib.crc32, and it takes a seed. The seed is the file's nonce plus the batch's
-own offset, so a batch is valid in one place of one file only: no payload, and no block of an older file that a crash
-left on the disk, can pass for one.
+Checksums are xxh3_64. Every marker-like byte sequence is tried as a batch head; 64 bits make a chance match practically
+impossible, 32 would not. It is several times faster than zlib.crc32, and it takes a seed: the file's nonce plus the
+batch's own offset. So a batch is valid at one offset of one file only. No payload, and no block of an older file that a
+crash left on the disk, can pass for one.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _LENGTH_BYTES = 4
 class Fault(Enum):
     """What is wrong with a journal file as a whole."""
 
-    FOREIGN = "is no journal"
+    FOREIGN = "is not a journal"
     UNKNOWN_VERSION = "was written by another version of this program"
     DAMAGED = "was changed after it was written"
 
 
 class JournalFormatError(Exception):
-    """These bytes cannot be loaded as they stand; ``offset`` is where they stop making sense."""
+    """The bytes cannot be decoded; ``offset`` is where they stop making sense."""
 
     def __init__(self, fault: Fault, offset: int, found: str) -> None:
         super().__init__(found)
@@ -70,17 +70,17 @@ class JournalFormatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a journal file holds: its payloads in order, up to ``end``; bytes behind ``end`` are a torn end."""
+    """The payloads of a journal file, in order, up to ``end``; any bytes after ``end`` are a torn end."""
 
     nonce: int
     born_bytes: int
     payloads: list[bytes]
     end: int
-    torn: str | None  # what is wrong with the bytes behind end; none where there are none
+    torn: str | None  # what is wrong with the bytes after ``end``; None if there are none
 
 
 def encode_file(payloads: Sequence[bytes], nonce: int) -> bytes:
-    """A whole new journal file with these payloads, born complete."""
+    """Encode a complete new journal file with these payloads."""
     batches = []
     offset = FILE_HEAD_BYTES
     for batch in _in_batches(payloads):
@@ -92,7 +92,7 @@ def encode_file(payloads: Sequence[bytes], nonce: int) -> bytes:
 
 
 def encode_batch(payloads: Sequence[bytes], nonce: int, offset: int) -> bytes:
-    """One append of these payloads, valid at ``offset`` of the file with this nonce and nowhere else."""
+    """Encode one append, valid only at ``offset`` of the file with this nonce."""
     body = b"".join([struct.pack(f"<{len(payloads)}I", *map(len, payloads)), *payloads])
     seed = _seed(nonce, offset)
     head = _BATCH_HEAD.pack(_MARKER, len(payloads), len(body), xxhash.xxh3_64_intdigest(body, seed))
@@ -100,16 +100,20 @@ def encode_batch(payloads: Sequence[bytes], nonce: int, offset: int) -> bytes:
 
 
 def body_bytes(payloads: Sequence[bytes]) -> int:
-    """The size of the body that a batch of these payloads would have."""
+    """Return the size in bytes of the body of a batch of these payloads."""
     return sum(map(len, payloads)) + _LENGTH_BYTES * len(payloads)
 
 
 def decode_file(data: bytes) -> Contents:
-    """Everything a journal file holds; raises :class:`JournalFormatError` unless it is whole up to a torn end."""
+    """Decode a journal file.
+
+    Raises:
+        JournalFormatError: it is not intact up to a torn end.
+    """
     nonce, born_bytes = _decode_file_head(data)
     if len(data) < born_bytes:
         raise JournalFormatError(
-            Fault.DAMAGED, len(data), f"the file ends here, but it was born with {born_bytes} bytes"
+            Fault.DAMAGED, len(data), f"the file ends here, but it was published with {born_bytes} bytes"
         )
     payloads: list[bytes] = []
     offset = FILE_HEAD_BYTES
@@ -132,7 +136,7 @@ class _Batch:
 @dataclass(frozen=True, slots=True)
 class _Bad:
     reason: str
-    end: int | None  # where the batch would end, where its head is good enough to tell
+    end: int | None  # where the batch would end; None if its head is bad
 
 
 def _decode_file_head(data: bytes) -> tuple[int, int]:
@@ -144,7 +148,7 @@ def _decode_file_head(data: bytes) -> tuple[int, int]:
     _, version, _, nonce, born_bytes = _FILE_HEAD.unpack(head)
     (checksum,) = _CHECKSUM.unpack_from(data, _FILE_HEAD.size)
     if checksum != xxhash.xxh3_64_intdigest(head):
-        raise JournalFormatError(Fault.DAMAGED, 0, "the checksum of the file's head does not fit")
+        raise JournalFormatError(Fault.DAMAGED, 0, "the checksum of the file's head does not match")
     if version != VERSION:
         raise JournalFormatError(Fault.UNKNOWN_VERSION, 8, f"format version {version}, this program reads {VERSION}")
     return nonce, born_bytes
@@ -155,27 +159,27 @@ def _decode_batch(data: bytes, nonce: int, offset: int) -> _Batch | _Bad:
         return _Bad("the file ends inside the head of a batch", None)
     seed = _seed(nonce, offset)
     if not _is_good_head(data, offset, seed):
-        return _Bad("the checksum of the batch's head does not fit", None)
+        return _Bad("the checksum of the batch's head does not match", None)
     _, count, body_size, checksum = _BATCH_HEAD.unpack_from(data, offset)
     start = offset + BATCH_HEAD_BYTES
     end = start + body_size
     if body_size > MAX_BODY_BYTES or count * _LENGTH_BYTES > body_size:
-        return _Bad(f"the batch's head speaks of {count} payloads in {body_size} bytes", end)
+        return _Bad(f"the batch's head announces {count} payloads in {body_size} bytes", end)
     if end > len(data):
         return _Bad(f"the file ends {end - len(data)} bytes before the batch does", end)
     body = memoryview(data)[start:end]
     if checksum != xxhash.xxh3_64_intdigest(body, seed):
-        return _Bad("the checksum of the batch's payloads does not fit", end)
+        return _Bad("the checksum of the batch's payloads does not match", end)
     lengths = struct.unpack_from(f"<{count}I", body)
     ends = list(itertools.accumulate(lengths, initial=start + count * _LENGTH_BYTES))
     if ends[-1] != end:
-        return _Bad("the lengths of the batch's payloads do not fit its size", end)
+        return _Bad("the lengths of the batch's payloads do not match its size", end)
     return _Batch([data[first:last] for first, last in itertools.pairwise(ends)], end)
 
 
 def _raise_if_damaged(data: bytes, nonce: int, born_bytes: int, offset: int, bad: _Bad) -> None:
     if offset < born_bytes:
-        raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, in the part the file was born with")
+        raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, in the part the file was published with")
     if bad.end is not None and bad.end < len(data):
         raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, and later batches follow it")
     later = data.find(_MARKER, offset + 1)
@@ -197,7 +201,7 @@ def _seed(nonce: int, offset: int) -> int:
 
 
 def _in_batches(payloads: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Cut a snapshot into batches of a bounded size; it may be larger than one append ever is."""
+    """Split payloads into batches of bounded size; a snapshot may be larger than any single append."""
     first, size = 0, 0
     for index, payload in enumerate(payloads):
         size += len(payload) + _LENGTH_BYTES

@@ -1,8 +1,8 @@
-"""The lock of a folder: one live process writes there, and a second one is told who the first is.
+"""The lock of a folder: it admits one live writer, and tells a second one which process holds it.
 
-The lock is the kernel's (flock through filelock on the file ``lock``), so it is gone the moment its holder is, also
-after kill -9; a forked child does not inherit it. The file ``lock.holder`` beside it is only a note for people and
-for waiting: who holds, since the lock itself cannot tell. The note is never trusted to decide anything.
+It is a kernel lock (flock, through filelock, on the file ``lock``), so it ends with its holder, even after ``kill -9``.
+A forked child does not inherit it. The kernel cannot tell who holds the lock, so the file ``lock.holder`` beside it
+names the holder, for messages and for waiting. No decision relies on that file.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LOCK_FILE = "lock"
 HOLDER_FILE = "lock.holder"
 
 _MAX_HOLDER_FILE_BYTES = 64 * 1024
-_POLL_S = 0.1  # how soon a lock that was let go, without its holder's death, is noticed
+_POLL_S = 0.1  # how soon a lock that its live holder released is noticed
 _ENDING_POLL_S = 0.002
-_ENDS_WITHIN_S = 10.0  # a process of 200 GB; one that is stuck in the kernel is not awaited for ever
+_ENDS_WITHIN_S = 10.0  # enough for the kernel to free 200 GB; a process stuck in the kernel is not awaited for longer
 
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """Who wrote the note: ``role`` is its own word for itself, e.g. "scheduler" or "worker 3"."""
+    """The process that wrote the note; ``role`` is its description of itself, e.g. "scheduler" or "worker 3"."""
 
     identity: ProcessIdentity
     host: str
@@ -47,12 +47,12 @@ class LockHolder:
 
     @classmethod
     def this_process(cls, role: str) -> LockHolder:
-        """This process under this word for itself."""
+        """Describe the current process under this role."""
         return cls(ProcessIdentity.current(), socket.gethostname(), role)
 
     @classmethod
     def read(cls, path: Path, doing: str) -> LockHolder | None:
-        """Whose note lies at ``path``; none where there is none, or another's file."""
+        """Return the holder named at ``path``, or None if there is no file or it is not such a note."""
         with durable.disk_errors(path, doing):
             try:
                 with os.fdopen(durable.open_regular(path), "rb") as file:
@@ -64,34 +64,34 @@ class LockHolder:
             identity = ProcessIdentity.from_line(f"{fields['pid']} {fields['started_at']}")
             return cls(identity, str(fields["host"]), str(fields["role"]))
         except (ValueError, KeyError, TypeError):
-            return None  # not our note: the lock still decides, only its holder stays nameless
+            return None  # not our note; the lock still decides, only its holder is unknown
 
     def note(self) -> bytes:
-        """What :meth:`read` reads back."""
+        """Return the bytes that :meth:`read` decodes."""
         identity = self.identity
         fields = {"pid": identity.pid, "started_at": identity.started_at, "host": self.host, "role": self.role}
         return (json.dumps(fields) + "\n").encode()
 
     def is_on_this_host(self) -> bool:
-        """Whether its pid means anything here."""
+        """Whether the holder's pid is valid on this host."""
         return self.host == socket.gethostname()
 
     def is_ending(self) -> bool:
-        """Whether it was killed or exits on this host, and may not have let go of everything yet."""
+        """Whether it was killed or is exiting on this host, and may still hold resources."""
         return self.is_on_this_host() and self.identity.is_ending()
 
     def is_gone(self) -> bool:
-        """Whether it is certain that this process has ended; of another host's that is never certain."""
+        """Whether the process has certainly ended; always false for another host's process."""
         return self.is_on_this_host() and not self.identity.is_alive()
 
 
 def read_holder(directory: Path) -> LockHolder | None:
-    """The last process that locked the folder and did not let go by itself; it may be dead. None without a note."""
-    return LockHolder.read(directory / HOLDER_FILE, "reading who holds the folder's lock")
+    """Return the last holder that did not release the folder's lock, possibly dead, or None without a note."""
+    return LockHolder.read(directory / HOLDER_FILE, "reading the folder's lock holder")
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether a live process, on whatever host, holds the folder's lock; nothing there is changed."""
+    """Return whether a live process on any host holds the folder's lock; changes nothing."""
     try:
         descriptor = durable.open_regular(directory / LOCK_FILE)
     except OSError:
@@ -106,15 +106,15 @@ def is_locked(directory: Path) -> bool:
 
 
 class DirectoryLock:
-    """An exclusive lock of one directory, for its live writer; also a context manager around :meth:`acquire`.
+    """An exclusive lock of one directory for its live writer; also a context manager around :meth:`acquire`.
 
     Args:
-        directory: made, with its parents, where it is missing.
-        role: what the next one is told about this process, e.g. "scheduler" or "worker 3".
-        is_needed: else a file system that knows no locks is put up with; something else tells two writers apart.
+        directory: created, with its parents, if missing.
+        role: how other processes are told about this one, e.g. "scheduler" or "worker 3".
+        is_needed: if false, a file system without locks is accepted, because something else tells two writers apart.
 
     Attributes:
-        is_unknown_here: the file system knows no locks, so none is held.
+        is_unknown_here: the file system has no locks, so none is held.
     """
 
     def __init__(self, directory: Path, role: str, *, is_needed: bool = True) -> None:
@@ -122,8 +122,8 @@ class DirectoryLock:
         self.role = role
         self._is_needed = is_needed
         self.is_unknown_here = False
-        # thread_local: the lock belongs to the process, whichever thread took it. No soft fallback: a lock that is a
-        # file's existence would survive kill -9.
+        # The lock belongs to the process, whichever thread took it (thread_local). No soft fallback: a lock that
+        # consists of a file's existence would survive kill -9.
         self._lock = self._new_lock()
         self._descriptor = -1
 
@@ -138,13 +138,13 @@ class DirectoryLock:
 
     @property
     def descriptor(self) -> int:
-        """Of the held lock, for a child process that works in this one's name.
+        """The descriptor of the held lock, for a child process that writes on behalf of this one.
 
-        A process that inherits it keeps the folder locked after this one's death, until its own; :meth:`release` here
-        frees the folder in any case, so whoever calls it has seen that child end.
+        A process that inherits it keeps the folder locked until it ends, even after this process died. :meth:`release`
+        here frees the folder in any case, so call it only after the child has ended.
         """
         if not self.is_held:
-            raise LockedError(f"{self.directory}: this lock is not held here; acquire it before it is passed on")
+            raise LockedError(f"{self.directory}: this lock is not held here; acquire it before passing it on")
         return self._descriptor
 
     def _borrow(self, descriptor: int) -> None:
@@ -156,11 +156,11 @@ class DirectoryLock:
         return self._lock.is_locked
 
     def acquire(self, wait_s: float = 0.0, on_wait: Callable[[str], None] | None = None) -> None:
-        """Take the lock, waiting at most ``wait_s`` for its holder to die or to let go.
+        """Take the lock; wait at most ``wait_s`` for its holder to die or release it.
 
         Args:
-            wait_s: 0 means one attempt; a holder that the kernel is taking down is awaited in any case.
-            on_wait: told whom it waits for: once, and again whenever that changes.
+            wait_s: 0 means one attempt. A holder that the kernel is ending is awaited in any case.
+            on_wait: called with a sentence about the holder, first and whenever that changes.
 
         Raises:
             LockedError: another process, or another lock object of this one, holds it; the message names it.
@@ -176,8 +176,8 @@ class DirectoryLock:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 if is_last or left_s < -_ENDS_WITHIN_S:
-                    raise LockedError(f"{text}; end that process first, or choose another folder")
-                is_last = holder is None or not holder.is_ending()  # it may just have ended: one more attempt
+                    raise LockedError(f"{text}. Fix: end that process, or choose another folder")
+                is_last = holder is None or not holder.is_ending()  # it may have just ended, so make one more attempt
                 time.sleep(0 if is_last else _ENDING_POLL_S)
                 continue
             if on_wait is not None and text != said:
@@ -186,7 +186,7 @@ class DirectoryLock:
             _pause(holder, min(_POLL_S, left_s))
 
     def renew(self) -> None:
-        """Take the lock again if its file was removed: a lock of a file without a name keeps nobody out.
+        """Take the lock again if its file was removed; a lock on an unlinked file excludes no process.
 
         Raises:
             LockedError: another process has locked the folder since; the old lock is still held.
@@ -201,21 +201,21 @@ class DirectoryLock:
         self._write_note()
 
     def _is_file_there(self) -> bool:
-        with durable.disk_errors(self.directory / LOCK_FILE, "looking at the folder's lock"):
+        with durable.disk_errors(self.directory / LOCK_FILE, "checking the folder's lock"):
             try:
                 return os.path.samestat(os.fstat(self._descriptor), (self.directory / LOCK_FILE).stat())
             except FileNotFoundError:
                 return False
 
     def release(self) -> None:
-        """Let go; does nothing if the lock is not held."""
+        """Release the lock; does nothing if it is not held."""
         if self.is_held:
             try:
                 if self._is_note_ours():
                     with durable.disk_errors(self.directory / HOLDER_FILE, "removing the lock's note"):
                         (self.directory / HOLDER_FILE).unlink(missing_ok=True)
             finally:
-                with durable.disk_errors(self.directory / LOCK_FILE, "letting go of the lock"):
+                with durable.disk_errors(self.directory / LOCK_FILE, "releasing the lock"):
                     self._lock.release()
 
     def __enter__(self) -> DirectoryLock:
@@ -241,7 +241,7 @@ class DirectoryLock:
                     self._write_note()
                     return True
                 raise StoreError(
-                    f"{self.directory}: its file system knows no locks, so two writers could not be told apart; "
+                    f"{self.directory}: its file system has no locks, so two writers could write at once. Fix: "
                     "choose a folder on a local disk"
                 ) from error
         try:
@@ -255,21 +255,21 @@ class DirectoryLock:
         durable.replace_note(self.directory / HOLDER_FILE, LockHolder.this_process(self.role).note())
 
     def _is_note_ours(self) -> bool:
-        """Whether nobody else has written its own: where a lock was lost, its next holder may be at work."""
+        """Whether the note is missing or names this process; a lock that was lost may have a new holder."""
         return read_holder(self.directory) in (None, LockHolder.this_process(self.role))
 
     def _held_by(self, holder: LockHolder | None) -> str:
         if holder is None:
-            return f"{self.directory}: locked by a process that has not left its name"
+            return f"{self.directory}: locked by an unknown process"
         if holder.is_gone():
-            return f"{self.directory}: locked, though {holder}, the last to leave its name, is gone"
+            return f"{self.directory}: locked, although {holder}, its last known holder, is gone"
         if holder.is_on_this_host() and holder.identity.pid == os.getpid():
             return f"{self.directory}: locked by this process itself, as {holder}"
         return f"{self.directory}: locked by {holder}"
 
 
 def _pause(holder: LockHolder | None, at_most_s: float) -> None:
-    """Wait for the holder's death where the kernel tells of it, for a moment otherwise."""
+    """Wait for the holder's exit if it can be watched, for ``at_most_s`` otherwise."""
     if holder is not None and holder.is_on_this_host() and holder.identity.is_alive():
         holder.identity.wait_for_exit(at_most_s)
     else:

@@ -1,9 +1,11 @@
-"""The marker that says which job a folder belongs to, so that no job ever reads or writes another one's.
+"""The marker that binds a folder to a job, so that no job reads or writes another job's folder.
 
-A journal, checkpoint or log folder carries one small file, ``owner.json``, written once. Whether the job is running or
-finished is not said here (that is the journal's and the lock's business). The one idea: claiming is creating the file
-exclusively, so of two jobs that want an empty folder at the same moment exactly one gets it. An empty file is what a
-machine leaves that went off before a claim was durable: nobody's, because nothing is saved before that.
+Each journal, checkpoint or log folder has one small file, ``owner.json``, written once. To claim a folder is to create
+this file exclusively, so exactly one of two jobs that claim an empty folder at the same moment gets it. An empty file
+is left if the machine lost power before the claim was durable. It counts as unclaimed, because nothing is saved in a
+folder before its claim is durable.
+
+The marker does not tell whether the job is running or finished; see the journal and the lock.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ MAX_OWNER_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FolderOwner:
-    """The job a folder belongs to: its id, and its name for people."""
+    """The job that a folder belongs to: its id, and its name for people."""
 
     job: str
     job_name: str
@@ -37,15 +39,16 @@ class FolderOwner:
 
 
 def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True) -> None:
-    """Create the folder where it is missing and mark it as the job's; again by the same job changes nothing.
+    """Create the folder if missing and mark it as the job's; idempotent for the same job.
 
     Args:
-        directory: of a journal, of one rank's checkpoints, of logs.
-        job, job_name: whose it becomes.
-        sync: False leaves it to :func:`make_claim_durable`, which must then come before anything is saved there.
+        directory: of a journal, of one rank's checkpoints, or of logs.
+        job: id of the job that claims the folder.
+        job_name: its name, for people.
+        sync: if false, call :func:`make_claim_durable` before anything is saved there.
 
     Raises:
-        ForeignFolderError: it is another job's.
+        ForeignFolderError: it belongs to another job.
     """
     durable.make_directory(directory, sync=sync)
     claimant = FolderOwner(job, job_name)
@@ -57,15 +60,15 @@ def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True)
     owner = read_owner(directory)
     if owner is None or owner.job != claimant.job:
         raise ForeignFolderError(
-            f"{directory}: belongs to {owner or 'nobody'}, this is {claimant}; "
-            f"`{spelled('run', '--fresh')}` moves that folder aside and starts anew, or choose another folder"
+            f"{directory}: belongs to {owner or 'no job'}, this is {claimant}. Fix: "
+            f"`{spelled('run', '--fresh')}` moves that folder aside and starts a new job, or choose another folder"
         )
     if sync and not made:
-        make_claim_durable(directory)  # whoever made it may have been killed before it was
+        make_claim_durable(directory)  # its creator may have been killed before syncing it
 
 
 def make_claim_durable(directory: Path) -> None:
-    """What :func:`claim_folder` did with ``sync=False`` outlives the machine's power: the folder, and whose it is."""
+    """Make a claim by :func:`claim_folder` with ``sync=False`` durable: the folder and its marker."""
     with durable.disk_errors(directory / OWNER_FILE, "making the claim durable"):
         descriptor = durable.open_regular(directory / OWNER_FILE)
         try:
@@ -73,12 +76,12 @@ def make_claim_durable(directory: Path) -> None:
         finally:
             os.close(descriptor)
     durable.fsync_dir(directory)
-    for folder in (directory, directory.parent):  # a rank's, and the job's
+    for folder in (directory, directory.parent):  # the rank's folder and the job's
         durable.sync_entry(folder)
 
 
 def read_owner(directory: Path) -> FolderOwner | None:
-    """The job that claimed the folder; none where nobody did, or there is no such folder."""
+    """Return the job that claimed the folder; None if it is unclaimed or does not exist."""
     path = directory / OWNER_FILE
     with durable.disk_errors(path, "reading the folder's owner"):
         try:
@@ -90,31 +93,31 @@ def read_owner(directory: Path) -> FolderOwner | None:
 
 
 def owner_in(data: bytes, where: str, fix: str) -> FolderOwner | None:
-    """The job that these bytes name; none where there are none.
+    """Return the job that the bytes of an owner file name; None if there are no bytes.
 
     Args:
-        data: what the owner file holds.
-        where: its place, for the error.
-        fix: what to do where it is damaged.
+        data: content of the owner file.
+        where: its path or URL, for the error.
+        fix: what to do if it is damaged.
 
     Raises:
-        StoreError: they name nobody.
+        StoreError: they name no job.
     """
     if not data:
         return None
     try:
         return decode_owner(data)
     except ValueError as error:
-        raise StoreError(f"{where}: does not say whose folder this is: {error}; {fix}") from None
+        raise StoreError(f"{where}: names no job as the folder's owner: {error}. Fix: {fix}") from None
 
 
 def encode_owner(owner: FolderOwner) -> bytes:
-    """The marker's content."""
+    """Return the marker's content."""
     return (json.dumps(asdict(owner)) + "\n").encode()
 
 
 def decode_owner(data: bytes) -> FolderOwner:
-    """The job that a marker's content names; :class:`ValueError` where it names none."""
+    """Return the job that a marker's content names; raises :class:`ValueError` if it names none."""
     if len(data) > MAX_OWNER_BYTES:
         raise ValueError(f"more than {MAX_OWNER_BYTES} bytes")
     fields = strict_json.loads(data)
@@ -127,7 +130,7 @@ TOKEN_FILE = "launcher.token"
 
 
 def make_token(log_dir: Path) -> None:
-    """A new token, of this user alone (0600), in place of any older one: before the job's scheduler begins.
+    """Replace the launcher's token by a new one (mode 0600); call this before the job's scheduler starts.
 
     Raises:
         StoreError: it cannot be written there.
@@ -137,10 +140,10 @@ def make_token(log_dir: Path) -> None:
 
 
 def read_token(log_dir: Path) -> bytes:
-    """The token; empty where no launcher has left one.
+    """Return the launcher's token; empty if there is none.
 
     Raises:
-        StoreError: the file is none of this user's own, or holds something else.
+        StoreError: the file does not belong to this user, or holds something else.
     """
     path = log_dir / TOKEN_FILE
     private.check_folder(log_dir)

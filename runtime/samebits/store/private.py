@@ -1,8 +1,8 @@
-"""Folders and files that decide what this user runs and signals: only what is this user's own is believed.
+"""Open files that decide what this user runs and signals, and refuse those of other users.
 
-Opening and checking live here; what is in the files is their readers'. The one idea: a file in a folder that others may
-write may be anybody's, so a name is opened without following a link, and owner and mode are asked of the descriptor.
-What this user's folders hold that others may read does no harm; what others may write is refused.
+A file in a folder that others can write to may be anyone's. So a name is opened without following a link, and owner and
+mode are checked on the open descriptor. Files that others can read are accepted; files that others can write are
+refused.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
-    """Whether files in this folder may be believed; a folder that is not there is nobody's, and passes.
+    """Refuse a folder whose files cannot be trusted; a missing folder passes.
 
-    ``variable`` names another one.
+    Args:
+        path: the folder.
+        variable: the setting that names it, for the fix.
 
     Raises:
-        StoreError: it is no folder, another user's, or one that others may write.
+        StoreError: it is not a folder, belongs to another user, or is writable by others.
     """
     other = f"export {variable}=<a folder of your own>"
-    with durable.disk_errors(path, "looking at the folder"):
+    with durable.disk_errors(path, "checking the folder"):
         try:
             link, found = path.lstat(), path.stat()
         except FileNotFoundError:
@@ -37,30 +39,32 @@ def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
                 return
             raise
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
-        raise StoreError(f"{path}: a link of {user(link.st_uid)}, which is not followed. Fix: remove it, or {other}")
+        raise StoreError(
+            f"{path}: a link that belongs to {user(link.st_uid)}, which is not followed. Fix: remove it, or {other}"
+        )
     if not stat.S_ISDIR(found.st_mode):
         raise StoreError(f"{path}: expected a folder. Fix: move it away, or {other}")
-    _require_own(path, found, f"call this as that user, or {other}")
+    _require_own(path, found, f"run this as that user, or {other}")
     if found.st_mode & _OTHERS_MAY_WRITE:
         raise StoreError(
-            f"{path}: others may write in it (mode {stat.S_IMODE(found.st_mode):04o}), so what lies there may be "
-            f"anybody's; expected a folder that only {user(os.geteuid())} writes. Fix: look at what is in it, then "
+            f"{path}: others may write in it (mode {stat.S_IMODE(found.st_mode):04o}), so files in it may be "
+            f"anyone's; expected a folder that only {user(os.geteuid())} can write. Fix: check its content, then "
             f"chmod go-w {path}"
         )
 
 
 def make_folder(path: Path, variable: str = "LOG_DIR") -> None:
-    """Create the folder, this user's alone, where it is missing; then :func:`check_folder`."""
+    """Create the folder for this user alone if it is missing, and check it with :func:`check_folder`."""
     check_folder(path, variable)
     durable.make_directory(path)
     check_folder(path, variable)
 
 
 def read(path: Path, limit: int) -> bytes | None:
-    """The first ``limit`` bytes of a file of this user's; None where there is none.
+    """Return the first ``limit`` bytes of a file of this user; None if it does not exist.
 
     Raises:
-        StoreError: it is a link, no file, another user's, or one that others may write.
+        StoreError: it is a link or not a regular file, belongs to another user, or is writable by others.
     """
     descriptor = _open(path, os.O_RDONLY)
     if descriptor is None:
@@ -69,18 +73,20 @@ def read(path: Path, limit: int) -> bytes | None:
         found = os.fstat(descriptor)
         if found.st_mode & _OTHERS_MAY_WRITE:
             raise StoreError(
-                f"{path}: others may write it (mode {stat.S_IMODE(found.st_mode):04o}), so it may say anything. "
-                f"Fix: look at what is in it, then chmod go-w {path}"
+                f"{path}: others may write it (mode {stat.S_IMODE(found.st_mode):04o}), so its content is not "
+                f"trusted. Fix: check its content, then chmod go-w {path}"
             )
         with durable.disk_errors(path, "reading the file"):
             return file.read(limit)
 
 
 def open_to_append(path: Path) -> int:
-    """A descriptor that appends to a file of this user's, made (0600) where it is missing; the caller closes it.
+    """Open a file of this user for appending; the caller closes the descriptor.
+
+    It is created with mode 0600 if it is missing.
 
     Raises:
-        StoreError: it is a link, no file, or another user's.
+        StoreError: it is a link or not a regular file, or belongs to another user.
     """
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     assert descriptor is not None
@@ -88,14 +94,15 @@ def open_to_append(path: Path) -> int:
 
 
 def user(uid: int) -> str:
-    """A user's name, for people."""
+    """Return a user's name, or ``user 1234`` if it has none."""
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(uid).pw_name
     return f"user {uid}"
 
 
 def _open(path: Path, flags: int) -> int | None:
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # whoever opens a pipe that somebody left does not wait
+    # O_NONBLOCK: opening a fifo that another user left must not wait
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with durable.disk_errors(path, "opening the file"):
         try:
             descriptor = os.open(path, flags, durable.FILE_MODE)
@@ -111,7 +118,7 @@ def _open(path: Path, flags: int) -> int | None:
     try:
         if not stat.S_ISREG(found.st_mode):
             raise StoreError(f"{path}: expected a file. Fix: remove it")
-        _require_own(path, found, "remove it, or call this as that user")
+        _require_own(path, found, "remove it, or run this as that user")
     except StoreError:
         os.close(descriptor)
         raise
@@ -121,6 +128,6 @@ def _open(path: Path, flags: int) -> int | None:
 def _require_own(path: Path, found: os.stat_result, fix: str) -> None:
     if found.st_uid != os.geteuid():
         raise StoreError(
-            f"{path}: belongs to {user(found.st_uid)}, and this is {user(os.geteuid())}: what another user left is not "
-            f"believed. Fix: {fix}"
+            f"{path}: belongs to {user(found.st_uid)}, and this is {user(os.geteuid())}; other users' files are not "
+            f"trusted. Fix: {fix}"
         )

@@ -1,9 +1,10 @@
-"""PROBE_FILE: what a process of a job says of itself to whoever keeps it running, and how that is judged.
+"""PROBE_FILE: the state that a process of a job writes for a container runtime, and its verdict.
 
-One line, written anew every second: ``<pid> <start time> <state> <milliseconds>``, the last by the clock that all
-processes of a machine share (``time.monotonic``). Here live its form and its judgement; who writes is
-``service.probe_beat``, who asks is ``samebits probe``. The one idea: nobody but the process itself is asked, so a
-liveness probe never restarts a worker because its scheduler is away.
+The file has one line, replaced every second: ``<pid> <start time> <state> <milliseconds>``. The time is on the clock
+that all processes of a machine share (``time.monotonic``). ``service.probe_beat`` writes it and ``samebits probe``
+reads it.
+
+Only the process itself is asked. So a liveness probe never restarts a worker because its scheduler is away.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from samebits.store import durable, private
 from samebits.store.process_identity import ProcessIdentity
 
 SILENT_S = 60.0
-"""Of silence after which a process that lives is taken for stuck: it stands still, or C code holds the interpreter."""
+"""After this many seconds of silence, a live process counts as stuck: it is stopped, or C code holds the GIL."""
 _MAX_BYTES = 256
 _MOST_DIGITS = 18
 
@@ -25,21 +26,21 @@ _MOST_DIGITS = 18
 class State(enum.Enum):
     """How far the process has come."""
 
-    WAITING = "waiting"  # for its seat, or, a scheduler, for its journal and its port
+    WAITING = "waiting"  # for its seat; a scheduler: for its journal and its port
     READY = "ready"  # it has a seat, or serves
-    ENDED = "ended"  # by itself; its exit status says how
+    ENDED = "ended"  # by itself; its exit status tells how
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeNote:
-    """What one process said last; ``at_s`` by the machine's monotonic clock."""
+    """The newest state that a process reported; ``at_s`` is on the machine's monotonic clock."""
 
     identity: ProcessIdentity
     state: State
     at_s: float
 
     def write(self, path: Path) -> None:
-        """Replace what the file said.
+        """Replace the file's content.
 
         Raises:
             StoreError: the file cannot be written.
@@ -50,10 +51,10 @@ class ProbeNote:
 
 
 def read(path: Path) -> ProbeNote | None:
-    """What the file says; None where there is none yet.
+    """Return the note in the file; None if there is none yet.
 
     Raises:
-        StoreError: it is no such note, or not this user's own.
+        StoreError: it is not such a note, or belongs to another user.
     """
     data = private.read(path, _MAX_BYTES)
     if data is None:
@@ -66,34 +67,34 @@ def read(path: Path) -> ProbeNote | None:
         return ProbeNote(identity, State(state), int(at_ms) / 1000)
     except (UnicodeDecodeError, ValueError):
         raise StoreError(
-            f"PROBE_FILE={path}: expected what a process of a job writes there. Fix: remove it, or set PROBE_FILE to a "
-            "file that nobody else writes"
+            f"PROBE_FILE={path}: expected the state that a process of a job writes there. Fix: remove it, or set "
+            "PROBE_FILE to a file that no other program writes"
         ) from None
 
 
 def is_alive(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, str]:
-    """Whether the process need not be started again, and why, in a sentence.
+    """Return whether the process needs no restart, and why, in a sentence.
 
     Args:
-        note: what it said last; None where it has said nothing.
-        lives: whether exactly that process still runs.
+        note: the newest one; None if there is none.
+        lives: whether exactly this process still runs.
         now_s: the machine's monotonic clock.
     """
     if note is None:
-        return False, "no process has written PROBE_FILE yet: it has not come to samebits.init()"
+        return False, "no process has written PROBE_FILE yet: it has not reached samebits.init()"
     who = note.identity
     if note.state is State.ENDED:
-        return True, f"{who} has ended by itself; its exit status says how"
+        return True, f"{who} has ended by itself; see its exit status"
     if not lives:
-        return False, f"{who} is gone and has not said that it ends"
+        return False, f"{who} is gone and did not report its end"
     silent_s = max(0.0, now_s - note.at_s)
     if silent_s > SILENT_S:
-        return False, f"{who} lives, but has been silent for {silent_s:.0f} s; expected a word every second"
+        return False, f"{who} is alive, but was silent for {silent_s:.0f} s; expected a report every second"
     return True, f"{who} is alive"
 
 
 def is_ready(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, str]:
-    """Whether the process has its seat in the job (a scheduler: serves it), and why, in a sentence; as ``is_alive``."""
+    """Return whether the process has its seat, or as a scheduler serves, and why; takes ``is_alive``'s arguments."""
     alive, why = is_alive(note, lives, now_s)
     if not alive or note is None or note.state is State.ENDED:
         return False, why

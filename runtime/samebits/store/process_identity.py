@@ -1,8 +1,8 @@
-"""Which process is meant: a pid together with the time its process started, and the pid files that hold both.
+"""Identify a process by its pid together with its start time, also in pid files.
 
-Only naming and noticing live here; nothing in this package sends a signal. The one idea: a pid alone is reused by the
-kernel, a pid with the start time that ``/proc/<pid>/stat`` reports is not (proc(5), field 22). A zombie has let go of
-every file, lock and socket, so it counts as dead. Off Linux psutil answers the same questions.
+The kernel reuses pids, but no two processes share a pid and the start time that ``/proc/<pid>/stat`` reports (proc(5),
+field 22). A zombie holds no file, lock or socket any more, so it counts as dead. On other systems than Linux, psutil
+provides the same values. Nothing here sends a signal.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _ON_LINUX = sys.platform == "linux"
 _DEAD_STATES = frozenset("ZXx")
 _PF_EXITING = 0x4  # linux/sched.h
 _MAX_PID_FILE_BYTES = 4096
-_MOST_DIGITS = 19  # of a number of 64 bits
+_MOST_DIGITS = 19  # of a 64-bit number
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process, told apart from any later one with the same pid.
+    """One process, distinct from any later one with the same pid.
 
-    ``started_at`` is in clock ticks after boot on Linux and in hundredths of a second since 1970 elsewhere: a value to
-    compare, never to calculate with.
+    ``started_at`` is in clock ticks after boot on Linux and in hundredths of a second since 1970 elsewhere. Compare it;
+    do not calculate with it.
     """
 
     pid: int
@@ -48,39 +48,44 @@ class ProcessIdentity:
 
     @classmethod
     def current(cls) -> ProcessIdentity:
-        """The calling process; read anew each time, so it is right after a fork too."""
+        """Return the calling process; not cached, so it is right after a fork too."""
         identity = cls.of(os.getpid())
         if identity is None:
-            raise StoreError(f"/proc/{os.getpid()}/stat: not readable, so this process cannot be named; mount /proc")
+            raise StoreError(
+                f"/proc/{os.getpid()}/stat: not readable, so this process cannot be identified. Fix: mount /proc"
+            )
         return identity
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The live process that has ``pid`` now; none if there is none or it is a zombie."""
+        """Return the live process with this pid; None if there is none or it is a zombie."""
         started_at = _started_at(pid)
         return None if started_at is None else cls(pid, started_at)
 
     @classmethod
     def of_child(cls, pid: int) -> ProcessIdentity:
-        """This process's child, which nobody has reaped yet: also where it has ended already."""
+        """Return this process's child, which has not been reaped yet but may have ended."""
         stat = _stat_of(pid) if _ON_LINUX else None
         identity = cls.of(pid) if stat is None else cls(pid, stat.started_at)
         return cls(pid, 0) if identity is None else identity
 
     def is_alive(self) -> bool:
-        """Whether exactly this process still runs; a zombie, or another process under its pid, is not it."""
+        """Whether exactly this process still runs, not as a zombie."""
         return _started_at(self.pid) == self.started_at
 
     def is_ending(self) -> bool:
-        """Whether it was killed or exits, and the kernel may not have freed yet what it holds.
+        """Whether it was killed or is exiting, and the kernel may not have freed its resources yet.
 
-        Memory goes first, 40 ms a GB, and locks after it. Known on Linux only; elsewhere always false.
+        Memory is freed first, at 40 ms per GB, then locks. Always false on systems other than Linux.
         """
         stat = _stat_of(self.pid) if _ON_LINUX else None
         return stat is not None and stat.started_at == self.started_at and stat.is_ending
 
     def wait_for_exit(self, timeout_s: float) -> bool:
-        """Block until this process is gone, at most ``timeout_s``; true if it is. Woken by the kernel on Linux."""
+        """Block until this process is gone, for at most ``timeout_s``; return whether it is.
+
+        On Linux the kernel reports the exit; elsewhere it is polled.
+        """
         deadline_s = time.monotonic() + timeout_s
         try:
             watched = os.pidfd_open(self.pid) if _ON_LINUX else None
@@ -89,8 +94,8 @@ class ProcessIdentity:
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EMFILE):
                 raise
-            watched = None  # an old kernel, a sandbox or no descriptor left: look at intervals instead
-        exits = select.poll()  # not select(): a scheduler has more descriptors than that can name
+            watched = None  # an old kernel, a sandbox, or no free descriptor: poll
+        exits = select.poll()  # select() cannot handle a scheduler's many descriptors
         if watched is not None:
             exits.register(watched, select.POLLIN)
         try:
@@ -108,12 +113,12 @@ class ProcessIdentity:
                 os.close(watched)
 
     def to_line(self) -> str:
-        """``"<pid> <started_at>\\n"``: what a pid file holds; the pid comes first, for ``read`` in a shell script."""
+        """Return ``"<pid> <started_at>\\n"``, a pid file's content; pid first, for ``read`` in a shell script."""
         return f"{self.pid} {self.started_at}\n"
 
     @classmethod
     def from_line(cls, line: str) -> ProcessIdentity:
-        """The reverse of :meth:`to_line`; :class:`ValueError` for anything else."""
+        """Parse a line of :meth:`to_line`; raises :class:`ValueError` for anything else."""
         words = line.split()
         are_numbers = all(word.isascii() and word.isdigit() and len(word) <= _MOST_DIGITS for word in words)
         if len(words) != 2 or not are_numbers or int(words[0]) == 0:
@@ -123,21 +128,21 @@ class ProcessIdentity:
 
 @functools.cache
 def host_id() -> str:
-    """``<host name>#<digest>``: equal for two processes only where one's pids mean something to the other.
+    """Return ``<host name>#<digest>``, equal for two processes only if their pids are in one namespace.
 
-    Hosts made from one image share their name, and containers of one host do not share their pids; so boot and pid
-    namespace (pid_namespaces(7)) belong to it.
+    Hosts made from one image share their name, and containers on one host do not share pids. So the digest includes the
+    boot id and the pid namespace (pid_namespaces(7)).
     """
     found = [socket.gethostname()]
     if _ON_LINUX:
-        with contextlib.suppress(OSError):  # without /proc a name must do
+        with contextlib.suppress(OSError):  # without /proc the name must do
             found += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]
     return f"{found[0]}#{hashlib.blake2b(repr(found).encode(), digest_size=4).hexdigest()}"
 
 
 @functools.cache
 def machine_id() -> bytes:
-    """Four bytes, alike in all processes of one machine, those of its containers too; others after it was booted."""
+    """Return four bytes that all processes of a machine share, containers included, until it reboots."""
     found = socket.gethostname()
     if _ON_LINUX:
         with contextlib.suppress(OSError):
@@ -151,10 +156,10 @@ def write_pid_file(path: Path, identity: ProcessIdentity) -> None:
 
 
 def read_pid_file(path: Path) -> ProcessIdentity | None:
-    """The process a pid file names, alive or not; none where there is no file.
+    """Return the process that a pid file names, alive or not; None if there is no file.
 
     Raises:
-        StoreError: it is no pid file, or not this user's own.
+        StoreError: it is not a pid file, or belongs to another user.
     """
     data = private.read(path, _MAX_PID_FILE_BYTES)
     if data is None:
@@ -162,7 +167,7 @@ def read_pid_file(path: Path) -> ProcessIdentity | None:
     try:
         return ProcessIdentity.from_line(data.decode("ascii"))
     except ValueError as error:
-        raise StoreError(f"{path}: not a pid file of ours: {error}; remove it if no such process runs") from None
+        raise StoreError(f"{path}: not a pid file of a job: {error}. Fix: remove it if no such process runs") from None
 
 
 def _started_at(pid: int) -> int | None:
@@ -176,7 +181,7 @@ def _started_at_from_proc(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
-    """What is of use here of ``/proc/<pid>/stat``, which tells of a process by its first thread."""
+    """The fields used of ``/proc/<pid>/stat``, which describes a process by its first thread."""
 
     is_dead: bool
     is_ending: bool
@@ -188,7 +193,7 @@ def _stat_of(pid: int) -> _Stat | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command name, field 2, may itself hold blanks and parentheses: the fields begin after the last ")".
+    # The command name, field 2, may contain blanks and parentheses, so the fields begin after the last ")".
     fields = stat[stat.rindex(b")") + 2 :].split()
     is_dead = fields[0].decode() in _DEAD_STATES
     flags, threads, started_at, pending = (int(fields[number - 3]) for number in (9, 20, 22, 31))
@@ -211,12 +216,12 @@ def _started_at_from_psutil(pid: int) -> int | None:
 
 
 def find_memory(pid: int, name: str, flags: int = os.O_RDONLY) -> int | None:
-    """A descriptor of the memory (memfd_create(2)) that the process calls ``name``; None where it has none for us."""
+    """Open the process's memory (memfd_create(2)) called ``name``; None if it has none that we may open."""
     try:
         if Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
             return None
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # a descriptor that is closed meanwhile
+            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
                 if str(entry.readlink()).startswith(f"/memfd:{name} "):
                     return os.open(entry, flags | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,7 @@
-"""What a training script says of itself, for whoever follows its job: one small file beside the worker's log.
+"""The progress that a training script reports, in one small file beside the worker's log.
 
-Writing and reading of that file live here; when it is written is the state's to decide. The one idea: it is a note, not
-a record: the newest replaces the one before by a rename, nothing waits for the disk, and a reader takes of it what has
-the right shape and drops the rest.
+The newest report replaces the last one by a rename, without any sync, because it is only shown. A reader drops whatever
+does not have the right shape.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class ProgressReport:
 
     Attributes:
         step: completed steps when it was made.
-        total_steps: how many there will be; None where the script has not said.
+        total_steps: planned steps; None if the script has not reported them.
         values: by name, in the order they were given; the first is usually the loss.
     """
 
@@ -38,16 +37,16 @@ class ProgressReport:
 
 
 _NOT_FINITE = {str(value): value for value in (math.nan, math.inf, -math.inf)}
-"""How JSON, which has no such numbers, holds them."""
+"""How they are stored, since JSON has no such numbers."""
 
 
 def report_file(log_dir: Path, node: str) -> Path:
-    """Where the worker of this node id writes."""
+    """Return the path of the report of the worker with this node id."""
     return log_dir / f"worker_{node}.report"
 
 
 def write_report(log_dir: Path, node: str, report: ProgressReport) -> None:
-    """Replace the note.
+    """Replace the report.
 
     Raises:
         StoreError: the disk refuses.
@@ -58,7 +57,7 @@ def write_report(log_dir: Path, node: str, report: ProgressReport) -> None:
 
 
 def read_report(log_dir: Path, node: str) -> ProgressReport | None:
-    """The newest note; None where there is none, or it is not ours."""
+    """Return the newest report; None if there is none, or the file is not a report of this user."""
     try:
         data = private.read(report_file(log_dir, node), _MAX_FILE_BYTES)
     except StoreError:
@@ -81,5 +80,5 @@ def read_report(log_dir: Path, node: str) -> ProgressReport | None:
 
 
 def is_name(name: object) -> bool:
-    """Whether a value may be called so: short, and nothing that moves a cursor."""
+    """Whether it can name a value: short, and printable, so that it cannot move a cursor."""
     return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()

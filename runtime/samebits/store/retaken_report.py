@@ -16,10 +16,10 @@ _FILE = "check.json"
 
 
 class RetakenReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a check has found so far.
+    """The findings of a check so far.
 
     Attributes:
-        equal: the steps that came out with the same bits each time.
+        equal: the steps that had the same bits each time.
         skipped: why steps were not compared, one sentence each.
         named: the sentence about values that changed outside the state; "" if there are none.
         failure: the sentence about the step that came out different; "" if there is none.

@@ -1,17 +1,16 @@
-"""The step log of one rank: what every step was about to use, on disk before the step was taken.
+"""The step log of one rank: the inputs of every step, on disk before the step is taken.
 
 ::
 
-    <root>/<slot>/steps/00000003_from_step_0000000801      a segment: a file in ``journal_format``
-    <root>/<slot>/steps/{lock,lock.holder}                  one live writer
+  <root>/<slot>/steps/00000003_from_step_0000000801      a segment: a file in ``journal_format``
+  <root>/<slot>/steps/{lock,lock.holder}                  one live writer
 
-Files live here; what an entry says is ``step_record``'s, and what is done about a difference the training's. The one
-idea: a segment is only ever appended to, one entry a batch with a hash and an fsync of its own, and only by the process
-that began it. So every segment may end torn, a torn end is a step that was never taken and is cut off, and a log is
-kept short by removing whole segments that no kept point can need again.
+Only the process that began a segment appends to it, one entry per batch with a hash and an fsync of its own. So any
+segment may end torn. A torn end belongs to a step that was never taken, and is cut off. To keep the log short, whole
+segments are removed once no kept restore point can need them.
 
-The log is evidence, no memory: where it is damaged its records up to there are used, the damage is told, and training
-goes on. Only another job's log is refused.
+The log is evidence; recovery does not need it. If it is damaged, the records before the damage are used, the damage is
+reported, and training continues. Only another job's log is refused. ``step_record`` defines the entries.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _TEMPORARY_NAME = re.compile(r"\.\d{8,}_from_step_\d{10,}\.tmp-", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file, as it was read: its entries up to ``end``, and what is wrong with it behind that."""
+    """One file as it was read: its entries up to ``end``, and what is wrong with the bytes after it."""
 
     path: Path
     header: LogHeader | None
@@ -50,13 +49,13 @@ class Segment:
 
     @property
     def last_step(self) -> int:
-        """The greatest step it holds a record of."""
+        """The greatest step that it holds a record of."""
         return max((entry.step for entry in self.entries if isinstance(entry, StepRecord)), default=0)
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A segment in the folder, as far as it matters when it may go."""
+    """What pruning needs to know of a segment."""
 
     path: Path
     last_step: int
@@ -65,7 +64,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class FoundLog:
-    """What a reader without the lock finds."""
+    """The content of a log that is read without the lock."""
 
     header: LogHeader | None
     history: History
@@ -73,9 +72,9 @@ class FoundLog:
 
 
 def read_step_log(directory: Path, *, after_step: int = 0) -> FoundLog | None:
-    """Read the log in a rank's folder (``<root>/<slot>``) without changing anything; none where there is none.
+    """Read the log in a rank's folder (``<root>/<slot>``) without changes; None if there is none.
 
-    A writer may be at work: a record that is being written looks like a torn end, and is left out.
+    A record that is being written looks like a torn end, and is left out.
 
     Raises:
         StoreError: the disk refuses.
@@ -89,11 +88,11 @@ def read_step_log(directory: Path, *, after_step: int = 0) -> FoundLog | None:
 
 
 class StepLogWriter:
-    """The log of one slot, opened by the holder of the lock of its folder. One thread uses it.
+    """The log of one slot, opened by the holder of its folder's lock. One thread uses it.
 
     Attributes:
-        problems: what :meth:`open` found damaged, or had to cut off; to be said.
-        last_step: of the newest record there; 0 where there is none.
+        problems: damage that :meth:`open` found or cut off, to be logged.
+        last_step: of the newest record; 0 if there is none.
     """
 
     def __init__(self, directory: Path, header: LogHeader, oldest_step: Callable[[], int] | None = None) -> None:
@@ -104,7 +103,7 @@ class StepLogWriter:
         self._header = header
         self._oldest_step = oldest_step or (lambda: oldest_step_in(directory))
         self._segments: list[_Kept] = []  # the oldest first; the last one is being written
-        self._path: Path | None = None  # of the present one
+        self._path: Path | None = None  # of the current segment
         self._descriptor = -1
         self._nonce = 0
         self._size_bytes = 0
@@ -116,12 +115,12 @@ class StepLogWriter:
 
         Args:
             directory: the rank's folder.
-            header: whose log it is.
-            oldest_step: tells the step of the oldest point that the rank may go back to, 0 where that is not known;
-                None: the points are in that folder.
+            header: the job, slot and node that the log belongs to.
+            oldest_step: returns the step of the oldest point that the rank may go back to, or 0 if that is unknown;
+                None: the points are in this folder.
 
         Raises:
-            ForeignFolderError: it is another job's; nothing was changed.
+            ForeignFolderError: it is another job's log; nothing was changed.
             StoreError: the disk refuses.
         """
         writer = cls(directory, header, oldest_step)
@@ -130,14 +129,14 @@ class StepLogWriter:
         for one in segments:
             if one.header is not None and one.header.job != header.job:
                 raise ForeignFolderError(
-                    f"{one.path}: was written by job {one.header.job}, this is job {header.job}; "
+                    f"{one.path}: was written by job {one.header.job}, this is job {header.job}. Fix: "
                     f"`{spelled('run', '--fresh')}` moves the checkpoint folder aside, or move that file away"
                 )
         writer._take_up(segments)
         return writer
 
     def _take_up(self, segments: Sequence[Segment]) -> None:
-        with durable.disk_errors(self._directory, "removing what a killed writer left"):
+        with durable.disk_errors(self._directory, "removing a killed writer's files"):
             for entry in list(self._directory.iterdir()):
                 if _TEMPORARY_NAME.match(entry.name):
                     entry.unlink()
@@ -145,7 +144,7 @@ class StepLogWriter:
             if one.torn is not None:
                 _cut(one)
                 self.problems.append(
-                    f"{one.path}: from byte {one.end} on a record that a crash interrupted ({one.torn}) was cut off: "
+                    f"{one.path}: a record that a crash interrupted was cut off at byte {one.end} ({one.torn}): "
                     "its step had not begun"
                 )
             if one.problem is not None:
@@ -155,7 +154,7 @@ class StepLogWriter:
         self.last_step = History.of(entry for one in segments for entry in one.entries).last_step
 
     def line_after(self, step: int) -> dict[int, StepRecord]:
-        """The newest record of every later step that is to be compared, read from the disk.
+        """Read the newest comparable record of every later step from the disk.
 
         Raises:
             StoreError: the disk refuses.
@@ -164,11 +163,10 @@ class StepLogWriter:
         return {} if found is None else found.history.line
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Make these entries durable: one write, one fsync, all or none.
+        """Make these entries durable, or none: one write, one fsync.
 
         Raises:
-            StoreError: they are not durable. The next append tries anew, in a new segment where nobody can know what
-                this one holds.
+            StoreError: they are not durable. The next append begins a new segment if this one's content is unknown.
         """
         payloads = [step_record.pack(entry) for entry in entries]
         if self._descriptor < 0 or self._size_bytes >= SEGMENT_BYTES:
@@ -180,7 +178,7 @@ class StepLogWriter:
             self._segments[-1].last_step = max(self._segments[-1].last_step, self.last_step)
 
     def _begin_segment(self, payloads: Sequence[bytes], step: int) -> None:
-        """A new file that holds these entries from the start; what no kept point can need any more goes."""
+        """Begin a file with these entries, and remove segments that no kept point needs any more."""
         self.close()
         nonce = int.from_bytes(os.urandom(8), "little")
         data = journal_format.encode_file([step_record.pack_header(self._header), *payloads], nonce)
@@ -191,32 +189,33 @@ class StepLogWriter:
         with durable.disk_errors(path, "opening the segment"):
             self._descriptor = durable.reopen(path, os.O_APPEND)
         self._path, self._nonce, self._size_bytes = path, nonce, len(data)
-        with contextlib.suppress(StoreError):  # what stays is looked at again with the next segment
+        with contextlib.suppress(StoreError):  # whatever stays is tried again with the next segment
             self._prune()
 
     def _append(self, payloads: Sequence[bytes]) -> None:
         assert self._path is not None, "an open segment has a path"
         if journal_format.body_bytes(payloads) > journal_format.MAX_BODY_BYTES:
-            raise StoreError(f"{self._path}: a record of {journal_format.body_bytes(payloads)} bytes does not fit")
+            raise StoreError(f"{self._path}: a record of {journal_format.body_bytes(payloads)} bytes is too large")
         batch = journal_format.encode_batch(payloads, self._nonce, self._size_bytes)
         with durable.disk_errors(self._path, f"appending {len(batch)} bytes"):
             try:
                 durable.write_all(self._descriptor, batch)
                 os.fsync(self._descriptor)
             except BaseException:
-                # After a failed fsync nobody knows what the disk holds, and another one would lie (fsync(2)).
+                # After a failed fsync the disk's content is unknown, and a second fsync would falsely succeed
+                # (fsync(2)).
                 self._give_up_segment()
                 raise
         self._size_bytes += len(batch)
 
     def _give_up_segment(self) -> None:
-        # The first failure is the one to tell; what cannot be cut off is a torn end, or a record like any other.
+        # Report the first failure; bytes that cannot be cut off are a torn end or a valid record.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, self._size_bytes)
         self.close()
 
     def _prune(self) -> None:
-        """Remove the oldest segments, as long as none of their steps lies behind the oldest point of this rank."""
+        """Remove the oldest segments whose steps all precede the oldest point of this rank."""
         oldest, removed = self._oldest_step(), False
         with durable.disk_errors(self._directory, "removing old segments"):
             while len(self._segments) > 1 and self._bound_of_oldest() <= oldest:
@@ -227,12 +226,12 @@ class StepLogWriter:
             durable.fsync_dir(self._directory)
 
     def _bound_of_oldest(self) -> int:
-        """No step of the oldest segment is later; a damaged one may have held more than can be read of it."""
+        """Return an upper bound of the oldest segment's steps; a damaged one may have held more than is readable."""
         first, second = self._segments[:2]
         return first.last_step if first.is_whole else max(first.last_step, second.last_step)
 
     def close(self) -> None:
-        """Let go of the file; again does nothing."""
+        """Close the file; a second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self._path = -1, None
@@ -249,7 +248,7 @@ def _read_segments(directory: Path) -> Iterator[Segment]:
             try:
                 with os.fdopen(durable.open_regular(path), "rb") as file:
                     data = file.read()
-            except FileNotFoundError:  # its writer has removed it meanwhile
+            except FileNotFoundError:  # its writer removed it meanwhile
                 continue
         yield _decode(path, data, directory.parent.name)
 
@@ -270,10 +269,10 @@ def _decode(path: Path, data: bytes, slot: str) -> Segment:
         header = step_record.unpack_header(payloads[0]) if payloads else None
         entries = [step_record.unpack(payload) for payload in payloads[1:]]
     except StepEntryError as error:
-        return Segment(path, None, [], end, None, f"{path}: {error}; it is passed over")
+        return Segment(path, None, [], end, None, f"{path}: {error}; it is ignored")
     if header is not None and str(header.slot) != slot:
         return Segment(
-            path, header, [], end, None, f"{path}: is the log of slot {header.slot}, not of {slot}; it is passed over"
+            path, header, [], end, None, f"{path}: is the log of slot {header.slot}, not of {slot}; it is ignored"
         )
     if problem is not None:
         problem += f"; the {len(entries)} entries before that are used"
@@ -281,7 +280,7 @@ def _decode(path: Path, data: bytes, slot: str) -> Segment:
 
 
 def _before(data: bytes, offset: int) -> list[bytes]:
-    """The payloads of a damaged file up to the damage."""
+    """Return the payloads of a damaged file before the damage."""
     try:
         return journal_format.decode_file(data[:offset]).payloads
     except JournalFormatError:

@@ -1,9 +1,7 @@
-"""What a step log says of a step, and what the entries of a log come to. Pure: no files here.
+"""The entries of a step log, their bytes, and the comparison of two records of a step. Does no I/O.
 
-Here live the entries, their bytes, how a log is read from its first entry to its last, and in what two records of one
-step differ. Never here: files (``step_log``), tensors, what follows from a difference. The one idea: a record is made
-before its step, so what a loop says of its samples only afterwards comes as an entry of its own and is added; a later
-record of a step takes the place of an earlier one.
+A record is written before its step. Samples that the loop reports only after the step come as an entry of their own and
+are added to it. A later record of a step replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ _MAX_INT = 2**63 - 1
 
 
 class StepEntryError(ValueError):
-    """This payload is no entry of a step log."""
+    """The payload is not an entry of a step log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """Whose log it is: the first payload of every file."""
+    """The job, slot and node that a log belongs to; the first payload of every file."""
 
     job: str
     slot: int
@@ -36,10 +34,11 @@ class LogHeader:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step, as it was about to be taken.
+    """The inputs of one step, recorded just before it is taken.
 
-    ``samples``: this rank's indices; while ``is_complete`` is false more may have followed. ``weights``: hex digest of
-    the parameters before the step; none where it was not computed.
+    Attributes:
+        samples: this rank's indices; while ``is_complete`` is false, more may follow.
+        weights: hex digest of the parameters before the step; None if it was not computed.
     """
 
     step: int
@@ -55,7 +54,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class LateSamples:
-    """Samples of ``step`` that the loop spoke of after the step."""
+    """Samples of ``step`` that the loop reported after the step."""
 
     step: int
     samples: tuple[int, ...]
@@ -63,7 +62,7 @@ class LateSamples:
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """What was logged before of steps above ``step`` is compared no more: from here on they are another line's."""
+    """From here on, earlier records of steps above ``step`` are not compared: training took another course."""
 
     step: int
     reason: str
@@ -83,27 +82,27 @@ class _Kind(IntEnum):
 
 
 def pack_header(header: LogHeader) -> bytes:
-    """The first payload of a file."""
+    """Encode the first payload of a file."""
     return _pack(_Kind.HEADER, VERSION, header.job, header.slot, header.node)
 
 
 def unpack_header(payload: bytes) -> LogHeader:
-    """What :func:`pack_header` packed.
+    """Decode a payload of :func:`pack_header`.
 
     Raises:
-        StepEntryError: it is none, or of another version.
+        StepEntryError: it is not a header, or of another version.
     """
     kind, fields = _unpack(payload)
     if kind is not _Kind.HEADER or not fields or fields[0] != VERSION:
-        raise StepEntryError(f"does not begin as a step log of version {VERSION} does")
+        raise StepEntryError(f"does not begin like a step log of version {VERSION}")
     match fields:
         case [int(), str(job), int(slot), str(node)]:
             return LogHeader(job, slot, node)
-    raise StepEntryError("begins with a header that says too little")
+    raise StepEntryError("begins with an incomplete header")
 
 
 def pack(entry: Entry) -> bytes:
-    """One entry as a payload."""
+    """Encode one entry as a payload."""
     match entry:
         case StepRecord():
             return _pack(
@@ -124,10 +123,10 @@ def pack(entry: Entry) -> bytes:
 
 
 def unpack(payload: bytes) -> Entry:
-    """What :func:`pack` packed.
+    """Decode a payload of :func:`pack`.
 
     Raises:
-        StepEntryError: it is none.
+        StepEntryError: it is not an entry.
     """
     kind, fields = _unpack(payload)
     match kind, fields:
@@ -151,7 +150,7 @@ def unpack(payload: bytes) -> Entry:
                 return LateSamples(step, samples)
         case _Kind.NEW_LINE, [int(step), str(reason)]:
             return NewLine(step, reason)
-    raise StepEntryError("holds an entry that no step log has")
+    raise StepEntryError("holds an unknown entry")
 
 
 def _pack(kind: _Kind, *fields: Any) -> bytes:
@@ -164,7 +163,7 @@ def _unpack(payload: bytes) -> tuple[_Kind, list[Any]]:
         kind, *fields = msgpack.unpackb(payload, use_list=False)
         return _Kind(kind), fields
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise StepEntryError(f"holds what is no entry ({type(error).__name__})") from None
+        raise StepEntryError(f"holds an invalid entry ({type(error).__name__})") from None
 
 
 def _are_ints(samples: tuple[Any, ...]) -> bool:
@@ -176,12 +175,12 @@ def _are_ints(samples: tuple[Any, ...]) -> bool:
 
 @dataclass(slots=True)
 class History:
-    """What a log's entries come to, one after the other.
+    """The state of a log after its entries are applied one after the other.
 
     Attributes:
-        records: every record in the order of the log, steps that were done again among them.
+        records: every record in the order of the log, including steps that were repeated.
         line: the newest record of every step that is still to be compared.
-        last_step: of the newest record, 0 where there is none.
+        last_step: of the newest record, 0 if there is none.
     """
 
     records: list[StepRecord]
@@ -190,14 +189,25 @@ class History:
 
     @classmethod
     def of(cls, entries: Iterable[Entry], *, after_step: int = 0) -> History:
-        """The history of these entries; steps up to ``after_step`` are left out."""
+        """Return the history of these entries; steps up to ``after_step`` are left out.
+
+        D  Return the first difference between two records of a step; None if there is none.
+
+        A value that only one of them has (a digest that was not computed, samples that may have followed) is not a
+        difference.
+
+        Args:
+            one: a record of the step.
+            other: another record of the step.
+            same_rank: False compares two ranks of one world, whose rank and samples are expected to differ.
+        """
         history = cls([], {})
         for entry in entries:
             history.add(entry, after_step=after_step)
         return history
 
     def add(self, entry: Entry, *, after_step: int = 0) -> None:
-        """The log goes on with this entry."""
+        """Apply the next entry of the log."""
         match entry:
             case StepRecord():
                 last = self.records[-1] if self.records else None
@@ -225,7 +235,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """In what two records of a step differ, with both values as texts."""
+    """A value in which two records of a step differ, with both values as texts."""
 
     what: str
     one: str
@@ -233,13 +243,15 @@ class Difference:
 
 
 def difference(one: StepRecord, other: StepRecord, *, same_rank: bool = True) -> Difference | None:
-    """The first thing in which two records of the same step differ; None where they say the same.
+    """Return the first difference between two records of a step; None if there is none.
 
-    What only one of them says (a digest that was not computed, samples that may have followed) is no difference.
+    A value that only one of them has (a digest that was not computed, samples that may have followed) is not a
+    difference.
 
     Args:
-        one, other: records of one step.
-        same_rank: False compares two ranks of one world, whose rank and samples differ as they should.
+        one: a record of the step.
+        other: another record of the step.
+        same_rank: False compares two ranks of one world, whose rank and samples are expected to differ.
     """
     if (one.world_size, one.rank if same_rank else 0) != (other.world_size, other.rank if same_rank else 0):
         return Difference("world", _place(one, same_rank), _place(other, same_rank))

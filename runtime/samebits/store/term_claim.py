@@ -1,27 +1,26 @@
-"""The claim of a term: which scheduler's journal counts, also where a lock is lost and the old one still lives.
+"""The claim of a term: decides which scheduler's journal counts, even if a lock is lost.
 
-Here live the claim's file and the question whether it stands; what a journal does with the answer is ``journal``'s. A
-lock (``DirectoryLock``) keeps a second scheduler out as long as it works, but a shared file system may have none
-(Lustre without flock), or give it to the next one while its holder is stopped or cut off. The one idea: *a new
-scheduler first removes the old one's claim and then reads the journal, and whoever appends looks for its own claim
-after the fsync and before it speaks*. If the claim was still there, the append lies in what the new one will read; if
-it was not, nothing of the append is ever spoken of. No clock is asked.
+A lock (``DirectoryLock``) normally keeps a second scheduler out. But a shared file system may have no locks (Lustre
+without flock), or may give the lock to another process while its holder is stopped or cut off. So a new scheduler first
+removes the old one's claim and then reads the journal; and a scheduler that appends checks its own claim after the
+fsync and before it sends anything. If the claim still exists, the new scheduler will read the append. If it does not,
+nothing in the append is ever sent. No clock is involved.
 
-A claim is a file ``term.N`` with its owner's name, made by exclusive creation. :meth:`TermClaim.take` makes it, looks
-for a higher one (then it is too late, and gives up), and removes all lower ones. Two that claim at the same time cannot
-both go on: whichever is created second is seen by, or sees, the other. No scheduler removes the highest claim, so a
-number is never given twice.
+A claim is a file ``term.N`` with its owner's name, created exclusively. :meth:`TermClaim.take` creates it, gives up if
+there is a higher one, and removes all lower ones. Of two schedulers that claim at the same time, the one whose file is
+created second sees the other or is seen by it, so they cannot both continue. No scheduler removes the highest claim, so
+a number is never given twice.
 
-A person may remove it, with or without the folder. Then its owner claims a higher term in the same way, and looks at
-the journal once more: if there is none, or only its own, nothing was released since that it does not know, and it
-writes the journal anew from memory (``Journal.begin_again``).
+A person may remove the claim, with or without the folder. Its owner then claims a higher term in the same way and looks
+at the journal once more. If there is none, or only its own, no record can have been sent that it does not know, and it
+writes the journal again from memory (``Journal.begin_again``).
 
-Whether it stands is asked by fchmodat(2) on the claim's name in the folder that it was made in, which may be moved
-while a job runs, and is kept open for that. It must not be answered from a cache: an NFS client answers stat(2) and
-open(2) for seconds from remembered attributes (nfs(5), "acregmin"), and may keep changed times to itself under a
-delegation (RFC 9754), but a changed mode is a SETATTR that the server answers, with ESTALE for a file that another
-client has removed (RFC 8881, section 18.30). The file is never kept open: a server may keep what is open. Lustre and
-CephFS revoke what a client remembers of a name before that name is removed.
+The check is fchmodat(2) on the claim's name, relative to a descriptor of the folder, because the folder may be moved
+while a job runs. The answer must not come from a cache. An NFS client answers stat(2) and open(2) for seconds from
+remembered attributes (nfs(5), "acregmin"), and may keep changed times to itself under a delegation (RFC 9754). But a
+changed mode is a SETATTR that the server answers, with ESTALE for a file that another client has removed (RFC 8881,
+section 18.30). The file itself is not kept open, because a server may keep an open file. Lustre and CephFS revoke what
+a client remembers of a name before that name is removed.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _GONE = (errno.ENOENT, errno.ESTALE)
 
 
 def highest_claim(directory: Path) -> int:
-    """The highest term that is claimed in the folder; 0 where none is, or no folder."""
+    """Return the highest term that is claimed in the folder; 0 if there is no claim or no folder."""
     return max(_claims(directory), default=0)
 
 
@@ -53,7 +52,7 @@ class TermClaim:
     """The claim of one scheduler start in one folder.
 
     Attributes:
-        number: the term; higher than every one that was claimed or, by ``floor``, written before.
+        number: the term; higher than all that were claimed or, by ``floor``, written before.
     """
 
     def __init__(self, directory: Path, number: int) -> None:
@@ -67,24 +66,24 @@ class TermClaim:
 
     @classmethod
     def take(cls, directory: Path, role: str, floor: Callable[[], int] = lambda: 0) -> TermClaim:
-        """Claim the next term; from its return on no earlier claim stands.
+        """Claim the next term; once this returns, no earlier claim stands.
 
         Args:
-            directory: made, with its parents, where it is missing.
-            role: what others are told about this process, e.g. "scheduler on port 8000".
-            floor: the highest term that the folder's journal knows of; asked before the claim is made.
+            directory: created, with its parents, if missing.
+            role: how others are told about this process, e.g. "scheduler on port 8000".
+            floor: returns the highest term in the folder's journal; called before the claim is made.
 
         Raises:
-            SupersededError: another one claimed the same term, or a higher one, at the same moment.
-            StoreError: the disk refuses, or the last term is above any that a job can have had.
+            SupersededError: another scheduler claimed the same term, or a higher one, at the same moment.
+            StoreError: the disk refuses, or the last term is higher than any that a job can reach.
         """
         durable.make_directory(directory)
         number = max(floor(), highest_claim(directory)) + 1
         if number > MAX_TERM:
             raise StoreError(
-                f"{directory}: the last term there is {number - 1}, and no scheduler was started so often (at most "
-                f"{MAX_TERM} are counted): another program has left {_path(directory, number - 1).name}, or the "
-                f"journal is damaged. Fix: remove that file; or `{spelled('run', '--fresh')}` moves the folder aside"
+                f"{directory}: the last term there is {number - 1}, and a job can have at most {MAX_TERM} scheduler "
+                f"starts: another program has left {_path(directory, number - 1).name}, or the journal is damaged. "
+                f"Fix: remove that file; or `{spelled('run', '--fresh')}` moves the folder aside"
             )
         claim = cls(directory, number)
         claim._create(LockHolder.this_process(role).note() + os.urandom(16).hex().encode())
@@ -102,21 +101,21 @@ class TermClaim:
 
     @property
     def tag(self) -> str:
-        """What marks this claim's temporary files as nobody else's."""
+        """The part of its temporary files' names that identifies this claim."""
         return f"{self.number}-"
 
     def require(self) -> None:
-        """Return if the claim stands: then everything that was durable before this call is read by who claims later.
+        """Return if the claim stands; any later claimant then reads everything durable before this call.
 
-        One fchmodat(2), for which the module's text has the reason. A person who empties the folder lets another
-        scheduler claim the same number, so the file's content is compared as well.
+        It costs one fchmodat(2); see the module's docstring. After a person emptied the folder, another scheduler may
+        claim the same number, so the file's content is compared as well.
 
         Raises:
             SupersededError: another scheduler has taken it; the message names that one.
             ClaimRemovedError: it is gone, and no scheduler has claimed this term or a later one.
-            StoreError: the disk does not say.
+            StoreError: the disk gives no answer.
         """
-        with durable.disk_errors(self._path, "looking whether this scheduler's claim stands"):
+        with durable.disk_errors(self._path, "checking this scheduler's claim"):
             try:
                 os.chmod(self._path.name, durable.FILE_MODE, dir_fd=self._folder)
                 if self._read() == self._note:
@@ -150,7 +149,7 @@ class TermClaim:
                 durable.write_all(descriptor, note)
                 self._note = note
                 os.fsync(descriptor)
-            except OSError:  # a full disk: nothing was said in this term, and the next start needs no claim of its own
+            except OSError:  # a full disk; nothing was sent in this term, and the next start does not need this claim
                 with contextlib.suppress(OSError):
                     self._path.unlink()
                 raise
@@ -160,14 +159,14 @@ class TermClaim:
 
     def _superseded(self) -> SupersededError:
         number, owner = 0, None
-        with contextlib.suppress(Exception):  # who it is helps, and decides nothing
+        with contextlib.suppress(Exception):  # the name is informational only
             number = highest_claim(self._directory)
             owner = LockHolder.read(_path(self._directory, number), "reading a claim")
         who = str(owner) if owner is not None else "another scheduler"
         why = f"{who} has claimed term {number}" if number else f"{self._path.name} was removed"
         return SupersededError(
-            f"{self._directory}: {why}, so this scheduler, of term {self.number}, has stopped and said nothing of what "
-            "it wrote since. Fix: nothing, the job goes on with the other one; to have its scheduler here again, end "
+            f"{self._directory}: {why}, so this scheduler, of term {self.number}, has stopped and sent nothing that it "
+            "wrote since. Fix: nothing, the job continues with the other one; to run its scheduler here again, end "
             "that one first"
         )
 
@@ -186,7 +185,7 @@ def _claims(directory: Path) -> list[int]:
 
 
 def impossible_claims(directory: Path) -> list[str]:
-    """Return names of files that look like claims of terms that no job can have; they count for nothing."""
+    """Return names of files that look like claims of terms that no job can reach; they are ignored."""
     with durable.disk_errors(directory, "looking for claims"):
         return sorted(name for name in os.listdir(directory) if (_number_in(name) or 0) > MAX_TERM)  # noqa: PTH208
 

@@ -1,4 +1,4 @@
-"""All that imports torch: the process's place in the job, its group, and the state that survives.
+"""Everything that imports torch: the process's place in the job, its group, and the state that survives.
 
-What may be decided without torch is decided in ``core``; what only moves bytes to disk is ``store``'s.
+Decisions that need no torch are in ``core``; code that only moves bytes to disk is in ``store``.
 """

@@ -1,6 +1,6 @@
-"""``samebits.elastic``: a training function that outlives the loss of its peers, in the same process.
+"""``samebits.elastic``: training functions that survive the loss of their peers, in the same process.
 
-The public names, Horovod's where it has one; what a call of :func:`run` goes through is ``session``'s.
+Names that Horovod has too are the same. ``run.elastic_run`` implements a call of :func:`run`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _COPIES = 2
-"""Of the state in memory while steps are taken twice: one commit stays whole while the next is copied."""
+"""Copies of the state in memory while steps are taken twice: one commit stays intact while the next is copied."""
 
 
 def run(
@@ -62,9 +62,9 @@ def run(
 ) -> Callable[Concatenate[AnyState, Parameters], Result | None]:
     """Decorate a training function ``function(state, …)`` so that it survives the loss of any process.
 
-    The function is called anew after every loss and must go on from what ``state`` says. Where training is finished
-    already (this process was started again afterwards) it is not called: the state becomes the final one and the result
-    is None. With ``ENABLE_RECOVERY=0`` it is simply called.
+    The function is called again after every loss and must continue from ``state``. If training has already finished
+    (this process was restarted afterwards), it is not called: the state becomes the final one, and the result is None.
+    With ``ENABLE_RECOVERY=0`` it is simply called.
     """
 
     if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
@@ -130,9 +130,9 @@ _OF_NO_BATCH = (UnboundLocalError, ZeroDivisionError, IndexError)
 
 @contextlib.contextmanager
 def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
-    """Say what is wrong if the function needs a batch behind a loop that had none left.
+    """Explain an error in a function that needs a batch after a loop that had none left.
 
-    A restore point may be the last batch of an epoch, whose end is then done again: no batch is left for its loop.
+    A restore point may be the last batch of an epoch. The end of the epoch is then repeated, and its loop has no batch.
     """
     began_at = state.completed_steps
     try:
@@ -142,9 +142,9 @@ def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
         if epoch is None or state.completed_steps != began_at:
             raise
         raise UsageError(
-            f"{place_of(error)}: {type(error).__name__}: {error}. Training went on here after the last batch of epoch "
-            f"{epoch}, so the loop over the loader had no batch left, and what it sets is not there. Fix: set that "
-            "before the loop, or keep it in the state; the corrected script goes on at this step"
+            f"{place_of(error)}: {type(error).__name__}: {error}. Training resumed here after the last batch of epoch "
+            f"{epoch}, so the loop over the loader had no batch left, and what it sets is missing. Fix: set it before "
+            "the loop, or keep it in the state; the corrected script resumes at this step"
         ) from error
 
 
@@ -174,33 +174,34 @@ def _tell_of_hidden(process: Worker, state: State, findings: list[Finding]) -> N
     text = sentence_of(findings)
     if context.get_rank() == 0:
         log.warn(text)
-    process.agent.report_oddity(state.completed_steps, text)  # in the same words on every rank, so it is told once
+    process.agent.report_anomaly(state.completed_steps, text)  # the same on every rank, so it is logged once
 
 
 def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
-    """Let a job begin with what a directory of ``torch.distributed.checkpoint`` holds, in a world of any size.
+    """Let a job begin with the contents of a ``torch.distributed.checkpoint`` directory, in a world of any size.
 
-    Call it before :func:`run`, on every rank. A job that goes on takes its own restore point instead, so the call may
-    stay in the script. Random numbers and ``completed_steps`` are this job's own: they begin anew. The format has no
-    hashes: damage done to the directory is noticed only where it makes it unreadable.
+    Call it before :func:`run`, on every rank. A job that resumes uses its own restore point instead, so the call may
+    stay in the script. Random numbers and ``completed_steps`` are not loaded. The format has no hashes: damage to the
+    directory is noticed only if it makes it unreadable.
 
     Args:
-        state: with the model built, and sharded where it is to be; sharded tensors are cut from whole ones.
-        path: the directory, of ``samebits ckpt export --format dcp`` or of ``torch.distributed.checkpoint.save`` of
+        state: with the model built and, if intended, sharded; sharded tensors are cut from whole ones.
+        path: a directory from ``samebits ckpt export --format dcp``, or from ``torch.distributed.checkpoint.save`` of
             ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), …}``.
-        names: of the state's values to take from there; all of them where it is None.
+        names: the state's values to load; None: all of them.
 
     Raises:
         UsageError: the training function runs already, or the state has no value of such a name.
-        CheckpointError: the directory cannot be read, holds what only code of its own could read, or lacks a value.
+        CheckpointError: the directory is unreadable, lacks a value, or holds one that cannot be read without its own
+            code.
     """
-    from samebits.training.checkpoint.dcp import load_into  # half a second that nobody else has to wait for
+    from samebits.training.checkpoint.dcp import load_into  # half a second that other callers need not spend
 
     load_into(state, Path(path), names)
 
 
 class _CountingSession:
-    """ENABLE_RECOVERY=0: a commit is remembered by this process alone."""
+    """The session with ENABLE_RECOVERY=0: only this process remembers commits."""
 
     recovers = False
 
@@ -209,14 +210,14 @@ class _CountingSession:
         self._state = state
 
     def before_step(self) -> None:
-        """A rank that cannot recover needs nothing of the others."""
+        """Do nothing: there is no recovery to prepare."""
 
     def save(self) -> None:
         self._agent.step = self._state.completed_steps
         self._state.remember(Point(self._state.completed_steps, 1))
 
     def flush(self) -> None:
-        """Nothing is saved."""
+        """Do nothing: nothing is saved."""
 
     def check(self) -> None:
         self._agent.check()

@@ -1,7 +1,7 @@
-"""What differs between versions of torch inside FSDP2: each difference behind one function, as in ``torch_private``.
+"""FSDP2's internals where they differ between torch versions, each difference behind one function.
 
-Each function says what it relies on; ``tests/training/test_fsdp2_private.py`` probes it. Never here: what is the same
-in all versions that were tried, which ``sharding/regrouping.py`` touches itself.
+Each function names what it relies on; ``tests/training/test_fsdp2_private.py`` probes it. Internals that are the same
+in all tested versions are used directly in ``sharding/regrouping.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 def groups_of(state: Any) -> Sequence[Any]:
-    """The parameter groups of an ``FSDPState``.
+    """Return the parameter groups of an ``FSDPState``.
 
     Relies on ``_fsdp_param_groups``, or before torch 2.12 on ``_fsdp_param_group``: one, or None.
     """
@@ -25,7 +25,7 @@ def groups_of(state: Any) -> Sequence[Any]:
 
 
 def is_part_of_larger_mesh(info: Any) -> bool:
-    """Whether ``fully_shard`` was told to use some dimensions of a mesh, which it can be since torch 2.12.
+    """Return whether ``fully_shard`` was given some dimensions of a mesh, possible since torch 2.12.
 
     Relies on ``FSDPMeshInfo.is_spmd_mesh``.
     """
@@ -33,7 +33,7 @@ def is_part_of_larger_mesh(info: Any) -> bool:
 
 
 def has_reduce_scatter_group(info: Any) -> bool:
-    """Whether gradients are reduced over a group of their own, which they can be since torch 2.13.
+    """Return whether gradients are reduced over a group of their own, possible since torch 2.13.
 
     Relies on ``FSDPMeshInfo.reduce_scatter_process_group``.
     """
@@ -41,10 +41,10 @@ def has_reduce_scatter_group(info: Any) -> bool:
 
 
 def give_mesh_group(mesh: Any, pg: dist.ProcessGroup) -> None:
-    """Have a mesh of one dimension find this group from now on.
+    """Make a mesh of one dimension use this group from now on.
 
-    Relies on ``DeviceMesh._dim_group_names``, and on the mesh's own note of its groups, ``_pg_registry``, which it has
-    since torch 2.11.
+    Relies on ``DeviceMesh._dim_group_names``, and on ``_pg_registry``, the mesh's own dictionary of groups since torch
+    2.11.
     """
     mesh._dim_group_names = [pg.group_name]
     if hasattr(mesh, "_pg_registry"):
@@ -52,15 +52,15 @@ def give_mesh_group(mesh: Any, pg: dist.ProcessGroup) -> None:
 
 
 def groups_held_by(mesh: Any) -> object:
-    """What of a mesh keeps its groups alive. Relies on ``DeviceMesh._pg_registry``; before torch 2.11 nothing does."""
+    """Return what keeps a mesh's groups alive. Relies on ``DeviceMesh._pg_registry``; None before torch 2.11."""
     return getattr(mesh, "_pg_registry", None)
 
 
 def cut_parameter(param: Any, whole: nn.Parameter) -> None:
-    """Have an ``FSDPParam`` make its ``sharded_param`` from a whole parameter, on the mesh that it has now.
+    """Make an ``FSDPParam`` create its ``sharded_param`` from a whole parameter, on its current mesh.
 
-    Relies on ``_init_sharded_param``, which is given the mesh since torch 2.12, and then gives the parameter a new
-    ``_orig_param_uid``; since torch 2.15 it reads the parameter's ``grad_dtype``.
+    Relies on ``_init_sharded_param``, which takes the mesh since torch 2.12 and then assigns a new ``_orig_param_uid``;
+    since torch 2.15 it reads the parameter's ``grad_dtype``.
     """
     if getattr(param, "_has_sharded_grad_dtype_override", False):
         whole.grad_dtype = param.sharded_grad_dtype
@@ -72,10 +72,10 @@ def cut_parameter(param: Any, whole: nn.Parameter) -> None:
 
 
 def drop_gradients(param: Any) -> None:
-    """An ``FSDPParam`` holds no gradient any longer, reduced or not.
+    """Remove all gradients of an ``FSDPParam``, reduced or not.
 
-    Relies on ``_unsharded_param``, which is there after a forward pass, and on ``unsharded_accumulated_grad``, which
-    since torch 2.15 is only another name of that parameter's gradient.
+    Relies on ``_unsharded_param``, which exists after a forward pass, and on ``unsharded_accumulated_grad``, which
+    since torch 2.15 is an alias of that parameter's gradient.
     """
     param.sharded_param.grad = None
     if hasattr(param, "_unsharded_param"):
@@ -85,9 +85,9 @@ def drop_gradients(param: Any) -> None:
 
 
 def reset_iteration(root: Any) -> None:
-    """Give up whatever a cut-off forward or backward pass has left in a root ``FSDPState`` and the states below it.
+    """Discard what an interrupted forward or backward pass left in a root ``FSDPState`` and those below it.
 
-    Relies on ``_reset_iter_state``, or before torch 2.13 on what that resets.
+    Relies on ``_reset_iter_state``, or before torch 2.13 on the attributes that it resets.
     """
     if hasattr(root, "_reset_iter_state"):
         root._reset_iter_state()
@@ -125,6 +125,6 @@ def _reset_group(group: Any, stream: Any, idle: object) -> None:
 
 
 def _wait_for_event(stream: Any, holder: Any) -> None:
-    """Of what is held until it has happened, where anything is."""
+    """Wait for the event of what is held until it has happened, if anything is."""
     if holder is not None and holder.event is not None:
         stream.wait_event(holder.event)

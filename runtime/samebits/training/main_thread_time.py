@@ -1,7 +1,7 @@
-"""What this process's main thread has waited for so far: the loader's batches, and collectives.
+"""Measure how long this process's main thread has waited for the loader's batches and for collectives.
 
-Here live two sums that only rise. Never here: who reads the differences (``run.step_times``). The one idea: where a
-thread waits is known where it waits, for two readings of a clock.
+The two sums only rise; ``run.step_times`` reads the differences. Waits are timed where they happen, at the cost of two
+clock readings.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["MainThreadTime", "main_thread"]
 
 
 class MainThreadTime:
-    """Seconds; other threads' waits are not counted.
+    """Sums in seconds; other threads' waits are not counted.
 
     Attributes:
         data_s: in ``next()`` of a ``DataLoader``'s iterator.
-        communication_s: until collectives were over.
+        communication_s: until collectives had finished.
     """
 
     __slots__ = ("_ident", "communication_s", "data_s")
@@ -28,12 +28,12 @@ class MainThreadTime:
         self._ident = threading.main_thread().ident
 
     def waited_for_data(self, since_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        """The calling thread has a batch."""
+        """Record that the calling thread has received a batch."""
         if threading.get_ident() == self._ident:
             self.data_s += clock() - since_s
 
     def waited_for_others(self, since_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        """The calling thread comes out of a collective."""
+        """Record that the calling thread returns from a collective."""
         if threading.get_ident() == self._ident:
             self.communication_s += clock() - since_s
 

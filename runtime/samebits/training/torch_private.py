@@ -1,9 +1,8 @@
-"""What SameBits relies on inside torch: each private interface of groups, gloo, DDP and autograd behind one function.
+"""torch's private interfaces that SameBits relies on (groups, gloo, DDP, autograd), each behind one function.
 
-Each function says what it relies on; ``tests/training/test_torch_private.py`` probes it on the torch that is installed,
-``python -m tests.torch_versions`` on every version that ``torch_versions`` names.
-What differs between versions differs here, and for FSDP2 in ``fsdp2_private``, and nowhere else.
-Never here: what is done with them, or anything of torch's that is documented.
+Each function names what it relies on. ``tests/training/test_torch_private.py`` probes it on the installed torch, and
+``python -m tests.torch_versions`` on every version listed in ``torch_versions``. Differences between versions are
+handled only here and, for FSDP2, in ``fsdp2_private``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _gloo: Any = ProcessGroupGloo  # its options are missing from torch's stubs
 
 
 def gloo_device(address: str) -> object:
-    """A transport that listens at an address and connects at once, not inside the first collective.
+    """Return a transport that listens at an address and connects at once, not in the first collective.
 
     Relies on ``ProcessGroupGloo.create_device(hostname=, lazy_init=)``.
     """
@@ -44,7 +43,7 @@ def gloo_device(address: str) -> object:
 def gloo_mesh(
     store: Store, rank: int, world_size: int, device: object, connect_timeout: timedelta, timeout: timedelta
 ) -> ProcessGroupGloo:
-    """Connections between all ranks, with one timeout for making them and another for each collective.
+    """Connect all ranks, with one timeout for connecting and another for each collective.
 
     Relies on ``ProcessGroupGloo._Options`` with ``_timeout`` and ``_devices``, and on ``_set_default_timeout``.
     """
@@ -57,7 +56,7 @@ def gloo_mesh(
 
 
 def key_of_gloo_rank(rank: int) -> str:
-    """Under which a rank's listening address lies in the store.
+    """Return the store's key for a rank's listening address.
 
     Relies on gloo's ``rendezvous::Context`` beneath torch's prefix of the first context.
     """
@@ -68,12 +67,12 @@ def key_of_gloo_rank(rank: int) -> str:
 
 
 def dress_group(group: dist.ProcessGroup, mesh: ProcessGroupGloo, name: str, description: str) -> None:
-    """Make ``mesh`` the backend of ``group`` for every device type that gloo serves, and give it torch's two names.
+    """Make ``mesh`` the backend of ``group`` for every device type that gloo serves, and set torch's two names.
 
     Relies on ``_set_default_backend``, ``_register_backend``, ``_set_group_name``, ``_set_group_desc`` of a group.
     """
     kind = dist.ProcessGroup.BackendType.GLOO
-    kind_of_name: Any = getattr(_c10d, "GroupName", str)  # a type of its own in some versions
+    kind_of_name: Any = getattr(_c10d, "GroupName", str)  # a separate type in some versions
     group._set_default_backend(kind)
     for device_type in dist.Backend.backend_capability[dist.Backend.GLOO]:
         group._register_backend(torch.device(device_type), kind, mesh)
@@ -82,7 +81,7 @@ def dress_group(group: dist.ProcessGroup, mesh: ProcessGroupGloo, name: str, des
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> object:
-    """A group's backend for a device; None where it has none. Relies on ``ProcessGroup._get_backend``."""
+    """Return a group's backend for a device, or None. Relies on ``ProcessGroup._get_backend``."""
     try:
         return group._get_backend(device)
     except RuntimeError:
@@ -90,10 +89,10 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> object:
 
 
 def connect_device(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Let the group's communicator for this device come about now, not inside its first collective.
+    """Create the group's communicator for this device now, not inside its first collective.
 
     Relies on ``ProcessGroup.bound_device_id`` and ``Backend.eager_connect_single_device``, as
-    ``_new_process_group_helper`` uses them; for a backend that connects by itself the latter does nothing.
+    ``_new_process_group_helper`` uses them; the latter does nothing for a backend that connects by itself.
     """
     bound: Any = group
     bound.bound_device_id = device
@@ -101,10 +100,10 @@ def connect_device(group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
-    """End what runs in the communicators of these groups, the default one last; from any thread.
+    """Abort the communicators of these groups, the default one last; callable from any thread.
 
-    Relies on ``ProcessGroup.abort``, and as ``_abort_process_group`` does on ``ProcessGroupNCCL._group_start`` and
-    ``_group_end``, without which communicators that share a device may wait for each other (pytorch#119797); on
+    Relies on ``ProcessGroup.abort``; as ``_abort_process_group`` does, on ``ProcessGroupNCCL._group_start`` and
+    ``_group_end``, without which communicators that share a device may wait for each other (pytorch#119797); and on
     ``ProcessGroupHCCL.abort_hccl_comm(reason)``, since HCCL's ``abort`` is not the one that a group calls.
     """
     backends: list[Any] = [backend_of(group, device) for group in groups]
@@ -119,14 +118,14 @@ def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> N
 
 
 def _nothing() -> None:
-    """A backend that needs no bracket around its aborts."""
+    """Stand in for the brackets around aborts that a backend does not need."""
 
 
 def flight_record() -> bytes:
-    """JSON of the collectives that torch's flight recorder still has as open; empty where it records none.
+    """Return, as JSON, the collectives that torch's flight recorder has as open; empty if it records none.
 
-    Relies on ``_dump_nccl_trace_json``, or where torch is built without NCCL on ``_dump_fr_trace_json``, with the
-    arguments ``includeCollectives`` and ``onlyActive``; the recorder is on unless TORCH_FR_BUFFER_SIZE=0.
+    Relies on ``_dump_nccl_trace_json``, or in a torch without NCCL on ``_dump_fr_trace_json``, with the arguments
+    ``includeCollectives`` and ``onlyActive``; the recorder is on unless TORCH_FR_BUFFER_SIZE=0.
     """
     module: Any = torch._C._distributed_c10d
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
@@ -135,7 +134,7 @@ def flight_record() -> bytes:
 
 
 def registered_backend(device_type: str) -> str | None:
-    """The backend that a package has registered for its own kind of device; None where it is torch's, or has none.
+    """Return the backend that a package has registered for its own kind of device; None for torch's own kinds.
 
     Relies on ``torch._C._get_privateuse1_backend_name`` and ``Backend.default_device_backend_map``.
     """
@@ -145,11 +144,11 @@ def registered_backend(device_type: str) -> str | None:
 
 
 def install_default_group(pg: dist.ProcessGroup, store: Store, world_size: int) -> None:
-    """What ``init_process_group`` does once its group is built.
+    """Install a group as the default, as ``init_process_group`` does once its group is built.
 
     Relies on ``distributed_c10d._world``'s dictionaries, ``_process_group_name``, ``_update_default_pg``, and on
     ``_register_pg_in_world``, or before torch 2.13 on ``_register_process_group`` and what that function sets.
-    Its ``new_group`` is what ``dist.new_group`` then calls, also before torch 2.13: :func:`asks_default_group`.
+    ``dist.new_group`` then calls its ``new_group``, also before torch 2.13: :func:`asks_default_group`.
     """
     if "new_group" not in _c10d._new_group_with_tag.__code__.co_names:
         _c10d._new_process_group_helper = asks_default_group(_c10d._new_process_group_helper)
@@ -178,7 +177,7 @@ def install_default_group(pg: dist.ProcessGroup, store: Store, world_size: int) 
 def _register_by_hand(
     pg: dist.ProcessGroup, backend: str, store: Store, name: str, config: str, ranks: Mapping[int, int]
 ) -> None:
-    """As torch 2.13's ``_register_pg_in_world``, for the versions that have it inside a longer function."""
+    """Register as torch 2.13's ``_register_pg_in_world`` does, for versions that have it inside a longer function."""
     world, tag = _c10d._world, f"ptd:{name}"
     world.pg_map[pg], world.pg_names[pg], world.pg_backend_config[pg] = (backend, store), name, config
     _c10d._register_process_group(name, pg)
@@ -188,7 +187,7 @@ def _register_by_hand(
 
 
 def asks_default_group(helper: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``_new_process_group_helper`` that lets the default group make its subgroups, where it has a ``new_group``.
+    """Return a ``_new_process_group_helper`` that calls the default group's ``new_group``, if it has one.
 
     Relies on how ``_new_group_with_tag`` calls it, on what it returns, and on what :func:`_register_by_hand` does.
     """
@@ -220,12 +219,12 @@ def asks_default_group(helper: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_registered(pg: object) -> bool:
-    """Whether torch knows this group. Relies on ``_world.pg_map``."""
+    """Return whether torch knows this group. Relies on ``_world.pg_map``."""
     return pg in _c10d._world.pg_map
 
 
 def subgroups_of(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """The groups that were made beside the default one; none where ``pg`` is not the default.
+    """Return the groups that exist beside the default one; empty if ``pg`` is not the default.
 
     Relies on ``_world.pg_map`` and ``_world.default_pg``.
     """
@@ -234,7 +233,7 @@ def subgroups_of(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
 
 
 def uninstall_default_group(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """What ``destroy_process_group`` does after shutting down; returns the subgroups that went with ``pg``.
+    """Remove the default group as ``destroy_process_group`` does; return the subgroups removed with it.
 
     Relies on ``_world``'s dictionaries, ``_update_default_pg`` and ``_unregister_all_process_groups``.
     """
@@ -262,10 +261,11 @@ def uninstall_default_group(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
 
 
 def follow_batches(told: Callable[[float, object], object]) -> None:
-    """From now on call ``told`` with each batch: when it was asked for, by ``time.perf_counter``, and its sampler.
+    """Call ``told`` with each batch from now on: when it was requested, by ``time.perf_counter``, and its sampler.
 
-    That is the batch sampler of a ``DataLoader`` that has one; None for an iterable data set. Once a process. Relies on
-    ``_BaseDataLoaderIter.__next__`` and ``_index_sampler``, which every iterator of a ``DataLoader`` has.
+    That is the batch sampler of a ``DataLoader`` that has one; None for an iterable dataset. Installed once per
+    process. Relies on ``_BaseDataLoaderIter.__next__`` and ``_index_sampler``, which every iterator of a ``DataLoader``
+    has.
     """
     iterator: Any = dataloader._BaseDataLoaderIter
     next_batch = iterator.__next__
@@ -287,7 +287,7 @@ _ITERABLE: Any = dataloader._DatasetKind.Iterable
 
 
 def statuses_of_loader(traceback: TracebackType | None) -> list[int]:
-    """Return the exit statuses of the ``DataLoader`` processes over whose death an error was raised.
+    """Return the exit statuses of the ``DataLoader`` processes whose death raised an error.
 
     Relies on ``_MultiProcessingDataLoaderIter._workers``, whose methods raise "exited unexpectedly".
     """
@@ -302,14 +302,14 @@ def statuses_of_loader(traceback: TracebackType | None) -> list[int]:
 # ---- autograd
 
 current_backward: Callable[[], int] = torch._C._current_graph_task_id
-"""The number of the backward pass that calls; -1 outside. Relies on ``torch._C._current_graph_task_id``."""
+"""Return the number of the calling backward pass; -1 outside. Relies on ``torch._C._current_graph_task_id``."""
 
 before_backward_ends: Callable[[Callable[[], None]], None] = _autograd._execution_engine.queue_callback
-"""Have something called before the present backward pass ends. Relies on the engine's ``queue_callback``."""
+"""Call a function before the current backward pass ends. Relies on the engine's ``queue_callback``."""
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place. Relies on ``Tensor._version``."""
+    """Return how often a tensor was changed in place. Relies on ``Tensor._version``."""
     return tensor._version
 
 
@@ -321,9 +321,9 @@ def watch_data(
 ) -> None:
     """Call ``read`` with a tensor and its ``.data`` when a script reads that, ``assign`` before a script sets it.
 
-    A change through ``.data`` counts in no version. All tensors of the parameter's class are watched, once and for all;
-    those of other classes than ``nn.Parameter`` and ``DTensor`` are not. Relies on these two being Python classes that
-    inherit ``data``, so that a property of their own comes first, and on torch.compile, which traces ``.data`` past it.
+    A change through ``.data`` increases no version. All tensors of the parameter's class are watched, permanently;
+    those of classes other than ``nn.Parameter`` and ``DTensor`` are not. Relies on these two being Python classes that
+    inherit ``data``, so that a property of their own takes precedence, and on torch.compile tracing ``.data`` past it.
     """
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     kind: Any = next((one for one in (dtensor, torch.nn.Parameter) if one in type(parameter).__mro__), None)
@@ -343,20 +343,20 @@ def watch_data(
 
 
 def data_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor.data`` without telling who watches it."""
+    """Return ``tensor.data`` without notifying watchers."""
     alias: torch.Tensor = _data.__get__(tensor)
     return alias
 
 
 def give_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
-    """Set ``tensor.data`` without telling who watches it."""
+    """Set ``tensor.data`` without notifying watchers."""
     _data.__set__(tensor, data)
 
 
 def is_alive(reference: weakref.ref[torch.Tensor]) -> bool:
-    """Return whether a tensor that was referred to weakly is still there.
+    """Return whether a weakly referenced tensor still exists.
 
-    Relies on ``Tensor._fix_weakref``, as ``torch.utils.weak`` does: torch may have been the last to hold it.
+    Relies on ``Tensor._fix_weakref``, as ``torch.utils.weak`` does: torch may have held the last reference.
     """
     tensor: Any = reference()
     if tensor is not None:
@@ -368,9 +368,9 @@ def is_alive(reference: weakref.ref[torch.Tensor]) -> bool:
 
 
 def lay_out_if_due(ddp: DistributedDataParallel) -> bool:
-    """Have the buckets laid out in the order of the first iteration, where that is due: one broadcast of rank 0's.
+    """Lay the buckets out in the order of the first iteration, if that is due; broadcasts rank 0's order.
 
-    Relies on ``Reducer._rebuild_buckets`` saying whether it did, and on ``DDP._has_rebuilt_buckets``.
+    Relies on ``Reducer._rebuild_buckets`` returning whether it did so, and on ``DDP._has_rebuilt_buckets``.
     """
     if not ddp.reducer._rebuild_buckets():
         return False
@@ -379,12 +379,12 @@ def lay_out_if_due(ddp: DistributedDataParallel) -> bool:
 
 
 def is_laid_out(ddp: DistributedDataParallel) -> bool:
-    """Whether the layout of the buckets is final. Relies on ``DDP._has_rebuilt_buckets``."""
+    """Return whether the layout of the buckets is final. Relies on ``DDP._has_rebuilt_buckets``."""
     return bool(ddp._has_rebuilt_buckets)
 
 
 def is_learning(ddp: DistributedDataParallel) -> bool:
-    """Whether a static graph is between its first iteration and its second, which will lay out its buckets.
+    """Return whether a static graph is between its first iteration and its second, which lays out its buckets.
 
     Relies on ``DDP._static_graph_delay_allreduce_enqueued``.
     """
@@ -392,7 +392,7 @@ def is_learning(ddp: DistributedDataParallel) -> bool:
 
 
 def buckets_of(ddp: DistributedDataParallel) -> Sequence[Any]:
-    """The buckets, each with its ``parameters()`` in order. Relies on ``Reducer._get_zeros_like_grad_buckets``."""
+    """Return the buckets, each with ordered ``parameters()``. Relies on ``Reducer._get_zeros_like_grad_buckets``."""
     buckets: Sequence[Any] = ddp.reducer._get_zeros_like_grad_buckets()
     return buckets
 
@@ -400,19 +400,19 @@ def buckets_of(ddp: DistributedDataParallel) -> Sequence[Any]:
 def parameters_of(ddp: DistributedDataParallel) -> tuple[Sequence[torch.Tensor], Sequence[bool]]:
     """Return the parameters that require gradients, and for each whether its gradient is sparse.
 
-    A wrapper's first reducer is given these. Relies on ``DDP._build_params_for_reducer``.
+    A wrapper's first reducer gets these. Relies on ``DDP._build_params_for_reducer``.
     """
     parameters, sparse = ddp._build_params_for_reducer()
     return parameters, sparse
 
 
 def unhook_reducer(ddp: DistributedDataParallel) -> None:
-    """The present reducer hears of no more gradients. Relies on ``Reducer._remove_autograd_hooks``."""
+    """Detach the current reducer from gradients. Relies on ``Reducer._remove_autograd_hooks``."""
     ddp.reducer._remove_autograd_hooks()
 
 
 def new_reducer(ddp: DistributedDataParallel, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]) -> None:
-    """A reducer as in a new wrapper, on these parameters in this order.
+    """Create a reducer as in a new wrapper, on these parameters in this order.
 
     Relies on ``DDP._build_debug_param_to_name_mapping``, ``DDP._ddp_init_helper``, and ``_set_static_graph`` of reducer
     and logger.
@@ -428,7 +428,7 @@ def new_reducer(ddp: DistributedDataParallel, parameters: Sequence[torch.Tensor]
 
 
 def lay_out_as_given(ddp: DistributedDataParallel) -> bool:
-    """Have a new reducer lay out its buckets as if gradients had come in the order of its parameters.
+    """Make a new reducer lay out its buckets as if gradients had arrived in the order of its parameters.
 
     Relies on ``Reducer._push_all_rebuilt_params``, which DDP's ``join`` uses for ranks that have run out of data.
     """
@@ -437,7 +437,7 @@ def lay_out_as_given(ddp: DistributedDataParallel) -> bool:
 
 
 def give_reducer_group(ddp: DistributedDataParallel, group: dist.ProcessGroup) -> None:
-    """The reducer reduces over this group from now on. Relies on ``Reducer._update_process_group``."""
+    """Make the reducer use this group from now on. Relies on ``Reducer._update_process_group``."""
     ddp.reducer._update_process_group(group)
 
 
@@ -447,17 +447,17 @@ def make_buffers_rank_0s(ddp: DistributedDataParallel) -> None:
 
 
 def reduces_past_reducer(ddp: DistributedDataParallel) -> bool:
-    """Whether some gradients never go through the reducer. Relies on ``DDP._delay_all_reduce_params``."""
+    """Return whether some gradients bypass the reducer. Relies on ``DDP._delay_all_reduce_params``."""
     return bool(ddp._delay_all_reduce_params)
 
 
 def uses_python_reducer(ddp: DistributedDataParallel) -> bool:
-    """Whether there are no buckets at all. Relies on ``DDP._use_python_reducer``."""
+    """Return whether there are no buckets at all. Relies on ``DDP._use_python_reducer``."""
     return bool(ddp._use_python_reducer)
 
 
 def ends_by_hand(ddp: DistributedDataParallel) -> bool:
-    """Whether the script itself ends each backward pass, which it can since torch 2.15.
+    """Return whether the script itself ends each backward pass, possible since torch 2.15.
 
     Relies on ``DDP.require_manual_backward_finalization``.
     """

@@ -1,6 +1,6 @@
-"""Which versions of torch were tried, and what is said of the others. Imports no torch, so that anybody may ask.
+"""The versions of torch that were tested. Imports no torch, so that any process may use it.
 
-Never here: what differs between them, which is ``torch_private``'s. ``python -m tests.torch_versions`` tries them.
+Differences between versions are in ``torch_private``. ``python -m tests.torch_versions`` tests them.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ TRIED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 
 
 def not_tried(version: str) -> str:
-    """A sentence where this version is older than the oldest or newer than the newest that was tried; else empty.
+    """Return a warning if this version is outside the tested range; else an empty string.
 
     Args:
-        version: as ``torch.__version__`` has it; only its first two numbers count.
+        version: as in ``torch.__version__``; only its first two numbers count.
     """
     oldest, newest = _series(TRIED[0]), _series(TRIED[-1])
     if oldest <= _series(version) <= newest:
         return ""
     return (
-        f"torch {version} was not tried: {_dotted(oldest)} to {_dotted(newest)} were. Fix: install one of those, or "
-        f"see in a checkout what `python -m tests.torch_versions {version.partition('+')[0]}` says of it"
+        f"torch {version} was not tested: {_dotted(oldest)} to {_dotted(newest)} were. Fix: install one of those, or "
+        f"test it in a checkout with `python -m tests.torch_versions {version.partition('+')[0]}`"
     )
 
 
 def _series(version: str) -> tuple[int, ...]:
-    """The first two numbers; none where it begins with no number."""
+    """Return the first two numbers; empty if the version does not begin with them."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, found.groups())) if found else ()
 

@@ -1,7 +1,7 @@
-"""Containers of a state and the layout of its tensors: walked, rebuilt and copied without losing a type or a stride.
+"""Walk, rebuild and copy containers of a state and the layout of its tensors, preserving types and strides.
 
-The list of containers is closed: a type is known here or is a leaf, and nothing is imported by a name that a file or
-another rank gives. How leaves are saved is ``state.snapshot``'s.
+The list of containers is closed: a type is either listed here or a leaf, and nothing is imported by a name from a file
+or another rank. ``state.snapshot`` saves the leaves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple, dict, set)}
-"""What a ``defaultdict`` may make its values with, by name."""
+"""Factories that a ``defaultdict`` may have, by name."""
 _MAPPINGS = frozenset({dict, OrderedDict, Counter, defaultdict})
 _SEQUENCES = frozenset({list, tuple, deque})
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -59,11 +59,11 @@ def rebuilt(like: Any, items: Sequence[tuple[Any, Any]]) -> Any:
 
 
 def is_plain_tensor(value: object) -> bool:
-    """Whether it is a tensor of torch's own classes, whose bytes, dtype and strides are all there is to it."""
+    """Return whether it is a tensor of torch's own classes, which bytes, dtype and strides describe completely."""
     return type(value) in (torch.Tensor, nn.Parameter)
 
 
-@functools.lru_cache(maxsize=4096)  # asked for every tensor at every save
+@functools.lru_cache(maxsize=4096)  # called for every tensor at every save
 def plain_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides that a new contiguous tensor of this shape has."""
     strides, step = [], 1

@@ -1,10 +1,10 @@
-"""A process that has imported what every worker imports, and forks one for each order; ``ops.zygote`` starts it.
+"""A process that has imported what every worker imports, and forks a worker for each order.
 
-Becoming a worker lives here. The one idea: the fork happens while there is one thread and no device was opened, and the
-child then does what ``python script.py`` does, so that a script cannot tell. What differs is nothing to rely on: where
-PYTHONHASHSEED is not set all workers of this host have the same string hashes, and ``ps`` shows this process's command.
-A child is handed over to whoever ordered it: an intermediate process ends, and the one that ordered, which is a
-subreaper at that moment (prctl(2)), becomes its parent.
+The launcher starts it. It forks while it has one thread and no open device, and the child then does what ``python
+script.py`` does. Two differences remain, and no script should rely on them: without PYTHONHASHSEED all workers of this
+host have the same string hashes, and ``ps`` shows this process's command. The child becomes a child of the process that
+ordered it: an intermediate process exits, and the kernel gives its child to the nearest subreaper (prctl(2)), which the
+ordering process is at that moment.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _PID_BYTES = 20
 
 
 def main() -> None:
-    """Serve orders until nobody is at the other end; in a child, run what was ordered."""
+    """Serve orders until the other end closes; in a child, run the order."""
     link = socket.socket(fileno=int(sys.argv[1]))
     problem = why_not()
     fork_orders.send_answer(link, Answer(0, problem or fork_orders.READY))
     if problem:
         return
     gc.collect()
-    gc.freeze()  # a collection in a child would copy page after page
+    gc.freeze()  # otherwise a collection in a child would copy page after page
     order = serve(link)
     if order is not None:
         run(order)
 
 
 def why_not() -> str:
-    """Why this process must not be forked; empty where it may."""
+    """Return why this process must not be forked; empty if it may."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         return f"{threads} threads run after the imports, and a fork would lose {threads - 1}"
@@ -59,12 +59,14 @@ def why_not() -> str:
 
 
 def serve(link: socket.socket) -> Order | None:
-    """Fork for every order; returns the order in the child, None in this process when nobody orders any more."""
+    """Fork for every order; return the order in the child, None in this process when the other end closes."""
     while (received := fork_orders.receive_order(link)) is not None:
         order, log = received
         shadowed = shadows(order)
         if shadowed:
-            fork_orders.send_answer(link, Answer(0, f"{shadowed} in the script's folder is another module than here"))
+            fork_orders.send_answer(
+                link, Answer(0, f"{shadowed} in the script's folder shadows a module that is imported here")
+            )
         else:
             pid = fork(order, log, link)
             if pid is None:
@@ -75,7 +77,7 @@ def serve(link: socket.socket) -> Order | None:
 
 
 def shadows(order: Order) -> str:
-    """A module of the script's own folder that goes by the name of one that is imported here; empty where none does."""
+    """Return a module in the script's folder with the name of one imported here; empty if there is none."""
     folder = Path(order.folder, order.script).parent
     for entry in os.scandir(folder):
         name = entry.name.partition(".")[0]
@@ -84,14 +86,14 @@ def shadows(order: Order) -> str:
             continue
         file = getattr(known, "__file__", None)
         if entry.is_dir() and not (Path(entry.path, "__init__.py").exists() or file is None):
-            continue  # a folder without code gives way to any module
+            continue  # any module takes precedence over a folder without code
         if file is None or not Path(file).is_relative_to(folder):
             return entry.name
     return ""
 
 
 def fork(order: Order, log: int, link: socket.socket) -> int | None:
-    """The pid of the new process, whose parent is gone when this returns; None in that process."""
+    """Return the pid of the new process, already handed to its parent; None in that process."""
     told, tells = os.pipe()
     may_go, goes = os.pipe()
     supervisor = os.getppid()
@@ -109,7 +111,7 @@ def fork(order: Order, log: int, link: socket.socket) -> int | None:
         os._exit(0)
     os.setsid()
     os.write(tells, b"%d" % os.getpid())
-    os.read(may_go, 1)  # its end: from then on it has the parent that it keeps
+    os.read(may_go, 1)  # returns when the pipe closes: from then on this process has its final parent
     for descriptor in (told, tells, may_go):
         os.close(descriptor)
     if config.dies_with_starter(order.environment):
@@ -122,13 +124,13 @@ def fork(order: Order, log: int, link: socket.socket) -> int | None:
 
 
 def run(order: Order) -> None:
-    """Be the process that ``python script args`` is, up to its end: as Python ends a script, by coming to the end."""
+    """Act as ``python script args``; the caller returns afterwards, so Python ends as after a script."""
     os.chdir(order.folder)
     starts_here()
     config.replace_environment(order.environment)
     signal.set_wakeup_fd(-1)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # as its import does; Python's own does so by itself after a fork
+        numpy.random.seed()  # as importing it does; Python's own generator reseeds itself after a fork
     torch.default_generator.seed()
     sys.argv = [order.script, *order.args]
     sys.orig_argv = [order.interpreter, *sys.argv]
@@ -149,7 +151,7 @@ def run(order: Order) -> None:
 
 
 def main_module(script: str) -> types.ModuleType:
-    """A fresh ``__main__`` as Python makes it for a script."""
+    """Return a fresh ``__main__`` as Python creates it for a script."""
     module = types.ModuleType("__main__")
     module.__file__ = script
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)

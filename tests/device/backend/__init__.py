@@ -1,9 +1,10 @@
-"""A device that is not the CPU, with collectives of its own: what runs where no accelerator is. See ``device.cpp``.
+"""A simulated device other than the CPU, with its own collectives, for machines without accelerators. See
+``device.cpp``.
 
-Built once for each version of torch, by the compiler that is there; ``register`` makes it torch's accelerator under the
-name ``trial``. A script need not know of it: with :func:`autoload_folder` in PYTHONPATH, plain ``import torch`` loads
-it, as torch loads every device backend that is installed. TRIAL_DEVICES and TRIAL_DEVICE_BYTES say how many such
-devices there are and how much memory each has; TRIAL_STOPS=1 makes it end its collectives as Ascend's does.
+It is compiled once for each version of torch; ``register`` makes it torch's accelerator under the name ``trial``. A
+script needs no change: with :func:`autoload_folder` in PYTHONPATH, ``import torch`` loads it as it loads every
+installed device backend. TRIAL_DEVICES and TRIAL_DEVICE_BYTES set the number of such devices and the memory of each;
+TRIAL_STOPS=1 makes it end its collectives as Ascend's does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ROOT = _HERE.parents[2]
 
 
 def build(verbose: bool = False) -> ModuleType:
-    """The compiled part; half a minute the first time, and whenever its source or torch has changed."""
+    """Build the compiled part: half a minute the first time, and after a change of its source or torch."""
     import torch
     from torch.utils import cpp_extension
 
@@ -35,7 +36,7 @@ def build(verbose: bool = False) -> ModuleType:
     built_from, stamp = _digest(), folder / "built-from"
     with filelock.FileLock(folder / "one-at-a-time"):
         if not library.exists() or not stamp.exists() or stamp.read_text() != built_from:
-            (folder / "lock").unlink(missing_ok=True)  # of a build that was killed: torch would wait for it for ever
+            (folder / "lock").unlink(missing_ok=True)  # of a killed build, which torch would wait for forever
             cpp_extension.load(
                 name=name,
                 sources=[str(one) for one in sources],
@@ -58,7 +59,7 @@ def _digest() -> str:
 
 
 def autoload_folder(parent: Path) -> Path:
-    """A folder to put in PYTHONPATH, below ``parent``: torch then loads the device by itself."""
+    """Return a folder below ``parent`` for PYTHONPATH, with which torch loads the device by itself."""
     folder = parent / "autoload"
     metadata = folder / "samebits_trial-1.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
@@ -72,7 +73,7 @@ def autoload_folder(parent: Path) -> Path:
 
 
 def register() -> None:
-    """Make it torch's accelerator, once in a process."""
+    """Register it as torch's accelerator, once per process."""
     import torch
     import torch.distributed as dist
 
@@ -90,7 +91,7 @@ def register() -> None:
 
 
 def _module(built: Any) -> ModuleType:
-    """What torch looks for under ``torch.trial``."""
+    """The functions that torch expects in ``torch.trial``."""
     import torch
 
     module: Any = ModuleType(f"torch.{NAME}")

@@ -1,4 +1,4 @@
-"""Jobs of scripts that were written for something else: undisturbed, killed and restarted, killed and replaced."""
+"""Jobs of framework scripts: undisturbed, killed and restarted, killed and replaced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Started = Callable[..., ElasticJob]
 
 @pytest.fixture
 def start(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Started:
-    """Starts a job of two workers that runs an example, and is killed at the steps that are asked for."""
+    """Return a factory of jobs of two workers that run an example and are killed at the given steps."""
     numbers = itertools.count()
 
     def start(
@@ -49,7 +49,7 @@ def start(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None
 
 @pytest.fixture
 def ends_with_the_undisturbed_bits(start: Started) -> Callable[..., None]:
-    """A run that nobody disturbs, one whose ranks are restarted, one whose rank a spare takes: one hash, all steps."""
+    """Run undisturbed, with restarted ranks, and with a spare; check for one hash and all steps."""
 
     def check(script: Path, *args: str, steps: int, kills: Sequence[str], **settings: str) -> None:
         expected = final(start(script, *args, **settings), steps)
@@ -69,7 +69,7 @@ def ends_with_the_undisturbed_bits(start: Started) -> Callable[..., None]:
 
 
 def final(job: ElasticJob, steps: int) -> str:
-    """The one hash of all who came to the end, who all say this number of steps."""
+    """Return the common hash of all workers that finished, each with this number of steps."""
     sha256 = job.finish()
     for node in job.nodes:
         assert job.matches(node, rf"^final step={steps} .*sha256={sha256}"), job.tails()

@@ -1,7 +1,7 @@
-"""Runs a script as if it had been started itself, and ends this process inside a step that was asked for.
+"""Run a script unchanged, and end this process inside a given step.
 
 ``killed.py SCRIPT MARKS [RANK:STEP …] -- [the script's own arguments]``. The process dies between the optimizer's step
-of that number and its commit, once; the folder MARKS keeps that it has happened. The script needs no line for it.
+of that number and its commit, once; the folder MARKS records it. The script needs no change.
 """
 
 from __future__ import annotations

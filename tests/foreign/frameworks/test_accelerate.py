@@ -1,4 +1,4 @@
-"""Accelerate's own loop, killed and restarted, killed and replaced by a spare: the undisturbed run's bits."""
+"""Accelerate's loop ends with the undisturbed bits after a restart and after a replacement by a spare."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print(f"final step=0 sha256={0:064x}", flush=True)
 """
 
 
-def test_what_cannot_be_kept_is_refused_in_a_sentence(start: Started, tmp_path: Path) -> None:
+def test_unsupported_use_is_refused_in_a_sentence(start: Started, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(REFUSED)
     job = start(script, workers=1)

@@ -1,4 +1,4 @@
-"""Lightning Fabric's own loop, killed and restarted, killed and replaced by a spare: the undisturbed run's bits."""
+"""Lightning Fabric's loop ends with the undisturbed bits after a restart and after a replacement by a spare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, killed and restarted, killed and replaced by a spare: the undisturbed run's bits."""
+"""Lightning's Trainer ends with the undisturbed bits after a restart and after a replacement by a spare."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ print(f"final step=4 sha256={'0' * 64}", flush=True)
 
 
 def test_trainers_fit_ends_with_the_undisturbed_bits(ends_with_the_undisturbed_bits: Callable[..., None]) -> None:
-    """Rank 0 dies behind the step that ends the first epoch, whose evaluation is done again."""
+    """Rank 0 dies after the step that ends the first epoch, whose evaluation is repeated."""
     ends_with_the_undisturbed_bits(TRAINER, steps=15, kills=["0:4", "1:7"])
 
 
-def test_what_cannot_be_carried_through_is_refused_in_a_sentence(start: Started, tmp_path: Path) -> None:
+def test_unsupported_use_is_refused_in_a_sentence(start: Started, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(REFUSED)
     job = start(script, workers=1)
@@ -68,5 +68,5 @@ def test_what_cannot_be_carried_through_is_refused_in_a_sentence(start: Started,
         r"fit\(ckpt_path=…\)",
         ".* SequentialSampler",
     ):
-        pattern = rf"^UsageError samebits\.integrations\.lightning\.Trainer: {what}.* cannot be carried through\. Fix: "
+        pattern = rf"^UsageError samebits\.integrations\.lightning\.Trainer: {what}.* is not supported\. Fix: "
         assert job.matches(0, pattern), job.tails()

@@ -1,4 +1,4 @@
-"""A loop that was written for torchrun: its own environment variables, its own init and destroy, the same bits."""
+"""Loops written for torchrun: their environment variables, init and destroy work, with the same bits."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.foreign.frameworks.conftest import EXAMPLES, Started, final
 pytestmark = pytest.mark.system
 
 
-def test_a_loop_for_torchrun_ends_with_the_undisturbed_bits(
+def test_loop_for_torchrun_ends_with_the_undisturbed_bits(
     ends_with_the_undisturbed_bits: Callable[..., None],
 ) -> None:
     ends_with_the_undisturbed_bits(EXAMPLES / "plain_loop.py", "--steps", "40", steps=40, kills=["1:17", "0:29"])
 
 
 @pytest.mark.thorough
-def test_a_loop_over_epochs_ends_with_the_undisturbed_bits(ends_with_the_undisturbed_bits: Callable[..., None]) -> None:
+def test_loop_over_epochs_ends_with_the_undisturbed_bits(ends_with_the_undisturbed_bits: Callable[..., None]) -> None:
     """With a schedule, batch norm, dropout and a test between epochs; killed in the middle of one and at its end."""
     loop, words = EXAMPLES / "classifier_loop.py", ("--epochs", "2", "--pictures", "640")
     ends_with_the_undisturbed_bits(loop, *words, steps=40, kills=["1:17", "0:20"])
@@ -78,7 +78,7 @@ print(f"final step={state.completed_steps} sha256={0:064x}", flush=True)
 """
 
 
-def test_its_calls_mean_what_they_meant(start: Started, tmp_path: Path) -> None:
+def test_torchruns_calls_keep_their_meaning(start: Started, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ASKS)
     job = start(script, kills=["1:5"], spares=1)
@@ -100,8 +100,8 @@ def test_its_calls_mean_what_they_meant(start: Started, tmp_path: Path) -> None:
         assert len(job.matches(node, r"script\.py:41: destroy_process_group\(\) does nothing")) == 1
 
 
-def test_a_restarted_worker_of_a_finished_job_has_its_own_rank(start: Started, tmp_path: Path) -> None:
-    """Else every one of them would be rank 0, alone in its group, and save as rank 0 does."""
+def test_restarted_worker_of_a_finished_job_has_its_own_rank(start: Started, tmp_path: Path) -> None:
+    """Otherwise each of them would be rank 0, alone in its group, and save as rank 0 does."""
     script = tmp_path / "script.py"
     script.write_text(ASKS + "import time\nwhile not os.path.exists('../done'): time.sleep(0.01)\n")
     job = start(script)

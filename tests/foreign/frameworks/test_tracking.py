@@ -1,4 +1,4 @@
-"""Curves of a state that goes back: what TensorBoard's own reader shows, and what a run such as W&B's is told."""
+"""Curves of a state that rolls back: as read by TensorBoard, and as passed to a run such as W&B's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samebits.integrations.tracking import RunCurves, TensorBoardCurves
 
 
 class Steps:
-    """What is used of a state."""
+    """The used part of a state."""
 
     completed_steps = 0
 
@@ -27,14 +27,14 @@ def trained(curves: TensorBoardCurves, state: Steps, steps: range, value: float)
 
 
 def shown(folder: Path) -> tuple[list[tuple[int, float]], list[str]]:
-    """What TensorBoard shows: the points of the loss, and the marks."""
+    """Return what TensorBoard shows: the points of the loss, and the marks."""
     reader = EventAccumulator(str(folder))
     reader.Reload()
     marks = [event.tensor_proto.string_val[0].decode() for event in reader.Tensors("samebits/recovery/text_summary")]
     return [(event.step, event.value) for event in reader.Scalars("loss")], marks
 
 
-def test_steps_that_were_rolled_back_are_gone_and_the_place_is_marked(tmp_path: Path) -> None:
+def test_rolled_back_steps_are_removed_and_the_place_is_marked(tmp_path: Path) -> None:
     state = Steps()
     writer = SummaryWriter(str(tmp_path))
     curves = TensorBoardCurves(writer, state)
@@ -44,10 +44,10 @@ def test_steps_that_were_rolled_back_are_gone_and_the_place_is_marked(tmp_path: 
     writer.close()
     points, marks = shown(tmp_path)
     assert points == [*((step, 1.0) for step in range(1, 6)), *((step, 2.0) for step in range(6, 9))]
-    assert marks == ["goes on from step 5"]
+    assert marks == ["resumes from step 5"]
 
 
-def test_a_process_that_takes_over_does_the_same_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_replacement_continues_in_a_file_of_its_own(tmp_path: Path) -> None:
     state = Steps()
     for steps, value in [(range(1, 11), 1.0), (range(6, 9), 2.0)]:
         writer = SummaryWriter(str(tmp_path), filename_suffix=f".{value:g}")
@@ -57,10 +57,10 @@ def test_a_process_that_takes_over_does_the_same_in_a_file_of_its_own(tmp_path: 
     points, marks = shown(tmp_path)
     assert [step for step, value in points if value == 2.0] == [6, 7, 8]
     assert [step for step, value in points if value == 1.0] == [1, 2, 3, 4, 5]
-    assert marks == ["goes on from step 5"]
+    assert marks == ["resumes from step 5"]
 
 
-def test_a_recovery_at_step_0_is_one_too(tmp_path: Path) -> None:
+def test_recovery_at_step_0_is_marked_too(tmp_path: Path) -> None:
     state = Steps()
     writer = SummaryWriter(str(tmp_path))
     curves = TensorBoardCurves(writer, state)
@@ -68,10 +68,10 @@ def test_a_recovery_at_step_0_is_one_too(tmp_path: Path) -> None:
     state.completed_steps = 0
     trained(curves, state, range(1, 3), 2.0)
     writer.close()
-    assert shown(tmp_path) == ([(1, 2.0), (2, 2.0)], ["goes on from step 0"])
+    assert shown(tmp_path) == ([(1, 2.0), (2, 2.0)], ["resumes from step 0"])
 
 
-def test_ranks_without_a_writer_draw_nothing() -> None:
+def test_ranks_without_a_writer_log_nothing() -> None:
     state = Steps()
     trained(TensorBoardCurves(None, state), state, range(1, 4), 1.0)
     curves = RunCurves(None, state)
@@ -79,7 +79,7 @@ def test_ranks_without_a_writer_draw_nothing() -> None:
     curves.log({"loss": 1})
 
 
-def test_a_run_is_told_the_step_and_how_often_it_went_back() -> None:
+def test_run_gets_the_step_and_the_number_of_rollbacks() -> None:
     told: list[dict[str, Any]] = []
 
     class Run:

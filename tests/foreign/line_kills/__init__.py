@@ -1,1 +1,1 @@
-"""Whole training scripts of public shapes, killed at a drawn line of their own: the undisturbed bits, or a refusal."""
+"""Complete public-style training scripts, killed at a random line: the undisturbed bits, or a refusal."""

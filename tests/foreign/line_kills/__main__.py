@@ -1,7 +1,7 @@
-"""``python -m tests.foreign.line_kills --kills 300 --seed 1``: kills at drawn lines of public-style scripts.
+"""``python -m tests.foreign.line_kills --kills 300 --seed 1``: kill public-style scripts at random lines.
 
-Each kill is a line of output. It must end with the undisturbed run's bits, or with a sentence and an exit status
-that is not 0; the command's own status is 1 if any does neither. The folder of a kill that went wrong stays.
+Each kill is a line of output. It must end with the undisturbed run's bits, or with a message and a nonzero exit status;
+the command's own status is 1 if any does neither. The folder of a failed case is kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Run a script as if it had been started itself, count its lines, and end the process at one of them.
+"""Run a script unchanged, count its executed lines, and end the process at one of them.
 
-``at_line.py SCRIPT FOLDER [NODE:LINE:NUMBER] -- [the script's own arguments]``. The process of that node dies by
-kill -9 when it is about to execute the line for that time, once; FOLDER keeps the mark. A process that comes to the end
-of the script leaves in FOLDER how often it executed each line.
+``at_line.py SCRIPT FOLDER [NODE:LINE:NUMBER] -- [the script's own arguments]``. The process of that node dies by kill
+-9 when it is about to execute the line for that time, once; FOLDER keeps the mark. A process that finishes the script
+leaves in FOLDER how often it executed each line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draw kills, run each, and judge how it ended.
 
-A script's undisturbed run gives its bits, and how often each node executes each of its lines: kills are drawn from
-these. What was killed is started again, as a supervisor does.
+A script's undisturbed run gives its bits, and how often each node executes each line; kills are drawn from these.
+Killed processes are restarted, as by a supervisor.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Campaign:
         self._counts: dict[tuple[Path, int], dict[int, dict[int, int]]] = {}
 
     def draws(self, chance: random.Random, scripts: list[Path]) -> Iterator[Kill]:
-        """Kills without end: the scripts in turn, all else drawn."""
+        """Yield kills endlessly: the scripts in turn, everything else random."""
         while True:
             for script in scripts:
                 spares = chance.randrange(2)
@@ -111,7 +111,7 @@ class Campaign:
         for node in (*job.ranks, *job.spares):
             if node == kill.node:
                 job.wait_until(lambda: self._is_through(job, kill.node), f"end of {node}", _END_S)
-                job.worker(node).kill()  # no more than that waits in vain, because the job is over
+                job.worker(node).kill()  # bounds the wait, in case the job is over
             else:
                 statuses[str(node)] = job.worker(node).wait(_END_S)
         finals = [found[-1] for node in job.nodes if (found := job.finals_of(job.log(node)))]
@@ -126,12 +126,12 @@ class Campaign:
 
     @staticmethod
     def _is_through(job: ElasticJob, node: int) -> bool | None:
-        """Whether a killed node's new process has ended, or has come when the job was over."""
+        """Return whether a killed node's new process has ended, or came when the job was over."""
         is_late = job.lines(node) and "waiting for the scheduler at" in job.lines(node)[-1]
         return True if is_late or not job.worker(node).is_alive() else None
 
     def _counts_of(self, script: Path, spares: int) -> dict[int, dict[int, int]]:
-        """How often each node executes each line of the undisturbed run."""
+        """Return how often each node executes each line of the undisturbed run."""
         if (script, spares) not in self._counts:
             job = self._job(script, spares, "")
             job.start()

@@ -1,4 +1,4 @@
-"""A script dies when it is about to execute the line for that time, and never again."""
+"""A script dies when it is about to execute the line for that time, and only once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(folder: Path, node: str, *words: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_a_kill_strikes_once_before_the_line_of_that_number(tmp_path: Path) -> None:
+def test_kill_happens_once_before_the_given_execution_of_the_line(tmp_path: Path) -> None:
     kill = "1:6:3"
     assert run(tmp_path, "0", kill).returncode == 0, "it is another node's"
     killed = run(tmp_path, "1", kill)

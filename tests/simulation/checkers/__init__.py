@@ -1,4 +1,4 @@
-"""Checkers of docs/contributors/invariants.md, one file for each; none takes part in what it checks.
+"""Checkers of docs/contributors/invariants.md, one file for each; none affects what it checks.
 
 Each keeps its own books from what it sees (``Witness`` and ``Line`` hold those that several need), in true time or, for
 what the scheduler measures, by the clock of its machine, and raises :class:`Violation` with the invariant's name. It
@@ -49,7 +49,7 @@ ALL: tuple[type[Checker], ...] = (
     Fencing,
     SaveThenSpeak,
     OneView,
-    KeptLine,  # before S9, which a point of an abandoned line breaks too
+    KeptLine,  # before S9, which a point of an abandoned line violates too
     RestorePoint,
     NoWayBack,
     RoundIds,

@@ -1,4 +1,4 @@
-"""What every checker is: it watches a world, keeps its own books, and raises when an invariant does not hold."""
+"""The base of all checkers: each observes a world, keeps its own books, and raises if an invariant does not hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EPSILON_S = 1e-3
 
 
 class Checker:
-    """Subclasses take their places to watch from in ``watch`` and empty their books in ``begin_job``."""
+    """Subclasses register their observers in ``watch`` and clear their books in ``begin_job``."""
 
     name: ClassVar[str]  # of the invariant, in docs/contributors/invariants.md
 
@@ -24,15 +24,15 @@ class Checker:
         self.watch()
 
     def begin_job(self) -> None:
-        """The journal is empty: nothing of what was known before holds for the job that comes."""
+        """The journal is empty: nothing known before applies to the next job."""
 
     def rebuilt(self, record: JobRebuilt) -> None:
-        """The books are empty, and an earlier job begins anew with what this record says of it."""
+        """The books are empty, and an earlier job restarts with the content of this record."""
 
     def watch(self) -> None:
-        """Take the places to watch from."""
+        """Register observers."""
         raise NotImplementedError
 
     def violated(self, text: str) -> NoReturn:
-        """The invariant does not hold."""
+        """Raise: the invariant does not hold."""
         raise Violation(self.name, text)

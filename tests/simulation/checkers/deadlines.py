@@ -1,7 +1,7 @@
-"""The bounds of L1–L5: what may lawfully be waited for once faults have stopped, added up.
+"""The bounds of L1–L5: the sum of all permitted waits once faults have stopped.
 
-A lease and a cool-down that begin when the faults stop, both again where the job itself had just been ended and its
-processes start anew, and the slowest process's preparations; all by the slowest clock there is.
+A lease and a cool-down that start when the faults stop, both again if the job itself had just been ended and its
+processes start afresh, and the slowest process's preparations; all by the slowest clock there is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def slowest(world: World) -> float:
 
 
 def together_s(world: World) -> float:
-    """From the last fault to the first step of everybody."""
+    """Bound from the last fault to the first step of all."""
     policy, mix = world.policy, world.mix
     once = policy.cool_down_s + 3 * policy.node_timeout_s
     graces_s = grows_s = 0.0
@@ -35,20 +35,20 @@ def together_s(world: World) -> float:
 
 
 def advanced_s(world: World) -> float:
-    """From everybody's first step to a durable point that is newer than the one they started from."""
+    """Bound from the first common step to a durable point newer than the one they started from."""
     mix = world.mix
     return (mix.save_every + 1) * mix.step_s + 2 * mix.saves_s + SLACK_S
 
 
 def finished_s(world: World) -> float:
-    """From everybody's first step to the last process's end, or else from TOPO_TIMEOUT after the job's."""
+    """Bound from the first common step to the last process's end, or else from TOPO_TIMEOUT after the job's."""
     policy, mix = world.policy, world.mix
     waits = 2 * policy.topo_timeout_s + policy.cool_down_s + 5 * policy.node_timeout_s
     return mix.target_step * mix.step_s + mix.saves_s + slowest(world) * waits + SLACK_S
 
 
 def people(world: World) -> str:
-    """Where everybody is, for a violation's text."""
+    """Describe where all processes are, for a violation's text."""
     return "; ".join(
         f"{worker} {worker.stage.value}, agent {worker.agent.activity.name}, generation {worker.generation}"
         for worker in world.workers

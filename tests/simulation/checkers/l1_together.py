@@ -9,7 +9,7 @@ from tests.simulation.group import Group
 
 
 class Together(Checker):
-    """Plans one appointment when the faults stop."""
+    """Schedules one check when the faults stop."""
 
     name = "L1"
 

@@ -1,8 +1,8 @@
 """L2: every refused node that is no duplicate is in within ``retry_after_s`` + one interval of a living scheduler.
 
-That bound is a cool-down's. A live holder's seat (ALIVE) is free only once its lease has ended, and its next word puts
-that off: such a refusal says when to ask again and promises no seat. A scheduler that stood still answers at once all
-that waited in its queue, so a worker may hear several refusals after the last was decided: each counts for itself.
+That bound is a cool-down's. A live holder's seat (ALIVE) is free only once its lease has ended, which its next message
+postpones: such a refusal says when to ask again and promises no seat. A scheduler that was paused answers at once
+everything in its queue, so a worker may receive several refusals after the last was decided; each counts on its own.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tests.simulation.checkers.witness import Holder
 from tests.simulation.mix import Naming
 from tests.simulation.worker import Worker
 
-Basis = tuple[str, float]  # who holds the seat or held it last, and since when that one is quiet
+Basis = tuple[str, float]  # the current or last holder of the seat, and since when it is silent
 
 
 class LetIn(Checker):
-    """Plans one appointment for everybody who hears in quiet that a cool-down is not over."""
+    """Schedules a check for every worker that is told, without faults, that a cool-down is not over."""
 
     name = "L2"
 
     def watch(self) -> None:
-        self._answers: dict[str, tuple[Refused, Basis]] = {}  # session → its last, and what that was computed from
-        self._found_full: dict[str, Refused] = {}  # session → its last, where there was no place for it then
+        self._answers: dict[str, tuple[Refused, Basis]] = {}  # session → its last refusal, and its basis
+        self._found_full: dict[str, Refused] = {}  # session → its last refusal for lack of a place
         self.world.when_answered[Refused].append(self._refused)
         self.world.when_noticed[ToldToWait].append(self._told)
 
@@ -51,9 +51,9 @@ class LetIn(Checker):
         if not worker.is_alive or core is None or life != self.world.host.life or worker.agent.seated:
             return
         if self._holder_of(worker.node) != basis:
-            return  # a rival was quicker, or the last one was heard once more
+            return  # a rival was quicker, or the last holder was heard once more
         if self._found_full.get(worker.session, answer) is not answer:
-            return  # it came again, and there was no place: that answer is an appointment of its own
+            return  # it returned and found no place: that answer schedules another check
         if core.phase() != "ending" and not self._somebody_else_has_it(worker):
             self.violated(f"{worker} was told to wait, has waited, and has no seat: {core.phase()}")
 
@@ -62,17 +62,17 @@ class LetIn(Checker):
         return (holder.session, holder.quiet_since) if holder is not None else ("", 0.0)
 
     def _somebody_else_has_it(self, worker: Worker) -> bool:
-        """A rival for the seat: another process of the node, or where any will do, whoever asked first."""
+        """A rival has the seat: another process of the node, or the first to ask if any may have it."""
         rivals = any(one.node == worker.node and one is not worker for one in self.world.workers)
         return rivals or self.world.mix.naming is Naming.FRESH or self._is_full(worker.node)
 
     def _is_full(self, node: str) -> bool:
-        """Whether its slot was given away meanwhile and there is no other place."""
+        """Return whether its slot was reassigned meanwhile and there is no other place."""
         core, policy = self.world.host.core, self.world.policy
         assert core is not None
         if policy.spare_num == 0 and policy.min_world_size == policy.max_world_size:
-            # Who has no slot of its own: a job that was made anew cannot know whose all of its slots were, and takes
-            # whoever comes first for one that was lost.
+            # A worker without its own slot: a rebuilt job does not know whose all of its slots were, and gives a lost
+            # one to the first to come.
             own, holders = core.state.seats.get(node), self.world.witness.holders.values()
             held = sum(holder.slot is not None and not self._is_free(holder) for holder in holders)
             return (own is None or own.slot is None) and held == policy.max_world_size
@@ -83,11 +83,11 @@ class LetIn(Checker):
         return len(spares) >= policy.spare_num and not has_slot
 
     def _is_free(self, holder: Holder) -> bool:
-        """Whether its slot is there for any other node; one that a replacement was given, and lost, cools down."""
+        """Return whether its slot is free for any other node; one given to a replacement and lost has a cool-down."""
         free_at = self.world.witness.quiet_known_since(holder) + self.world.policy.cool_down_s
         return holder.has_left or (holder.is_lost and free_at <= self.world.host.clock + EPSILON_S)
 
 
 def _says(notice: ToldToWait, answer: Refused) -> bool:
-    """Whether this answer is what was heard, and not one before it."""
+    """Return whether this answer is the received one and not an earlier one."""
     return (notice.text, notice.retry_after_s) == (answer.text, answer.retry_after_s)

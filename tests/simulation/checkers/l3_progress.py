@@ -9,7 +9,7 @@ from tests.simulation.group import Group
 
 
 class Progress(Checker):
-    """Looks at the members' disks, a bounded time after the first step that a generation makes in quiet."""
+    """Checks the members' disks a bounded time after the first step of a generation without faults."""
 
     name = "L3"
 

@@ -1,4 +1,4 @@
-"""L4: nobody waits in a round of a dead scheduler."""
+"""L4: no worker waits in a round of a dead scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOKS_AFTER_S = 6 * HEARTBEAT_INTERVAL_S  # to find the scheduler, to be welcome
 
 
 class NoDeadRounds(Checker):
-    """Comes back a few heartbeats after each start of a scheduler in quiet, and after the faults have stopped."""
+    """Checks some heartbeats after each start of a scheduler without faults, and after the faults have stopped."""
 
     name = "L4"
 
@@ -37,7 +37,8 @@ class NoDeadRounds(Checker):
             if not in_round or worker.registered_for_s() < patience_s or worker.waiting_for_s() < patience_s:
                 continue
             if worker.agent.slot is None:
-                continue  # made a spare again, by whoever does not know of that round: it waits for a place, in none
+                # made a spare again by a scheduler that does not know of that round: it waits for a place, in no round
+                continue
             if worker.joined is None or worker.joined.term == host.core.state.term:
                 continue
             if host.core.phase().startswith("forming"):

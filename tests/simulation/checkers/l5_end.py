@@ -7,7 +7,7 @@ from tests.simulation.checkers.deadlines import finished_s, people, together_s
 
 
 class TheEnd(Checker):
-    """Plans one appointment when the faults stop."""
+    """Schedules one check when the faults stop."""
 
     name = "L5"
 

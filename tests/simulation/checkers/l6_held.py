@@ -1,4 +1,4 @@
-"""L6: whoever holds the others up for good is ended, whatever else happens, once STEP_TIMEOUT says that it may be."""
+"""L6: a worker that blocks the others for good is ended, whatever else happens, once STEP_TIMEOUT permits it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.worker import Worker
 
 
 class Held(Checker):
-    """Plans an appointment with everybody who is held when the faults stop and is not let go of then."""
+    """Schedules a check for every worker that is still held when the faults stop."""
 
     name = "L6"
 
@@ -18,7 +18,7 @@ class Held(Checker):
 
     def _calm(self) -> None:
         stay = [(one, hold) for one in self.world.workers if (hold := self.world.operator.leaves_held(one)) is not None]
-        if len(stay) == 1:  # of two nobody may wait for the other
+        if len(stay) == 1:  # of two neither may wait for the other
             (worker, hold), patience = stay[0], self.world.patience
             self.world.after(patience.most_s(worker.step), self._must_be_gone, worker, hold)
 

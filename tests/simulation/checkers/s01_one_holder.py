@@ -10,12 +10,12 @@ from tests.simulation.worker import Worker
 
 
 class OneHolder(Checker):
-    """Watches every grant, and every process that takes a rank."""
+    """Observes every grant, and every process that takes a rank."""
 
     name = "S1"
 
     def watch(self) -> None:
-        self._ranks: dict[tuple[str, int, int], Worker] = {}  # (job, generation, rank) → who began it
+        self._ranks: dict[tuple[str, int, int], Worker] = {}  # (job, generation, rank) → the process that started it
         self.world.when_recorded[SeatGranted].append(self._granted)
         self.world.when_recorded[SlotGiven].append(self._granted)
         self.world.when_noticed[Began].append(self._began)

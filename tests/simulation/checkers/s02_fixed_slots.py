@@ -26,7 +26,7 @@ class FixedSlots(Checker):
         self.world.when_recorded[GenerationCommitted].append(self._committed)
 
     def _loaded(self, core: SchedulerCore) -> None:
-        """What was granted and never durable was never told; the next life may decide otherwise."""
+        """A grant that was never durable was never announced; the next start may decide otherwise."""
         holders = self.world.witness.holders.values()
         self._slots = {holder.node: holder.slot for holder in holders if holder.slot is not None}
 

@@ -1,6 +1,6 @@
-"""S3: nobody is seated before the cool-down is over, and a refusal says exactly how long and makes no wait longer.
+"""S3: no process is seated before the cool-down is over, and a refusal gives the exact time and lengthens no wait.
 
-Nor is anybody as a replacement, for which there is no cool-down, but who was started as one.
+Replacements have no cool-down, but only a process that was started as one counts as one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class CoolDown(Checker):
         self.world.when_answered[Refused].append(self._refused)
 
     def _granted(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> None:
-        """A process takes its node's seat again, or, the seat being taken away for it, another node's."""
+        """A process takes its node's seat again or, if that seat was taken away, another node's."""
         witness = self.world.witness
         if record.session in self.world.forged:
             self.violated(f"{record}: no launcher has started that session")
         before = [old for old, granted in witness.granted if granted is record and old is not None]
         before += [old for old in witness.retired if isinstance(record, SeatGranted) and old.slot == record.slot]
         for old in before:
-            if old.session or not witness.is_late(event, record):  # else it is the one that the seat was kept for
+            if old.session or not witness.is_late(event, record):  # otherwise it is the one that the seat was kept for
                 self._must_be_free(old, record)
 
     def _must_be_free(self, old: Holder, record: SeatGranted | SpareAdmitted) -> None:
@@ -46,7 +46,7 @@ class CoolDown(Checker):
         witness, policy, now = self.world.witness, self.world.policy, self.world.host.clock
         holder = witness.holders.get(session.split("#")[0])
         if holder is None or holder.is_retired:
-            return  # a stranger waits for somebody's seat: whose, is for the core to choose
+            return  # a stranger waits for any seat, which the core chooses
         free_at = now if holder.has_left else witness.quiet_known_since(holder) + policy.cool_down_s
         cool_down = max(0.0, free_at - now)
         if holder.is_spare and (holder.is_lost or holder.has_left) and cool_down == 0.0:

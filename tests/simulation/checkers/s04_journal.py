@@ -1,6 +1,6 @@
-"""S4: terms and generations only rise, and what is on disk always replays to what the scheduler believes.
+"""S4: terms and generations only rise, and the disk always replays to the scheduler's state.
 
-Which records a crash may leave is judged where they are read (``RecoveryPath``), under the same name.
+Which records a crash may leave is checked where they are read (``RecoveryPath``), under the same name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tests.simulation.checkers.base import Checker
 
 
 class Journal(Checker):
-    """Compares the scheduler with what the records replay to, whenever some have become durable."""
+    """Compares the scheduler with the replay of the records, whenever some have become durable."""
 
     name = "S4"
 

@@ -1,4 +1,4 @@
-"""S5: a node's incarnation strictly increases, over all lives of the scheduler."""
+"""S5: a node's incarnation strictly increases, across all starts of the scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.simulation.worker import Worker
 
 
 class Incarnations(Checker):
-    """Compares every grant with those before it, and what two processes of one node were told."""
+    """Compares every grant with earlier ones, and the incarnations of a node's processes."""
 
     name = "S5"
 
@@ -19,7 +19,7 @@ class Incarnations(Checker):
         self._durable_highest: dict[str, int] = {}
 
     def rebuilt(self, record: JobRebuilt) -> None:
-        """What nobody spoke for was lost; processes that held it are told apart by their sessions."""
+        """Unreported numbers were lost; processes that held them are distinguished by their sessions."""
         known = self._highest = {seat.node: seat.incarnation for seat in record.seats}
         self._told = {
             (job, node, incarnation): told
@@ -42,7 +42,7 @@ class Incarnations(Checker):
         if record.incarnation <= self._highest.get(record.node, 0) and not is_late:
             self.violated(f"{record} after incarnation {self._highest[record.node]}")
         self._highest[record.node] = record.incarnation
-        if is_late:  # what came after it was lost with the journal
+        if is_late:  # later numbers were lost with the journal
             self._told = {key: told for key, told in self._told.items() if key[1] != record.node}
 
     def _durable(self, record: SeatGranted | SpareAdmitted) -> None:

@@ -43,7 +43,7 @@ class Fencing(Checker):
             return
         before, self._before_it = self._before_it, None
         if any(isinstance(record, JobRebuilt) for record in ready.records):
-            return  # it was the last that was awaited of those who make a lost journal anew, which is S15's to judge
+            return  # it was the last awaited report for rebuilding a lost journal, which S15 checks
         admitted = [record for record in ready.records if isinstance(record, SeatGranted | SpareAdmitted)]
         if admitted and all(self.world.witness.is_late(event, record) for record in admitted):
             return

@@ -1,4 +1,4 @@
-"""S7: whatever a scheduler says is already on disk. Each kind of message names the record it rests on."""
+"""S7: everything a scheduler sends is already on disk. Each kind of message names the record it rests on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.simulation.checkers.base import Checker
 
 
 class SaveThenSpeak(Checker):
-    """Compares every message with the journal at the moment it leaves."""
+    """Compares every message with the journal when it is sent."""
 
     name = "S7"
 
@@ -41,7 +41,7 @@ class SaveThenSpeak(Checker):
         self.world.when_durable[SlotGiven].append(self._given)
         self.world.when_durable[GenerationCommitted].append(self._committed)
         self.world.when_durable[JobRebuilt].append(self._rebuilt)
-        self._terms: set[int] = set()  # of this life of the scheduler, on disk
+        self._terms: set[int] = set()  # of this start of the scheduler, on disk
         self.world.watch_loaded.append(lambda core: self._terms.clear())
         self.world.when_durable[TermStarted].append(lambda record: self._terms.add(record.term))
         for kind in (Admitted, Pending, RoundOpened, GenerationStarted, AddressMap, Finished, EndJob):
@@ -79,10 +79,10 @@ class SaveThenSpeak(Checker):
                     and (disk.term, disk.job) == (message.term, message.job)
                     and message.finished in (None, disk.final)
                 )
-            case Pending():  # not the last only where the journal was made anew in the same breath
+            case Pending():  # not the last only if the journal was rebuilt in the same step
                 return message.term in self._terms
             case RoundOpened():
-                # A member of the last generation needs not be told its place.
+                # A member of the last generation need not be told its place.
                 members = () if disk.generation is None else disk.generation.slots
                 slots = members if message.place is None else (message.place.slot,)
                 return disk.term == message.term and any(

@@ -12,7 +12,7 @@ from tests.simulation.worker import Worker
 
 
 class OneView(Checker):
-    """Compares what is committed, what is told, what is begun and what is trained."""
+    """Compares what is committed, announced, started and trained."""
 
     name = "S8"
 

@@ -1,10 +1,10 @@
-"""S9: a generation starts from the greatest point allowed, from sources that hold it.
+"""S9: a generation starts from the greatest permitted point, from sources that hold it.
 
-Where a point was committed and none is left, no generation starts.
+If a point was committed and none is left, no generation starts.
 
-A copy that a member keeps for a slot counts as a point of that slot's rank, whose own parts come back with it.
-Disks need not be asked where a member remembers a commit of the last generation, or what that started from: its peers
-cannot have come further without it. Anything older in a memory may have been overtaken, so then every disk counts.
+A copy that a member keeps for a slot counts as a point of that slot's rank, whose own parts are restored with it. Disks
+need not be examined if a member remembers a commit of the last generation, or its starting point: its peers cannot be
+further without it. Anything older in a memory may have been overtaken, so then every disk counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.simulation.checkers.line import is_kept
 
 
 class RestorePoint(Checker):
-    """Chooses for itself, from what every member brought into the round."""
+    """Makes its own choice, from what every member brought into the round."""
 
     name = "S9"
 
@@ -47,7 +47,7 @@ class RestorePoint(Checker):
             self.violated(f"{record}: the members hold {on_line} and copies {copies}; expected {expected}")
 
     def _credible(self, join: Holdings) -> Holdings:
-        """Where the ranks of the last generation differed, only what was everybody's before."""
+        """If the ranks of the last generation differed, only points common before that."""
         disk = self.world.witness.disk
         last = self.world.witness.line.committed[-1:]
         if not any(
@@ -61,7 +61,7 @@ class RestorePoint(Checker):
         return replace(join, points=points, live=live, copies=copies)
 
     def _suffices(self, joins: list[Holdings], on_line: list[set[Point]]) -> bool:
-        """Whether what is remembered is as far as anybody can have come, and everybody's own parts are there."""
+        """Return whether memories hold the furthest possible point with the own parts of all."""
         last = self.world.witness.line.committed[-1]
         remembered = [join.live for join in joins if join.live is not None]
         newest = max(remembered, key=lambda point: (point.step, point.generation), default=None)
@@ -72,7 +72,7 @@ class RestorePoint(Checker):
     def _said(self, session: str, message: GenerationStarted) -> None:
         line = self.world.witness.line
         record = line.of(message.generation)
-        assert record is not None, "S7: what is said is durable"
+        assert record is not None, "S7: what is sent is durable"
         if message.restore is not None:
             self._judge_source(record, message, message.restore)
         sources = self._sources.setdefault(message.generation, {})
@@ -84,7 +84,7 @@ class RestorePoint(Checker):
     def _judge_source(self, record: GenerationCommitted, message: GenerationStarted, restore: Point) -> None:
         joins = self.world.witness.line.joins_of(record)
         source, own = joins[message.source], joins[message.rank]
-        assert source is not None and own is not None, "who is told of a generation has joined it"
+        assert source is not None and own is not None, "a member that is told of a generation has joined it"
         if message.serves and restore not in _held(own):
             self.violated(f"{message}: it serves what it does not hold, {own}")
         for loan in message.lends:
@@ -106,7 +106,7 @@ def _held(join: Holdings) -> set[Point]:
 def _greatest(
     joins: list[Holdings], on_line: list[set[Point]], copies: list[Copy], slots: tuple[int, ...]
 ) -> Point | None:
-    """The most advanced; where members need their own parts, the most advanced that those all hold, or others for
+    """Return the most advanced; if members need their own parts, the most advanced that those all hold, or others for
     them.
     """
     everything = set().union(*on_line, {copy.point for copy in copies})

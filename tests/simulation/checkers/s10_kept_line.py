@@ -9,7 +9,7 @@ from tests.simulation.checkers.line import is_kept
 
 
 class KeptLine(Checker):
-    """Walks the line back by itself and looks whether what is resumed, and what is final, lies on it."""
+    """Walks the line back itself and checks that resumed and final points are on it."""
 
     name = "S10"
 

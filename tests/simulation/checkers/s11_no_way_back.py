@@ -13,7 +13,7 @@ FIRST = (0, 0, RoundId(0, 0))
 
 
 class NoWayBack(Checker):
-    """Looks at every agent after each of its steps, and at every step that is trained."""
+    """Examines every agent after each of its steps, and every training step."""
 
     name = "S11"
 
@@ -34,7 +34,7 @@ class NoWayBack(Checker):
         self._agents[worker.session] = (generation, term, round_)
 
     def _is_cut_off(self, group: Group, newest: GenerationCommitted) -> bool:
-        """Whether each of its members was replaced while no word reached it: what they do now is on no line."""
+        """Return whether each member was replaced while unreachable, so that their steps are on no line."""
         return all((worker.node, worker.agent.incarnation) not in newest.members for worker in group.members.values())
 
     def _began(self, worker: Worker, notice: Began) -> None:

@@ -1,4 +1,4 @@
-"""S12: round ids are never reused, also across scheduler restarts."""
+"""S12: round ids are never reused, across scheduler restarts too."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.simulation.checkers.base import Checker
 
 
 class RoundIds(Checker):
-    """Remembers which life of the scheduler spoke of a round, and which rounds are closed."""
+    """Remembers which start of the scheduler announced a round, and which rounds are closed."""
 
     name = "S12"
 
     def begin_job(self) -> None:
         self._life: dict[RoundId, int] = {}
-        self._closed: dict[RoundId, int] = {}  # by which life, durably or not
+        self._closed: dict[RoundId, int] = {}  # by which start, durably or not
 
     def watch(self) -> None:
         self.world.when_recorded[GenerationCommitted].append(self._committed)

@@ -6,7 +6,7 @@ from tests.simulation.checkers.base import Checker
 
 
 class OneWriter(Checker):
-    """Watches every call that changes the disk."""
+    """Observes every call that changes the disk."""
 
     name = "S13"
 

@@ -1,7 +1,7 @@
 """S14: min ≤ world size ≤ max, ranks are exactly 0..n-1, survivors keep their relative order.
 
-And why a world is smaller than it was: nobody's slot is taken away while it is held, nor before its grace where no
-spare takes it, nor where too few would be left.
+A world also shrinks only for a reason: no slot is taken away while it is held, nor before its grace unless a spare
+takes it, nor if too few would be left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.simulation.checkers.witness import Holder
 
 
 class WorldSize(Checker):
-    """Counts members and ranks, as they are written and as they are told."""
+    """Counts members and ranks, as written and as announced."""
 
     name = "S14"
 
@@ -23,7 +23,7 @@ class WorldSize(Checker):
         self._forgotten: set[tuple[str, int]] = set()
 
     def rebuilt(self, record: JobRebuilt) -> None:
-        """Of a member whom nobody spoke for neither the name nor the incarnation is known: both may come back."""
+        """Name and incarnation of an unreported member are unknown; both may return."""
         last = self.world.witness.line.committed[-1:]
         known = {(seat.node, seat.incarnation) for seat in record.seats}
         self._forgotten = {member for one in last for member in one.members} - known
@@ -45,7 +45,8 @@ class WorldSize(Checker):
             return
         taken = {record.slot for record in ready.records if isinstance(record, SeatGranted | SlotGiven)}
         for old in self.world.witness.retired:
-            if not old.session and old.slot in taken:  # made anew without a word of its holder, who has come by now
+            # rebuilt without a report of its holder, which has arrived by now
+            if not old.session and old.slot in taken:
                 continue
             if not (old.is_lost or old.has_left):
                 self.violated(f"slot {old.slot} is taken away from {old}, who holds it")
@@ -80,7 +81,7 @@ class WorldSize(Checker):
 
     def _started(self, session: str, message: GenerationStarted) -> None:
         record = self.world.witness.line.of(message.generation)
-        assert record is not None, "S7: what is said is durable"
+        assert record is not None, "S7: what is sent is durable"
         local_fits = 0 <= message.local_rank < message.local_world_size <= message.world_size
         if message.world_size != len(record.members) or not local_fits:
             self.violated(f"{message} of {record}")

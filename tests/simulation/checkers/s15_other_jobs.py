@@ -1,8 +1,7 @@
 """S15: a minority or stale member never defines the recovered state.
 
-Where a journal was lost, what is made anew from the workers is what it held, as far as any of them was told, and
-nothing else: it is compared with what the lost one said. Whoever else comes from an older job, or from none of this
-kind at all, is never taken in, and leaves no trace in what the scheduler knows.
+A lost journal is rebuilt from the workers to exactly what it held as far as any of them knew, which is compared with
+the lost one. A process of an older job, or of none, is never admitted, and leaves no trace in the scheduler's state.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class OtherJobs(Checker):
     name = "S15"
 
     def watch(self) -> None:
-        self._jobs: dict[str, str] = {}  # session → the job it was taken into
+        self._jobs: dict[str, str] = {}  # session → the job it was admitted to
         self.world.watch_decided.append(self._decided)
         self.world.watch_agent.append(self._agent)
         for kind in (Admitted, Pending, RoundOpened, GenerationStarted):
@@ -63,7 +62,7 @@ class OtherJobs(Checker):
             self.violated(f"{record}: {heard} of {len(record.seats)} members were heard")
 
     def _compare_members(self, record: JobRebuilt, truth: GenerationCommitted) -> None:
-        """Who was heard has its own place and incarnation; of the others it is known that there were so many."""
+        """Members that reported have their own place and incarnation; of the others only the number is known."""
         generation = record.generation
         is_alike = generation.restore == truth.restore and len(generation.slots) == len(truth.slots)
         if not is_alike or list(generation.slots) != sorted(set(generation.slots)):
@@ -76,7 +75,7 @@ class OtherJobs(Checker):
                 self.violated(f"{record}: {seat.node} was incarnation {incarnations[seat.node]} already")
 
     def _compare_line(self, record: JobRebuilt, lost: list[GenerationCommitted]) -> None:
-        """What the generation that was heard of had started from belongs to the job, and nothing before that does."""
+        """The starting point of the reported generation belongs to the job, and nothing before it does."""
         cuts = [cut for cut in record.generation.line if not cut.is_a_loss]
         heard_of = record.generation.generation
         if not record.generation.members:

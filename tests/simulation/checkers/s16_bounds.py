@@ -1,9 +1,9 @@
 """S16: queues, history and journal stay within stated bounds.
 
-The bounds: who waits, at most one entry a process that asked; deadlines, one for every message that a seat can send
-within a lease (entries of one seat merge when no message came between them) and one for every grant and close since
-they were last judged; an open round, one entry a seat; records of seats, one a node that was ever seated; the journal,
-what the shell compacts at; the folder, one journal and as many torn ends as are kept.
+The bounds: waiting processes, at most one entry for each that asked; deadlines, one for every message that a seat can
+send within a lease (entries of one seat merge when no message came between them) and one for every grant and close
+since they were last judged; an open round, one entry per seat; records of seats, one per node that was ever seated; the
+journal, the size at which the shell compacts; the folder, one journal and as many torn ends as are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from samebits.core.state import KEPT_CUTS, KEPT_INTERRUPTIONS
 from samebits.store.journal import MAX_TORN_FILES
 from tests.simulation.checkers.base import Checker
 
-DEADLINES_A_SEAT = 24  # a heartbeat a second for five seconds, and what duplicates, echoes and joins come to
+DEADLINES_A_SEAT = 24  # a heartbeat a second for five seconds, plus duplicates, echoes and joins
 
 
 class Bounds(Checker):
@@ -97,7 +97,7 @@ class Bounds(Checker):
 
 
 def _sizes(core: SchedulerCore) -> dict[str, int]:
-    """How much the core keeps of everything that grows."""
+    """Return the size of everything in the core that grows."""
     state, round_ = core.state, core._rendezvous.round
     return {
         "pending": len(core._admission.pending),

@@ -1,7 +1,7 @@
 """S17: duplicating or reordering any message adds no further transition.
 
-The same words twice in a row make no record and open no round; and a generation is broken only for a cause, so words
-that come twice, late or out of order are none.
+The same message twice in a row makes no record and opens no round. A generation is broken only for a cause, and
+repeated, late or reordered messages are none.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 
 ANY = re.compile(r"round \d+\.\d+ opened: ")
-OPENED = re.compile(r"round \d+\.\d+ opened: (?!no step for )")  # whether there is a hang is S22's to judge
+OPENED = re.compile(r"round \d+\.\d+ opened: (?!no step for )")  # S22 checks whether there is a hang
 
 
 class NoExtraTransition(Checker):
-    """Looks at what an echo does, and at the members' processes whenever a round opens over a generation."""
+    """Examines the effect of an echo, and the members' processes whenever a round opens over a generation."""
 
     name = "S17"
 
@@ -38,19 +38,19 @@ class NoExtraTransition(Checker):
         for note in ready.notes:
             if OPENED.match(note.text) and core is not None and core.state.generation is not None:
                 committed = core.state.generation
-                if self._grows(committed) or not committed.members:  # nobody knows who they were, since a rebuild
+                if self._grows(committed) or not committed.members:  # the members are unknown since a rebuild
                     continue
                 if all(self._goes_on(node, incarnation, committed) for node, incarnation in committed.members):
                     self.violated(f"{note.text}, at {event}, and every member of {committed} can go on")
 
     def _grows(self, committed: GenerationCommitted) -> bool:
-        """Whether somebody holds a slot that the generation does not have."""
+        """Return whether a worker holds a slot that the generation lacks."""
         holders = self.world.witness.holders.values()
         live = (holder for holder in holders if holder.slot is not None and not (holder.is_lost or holder.has_left))
         return any(holder.slot not in committed.slots for holder in live)
 
     def _goes_on(self, node: str, incarnation: int, committed: GenerationCommitted) -> bool:
-        """Whether this member is alive, holds its seat, and has not left the generation's group."""
+        """Return whether this member is alive, holds its seat, and has not left the generation's group."""
         holder = self.world.witness.holders[node]
         if holder.incarnation != incarnation or holder.is_lost or holder.has_left or holder.slot is None:
             return False

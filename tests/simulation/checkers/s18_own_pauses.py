@@ -1,7 +1,7 @@
-"""S18: a pause of the scheduler alone never loses a node; nobody is lost without a reason that the design allows.
+"""S18: a pause of the scheduler alone never loses a node, and every loss has a permitted reason.
 
-Time in which the scheduler itself stood still, as far as it knew, counts for nobody. The close of an earlier connection
-costs nobody the seat: who is back says so when it is asked.
+Time in which the scheduler itself was paused, as far as it knew, does not count. The close of an earlier connection
+costs no worker its seat: one that is back says so when asked.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from samebits.core.reports import PeerGone
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
 from tests.simulation.checkers.base import EPSILON_S, Checker
 
-USUAL_S = 0.1  # what a question and its answer take, and much more
+USUAL_S = 0.1  # the time of a question and its answer, with a wide margin
 
 
 class OwnPauses(Checker):
-    """Judges every first SeatLost by the silence and the closes that came before it."""
+    """Judges every first SeatLost by the silence and the closes before it."""
 
     name = "S18"
 
@@ -36,12 +36,12 @@ class OwnPauses(Checker):
         self._stalls.append((now - event.gap_s, now))
 
     def _awake_s(self, since: float) -> float:
-        """How long the scheduler has been listening since then."""
+        """Return how long the scheduler has been listening since then."""
         now = self.world.host.clock
         return now - since - sum(max(0.0, end - max(begin, since)) for begin, end in self._stalls if end > since)
 
     def _stands(self, session: str) -> bool:
-        """Whether its process has been listening, over a connection that carries everything at once, for a while."""
+        """Return whether its process has been listening for a while over an undisturbed connection."""
         mix, now = self.world.mix, self.world.now
         is_swift = mix.is_ordered and not (mix.p_drop or mix.p_slow) and mix.fsync_s <= USUAL_S
         worker = next((worker for worker in self.world.workers if worker.session == session), None)
@@ -60,7 +60,7 @@ class OwnPauses(Checker):
     def _lost(self, event: Event | None, record: SeatLost) -> None:
         witness, policy = self.world.witness, self.world.policy
         if not any(record is lost for lost in witness.lost) or witness.is_ending:
-            return  # a later close of a lost one, or everybody is told to leave: nothing depends on who is alive
+            return  # a later close of a lost one, or all are told to leave: nothing depends on it
         holder = witness.holders[record.node]
         if isinstance(event, Received) and isinstance(event.message, Leave) and event.session == holder.session:
             return
@@ -78,7 +78,7 @@ class OwnPauses(Checker):
                     self.violated(f"{record} at {event}: it would have answered; {holder}")
                 return
             if isinstance(event, Closed):
-                return  # a round is open: somebody has noticed a loss
+                return  # a round is open: a worker has noticed a loss
             message = event.message if isinstance(event, Received) else None
             if isinstance(message, Join) or (isinstance(message, Heartbeat) and message.activity is Activity.WAITING):
                 return  # a member's collective failed

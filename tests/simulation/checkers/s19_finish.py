@@ -1,4 +1,4 @@
-"""S19: training is finished when every member's last commit is durable, and nobody returns before that is written."""
+"""S19: training is finished when every member's last commit is durable, and no worker returns before that record."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.simulation.worker import Worker
 
 
 class Finish(Checker):
-    """Looks at the members' disks when the scheduler says that all is done."""
+    """Examines the members' disks when the scheduler reports the end of training."""
 
     name = "S19"
 
     def begin_job(self) -> None:
         self._final: Point | None = None
-        self._is_final = False  # as this life of the scheduler believes
+        self._is_final = False  # as this start of the scheduler believes
 
     def rebuilt(self, record: JobRebuilt) -> None:
         self._final, self._is_final = record.final, record.final is not None

@@ -1,6 +1,6 @@
-"""S20: a point is committed when every member's disk holds it, and while it is the newest such nobody deletes it.
+"""S20: a point is committed when every member's disk holds it, and while it is the newest such it is never deleted.
 
-So whatever dies next, all together have one whole point in common. A member whose folder was lost has none, and one
+So whatever dies next, all members have one complete point in common. A member whose folder was lost has none, and one
 whose process was replaced by another node's has another disk: they count again from the next committed point on.
 """
 
@@ -15,7 +15,7 @@ from tests.simulation.checkpoints import Checkpoints
 
 
 class CommittedPoints(Checker):
-    """Looks at the disks themselves."""
+    """Examines the disks themselves."""
 
     name = "S20"
 
@@ -40,7 +40,7 @@ class CommittedPoints(Checker):
     def _began(self, record: GenerationCommitted) -> None:
         self._members = dict(record.members)
         if self._durable is not None and (record.restore is None or record.restore < self._durable):
-            self._durable = None  # a folder was lost, and with it what all had in common
+            self._durable = None  # a folder was lost, and with it the common point
 
     def _became_durable(self, record: PointCommitted) -> None:
         self._durable, self._holders = record.point, {*self._members}

@@ -1,6 +1,6 @@
-"""S21: training is finished, and a point is everybody's, only where every member's state is the same.
+"""S21: training is finished, and a point is common, only if every member's state is the same.
 
-The digests that were reported are not asked: what each member's state really was is in the world's own books.
+This uses the members' true states from the world's own books, not the reported digests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.simulation.worker import Worker
 
 
 class Equal(Checker):
-    """Looks at the members' states when the scheduler says that all is done, or that a point is held by all."""
+    """Examines the members' states when the scheduler reports the end, or a point held by all."""
 
     name = "S21"
 

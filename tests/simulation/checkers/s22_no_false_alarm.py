@@ -1,7 +1,7 @@
-"""S22: nobody is ended, or asked to leave, for what it is not in; no generation is given up for a hang that is none.
+"""S22: no worker is ended or asked to leave for a wrong reason, and no generation is given up without a hang.
 
-Where messages arrive as they were sent and nobody has stood still, what is judged must be so now or have been so a
-heartbeat ago; elsewhere it must have been so when the words were said on which the judgement rests.
+If messages arrive as sent and no process was paused, a judgement must be true now or have been true a heartbeat ago.
+Otherwise it must have been true when the messages on which it rests were sent.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.simulation.worker import Worker
 
 HANG = re.compile(r"round \d+\.\d+ opened: no step for ")
 JUST_S = 3.0
-"""A heartbeat by the slowest clock, and what messages take."""
+"""A heartbeat by the slowest clock, plus the time of messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What the sender was in when it said this message."""
+    """The sender's true state when it sent this message."""
 
     message: Said
     hold: Hold | None
@@ -32,12 +32,12 @@ class Truth:
 
 
 class NoFalseAlarm(Checker):
-    """Knows who is held and whose host is full, and compares every alarm that costs a process or a step with it."""
+    """Compares every alarm that costs a process or a step with the true holds and full disks."""
 
     name = "S22"
 
     def begin_job(self) -> None:
-        self._stood_still: dict[str, Truth] = {}  # the last of each kind that was heard of a session
+        self._stood_still: dict[str, Truth] = {}  # the last of each kind from a session
         self._was_unwell: dict[str, Truth] = {}
 
     def watch(self) -> None:
@@ -64,7 +64,7 @@ class NoFalseAlarm(Checker):
         return next((one for one in self.world.workers if one.session == session), None)
 
     def _is_plain(self) -> bool:
-        """Whether what is known is what is: nothing is lost, late or stopped in this run."""
+        """Return whether reports equal reality: nothing is lost, late or stopped in this run."""
         mix = self.world.mix
         stops = {"partition", "worker stopped", "scheduler stopped"} & mix.rates_hz.keys()
         return mix.is_ordered and not (mix.p_drop or mix.p_slow or stops) and mix.fsync_s <= 1.0
@@ -98,7 +98,7 @@ class NoFalseAlarm(Checker):
                 self.violated(f"{note.text}: and nobody is held")
 
     def _has_hang(self) -> bool:
-        """Whether somebody is astray or a collective is held, or only just was, or nothing can be said of it."""
+        """Return whether a worker is astray or a collective is held, now or just before, or unknown."""
         workers = [one for one in self.world.workers if not one.is_of_another_job()]
         groups = [group for one in workers if (group := self.world.groups.of(one)) is not None]
         if not self._is_plain() and any(known.hold is not None for known in self._stood_still.values()):

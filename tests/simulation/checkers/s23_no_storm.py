@@ -1,7 +1,7 @@
-"""S23: no detector's state outlives its session, and nothing is ended twice for one observation: no restart storm.
+"""S23: no detector's state outlives its session, and no observation ends two processes: no restart storm.
 
-Who is ended, or asked to leave for its host's sake, has said so itself, to this scheduler; and of those who are ended
-at one step each has stood still for twice as long as the one before.
+A worker that is ended, or asked to leave because of its host, has reported the reason itself, to this scheduler. Of
+those ended at one step each has stood still for twice as long as the one before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.simulation.checkers.s22_no_false_alarm import JUST_S
 
 
 class NoStorm(Checker):
-    """Keeps what each session has said to this life of the scheduler."""
+    """Keeps what each session has reported to this start of the scheduler."""
 
     name = "S23"
 

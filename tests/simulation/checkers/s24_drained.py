@@ -1,4 +1,4 @@
-"""S24: who has left holds no rank until it is admitted again, and who is asked to leave does so at its next commit."""
+"""S24: a departed worker holds no rank until it is readmitted, and one asked to leave does so at its next commit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Drained(Checker):
 
     def begin_job(self) -> None:
         self._left: dict[str, int] = {}  # node → the incarnation that has left and was not followed by another
-        self._left_for_sure: dict[str, int] = {}  # the same as the disk has it
-        self._asked: dict[str, int] = {}  # session → the commits it had made when it heard so
+        self._left_for_sure: dict[str, int] = {}  # the same according to the disk
+        self._asked: dict[str, int] = {}  # session → its number of commits when it was asked
 
     def watch(self) -> None:
         recorded = self.world.when_recorded

@@ -1,4 +1,4 @@
-"""S25: the calls to each key can be put into an order that a single key would give, over any number of schedulers."""
+"""S25: the calls to each key are linearizable across any number of schedulers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.simulation.checkers.base import Checker
 
 
 class KeysInOrder(Checker):
-    """Looks at the history of each key when a job's keys are lost with its folder, and at the end of the run."""
+    """Checks the history of each key when a job's keys are lost with its folder, and at the end of the run."""
 
     name = "S25"
 

@@ -1,7 +1,7 @@
-"""The books several checkers need: who holds which seat, when it was last heard, and what the scheduler can know of it.
+"""Books common to several checkers: the holder of each seat, when it was last heard, and what the scheduler can know.
 
-Kept from the events handed to the core and from its records, apart from the core's own books; times are those of the
-scheduler's machine, counted from the run's beginning. A scheduler that dies forgets what was not durable, and so does
+They are kept from the events handed to the core and from its records, independently of the core's own. Times are those
+of the scheduler's machine since the start of the run. A scheduler that dies forgets what was not durable, and so does
 the witness: what was accepted in the same group commit as a record that never reached the disk counts as never accepted
 (invariant S3: *durably* admitted).
 """
@@ -51,33 +51,33 @@ class Holder:
     slot: int | None
     accepted_at: float  # its last accepted message
     closed_at: float | None = None  # the first close that was observed since
-    known_since: tuple[int, float] | None = None  # (boot, time): the journal proves that it was quiet from then on
-    is_heard: bool = False  # in this life of the scheduler
+    known_since: tuple[int, float] | None = None  # (boot, time): the journal proves that it was silent from then on
+    is_heard: bool = False  # in this start of the scheduler
     is_lost: bool = False
     has_left: bool = False
-    is_gone: bool = False  # it said so, or it was seen dead
-    away_since: float | None = None  # the first close since its last accepted message, whether or not it was ever heard
+    is_gone: bool = False  # it reported its end, or was seen dead
+    away_since: float | None = None  # the first close since its last accepted message, observed or not
     is_spare: bool = False
     lost_at: float = 0.0  # when it was decided
 
     @property
     def is_retired(self) -> bool:
-        """Whether it was durably replaced."""
+        """Return whether it was durably replaced."""
         return self.slot is None and not self.is_spare
 
     @property
     def quiet_since(self) -> float:
-        """The last accepted message or observed close, whichever is later."""
+        """Return the last accepted message or observed close, whichever is later."""
         return self.accepted_at if self.closed_at is None else max(self.accepted_at, self.closed_at)
 
     def copy(self) -> Holder:
-        """What is known of it now."""
+        """Return a copy of what is known of it."""
         return Holder(*_fields_of(self))
 
 
 @dataclass(frozen=True, slots=True)
 class LostJournal:
-    """What a journal held for sure when it was deleted."""
+    """What a journal durably held when it was deleted."""
 
     holders: Mapping[str, Holder]  # by node
     generations: list[GenerationCommitted]
@@ -88,16 +88,16 @@ _fields_of = attrgetter(*Holder.__slots__)  # type: ignore[attr-defined]
 
 
 class Witness:
-    """Watches before every checker."""
+    """Observes before every checker."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.terms = self.generations = 0  # of all jobs of the run
         self.line = Line()
         self.lost_journals: dict[str, LostJournal] = {}  # by job
-        self.speaker: Holder | None = None  # whose live word the event is that is being decided
+        self.speaker: Holder | None = None  # the holder whose live message is being processed
         self.loaded_at = 0.0
-        self.stalled_at = 0.0  # when the scheduler last said that it stood still
+        self.stalled_at = 0.0  # when the scheduler last reported a pause of its own
         self.begin_job()
         world.when_event[Received].append(self._hears)
         world.watch_loaded.append(self._loaded)
@@ -106,19 +106,19 @@ class Witness:
 
     def begin_job(self) -> None:
         """The journal is empty."""
-        self.disk = JobState()  # what the durable records say
+        self.disk = JobState()  # according to the durable records
         self._unsynced = 0
         self.forget()
 
     def forget(self) -> None:
-        """Nobody holds anything."""
+        """No seat is held."""
         self.job = ""
         self.holders: dict[str, Holder] = {}
-        self.by_session: dict[str, Holder] = {}  # the present ones
+        self.by_session: dict[str, Holder] = {}  # the current ones
         self.granted: list[tuple[Holder | None, SeatGranted | SpareAdmitted]] = []
-        """By the last step: the node's holder before, and its holder now."""
-        self.lost: list[SeatLost] = []  # by the last step
-        self.retired: list[Holder] = []  # by the last step, as they were
+        """Of the last step: the node's previous and current holder."""
+        self.lost: list[SeatLost] = []  # of the last step
+        self.retired: list[Holder] = []  # of the last step, as they were
         self.is_ending = False
         self._before: dict[str, Holder] = {}  # the batch that is not durable yet
         self._is_rebuilt = False  # by a record that is not durable yet
@@ -131,8 +131,8 @@ class Witness:
         self.begin_job()
 
     def rebuilt(self, record: JobRebuilt) -> None:
-        """An earlier job begins anew, as at a load; whoever has reported is heard already."""
-        now = self.stalled_at = self.world.host.clock  # as after a pause nobody's lease ends before it could be renewed
+        """An earlier job restarts, as at a load; the workers that reported have been heard."""
+        now = self.stalled_at = self.world.host.clock  # as after a pause, no lease ends before it could be renewed
         self.job, self._is_rebuilt = record.job, True
         for seat in record.seats:
             if seat.session:
@@ -145,7 +145,7 @@ class Witness:
         self.line.rebuilt(record, [] if lost is None else lost.generations)
 
     def is_late(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> bool:
-        """Whether a process of a job whose journal was lost, for whom nobody had spoken, keeps what it was."""
+        """Return whether an unreported process of a job whose journal was lost keeps its place."""
         if not isinstance(event, Received) or not isinstance(event.message, Register):
             return False
         said = event.message
@@ -156,7 +156,7 @@ class Witness:
         self.speaker = self._speaker_of(event.message)
 
     def _speaker_of(self, message: FromWorker) -> Holder | None:
-        """The holder whose live word this is; None where it is nobody's, or a dead or replaced process's."""
+        """Return the holder whose live message this is; None if it is a dead, replaced or unknown process's."""
         if isinstance(message, Register):
             holder = self.by_session.get(message.session)
             is_its = (
@@ -176,11 +176,11 @@ class Witness:
         return holder
 
     def holder_of_session(self, session: str) -> Holder | None:
-        """The present holder with this session."""
+        """Return the current holder with this session."""
         return self.by_session.get(session)
 
     def quiet_known_since(self, holder: Holder) -> float:
-        """From when on this life of the scheduler can know that the holder was quiet."""
+        """Return from when on this start of the scheduler can know that the holder was silent."""
         if holder.is_heard:
             return holder.quiet_since
         if holder.known_since is not None and holder.known_since[0] == self.world.host.boots:
@@ -188,7 +188,7 @@ class Witness:
         return self.loaded_at
 
     def _loaded(self, core: SchedulerCore) -> None:
-        """A new life knows what is on disk."""
+        """A new start knows what is on disk."""
         self.loaded_at = self.stalled_at = self.world.host.clock
         self.is_ending = False
         if self._is_rebuilt:
@@ -204,7 +204,7 @@ class Witness:
             holder.away_since = None
 
     def decided(self, event: Event | None, ready: Ready) -> None:
-        """Take a step of the core into account, before any checker does."""
+        """Account for a step of the core before any checker does."""
         now = self.world.host.clock
         for record in ready.records:
             if isinstance(record, JobRebuilt):

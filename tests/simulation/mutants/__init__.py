@@ -1,7 +1,8 @@
-"""Broken builds, one fault each, and the checker that must name it: a simulation that cannot fail proves nothing.
+"""Broken builds, one fault each, with the checker that must name it, since a simulation that cannot fail proves
+nothing.
 
-Mutants of the core, of its worlds, of a job made anew, of committed points, of equal ranks, of the detectors, of the
-keys, of the agent and of the journal, a file each. A mutant that survives is a defect of the simulator.
+There are mutants of the core, of its worlds, of rebuilt jobs, of committed points, of equal ranks, of the detectors, of
+the keys, of the agent and of the journal, one file each. A mutant that survives is a defect of the simulator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A mutant, how it is hunted, and the seed that is known to kill it.
+"""A mutant, the search for a seed that kills it, and the known seed.
 
-``killing_seeds.txt`` stores one seed for each mutant, so that a test runs one schedule instead of a search. Seeds move
-whenever the core or the simulator changes: a stored seed that misses is a warning, and a new one is searched for.
-``python -m tests.simulation --mutants`` writes the table again.
+``killing_seeds.txt`` stores one seed for each mutant, so that a test runs one schedule instead of a search. Seeds
+change whenever the core or the simulator changes: a stored seed that misses is a warning, and a new one is searched
+for. ``python -m tests.simulation --mutants`` rewrites the table.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def store_seeds(seeds: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One broken build: what it is called, which checkers may be the first to notice, and within how many seeds."""
+    """One broken build: its name, the checkers that may be the first to notice, and within how many seeds."""
 
     name: str
     caught_by: frozenset[str]
     within_seeds: int
     core_type: type[SchedulerCore] = SchedulerCore
     agent_type: type[AgentCore] = AgentCore
-    patches: Mapping[str, Any] = field(default_factory=dict)  # dotted name → what stands there instead
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the drawn mix, where its fault shows seldom
+    patches: Mapping[str, Any] = field(default_factory=dict)  # dotted name → its replacement
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the drawn mix, if its fault shows rarely
 
     def kill(self) -> tuple[int, Violation] | None:
-        """Return a seed in which one of its checkers notices: the stored one, else the first of ``within_seeds``."""
+        """Return a seed in which one of its checkers notices: the stored one, or the first of ``within_seeds``."""
         stored = stored_seeds().get(self.name)
         if stored is not None:
             caught = self.hunt(stored, 1)
@@ -74,7 +74,7 @@ class Mutant:
         return None
 
     def cheapest_seed(self) -> int | None:
-        """Return the killing seed with the fewest events, of the mutant's run and the whole build's together."""
+        """Return the killing seed with the fewest events, counting the mutant's run and the unchanged build's."""
         costs: dict[int, int] = {}
         for seed in range(self.within_seeds):
             with self._applied():

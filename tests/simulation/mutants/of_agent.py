@@ -1,4 +1,4 @@
-"""Agents with one decision replaced: a worker that believes too much, says too little, or does not let go."""
+"""Agents with one decision replaced: a worker that accepts too much, sends too little, or does not let go."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.simulation.mutants.of_core import ZOMBIES, CorrectsNobody
 
 
 class BelievesStaleWords(AgentCore):
-    """Neither the job nor the term nor the incarnation of a message is compared."""
+    """Compares neither job nor term nor incarnation of a message."""
 
     def _is_for_me(self, message: RoundOpened | GenerationStarted) -> bool:
         return self.seated
 
 
 class TakesAnyGeneration(AgentCore):
-    """A generation begins whenever it is told, also an old one, and one of a round that was not joined."""
+    """Starts any announced generation, even an old one or one of a round that it did not join."""
 
     def _generation_started(self, message: GenerationStarted) -> None:
         self.generation, self.joined = 0, message.round
@@ -31,7 +31,7 @@ class TakesAnyGeneration(AgentCore):
 
 
 class RegistersOnce(AgentCore):
-    """After a broken connection it goes on as if nothing had happened: a scheduler that hears that can mend it."""
+    """Continues after a broken connection as if nothing had happened; a scheduler that hears it can repair that."""
 
     def _dispatch(self, event: Any) -> None:
         if isinstance(event, Connected) and self.seated:
@@ -41,7 +41,7 @@ class RegistersOnce(AgentCore):
 
 
 class WaitsToBeSpokenTo(AgentCore):
-    """After a broken connection it says nothing."""
+    """Sends nothing after a broken connection."""
 
     def _dispatch(self, event: Any) -> None:
         super()._dispatch(event)
@@ -50,7 +50,7 @@ class WaitsToBeSpokenTo(AgentCore):
 
 
 class HeartbeatsSayLittle(AgentCore):
-    """A heartbeat does not say where the sender is."""
+    """Heartbeats do not say where the sender is."""
 
     def step(self, event: Any, now: float) -> AgentReady:
         ready = super().step(event, now)
@@ -61,7 +61,7 @@ class HeartbeatsSayLittle(AgentCore):
 
 
 class HoldsOnToItsGroup(AgentCore):
-    """The process is not told to leave its group when a round opens."""
+    """Does not tell the process to leave its group when a round opens."""
 
     def step(self, event: Any, now: float) -> AgentReady:
         ready = super().step(event, now)
@@ -70,7 +70,7 @@ class HoldsOnToItsGroup(AgentCore):
 
 
 class DeafToFencing(AgentCore):
-    """A process whose seat was given away stays."""
+    """Stays although its seat was reassigned."""
 
     def _hear(self, message: Any) -> None:
         if not isinstance(message, Fenced):
@@ -78,7 +78,7 @@ class DeafToFencing(AgentCore):
 
 
 class JoinsFromWithinItsGroup(AgentCore):
-    """It joins the round at once with what it entered with, while its process still trains."""
+    """Joins the round at once with what it entered with, while its process still trains."""
 
     def _generation_started(self, message: GenerationStarted) -> None:
         entered = self._holdings
@@ -93,7 +93,7 @@ class JoinsFromWithinItsGroup(AgentCore):
 
 
 class DoneBeforeItIs(AgentCore):
-    """It says that its last commit is durable as soon as its group stands."""
+    """Reports its last commit as durable as soon as its group is formed."""
 
     def _dispatch(self, event: Any) -> None:
         super()._dispatch(event)
@@ -102,7 +102,7 @@ class DoneBeforeItIs(AgentCore):
 
 
 class ReturnsAlone(AgentCore):
-    """``elastic.run`` returns when this rank is through."""
+    """Lets ``elastic.run`` return when this rank is done."""
 
     def _dispatch(self, event: Any) -> None:
         super()._dispatch(event)
@@ -111,7 +111,7 @@ class ReturnsAlone(AgentCore):
 
 
 class WaitsTooLong(AgentCore):
-    """It asks for its seat again after twice the time it was told, and some."""
+    """Asks for its seat again only after more than twice the time it was told."""
 
     def _refused(self, message: Refused) -> None:
         super()._refused(message)
@@ -119,7 +119,7 @@ class WaitsTooLong(AgentCore):
 
 
 class StaysInItsRound(AgentCore):
-    """Having joined a round, it joins no other before its generation has begun."""
+    """Having joined a round, joins no other before its generation has started."""
 
     def _round_opened(self, message: RoundOpened) -> None:
         if self.activity is not Activity.WAITING or self.joined is None or self.joined.term == message.round.term:
@@ -127,7 +127,7 @@ class StaysInItsRound(AgentCore):
 
 
 class PublishesOnce(AgentCore):
-    """Its address is said once: if that is lost, so is the group."""
+    """Sends its address once: if that is lost, so is the group."""
 
     def _publish(self) -> None:
         super()._publish()

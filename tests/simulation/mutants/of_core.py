@@ -1,6 +1,6 @@
 """Cores with one decision replaced.
 
-A mutant is the real core otherwise, so it breaks, and says so, when that decision moves elsewhere.
+A mutant is otherwise the real core, so it breaks visibly when that decision moves elsewhere.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RefusalExtends(SchedulerCore):
 
 
 class TakesAnyIncarnation(SchedulerCore):
-    """Whoever names the node speaks for it."""
+    """Accepts any process that names the node."""
 
     def _holder(self, session: str, sender: Any) -> Seat | None:
         seat = self._ledger.state.seats.get(sender.node)
@@ -76,7 +76,7 @@ class TakesAnyIncarnation(SchedulerCore):
 
 
 class CountsRoundsAnew(SchedulerCore):
-    """Round ids begin at 1.1 in every life of the scheduler."""
+    """Round ids start at 1.1 at every start of the scheduler."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -90,7 +90,7 @@ class CountsRoundsAnew(SchedulerCore):
 
 
 def _write_with(change: Callable[[Record], Record | None]) -> type[SchedulerCore]:
-    """A core whose records pass through ``change`` on their way to the journal; None is not written."""
+    """Return a core whose records pass through ``change`` on their way to the journal; None is not written."""
 
     class Changed(SchedulerCore):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -127,7 +127,7 @@ def _same_incarnation(record: Record) -> Record:
 
 
 class MovesRanks(SchedulerCore):
-    """A node that comes back gets the next seat."""
+    """A returning node gets the next seat."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -147,7 +147,7 @@ def _worst(
     slots: Sequence[int],
     suspects: Collection[int],
 ) -> Restore:
-    """The smallest point somebody holds."""
+    """Return the smallest point that any member holds."""
     smallest: list[Point] = [min(member.points) for member in joined.values() if member.points]
     least = {
         rank: replace(member, points=tuple(point for point in member.points if point == min(smallest)))
@@ -169,7 +169,7 @@ class DeafToJoins(SchedulerCore):
 
 
 class FinishesWithTheFirst(SchedulerCore):
-    """One worker that is through means that all are."""
+    """One finished worker means that all are."""
 
     def _member_done(self, seat: Seat, step: int) -> None:
         committed = self._ledger.state.generation
@@ -179,14 +179,14 @@ class FinishesWithTheFirst(SchedulerCore):
 
 
 class IgnoresStalls(SchedulerCore):
-    """Time in which the scheduler stood still counts as the workers' silence."""
+    """Time in which the scheduler was paused counts as the workers' silence."""
 
     def _stalled(self, gap_s: float) -> None:
         pass
 
 
 class InvitesOnce(SchedulerCore):
-    """A worker that missed the round is not told again."""
+    """A worker that missed the round is not invited again."""
 
     def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
         if self._rendezvous.round is None:
@@ -194,7 +194,7 @@ class InvitesOnce(SchedulerCore):
 
 
 class KeepsJoinsOfTheLost(SchedulerCore):
-    """What a lost member brought into the round still counts when it is started again."""
+    """What a lost member brought into the round still counts after its restart."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -202,7 +202,7 @@ class KeepsJoinsOfTheLost(SchedulerCore):
 
 
 class TellsNoZombie(SchedulerCore):
-    """A superseded process hears nothing."""
+    """A superseded process receives nothing."""
 
     def _finish_step(self) -> Ready:
         ready = super()._finish_step()
@@ -221,14 +221,14 @@ class JudgesWhileItHears(SchedulerCore):
 
 
 class BelievesOldNews(SchedulerCore):
-    """What was said to an earlier scheduler is taken for the present."""
+    """Messages to an earlier scheduler are taken for current ones."""
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
         super()._compare_member(seat, replace(message, term=self._ledger.state.term))
 
 
 class CorrectsNobody(SchedulerCore):
-    """Who speaks to an earlier scheduler, as if nothing had happened, is not told of this one."""
+    """A worker that addresses an earlier scheduler, as if nothing had happened, is not told of this one."""
 
     def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
         super()._heartbeat(seat, message)
@@ -237,7 +237,7 @@ class CorrectsNobody(SchedulerCore):
 
 
 class RevivesTheDead(SchedulerCore):
-    """A late word of a process that is known to be dead begins its lease again."""
+    """A late message of a process known to be dead renews its lease."""
 
     def step(self, event: Event, now: float) -> Ready:
         for presence in self._ledger.presences.values():
@@ -255,7 +255,7 @@ class ForgetsWhoWaits(SchedulerCore):
 
 
 class TakesOneTooMany(SchedulerCore):
-    """Where the house is full, one more seat is put up."""
+    """Adds a seat when all are taken."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -274,7 +274,7 @@ class WelcomesStrangers(SchedulerCore):
 
 
 class ForgetsWhomItLookedAt(SchedulerCore):
-    """Who is looked at because nothing comes from it has no deadline any more."""
+    """A silent worker that is being examined has no deadline any more."""
 
     def silent(self, now: float) -> list[Seat]:
         found, deadlines = super().silent(now), self._leases._deadlines
@@ -293,7 +293,7 @@ class PilesUpDeadlines(SchedulerCore):
 
 
 class NamesWrongSources(SchedulerCore):
-    """Who lacks the point is sent to the next rank, whatever that one holds."""
+    """A member that lacks the point is sent to the next rank, whatever that one holds."""
 
     def _finish_step(self) -> Ready:
         ready = super()._finish_step()
@@ -321,7 +321,7 @@ class ForgetsItsRank(SchedulerCore):
 
 
 class CountsTheCoolDownFromTheLoss(SchedulerCore):
-    """Whoever was silent for a lease has waited as long, says this core."""
+    """Starts the cool-down at the loss, after a whole lease of silence."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -332,7 +332,7 @@ class CountsTheCoolDownFromTheLoss(SchedulerCore):
 
 
 class RestartsEveryWait(SchedulerCore):
-    """A scheduler start begins every cool-down anew, though the journal proves how much of it is over."""
+    """A scheduler start restarts every cool-down, though the journal proves how much of it is over."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -353,7 +353,7 @@ class TellsGenerationsToNobodyTwice(SchedulerCore):
 
 
 class NeverJudgesAgain(SchedulerCore):
-    """What a heartbeat led to once, nothing, it leads to for ever."""
+    """A heartbeat that once had no effect never has one again."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -361,7 +361,7 @@ class NeverJudgesAgain(SchedulerCore):
 
 
 class RenewsNothingRepeated(SchedulerCore):
-    """A heartbeat that only says again what was said before does not count as a sign of life."""
+    """A repeated heartbeat does not count as a sign of life."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -381,7 +381,7 @@ class RenewsNothingRepeated(SchedulerCore):
 
 
 class TakesAnOldDeathForANewOne(SchedulerCore):
-    """Whoever saw a process of a node die has seen the node's present process die."""
+    """The death of an earlier process of a node counts as that of the current one."""
 
     def _peer_gone(self, witness: Seat, body: PeerGone, _said: Said) -> None:
         seat = self.state.seats.get(body.session.partition("#")[0])
@@ -390,7 +390,7 @@ class TakesAnOldDeathForANewOne(SchedulerCore):
 
 
 class AsksNobody(SchedulerCore):
-    """A close is believed, whatever may have been heard of the peer since."""
+    """A close is believed, whatever has been heard of the peer since."""
 
     def _closed(self, session: str, gone: bool, witness: Seat | None = None) -> None:
         with mock.patch.object(self._admission, "welcome"):

@@ -1,4 +1,4 @@
-"""Builds that take the well for hung or sick, forget whom they asked, or leave a hung one where it is."""
+"""Builds that take healthy workers for hung or sick, forget what they asked, or leave a hung one alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulation.mutants.mutant import Mutant
 
 
 def _with_watch(**replaced: Callable[..., Any]) -> type[SchedulerCore]:
-    """A core whose watch decides these things so; each function is given the watch first."""
+    """Return a core whose watch decides these things so; each function is given the watch first."""
 
     class Changed(SchedulerCore):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -29,7 +29,7 @@ def _with_watch(**replaced: Callable[..., Any]) -> type[SchedulerCore]:
 
 
 def _blames_all(members: Sequence[Member]) -> Standstill:
-    """Whoever stands still is to blame for it, also who waits for another."""
+    """Blames every worker that stands still, even one that waits for another."""
     return Standstill(tuple((one, Hang.STUCK) for one in members if one.progress and not one.silent_s), ())
 
 
@@ -68,19 +68,19 @@ def _ends_nobody(watch: Watch, over: object, step: int) -> None:
 
 
 class KeepsAilments(SchedulerCore):
-    """What a dead process said of its host is said of whoever comes for its node."""
+    """A dead process's health report applies to its node's next process."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._unwell_hosts.forget = self._let_go  # type: ignore[method-assign]
+        self._host_health.forget = self._let_go  # type: ignore[method-assign]
 
     def _let_go(self, node: str) -> None:
-        if self._unwell_hosts._leaving == node:
-            self._unwell_hosts._leaving = ""
+        if self._host_health._leaving == node:
+            self._host_health._leaving = ""
 
 
 class CountsWhoLeft(SchedulerCore):
-    """Who leaves is still expected, and what it brought into the round counts."""
+    """A departed member is still expected, and what it brought into the round counts."""
 
     def _leave(self, seat: Seat, message: Leave) -> None:
         forget = self._rendezvous.forget
@@ -94,7 +94,7 @@ class CountsWhoLeft(SchedulerCore):
 
 
 class GivesSlotsToWhoLeft(SchedulerCore):
-    """A spare that has left is taken for one that is there."""
+    """A departed spare is taken for a present one."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -113,7 +113,7 @@ class GivesSlotsToWhoLeft(SchedulerCore):
 
 
 class StaysWhenAsked(AgentCore):
-    """A word that asks it to leave is not heard."""
+    """A request to leave is ignored."""
 
     def _hear(self, message: FromScheduler) -> None:
         if not isinstance(message, Depart):

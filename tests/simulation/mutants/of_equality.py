@@ -22,7 +22,7 @@ def _with_equality(kind: type[Equality]) -> type[SchedulerCore]:
 
 
 class _IgnoresTheEnd(Equality):
-    """Who is done is done, whatever its digest."""
+    """A finished worker counts, whatever its digest."""
 
     @property
     def is_final_equal(self) -> bool:
@@ -30,14 +30,14 @@ class _IgnoresTheEnd(Equality):
 
 
 class _AsksOneself(Equality):
-    """A digest is compared with what the same rank has told."""
+    """A digest is compared with the same rank's own."""
 
     def _is_equal(self, key: Key) -> bool:
         return self._tellers[key] == len(self._rank_of)
 
 
 class _HeldIsEnough(Equality):
-    """A point that all hold is everybody's, whatever it is."""
+    """A point that all hold counts as common, whatever its content."""
 
     def is_equal(self, point: Point) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Journals that are not quite durable, and folders with two writers; each is the real code with one care left out."""
+"""Journals that are not quite durable, and folders with two writers: the real code with one precaution removed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _decode_without_a_torn_end(data: bytes) -> Contents:
 
 
 def _decode_trusting(data: bytes, nonce: int, offset: int) -> Any:
-    """A batch whose head is good is taken as it is, and what is missing of it for zeros."""
+    """Accepts a batch whose head is good, with zeros for what is missing."""
     found = DECODE_BATCH(data, nonce, offset)
     if not isinstance(found, journal_format._Bad) or found.end is None:
         return found

@@ -17,7 +17,7 @@ from tests.simulation.mutants.mutant import Mutant
 
 
 class _DoesTwice(KeyStore):
-    """What was answered is not kept."""
+    """Answers are not kept."""
 
     def take(self, call: KeyCall) -> KeyReady:
         self.forget_callers_but(())
@@ -25,7 +25,7 @@ class _DoesTwice(KeyStore):
 
 
 class WritesNothing(SchedulerCore):
-    """What is answered is not written."""
+    """Answered changes are not written."""
 
     def _call_keys(self, seat: Seat, call: KeyCall) -> None:
         super()._call_keys(seat, call)
@@ -39,7 +39,7 @@ def _forgets_answers(records: Iterable[KeyRecord], term: int) -> KeyStore:
 
 
 class HearsLateCalls(SchedulerCore):
-    """A call that was said to an earlier scheduler is done by this one."""
+    """A call that was sent to an earlier scheduler is carried out by this one."""
 
     def _call_keys(self, seat: Seat, call: KeyCall) -> None:
         super()._call_keys(seat, replace(call, term=0))
@@ -53,7 +53,7 @@ def _twice_after_a_start(records: Iterable[KeyRecord], term: int) -> KeyStore:
 
 
 class BelievesOldAnswers(AgentCore):
-    """The word of a scheduler that is gone counts."""
+    """Answers of a previous scheduler count."""
 
     def _hear(self, message: FromScheduler) -> None:
         super()._hear(replace(message, term=self.term) if isinstance(message, KeyAnswer) else message)

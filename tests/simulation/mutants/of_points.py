@@ -1,4 +1,4 @@
-"""Builds that break what is promised of committed restore points; one decision each."""
+"""Builds that break the promises about committed restore points; one decision each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _OneIsEnough(DurablePoints):
 
 
 class _SpeaksFirst(DurablePoints):
-    """Who reports is told of what it reports, before anybody else does."""
+    """A member is told that its point is committed before any other reports."""
 
     def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
         super().take(seat, body, said)
@@ -49,20 +49,20 @@ class _SpeaksFirst(DurablePoints):
 def _newest_stay(
     points: Collection[Point], keep: int, committed: Point | None, told: Collection[Point] = ()
 ) -> set[Point]:
-    """What others hold is not asked."""
+    """Ignores what other members hold."""
     return set(sorted(points, reverse=True)[keep:])
 
 
 def _replaces_told_ones(
     points: Collection[Point], keep: int, committed: Point | None, told: Collection[Point] = ()
 ) -> set[Point]:
-    """The newest that waits replaces the one before it, whoever counts on that."""
+    """The newest waiting point replaces the one before it, even if others count on that."""
     waiting = sorted((point for point in points if committed is None or point > committed), reverse=True)
     return set(waiting[1:2])
 
 
 class _LendsAnothers(SchedulerCore):
-    """Who borrows is sent the copy of the next slot."""
+    """A borrower is sent the copy of the next slot."""
 
     def _finish_step(self) -> Ready:
         ready = super()._finish_step()

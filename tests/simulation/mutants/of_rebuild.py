@@ -1,4 +1,4 @@
-"""Cores that make a lost journal anew from the wrong words, or of the wrong stuff."""
+"""Cores that rebuild a lost journal from the wrong reports or with the wrong content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.mutants.of_core import _write_with
 
 
 def _whatever_their_generation(reports: Iterable[Register]) -> dict[Agreement, dict[int, Register]]:
-    """Members of whichever generation speak for the last that any of them was in, of a rank the earliest."""
+    """Accepts members of any generation for the last one, the earliest for each rank."""
     merged: dict[tuple[str, int], tuple[Agreement, dict[int, Register]]] = {}
     by_generation = sorted(_in_agreement(reports).items(), key=lambda entry: entry[0].generation)
     for said, members in by_generation:
@@ -26,19 +26,19 @@ def _whatever_their_generation(reports: Iterable[Register]) -> dict[Agreement, d
 
 
 def _with_new_incarnations(record: Record) -> Record:
-    """Everybody is the first of its node."""
+    """Makes every process the first of its node."""
     if not isinstance(record, JobRebuilt):
         return record
     return replace(record, seats=tuple(replace(seat, incarnation=1) for seat in record.seats))
 
 
 def _with_an_old_term(record: Record) -> Record:
-    """Rounds and generations of this scheduler have the numbers of an earlier one's."""
+    """Gives rounds and generations the numbers of an earlier scheduler's."""
     return replace(record, term=1) if isinstance(record, JobRebuilt) else record
 
 
 def _on_another_line(record: Record) -> Record:
-    """Whatever the last generation started from, all its predecessors did counts."""
+    """Counts everything the last generation's predecessors did, wherever it started."""
     if not isinstance(record, JobRebuilt):
         return record
     line = tuple(Cut(number, 2**62) for number in range(1, record.generation.generation))
@@ -48,14 +48,14 @@ def _on_another_line(record: Record) -> Record:
 WIPES = {"rebuilds": True, "chaos_s": 60.0, "target_step": 100}
 WIPES |= {"rates_hz": {"recovery path wiped": 1 / 10, "worker killed": 1 / 15, "scheduler killed": 1 / 30}}
 
-"""Whoever was replaced while it stood still or was cut off is there when a journal is lost."""
+"""Processes that were replaced while stopped or cut off are present when a journal is lost."""
 REPLACED = {**WIPES, "chaos_s": 200.0, "target_step": 300, "naming": Naming.NAMES, "spare_num": 2, "world_size": 3}
 REPLACED |= {"min_world_size": 3, "max_world_size": 3, "p_drop": 0.0, "p_slow": 0.0, "p_duplicate": 0.0}
 REPLACED |= {"rates_hz": {"recovery path wiped": 1 / 20, "worker stopped": 1 / 4, "partition": 1 / 8}}
 
 
 class BeginsMeanwhile(SchedulerCore):
-    """Who came first begins another job while members of an earlier one report."""
+    """The first arrivals start another job while members of an earlier one report."""
 
     def _start_deadline(self) -> float | None:
         return self._world.start_deadline(self._ending.filling_since(), len(self._admission.pending))

@@ -19,7 +19,7 @@ from tests.simulation.mutants.mutant import Mutant
 
 
 def _with_world(**replaced: Callable[..., Any]) -> type[SchedulerCore]:
-    """A core whose world decides these things so; each function is given the world first."""
+    """Return a core whose world decides these things so; each function is given the world first."""
 
     class Changed(SchedulerCore):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -35,7 +35,7 @@ def _bound(function: Callable[..., Any], world: Any) -> Callable[..., Any]:
 
 
 def _gives_to_the_seated(world: Any) -> list[Seat]:
-    """Whoever has a slot already is given another one."""
+    """Gives another slot to a worker that has one."""
     ledger, given = world._ledger, []
     for slot in sorted(ledger.absent):
         lost, live = ledger.state.seat_of_slot(slot), ledger.live_seats()
@@ -64,7 +64,7 @@ def _shrinks_at_once(world: Any, slot: int) -> float:
 
 
 def _shrinks_below(world: Any) -> float | None:
-    """The minimum is not looked at."""
+    """Ignores the minimum."""
     ledger = world._ledger
     if not (ledger.policy.is_elastic and world.has_begun and ledger.absent) or ledger.state.final is not None:
         return None
@@ -76,7 +76,7 @@ def _never_looks(joined: Mapping[int, Holdings], committed: GenerationCommitted 
 
 
 class NeverHardens(SchedulerCore):
-    """A loss, a failed collective or a commit that was missed leaves a gentle round gentle."""
+    """A loss, a failed collective or a missed commit leaves a gentle round gentle."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -88,7 +88,7 @@ class NeverHardens(SchedulerCore):
 
 
 class TakesAnyAddress(SchedulerCore):
-    """A part of the address map counts in whatever place its member came to have."""
+    """A part of the address map counts in any place its member gets."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -96,14 +96,14 @@ class TakesAnyAddress(SchedulerCore):
 
 
 class PublishesAnyAddress(AgentCore):
-    """What was made for one place is published in another one."""
+    """An address made for one place is published in another."""
 
     def _is_ready_for(self, place: Place) -> bool:
         return self._holdings is not None
 
 
 class ReturnsAtOnce(SchedulerCore):
-    """A node whose slot was given away waits for no cool-down."""
+    """A node whose slot was reassigned waits for no cool-down."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -129,7 +129,7 @@ class TellsSlotsFirst(SchedulerCore):
 
 
 class OrdersRanksByAge(SchedulerCore):
-    """Ranks go by who came first, not by slots."""
+    """Ranks follow the order of arrival, not the slots."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -143,7 +143,7 @@ class OrdersRanksByAge(SchedulerCore):
 
 
 class SpoilsPlaces(SchedulerCore):
-    """Every other place that is told belongs to somebody else."""
+    """Every other announced place belongs to another worker."""
 
     def _finish_step(self) -> Ready:
         ready = super()._finish_step()
@@ -172,7 +172,7 @@ def _believes_every_proof(replacements: Replacements, message: Register) -> bool
 
 
 def _takes_spent_numbers(replacements: Replacements, message: Register) -> Claim:
-    """A number that was replaced is as good as a new one."""
+    """A replaced number is as good as a new one."""
     with mock.patch.dict(replacements._ledger.state.replacements):
         newest = replacements.newest(message.node)
         replacements._ledger.state.replacements.clear()

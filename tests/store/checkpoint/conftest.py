@@ -1,4 +1,4 @@
-"""The object stores that remote points are tested in: memory://, and an S3 server on loopback."""
+"""The object stores that remote points are tested with: memory:// and an S3 server on loopback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store.points import JOB, JOB_NAME
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder of an object store, of this test alone, and its objects by name."""
+    """A folder of an object store for one test, and its objects by name."""
 
     url: str
 
@@ -53,7 +53,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     server = S3Server()
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()  # those of the server before
+    s3fs.S3FileSystem.clear_instance_cache()  # instances of the previous server
     yield server
     server.check_credentials(False)
     server.close()
@@ -65,12 +65,12 @@ def bucket(s3: S3Server) -> Folder:
 
 
 HDFS = "TESTS_HDFS"
-"""Environment variable: the URL of a folder in HDFS, where ``python -m tests.hdfs`` has one."""
+"""Environment variable with the URL of a folder in HDFS; ``python -m tests.hdfs`` sets it."""
 
 
 @pytest.fixture(params=["memory", "s3", *(["hdfs"] if HDFS in os.environ else [])])
 def folder(request: pytest.FixtureRequest) -> Folder:
-    """Each test that asks for it runs in all."""
+    """Run the test once for each store."""
     if request.param == "memory":
         return Folder(f"memory://{uuid.uuid4().hex}/job")
     if request.param == "hdfs":

@@ -1,9 +1,9 @@
-"""Every kind of damage to the newest point of a rank: detected, an older good point taken, and said.
+"""Every kind of damage to a rank's newest point is detected and reported, and an older point is used.
 
-Three points lie in the rank's folder. Each case damages one file of the newest (or of more) and then asks what a
-restarted process asks: which points are held, what does the newest of them contain, what was the user told. Nothing of
-what is on disk may have gone. The points are tiny and their chunks 100 bytes, so every chunk, every byte at which a
-file can end, and every file can be tried.
+The rank's folder has three points. Each case damages one file of the newest (or of more) and then asks what a restarted
+process asks: which points are held, what the newest contains, what the user was told. Nothing on disk may have been
+deleted. The points are tiny and their chunks 100 bytes, so that every chunk, every file length and every file can be
+tried.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NEWEST = STEPS[-1]
 
 
 def weight_of(job: str, rank: int, step: int, generation: int = 1) -> bytes:
-    """Bytes that no other point's tensor has."""
+    """Return bytes that no other point's tensor has."""
     seed = f"{job} {rank} {step} {generation}".encode()
     return (seed * 220)[:220]
 
@@ -51,7 +51,7 @@ def save(root: Path, step: int, *, generation: int = 1, rank: int = 0, job: str 
 
 @dataclass(frozen=True)
 class Rank:
-    """Rank 0's checkpoint folder below ``root``, and what a restarted process makes of it."""
+    """Rank 0's checkpoint folder below ``root``, as a restarted process sees it."""
 
     root: Path
     said: pytest.LogCaptureFixture
@@ -71,7 +71,7 @@ class Rank:
         return [record.getMessage() for record in self.said.records if record.levelno >= logging.WARNING]
 
     def require_falls_back_to(self, steps: tuple[int, ...], case: object) -> list[str]:
-        """A restarted process holds these steps, newest first, and no other; returns what it said of the others."""
+        """Check that a restarted process holds exactly these steps, newest first; return the messages on the others."""
         before = contents_of(self.folder)
         checkpoints = self.restart()
         assert [point.step for point in checkpoints.held()] == list(steps), case
@@ -86,12 +86,12 @@ class Rank:
             assert found.tree == {"steps": step}, case
         assert checkpoints.held() == [Point(step, 1) for step in steps], case
         assert self.warnings() == warnings, "said once"
-        assert contents_of(self.folder) == before, "nothing is deleted or changed on the way"
+        assert contents_of(self.folder) == before, "nothing is deleted or changed meanwhile"
         return warnings
 
 
 def rank_checkpoints(root: Path, slot: int) -> RankCheckpoints:
-    """As a process that has just been started, with nothing in memory."""
+    """Return the checkpoints as of a fresh process with nothing in memory."""
     memory = root.with_name("memory")
     return RankCheckpoints(
         CheckpointConfig(),
@@ -107,7 +107,7 @@ def rank_checkpoints(root: Path, slot: int) -> RankCheckpoints:
 
 
 def contents_of(folder: Path) -> dict[str, bytes | None]:
-    """Everything below a folder; a file's content, None for a folder."""
+    """Return everything below a folder: a file's content, None for a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
@@ -117,7 +117,7 @@ def contents_of(folder: Path) -> dict[str, bytes | None]:
 
 @pytest.fixture
 def rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Rank]:
-    """A folder with three whole points."""
+    """Return a folder with three complete points."""
     caplog.set_level(logging.INFO)
     (tmp_path / "memory").mkdir()
     whole = Rank(tmp_path / "points", caplog)
@@ -128,7 +128,7 @@ def rank(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Rank]:
     yield whole
 
 
-def test_every_chunk_flipped_once(rank: Rank) -> None:
+def test_flip_in_every_chunk(rank: Rank) -> None:
     path = rank.point(NEWEST) / DATA
     original = path.read_bytes()
     chunks = -(-len(original) // CHUNK_BYTES)
@@ -143,7 +143,7 @@ def test_every_chunk_flipped_once(rank: Rank) -> None:
     rank.require_falls_back_to((15, 10, 5), "as it was")
 
 
-def test_every_byte_of_the_manifest_flipped_once(rank: Rank) -> None:
+def test_flip_in_every_byte_of_the_manifest(rank: Rank) -> None:
     path = rank.point(NEWEST) / MANIFEST
     original = path.read_bytes()
     for position in range(len(original)):
@@ -153,7 +153,7 @@ def test_every_byte_of_the_manifest_flipped_once(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("name", [DATA, MANIFEST])
-def test_every_place_at_which_a_file_can_end(rank: Rank, name: str) -> None:
+def test_truncation_of_every_file_at_every_length(rank: Rank, name: str) -> None:
     path = rank.point(NEWEST) / name
     original = path.read_bytes()
     for end in range(len(original)):
@@ -166,7 +166,7 @@ def test_every_place_at_which_a_file_can_end(rank: Rank, name: str) -> None:
 
 @pytest.mark.parametrize("name", [DATA, MANIFEST])
 @pytest.mark.parametrize("filled", [b"\x00", b"\xff"])
-def test_a_file_of_the_right_size_that_was_never_filled(rank: Rank, name: str, filled: bytes) -> None:
+def test_file_of_the_right_size_full_of_zeros(rank: Rank, name: str, filled: bytes) -> None:
     path = rank.point(NEWEST) / name
     path.write_bytes(filled * path.stat().st_size)
     rank.require_falls_back_to((10, 5), name)
@@ -174,7 +174,7 @@ def test_a_file_of_the_right_size_that_was_never_filled(rank: Rank, name: str, f
 
 @pytest.mark.parametrize("names", [(DATA,), (MANIFEST,), (DATA, MANIFEST)])
 @pytest.mark.parametrize("instead", ["nothing", "a folder", "a link to nowhere", "an empty file"])
-def test_every_file_missing(rank: Rank, names: tuple[str, ...], instead: str) -> None:
+def test_every_missing_file(rank: Rank, names: tuple[str, ...], instead: str) -> None:
     for path in (rank.point(NEWEST) / name for name in names):
         path.unlink()
         if instead == "a folder":
@@ -186,7 +186,7 @@ def test_every_file_missing(rank: Rank, names: tuple[str, ...], instead: str) ->
     rank.require_falls_back_to((10, 5), instead)
 
 
-def test_the_whole_point_missing_leaves_nothing_to_say(rank: Rank) -> None:
+def test_missing_point_is_not_reported(rank: Rank) -> None:
     shutil.rmtree(rank.point(NEWEST))
     assert rank.restart().held() == [Point(10, 1), Point(5, 1)]
     assert rank.warnings() == []
@@ -204,14 +204,16 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("names", [(DATA,), (MANIFEST,), (DATA, MANIFEST)])
 @pytest.mark.parametrize("where", ELSEWHERE)
-def test_every_file_replaced_by_that_of(rank: Rank, tmp_path: Path, where: str, names: tuple[str, ...]) -> None:
+def test_every_file_replaced_by_that_of_another_point(
+    rank: Rank, tmp_path: Path, where: str, names: tuple[str, ...]
+) -> None:
     other = save(tmp_path / "elsewhere", **{"step": NEWEST, **ELSEWHERE[where]})
     for name in names:
         shutil.copy(other / name, rank.point(NEWEST) / name)
     rank.require_falls_back_to((10, 5), (where, names))
 
 
-def test_two_steps_swapped_are_both_refused(rank: Rank) -> None:
+def test_two_swapped_steps_are_both_refused(rank: Rank) -> None:
     swap(rank.point(15), rank.point(10))
     rank.require_falls_back_to((5,), "swapped")
 
@@ -222,7 +224,7 @@ def test_one_file_swapped_between_two_steps(rank: Rank, name: str) -> None:
     rank.require_falls_back_to((5,), "swapped")
 
 
-def test_two_ranks_swapped_points_are_refused_by_both(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
+def test_points_swapped_between_ranks_are_refused_by_both(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
     save(rank.root, NEWEST, rank=1)
     swap(rank.point(NEWEST), rank_directory(rank.root, 1) / rank.point(NEWEST).name)
     rank.require_falls_back_to((10, 5), "swapped")
@@ -230,7 +232,7 @@ def test_two_ranks_swapped_points_are_refused_by_both(rank: Rank, caplog: pytest
     assert other.held() == []
 
 
-def test_a_folder_that_is_another_jobs_is_refused_with_both_names(rank: Rank) -> None:
+def test_folder_of_another_job_is_refused_with_both_names(rank: Rank) -> None:
     shutil.rmtree(rank.folder)
     save(rank.root, NEWEST, job=OTHER_JOB)
     claim_folder(rank.folder, OTHER_JOB, "the other one")
@@ -241,7 +243,7 @@ def test_a_folder_that_is_another_jobs_is_refused_with_both_names(rank: Rank) ->
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_as_many_points_as_are_damaged_are_passed_over(rank: Rank, count: int) -> None:
+def test_all_damaged_points_are_skipped(rank: Rank, count: int) -> None:
     for step in STEPS[-count:]:
         path = rank.point(step) / DATA
         flip(path, path.read_bytes(), -1, 0x01)
@@ -249,7 +251,7 @@ def test_as_many_points_as_are_damaged_are_passed_over(rank: Rank, count: int) -
 
 
 @pytest.mark.parametrize("name", [DATA, MANIFEST])
-def test_damage_after_a_point_was_verified_is_found_when_it_is_loaded(rank: Rank, name: str) -> None:
+def test_damage_after_verification_is_found_on_loading(rank: Rank, name: str) -> None:
     checkpoints = rank.restart()
     (newest, *older) = checkpoints.held()
     path = rank.point(NEWEST) / name
@@ -264,13 +266,13 @@ def test_damage_after_a_point_was_verified_is_found_when_it_is_loaded(rank: Rank
     assert rank.point(NEWEST).name in line
 
 
-def test_a_damaged_point_is_saved_anew_and_kept(rank: Rank) -> None:
+def test_damaged_point_is_saved_again_and_kept(rank: Rank) -> None:
     path = rank.point(NEWEST) / DATA
     flip(path, path.read_bytes(), 0, 0x01)
     rank.require_falls_back_to((10, 5), "damaged")
     damaged = contents_of(rank.point(NEWEST))
     save(rank.root, NEWEST)
-    rank.require_falls_back_to((15, 10, 5), "saved anew")
+    rank.require_falls_back_to((15, 10, 5), "saved again")
     assert contents_of(rank.folder / f"damaged-1-{rank.point(NEWEST).name}") == damaged
 
 
@@ -280,7 +282,7 @@ damages = st.dictionaries(st.tuples(st.sampled_from(STEPS), st.sampled_from([DAT
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damage=damages)
-def test_any_flips_in_any_files(rank: Rank, damage: dict[tuple[int, str], dict[int, int]]) -> None:
+def test_random_flips_in_random_files(rank: Rank, damage: dict[tuple[int, str], dict[int, int]]) -> None:
     originals: dict[Path, bytes] = {}
     for (step, name), masks in damage.items():
         path = rank.point(step) / name
@@ -310,8 +312,8 @@ def swap(one: Path, other: Path) -> None:
     aside.rename(other)
 
 
-def test_the_points_differ() -> None:
-    """A swap that changes no byte could not be detected, and none of the above would mean anything."""
+def test_points_differ() -> None:
+    """If a swap changed no byte it could not be detected, and the tests above would prove nothing."""
     weights = [weight_of(**{"job": JOB, "rank": 0, "step": NEWEST, **kind}) for kind in ({}, *ELSEWHERE.values())]
     assert len(set(weights)) == len(weights)
 

@@ -1,4 +1,4 @@
-"""The writer process: what it makes durable, what becomes of a save when it or its trainer is killed, and who waits."""
+"""The writer process: what it makes durable, and what happens if it or its trainer is killed."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def steps_in_memory(base: Path) -> list[int]:
     return [one.point.step for one in found]
 
 
-def test_a_sealed_slot_becomes_a_point_like_any_other(trainer: Trainer, base: Path, root: Path) -> None:
+def test_sealed_slot_becomes_a_normal_point(trainer: Trainer, base: Path, root: Path) -> None:
     for step in (1, 2, 3):
         assert trainer.save(step) == Outcome(Point(step, 1))
     assert whole_steps(root) == [3, 2, 1]
@@ -121,22 +121,24 @@ def test_a_sealed_slot_becomes_a_point_like_any_other(trainer: Trainer, base: Pa
     assert {entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {0o600}
 
 
-def test_the_process_has_a_group_of_its_own_and_ends_with_the_trainers_side(trainer: Trainer) -> None:
+def test_writer_has_its_own_process_group_and_ends_with_the_trainer(trainer: Trainer) -> None:
     trainer.save(1)
     assert trainer.writer.pid is not None
-    assert os.getpgid(trainer.writer.pid) == trainer.writer.pid != os.getpgid(0), "the terminal's Ctrl-C is not for it"
-    assert os.getsid(trainer.writer.pid) == os.getsid(0), "its nice value is to count"
+    assert os.getpgid(trainer.writer.pid) == trainer.writer.pid != os.getpgid(0), (
+        "the terminal's Ctrl-C must not reach it"
+    )
+    assert os.getsid(trainer.writer.pid) == os.getsid(0), "its nice value must take effect"
     assert os.getpriority(os.PRIO_PROCESS, trainer.writer.pid) > os.getpriority(os.PRIO_PROCESS, 0)
     identity = ProcessIdentity.of(trainer.writer.pid)
     assert identity is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(identity.pid, number)
-    assert trainer.save(2).problem is None, "a signal that asks it to end does not end it in mid-save"
+    assert trainer.save(2).problem is None, "a termination signal does not interrupt a save"
     trainer.writer.close()
     assert not identity.is_alive()
 
 
-def test_a_point_that_is_there_already_is_not_written_again(trainer: Trainer, root: Path) -> None:
+def test_existing_point_is_not_written_again(trainer: Trainer, root: Path) -> None:
     trainer.save(1)
     before = (find(root, 1).path / "data.safetensors").stat().st_ino
     assert trainer.save(1).problem is None
@@ -147,7 +149,7 @@ def test_a_point_that_is_there_already_is_not_written_again(trainer: Trainer, ro
     assert [name for name in names_in(root / "0") if name.startswith("damaged-1-")]
 
 
-def test_a_disk_that_refuses_is_told_and_the_point_stays_in_memory(trainer: Trainer, base: Path, root: Path) -> None:
+def test_failing_disk_is_reported_and_the_point_stays_in_memory(trainer: Trainer, base: Path, root: Path) -> None:
     trainer.save(1)
     directory = rank_directory(root, 0)
     directory.rename(root / "aside")
@@ -161,8 +163,8 @@ def test_a_disk_that_refuses_is_told_and_the_point_stays_in_memory(trainer: Trai
     assert whole_steps(root) == [3, 1]
 
 
-def test_a_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path) -> None:
-    """The limit on a file's size stands for the disk's: the write fails half way, as it does there."""
+def test_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path) -> None:
+    """A file size limit stands in for the full disk: the write fails half way, as it does there."""
     program = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000)); "
     program += "runpy.run_module('samebits.store.checkpoint.writer_process', run_name='__main__', alter_sys=True)"
     trainer = Trainer(base, root, command=(sys.executable, "-c", program))
@@ -170,7 +172,7 @@ def test_a_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path)
         assert trainer.save(1).problem is None
         problem = trainer.save(2, count=3_000_000).problem
         assert problem is not None and "saving the point failed: File too large (EFBIG)" in problem
-        assert "Fix: raise the limit of a file's size (see `ulimit -f`), or choose another folder" in problem
+        assert "Fix: raise the file size limit (see `ulimit -f`), or choose another folder" in problem
         assert whole_steps(root) == [1]
         assert [name for name in names_in(root / "0") if name.startswith(".tmp")] == []
         assert trainer.save(3).problem is None
@@ -178,12 +180,12 @@ def test_a_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path)
         trainer.close()
 
 
-# ---- it is started before there is anything to write
+# ---- started before there is anything to write
 
 
 @pytest.fixture
 def started_ahead() -> Iterator[int]:
-    """A writer's process that waits, by pid."""
+    """Return the waiting writer process."""
     before = set(children())
     start_ahead()
     (pid,) = set(children()) - before
@@ -195,8 +197,8 @@ def children() -> list[int]:
     return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
-def test_a_writer_that_was_started_ahead_is_the_next_ones(started_ahead: int, trainer: Trainer, root: Path) -> None:
-    start_ahead()  # there is one
+def test_writer_started_ahead_is_used_next(started_ahead: int, trainer: Trainer, root: Path) -> None:
+    start_ahead()  # one is running
     assert trainer.save(1).problem is None
     assert trainer.writer.pid == started_ahead
     assert whole_steps(root) == [1]
@@ -205,9 +207,7 @@ def test_a_writer_that_was_started_ahead_is_the_next_ones(started_ahead: int, tr
     assert trainer.writer.pid != started_ahead
 
 
-def test_a_writer_that_was_killed_while_it_waited_costs_no_save(
-    started_ahead: int, trainer: Trainer, root: Path
-) -> None:
+def test_writer_killed_while_it_waits_costs_no_save(started_ahead: int, trainer: Trainer, root: Path) -> None:
     os.kill(started_ahead, signal.SIGKILL)
     identity = ProcessIdentity.of(started_ahead)
     assert identity is None or identity.wait_for_exit(WAIT_S)
@@ -216,13 +216,13 @@ def test_a_writer_that_was_killed_while_it_waited_costs_no_save(
     assert whole_steps(root) == [1]
 
 
-def test_a_writer_that_nobody_needs_is_dismissed(started_ahead: int) -> None:
+def test_unneeded_writer_is_dismissed(started_ahead: int) -> None:
     dismiss_waiting()
     assert started_ahead not in children()
 
 
 @pytest.mark.parametrize("forks", [False, True], ids=["alone", "with a child that stays"])
-def test_a_writer_that_waits_ends_with_its_trainer(forks: bool) -> None:
+def test_waiting_writer_ends_with_its_trainer(forks: bool) -> None:
     program = "import os, signal; from samebits.store.checkpoint import start_ahead; start_ahead(); "
     program += f"child = {forks} and (os.fork() or signal.pause()); "
     program += "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True); os.kill(os.getpid(), 9)"
@@ -239,13 +239,13 @@ def test_a_writer_that_waits_ends_with_its_trainer(forks: bool) -> None:
 
 
 def write_out(room: MemoryRoom, root: Path, name: str) -> None:
-    """What the writer process does with a slot, in this one."""
+    """Do in this process what the writer process does with a slot."""
     with memory_buffer.hashed(room.path / name, room.descriptor) as point:
         writing.write_prepared(root, point.header, point.manifest_data, point.data)
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["hashed before", "hashed beside"])
-def test_the_order_of_a_save_is_that_of_one_without_a_writer(
+def test_order_of_a_save_is_the_same_without_a_writer_process(
     base: Path, root: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if beside:
@@ -264,7 +264,7 @@ def test_the_order_of_a_save_is_that_of_one_without_a_writer(
 
 
 @pytest.mark.parametrize("half_writes", [False, True])
-def test_an_error_at_any_call_leaves_no_trace_of_the_attempt(base: Path, root: Path, half_writes: bool) -> None:
+def test_error_at_any_call_leaves_no_trace_of_the_attempt(base: Path, root: Path, half_writes: bool) -> None:
     room = MemoryRoom(base, JOB, 0)
     name, _ = fill_numbered(room, 2, count=20_000)
     killed_writer.save(root, step=1)
@@ -275,7 +275,7 @@ def test_an_error_at_any_call_leaves_no_trace_of_the_attempt(base: Path, root: P
         disk = Disk(fail_at=fail_at, failure=NO_SPACE, half_writes=half_writes)
         with interposed(disk, root), pytest.raises(StoreError, match="ENOSPC"):
             write_out(room, root, name)
-        is_last = fail_at == len(counted.calls) - 1  # the folder's fsync: the point is there, though not surely durable
+        is_last = fail_at == len(counted.calls) - 1  # the folder's fsync: the point exists, but may not be durable
         assert whole_steps(root) == ([2, 1] if is_last else [1])
         assert len(names_in(root / "0")) == (2 if is_last else 1)
     write_out(room, root, name)
@@ -286,7 +286,7 @@ def test_an_error_at_any_call_leaves_no_trace_of_the_attempt(base: Path, root: P
 # ---- the writer is killed
 
 
-def test_a_killed_writer_is_a_failed_save_and_another_one_takes_over(trainer: Trainer, root: Path) -> None:
+def test_killed_writer_is_a_failed_save_and_another_one_takes_over(trainer: Trainer, root: Path) -> None:
     trainer.save(1)
     assert trainer.writer.pid is not None
     identity = ProcessIdentity.of(trainer.writer.pid)
@@ -302,7 +302,7 @@ def test_a_killed_writer_is_a_failed_save_and_another_one_takes_over(trainer: Tr
     assert whole_steps(root) == [3, 1]
 
 
-def test_a_writer_that_is_killed_between_two_saves_costs_none(trainer: Trainer, root: Path) -> None:
+def test_writer_killed_between_two_saves_costs_none(trainer: Trainer, root: Path) -> None:
     trainer.save(1)
     assert trainer.writer.pid is not None
     identity = ProcessIdentity.of(trainer.writer.pid)
@@ -313,20 +313,20 @@ def test_a_writer_that_is_killed_between_two_saves_costs_none(trainer: Trainer, 
     assert whole_steps(root) == [2, 1]
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_points_only(trainer: Trainer, base: Path, root: Path) -> None:
+def test_writer_killed_at_a_random_time_leaves_complete_points_only(trainer: Trainer, base: Path, root: Path) -> None:
     draw = random.Random(5)
     outcomes = set()
     for step in range(1, 13):
         trainer.submit(step, count=2_000_000)
         assert trainer.writer.pid is not None
         identity = ProcessIdentity.of(trainer.writer.pid)
-        time.sleep(draw.uniform(0.0, 0.15))  # the moment is the draw: no event is waited for
+        time.sleep(draw.uniform(0.0, 0.15))  # the time is drawn: no event is waited for
         os.kill(trainer.writer.pid, signal.SIGKILL)
         outcome = trainer.writer.outcome(wait=True)
         assert outcome is not None and identity is not None
         whole = whole_steps(root)
         outcomes.add(outcome.problem is None)
-        assert step in whole or outcome.problem is not None, "said to be durable, and is not there"
+        assert step in whole or outcome.problem is not None, "reported durable, but missing"
         assert set(steps_in_memory(base)) <= set(range(1, step + 1))
     assert trainer.save(13).problem is None
     assert [name for name in names_in(root / "0") if name.startswith(".tmp")] == []
@@ -335,18 +335,19 @@ def test_a_writer_killed_at_any_moment_leaves_whole_points_only(trainer: Trainer
 # ---- the trainer is killed
 
 
-def test_the_writer_finishes_what_a_killed_trainer_sealed_and_the_next_one_waits(
+def test_writer_finishes_what_a_killed_trainer_sealed_and_the_successor_waits(
     base: Path, root: Path, repository: Path
 ) -> None:
     command = [sys.executable, "-m", TRAINER, str(base), str(root), "seal", "0"]
     child = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    writer = ProcessIdentity.of(int(child.stdout.readline()))  # stopped, with a sealed point that it was not told of
+    # stopped, with a sealed point that it has not been told of
+    writer = ProcessIdentity.of(int(child.stdout.readline()))
     assert writer is not None
     try:
         assert child.wait(WAIT_S) == -signal.SIGKILL
         lock = DirectoryLock(rank_directory(root, 0), "worker 0")
-        with pytest.raises(LockedError, match="the last to leave its name, is gone"):
+        with pytest.raises(LockedError, match="its last known holder, is gone"):
             lock.acquire()
         with pytest.raises(LockedError, match="another live process"):
             MemoryRoom(base, JOB, 0)
@@ -361,7 +362,7 @@ def test_the_writer_finishes_what_a_killed_trainer_sealed_and_the_next_one_waits
 
 
 @pytest.mark.parametrize("with_its_writer", [False, True])
-def test_a_trainer_killed_at_any_moment_loses_nothing_that_was_durable(
+def test_trainer_killed_at_a_random_time_loses_nothing_durable(
     base: Path, root: Path, repository: Path, with_its_writer: bool
 ) -> None:
     draw = random.Random(7)
@@ -372,7 +373,7 @@ def test_a_trainer_killed_at_any_moment_loses_nothing_that_was_durable(
         assert child.stdout is not None
         writer = ProcessIdentity.of(int(child.stdout.readline()))
         assert writer is not None
-        time.sleep(draw.uniform(0.0, 0.2))  # the moment is the draw
+        time.sleep(draw.uniform(0.0, 0.2))  # the time is drawn
         if with_its_writer:
             os.kill(writer.pid, signal.SIGKILL)
         child.kill()
@@ -393,13 +394,13 @@ def test_a_trainer_killed_at_any_moment_loses_nothing_that_was_durable(
     assert newest > 0
 
 
-# ---- past the page cache
+# ---- direct I/O
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 3 * 4096, 8 * 1024 * 1024 + 5])
-@pytest.mark.parametrize("offset", [0, 7])  # at a page's start and not: that the kernel refuses, once it is asked
+@pytest.mark.parametrize("offset", [0, 7])  # aligned to a page and not: the kernel refuses direct I/O for the latter
 @pytest.mark.parametrize("folder", ["disk", "memory"])
-def test_a_file_of_any_size_is_written_whole(tmp_path: Path, size: int, offset: int, folder: str) -> None:
+def test_file_of_any_size_is_written_completely(tmp_path: Path, size: int, offset: int, folder: str) -> None:
     if folder == "memory" and not Path("/dev/shm").is_dir():
         pytest.skip("no /dev/shm")
     path = tmp_path / "file" if folder == "disk" else Path("/dev/shm") / f"samebits-test-{os.getpid()}-{size}"
@@ -414,24 +415,24 @@ def test_a_file_of_any_size_is_written_whole(tmp_path: Path, size: int, offset: 
         path.unlink()
 
 
-def test_an_empty_file_is_written_too(tmp_path: Path) -> None:
+def test_empty_file_is_written_too(tmp_path: Path) -> None:
     writing.write_new_file(tmp_path / "file", memoryview(b""))
     assert (tmp_path / "file").read_bytes() == b""
 
 
 @pytest.mark.parametrize(("is_alive", "left"), [(True, [3, 2]), (False, [3, 2, 1])])
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_nothing_goes_once_the_trainer_is_gone(
+def test_writer_removes_nothing_once_the_trainer_is_gone(
     base: Path, root: Path, is_alive: bool, left: list[int], is_remote: bool
 ) -> None:
-    """What its successor has found there may be the point that all go back to."""
+    """Its successor may have found the point there that all roll back to."""
     location = f"memory://{uuid.uuid4().hex}/job" if is_remote else root
     place = open_point_store(location, 0, job=JOB, job_name=JOB_NAME)
     for step in (1, 2):
         place.write(header_of(step), tensors_of(step), {}, LAYOUT)
     trainer = ProcessIdentity.current()
     if not is_alive:
-        trainer = dataclasses.replace(trainer, started_at=trainer.started_at - 1)  # an earlier process of this pid
+        trainer = dataclasses.replace(trainer, started_at=trainer.started_at - 1)  # an earlier process with this pid
     room = MemoryRoom(base, JOB, 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -445,7 +446,7 @@ def test_nothing_goes_once_the_trainer_is_gone(
     room.close()
 
 
-def test_a_folder_whose_name_is_no_utf_8_is_saved_to(base: Path, tmp_path: Path) -> None:
+def test_folder_with_a_non_utf8_name_is_used(base: Path, tmp_path: Path) -> None:
     root = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
     trainer = Trainer(base, root)
     try:

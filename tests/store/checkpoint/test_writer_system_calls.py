@@ -1,4 +1,4 @@
-"""The writer process killed as it enters each system call of one save, by strace(1)."""
+"""The writer process is killed as it enters each system call of one save, by strace(1)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.crash_points.strace import refusal
 from tests.store.checkpoint.test_checkpoint_writer import Trainer, names_in, steps_in_memory, whole_steps
 
 _CALL = re.compile(r"(\d+) +(\w+)\((.*)")
-# Its own memory and threads: nobody else sees these, and how many there are depends on the length of a path, or on
-# which thread is faster. A kill there is one at the next call.
+# Calls on its own memory and threads: no other process sees their effect, and their number varies with the length of a
+# path or the order of threads. A kill there equals one at the next call.
 _OF_ITS_OWN = frozenset({"brk", "madvise", "mmap", "mprotect", "mremap", "munmap", "clone", "clone3", "exit", "futex"})
 _OF_ITS_OWN |= {"gettid", "rseq", "rt_sigprocmask", "sched_getaffinity", "sched_yield", "set_robust_list"}
-COUNTED = 3  # whole saves: a call that one of them does without may never come again
+COUNTED = 3  # complete saves: a call that one of them skips may never occur again
 ATTEMPTS = 12
 _TAKES_IT_UP = re.compile(r'recvfrom\(\d+, "\\223')  # the message that names the slot: an array of three
 _SAYS_IT_IS_DURABLE = re.compile(r"sendto\(.*durable")
 
 
 def save_under_strace(place: Path, *options: str) -> Outcome:
-    """Save step 1 and then, under strace, step 2: what was heard of that."""
+    """Save step 1 and then, under strace, step 2; return what was reported."""
     (place / "memory").mkdir(parents=True)
     first = Trainer(place / "memory", place / "points")
     try:
@@ -43,9 +43,9 @@ def save_under_strace(place: Path, *options: str) -> Outcome:
 
 
 def calls_of_a_save(log: Path) -> list[tuple[str, int]]:
-    """From the message that names the slot to the answer that it is durable: each call, the how-manieth of its thread.
+    """Return the calls from the message that names the slot to the durable answer, numbered per thread.
 
-    (So strace counts, and the first thread that has as many is where it acts.)
+    strace counts per thread and acts in the first thread that reaches the number.
     """
     counts: Counter[tuple[str, str]] = Counter()
     found: dict[tuple[str, int], None] = {}  # in order
@@ -64,9 +64,9 @@ def calls_of_a_save(log: Path) -> list[tuple[str, int]]:
 
 
 def killed_in(folder: Path, name: str, number: int) -> Path | None:
-    """Where the writer was killed in that call, or None.
+    """Return where the writer was killed in that call, or None.
 
-    Two threads share some of the work: by chance neither makes as many calls as one did when they were counted.
+    Two threads share some of the work, so neither may reach the number of calls that one made during counting.
     """
     for attempt in range(ATTEMPTS):
         place = folder / str(attempt)
@@ -77,10 +77,10 @@ def killed_in(folder: Path, name: str, number: int) -> Path | None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.thorough)])
-def test_a_kill_at_any_system_call_of_a_save_leaves_the_older_point_or_both(tmp_path: Path, every: int) -> None:
-    """Where not every call has its kill, other ones have it each day."""
+def test_kill_at_any_system_call_of_a_save_leaves_the_older_point_or_both(tmp_path: Path, every: int) -> None:
+    """A short run tries a different sample of the calls each day."""
     if (why := refusal()) is not None:
-        pytest.skip(f"{why}; test_an_error_at_any_call_leaves_no_trace_of_the_attempt fails the calls without it")
+        pytest.skip(f"{why}; test_error_at_any_call_leaves_no_trace_of_the_attempt fails the calls without it")
     counted = []
     for number in range(COUNTED):
         assert save_under_strace(tmp_path / f"whole{number}") == Outcome(Point(2, 1))

@@ -1,4 +1,4 @@
-"""Two ranks that keep each other's newest points: what training notices of that, and what is offered afterwards."""
+"""Two ranks that keep each other's newest points: the effect on training, and what is offered afterwards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Rank:
-    """One rank on a host of its own."""
+    """One rank on its own host."""
 
     host: Path
     slot: int
@@ -101,7 +101,7 @@ def wait_until(found: Callable[[], bool]) -> None:
 
 
 def exchanged(ranks: tuple[Rank, Rank], *steps: int) -> None:
-    """Both have saved these, and keep each other's."""
+    """Let both ranks save these points and keep each other's."""
     ranks[0].exchange(ranks[1])
     ranks[1].exchange(ranks[0])
     for step in steps:
@@ -111,7 +111,7 @@ def exchanged(ranks: tuple[Rank, Rank], *steps: int) -> None:
         wait_until(lambda step=step: all(step in one.kept() for one in ranks))  # type: ignore[misc]
 
 
-def test_each_keeps_the_others_two_newest(ranks: tuple[Rank, Rank], caplog: pytest.LogCaptureFixture) -> None:
+def test_each_rank_keeps_the_others_two_newest(ranks: tuple[Rank, Rank], caplog: pytest.LogCaptureFixture) -> None:
     exchanged(ranks, 1, 2, 3)
     assert [one.kept() for one in ranks] == [[3, 2], [3, 2]]
     copies = KeptCopies(JOB, memory=ranks[1].memory)
@@ -123,7 +123,7 @@ def test_each_keeps_the_others_two_newest(ranks: tuple[Rank, Rank], caplog: pyte
     assert not caplog.records
 
 
-def test_without_a_buddy_there_are_no_copies_and_later_there_are(ranks: tuple[Rank, Rank]) -> None:
+def test_copies_start_once_there_is_a_buddy(ranks: tuple[Rank, Rank]) -> None:
     for one in ranks:
         one.save(1)
         one.checkpoints.flush()
@@ -132,11 +132,11 @@ def test_without_a_buddy_there_are_no_copies_and_later_there_are(ranks: tuple[Ra
     ranks[0].checkpoints.exchange_copies(None)
     ranks[0].save(3)
     ranks[0].checkpoints.flush()
-    assert ranks[1].kept()[0] == 2  # and 1, where that was sent before the next one was there
+    assert ranks[1].kept()[0] == 2  # and 1, if it was sent before the next one was there
 
 
-def test_a_rank_takes_copies_in_from_its_first_commit_on(ranks: tuple[Rank, Rank]) -> None:
-    """It may have its first save to come: whoever lost its buddy sends it the newest point at once."""
+def test_rank_accepts_copies_from_its_first_commit_on(ranks: tuple[Rank, Rank]) -> None:
+    """Its own first save may be outstanding: a rank that lost its buddy sends it the newest point at once."""
     exchanged(ranks, 1)
     ranks[1].checkpoints.release()
     newcomer = RankCheckpoints(
@@ -160,7 +160,7 @@ def test_a_rank_takes_copies_in_from_its_first_commit_on(ranks: tuple[Rank, Rank
     newcomer.release()
 
 
-def test_a_buddy_that_stands_still_delays_no_save_and_is_said_once(
+def test_stalled_buddy_delays_no_save_and_is_reported_once(
     ranks: tuple[Rank, Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
     exchanged(ranks, 1)
@@ -195,7 +195,7 @@ def test_a_buddy_that_stands_still_delays_no_save_and_is_said_once(
     assert caplog.messages[1:] == ["checkpoints are copied to this rank's buddy again"]
 
 
-def test_a_writer_that_is_killed_is_followed_by_one_that_copies(ranks: tuple[Rank, Rank]) -> None:
+def test_killed_writer_is_replaced_by_one_that_copies(ranks: tuple[Rank, Rank]) -> None:
     exchanged(ranks, 1)
     for one in ranks:
         os.kill(one.writer(), signal.SIGKILL)
@@ -206,11 +206,11 @@ def test_a_writer_that_is_killed_is_followed_by_one_that_copies(ranks: tuple[Ran
     wait_until(lambda: all(3 in one.kept() for one in ranks))
 
 
-# ---- what is offered
+# ---- offers
 
 
 def kept_on(memory: Path, *steps: int, slot: int = 0) -> list[Path]:
-    """As if a keeper, which is gone, had taken these in; the slots' paths."""
+    """Store copies as if a keeper, now gone, had accepted them; return the slots' paths."""
     room = MemoryRoom(memory, JOB, slot, is_copy=True)
     names = [fill_and_hash(room, step) for step in steps]
     room.close()
@@ -228,7 +228,7 @@ def test_each_copy_is_offered_by_one_process_of_the_host(tmp_path: Path) -> None
     second.let_go()
 
 
-def test_a_damaged_copy_is_passed_over_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_copy_is_skipped_and_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, newest = kept_on(tmp_path, 1, 2)
     copies = KeptCopies(JOB, memory=tmp_path)
     change_byte(newest, newest.stat().st_size - 4096 + 200)
@@ -240,7 +240,7 @@ def test_a_damaged_copy_is_passed_over_and_said_once(tmp_path: Path, caplog: pyt
     copies.let_go()
 
 
-def test_a_copy_that_is_damaged_after_it_was_offered_is_not_offered_again(
+def test_copy_damaged_after_it_was_offered_is_not_offered_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (path,) = kept_on(tmp_path, 1)
@@ -256,7 +256,7 @@ def test_a_copy_that_is_damaged_after_it_was_offered_is_not_offered_again(
     copies.let_go()
 
 
-def test_old_copies_that_nobody_keeps_go_after_the_second_point_of_all(tmp_path: Path) -> None:
+def test_old_unowned_copies_are_removed_after_the_second_common_point(tmp_path: Path) -> None:
     for slot in (0, 1):
         kept_on(tmp_path, 1, slot=slot)
     copies = KeptCopies(JOB, memory=tmp_path)
@@ -270,7 +270,7 @@ def test_old_copies_that_nobody_keeps_go_after_the_second_point_of_all(tmp_path:
     assert copied_slots(tmp_path, JOB) == []
 
 
-def test_what_a_live_process_keeps_stays(tmp_path: Path) -> None:
+def test_copies_of_a_live_process_stay(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0, is_copy=True)
     fill_and_hash(room, 1)
     copies = KeptCopies(JOB, memory=tmp_path)

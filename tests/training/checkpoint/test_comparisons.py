@@ -1,4 +1,4 @@
-"""At which steps ranks are compared: the first commit of a generation, then multiples, or as often as is cheap."""
+"""When ranks are compared: at the first commit of a generation, then at multiples or as often as is cheap."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def at(rhythm: Comparisons, begins: int, until: int) -> list[int]:
     return [step for step in range(begins + 1, until + 1) if rhythm.is_at(step)]
 
 
-def test_the_first_commit_of_a_generation_and_every_multiple() -> None:
+def test_first_commit_of_a_generation_and_every_multiple() -> None:
     assert at(Comparisons(50), 0, 151) == [1, 50, 100, 150]
     assert at(Comparisons(50), 73, 151) == [74, 100, 150]
     assert at(Comparisons(50), 49, 100) == [50, 100]
     assert at(Comparisons(1), 3, 6) == [4, 5, 6]
 
 
-def test_a_step_that_is_jumped_over_is_made_good_and_one_that_comes_twice_is_not() -> None:
+def test_skipped_step_is_made_up_for_and_a_repeated_one_is_not() -> None:
     rhythm = Comparisons(10)
     rhythm.begins(0, leads=True)
     assert [step for step in (1, 7, 12, 12, 19, 20) if rhythm.is_at(step)] == [1, 12, 20]
@@ -30,7 +30,7 @@ def test_0_is_never() -> None:
 
 
 class Ranks:
-    """Two ranks that measure unlike costs, and one clock."""
+    """Two ranks that measure different costs, and one clock."""
 
     def __init__(self, cost_s: float) -> None:
         self.now = 0.0
@@ -58,18 +58,18 @@ class Ranks:
         return found
 
 
-def test_auto_costs_a_hundredth_as_rank_0_measures_it() -> None:
+def test_auto_costs_one_percent_as_measured_by_rank_0() -> None:
     found = Ranks(cost_s=0.05).steps(400)
     gaps = [after - before for before, after in itertools.pairwise(found)]
     assert gaps[0] == OFTENEST, "before it is known"
     assert set(gaps[1:]) <= {50, 51}, "0.05 s are a hundredth of 50 steps of 0.1 s"
 
 
-def test_auto_has_its_bounds() -> None:
+def test_auto_has_bounds() -> None:
     assert max(Ranks(cost_s=1e-9).steps(100)) == 91
     assert Ranks(cost_s=1e9).steps(2 * SELDOMEST)[-1] == 1 + OFTENEST + SELDOMEST
 
 
-def test_the_setting_chooses() -> None:
+def test_setting_selects_the_schedule() -> None:
     assert type(comparisons_by("auto", lambda numbers: numbers)) is Measured
     assert type(comparisons_by(50, lambda numbers: numbers)) is Comparisons

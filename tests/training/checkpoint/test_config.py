@@ -1,4 +1,4 @@
-"""``CheckpointConfig``: what MindSpore's names mean here, and the sentence for each that cannot mean anything."""
+"""``CheckpointConfig``: MindSpore's options, and the message for each that has no meaning here."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from samebits.errors import UsageError
 from samebits.training.state.checkpoint_config import _MINDSPORES, CheckpointConfig
 
 
-def test_steps_are_counted_where_nothing_is_said() -> None:
+def test_steps_are_the_default_schedule() -> None:
     assert (CheckpointConfig().save_checkpoint_steps, CheckpointConfig().save_checkpoint_seconds) == (100, 0)
     assert CheckpointConfig(7).save_checkpoint_steps == 7
     assert CheckpointConfig(save_checkpoint_steps="auto").save_checkpoint_steps == "auto"
 
 
-def test_copies_are_kept_where_there_is_another_host() -> None:
+def test_copies_are_kept_if_there_is_another_host() -> None:
     assert CheckpointConfig().buddy_copies == "auto"
     assert [CheckpointConfig(buddy_copies=value).buddy_copies for value in (True, False)] == [True, False]
 
 
 @pytest.mark.parametrize("steps", [None, 0])
-def test_seconds_alone_and_with_mindspores_no_steps(steps: int | None) -> None:
+def test_seconds_alone_and_with_zero_steps_as_in_mindspore(steps: int | None) -> None:
     config = CheckpointConfig(save_checkpoint_steps=steps, save_checkpoint_seconds=0.5)
     assert (config.save_checkpoint_steps, config.save_checkpoint_seconds) == (0, 0.5)
 
@@ -55,7 +55,7 @@ def test_seconds_alone_and_with_mindspores_no_steps(steps: int | None) -> None:
         {"prefix": ".hidden"},
     ],
 )
-def test_a_value_that_cannot_be_is_one_sentence(wrong: dict[str, Any]) -> None:
+def test_invalid_value_is_refused_in_one_sentence(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))) as caught:
         CheckpointConfig(**wrong)
     assert "\n" not in str(caught.value)
@@ -72,17 +72,17 @@ def test_a_value_that_cannot_be_is_one_sentence(wrong: dict[str, Any]) -> None:
         ("enc_mode", "SM4-CBC", "encrypted file system"),
         ("exception_save", True, "last commit"),
         ("crc_check", False, "always hashed"),
-        ("remove_redundancy", True, "any one is enough"),
+        ("remove_redundancy", True, "one is enough"),
         ("format", "ckpt", "samebits ckpt export"),
     ],
 )
-def test_a_name_that_means_nothing_here_says_what_to_use_instead(name: str, value: object, instead: str) -> None:
+def test_unsupported_option_names_its_replacement(name: str, value: object, instead: str) -> None:
     with pytest.raises(UsageError, match=instead) as caught:
         CheckpointConfig(**{name: value})
     assert str(caught.value).startswith(f"{name}=")
 
 
-def test_values_that_say_what_happens_anyway_are_taken() -> None:
+def test_options_for_built_in_behaviour_are_accepted() -> None:
     taken = {name: meant[0] for name, (meant, _) in _MINDSPORES.items()}
     assert CheckpointConfig(**taken) == CheckpointConfig()
     assert CheckpointConfig(append_info=[], keep_checkpoint_per_n_minutes=0) == CheckpointConfig()
@@ -90,7 +90,7 @@ def test_values_that_say_what_happens_anyway_are_taken() -> None:
         CheckpointConfig(save_often=True)  # type: ignore[call-arg]
 
 
-def test_they_are_arguments_and_no_part_of_the_value() -> None:
+def test_such_options_are_arguments_and_not_attributes() -> None:
     fields = {field.name for field in dataclasses.fields(CheckpointConfig)}
     assert fields & _MINDSPORES.keys() == set()
     assert {"save_checkpoint_steps", "save_checkpoint_seconds", "keep_checkpoint_max", "directory", "prefix"} <= fields

@@ -1,4 +1,4 @@
-"""Copying tensors into views: every way they can lie gives the same bytes."""
+"""Copying tensors into views: every layout gives the same bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.training.checkpoint import staging
 
 
 def targets_of(sources: list[torch.Tensor], shift: int) -> list[torch.Tensor]:
-    """Views into one buffer, without gaps, from an address that is ``shift`` elements off a cache line."""
+    """Return adjacent views into one buffer that starts ``shift`` elements off a cache line."""
     targets = []
     for source in sources:
         buffer = torch.full((source.numel() + shift,), 0, dtype=source.dtype)
@@ -22,7 +22,7 @@ def targets_of(sources: list[torch.Tensor], shift: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_bytes_are_the_sources(shift: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_bytes_equal_the_source(shift: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(staging, "SMALL_BYTES", 4096)
     monkeypatch.setattr(staging, "_WORTH_SHARING_BYTES", 8192)
@@ -42,7 +42,7 @@ def test_the_bytes_are_the_sources(shift: int, threads: int, monkeypatch: pytest
         assert not target.requires_grad
 
 
-def test_shares_hold_every_move_once() -> None:
+def test_shares_cover_every_move_once() -> None:
     moves = [(number, number, size * 100_000) for number, size in enumerate([90, 1, 1, 50, 3, 0, 7, 200])]
     for threads in range(1, 9):
         shares = staging._shares(moves, threads)
@@ -55,7 +55,7 @@ def test_shares_hold_every_move_once() -> None:
     ("cores", "ranks_here", "of_torch", "expected"),
     [(2, 1, 1, 2), (2, 4, 1, 1), (96, 8, 1, 8), (16, 4, 1, 4), (4, 4, 3, 3), (64, 1, 64, 8)],
 )
-def test_a_load_takes_this_ranks_part_of_the_cores(
+def test_load_uses_this_ranks_share_of_the_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, ranks_here: int, of_torch: int, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))

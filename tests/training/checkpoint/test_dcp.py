@@ -1,4 +1,4 @@
-"""Directories of torch.distributed.checkpoint: what goes out comes back, in a world of any size, and never as code."""
+"""torch.distributed.checkpoint directories: exported states are restored in a world of any size, never as code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def export(tmp_path: Path, point: str = "0/7", name: str = "out") -> int:
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_state_comes_back_whole(tmp_path: Path, steps: int) -> None:
+def test_state_is_restored_completely(tmp_path: Path, steps: int) -> None:
     history = [1, (2.5, "x"), None]
     state = small_state(
         epoch=3,
@@ -74,7 +74,7 @@ def test_a_state_comes_back_whole(tmp_path: Path, steps: int) -> None:
     assert other.completed_steps == 1, "a job's steps are its own"
 
 
-def test_a_sharded_state_goes_out_of_all_ranks_points_and_into_any_world(tmp_path: Path) -> None:
+def test_sharded_state_is_exported_from_all_ranks_into_any_world(tmp_path: Path) -> None:
     with worlds.world():
         state = worlds.sharded_state(epoch=4)
         worlds.train_one_step(state)
@@ -99,8 +99,8 @@ def test_a_sharded_state_goes_out_of_all_ranks_points_and_into_any_world(tmp_pat
         assert torch.equal(worlds.locals_of(other.model)[0], expected[0].chunk(2)[1])
 
 
-def test_it_is_read_into_what_torch_itself_has_sharded(tmp_path: Path) -> None:
-    """ENABLE_RECOVERY=0: there the model is cut before the state is made, and no moment is there yet."""
+def test_export_is_read_into_a_model_sharded_by_torch(tmp_path: Path) -> None:
+    """With ENABLE_RECOVERY=0 the model is sharded before the state is made, and there are no moments yet."""
     with worlds.world():
         state = worlds.sharded_state()
         worlds.train_one_step(state)
@@ -114,7 +114,7 @@ def test_it_is_read_into_what_torch_itself_has_sharded(tmp_path: Path) -> None:
             assert torch.equal(one, whole.chunk(worlds.RANKS)[1])
 
 
-def test_without_all_ranks_points_a_sharded_state_is_not_exported(
+def test_sharded_state_is_not_exported_without_all_ranks_points(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with worlds.world():
@@ -131,7 +131,7 @@ def test_without_all_ranks_points_a_sharded_state_is_not_exported(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt"]
 
 
-def test_what_torch_itself_saved_is_read(tmp_path: Path) -> None:
+def test_checkpoint_saved_by_torch_is_read(tmp_path: Path) -> None:
     state = small_state()
     train_one_step(state)
     dcp.save(
@@ -140,13 +140,13 @@ def test_what_torch_itself_saved_is_read(tmp_path: Path) -> None:
         no_dist=True,
     )
     other = small_state()
-    with pytest.raises(CheckpointError, match=r"lacks sampler: .*names=\['model', 'optimizer'\]"):
+    with pytest.raises(CheckpointError, match=r"lacks sampler\. .*names=\['model', 'optimizer'\]"):
         elastic.load_dcp(other, tmp_path / "theirs")
     elastic.load_dcp(other, tmp_path / "theirs", names=["model", "optimizer"])
     assert bits_of(other) == bits_of(state)
 
 
-def test_the_directory_says_where_it_comes_from_and_nothing_of_this_machine(tmp_path: Path) -> None:
+def test_directory_records_its_origin_but_nothing_of_this_machine(tmp_path: Path) -> None:
     save(tmp_path / "ckpt", small_state().contents(), 2, 4)
     assert export(tmp_path, "2/7") == 0
     origin = read_dcp(tmp_path / "out")["samebits"]
@@ -160,7 +160,7 @@ def test_the_directory_says_where_it_comes_from_and_nothing_of_this_machine(tmp_
 
 
 class Code:
-    """A pickle of it makes a folder."""
+    """An object whose unpickling makes a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -173,13 +173,13 @@ def test_code_in_the_index_is_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "hostile"
     folder.mkdir()
     (folder / ".metadata").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
-    with pytest.raises(CheckpointError, match=r"\.metadata: is no index .*: it names posix\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"\.metadata: is not an index .*: it names posix\.mkdir"):
         read_dcp(folder)
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("name", ["torch.load", "torch.hub", "builtins.eval", "torch.serialization.load"])
-def test_no_other_name_gets_through(tmp_path: Path, name: str) -> None:
+def test_no_other_name_is_allowed(tmp_path: Path, name: str) -> None:
     module, _, attribute = name.rpartition(".")
     (tmp_path / ".metadata").write_bytes(b"\x80\x04c" + f"{module}\n{attribute}\n".encode() + b".")
     with pytest.raises(CheckpointError, match=f"it names {name}"):
@@ -194,14 +194,14 @@ def test_code_among_the_values_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x80\x04.", pickle.dumps({"a": 1}), b"no pickle"])
-def test_what_is_no_directory_of_theirs_is_said(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_directory_is_reported(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"\.metadata"):
         read_dcp(tmp_path)
 
 
-def test_a_file_that_is_cut_short_is_said(tmp_path: Path) -> None:
+def test_truncated_file_is_reported(tmp_path: Path) -> None:
     dcp.save({"model": torch.ones(200)}, checkpoint_id=tmp_path / "cut", no_dist=True)
     (file,) = (tmp_path / "cut").glob("*.distcp")
     file.write_bytes(file.read_bytes()[:100])
@@ -209,9 +209,7 @@ def test_a_file_that_is_cut_short_is_said(tmp_path: Path) -> None:
         read_dcp(tmp_path / "cut")
 
 
-def test_nothing_is_overwritten_and_nothing_half_written_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_overwritten_and_no_partial_export_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(tmp_path / "ckpt", small_state().contents())
     (tmp_path / "out").write_text("mine")
     assert export(tmp_path) != 0
@@ -223,13 +221,13 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ckpt", "ckpt2", "out"]
 
 
-def test_another_programs_state_is_said(tmp_path: Path) -> None:
+def test_state_of_another_program_is_reported(tmp_path: Path) -> None:
     dcp.save({"model": {"first.weight": torch.ones(4, 4)}}, checkpoint_id=tmp_path / "theirs", no_dist=True)
     with pytest.raises(CheckpointError, match=r"theirs: holds another program's state: .*last\.bias"):
         elastic.load_dcp(small_state(), tmp_path / "theirs", names=["model"])
 
 
-def test_it_is_called_before_the_job_begins_and_by_names_the_state_has(tmp_path: Path) -> None:
+def test_load_is_called_before_the_job_starts_with_names_of_the_state(tmp_path: Path) -> None:
     state = small_state()
     with pytest.raises(UsageError, match="the state has no weights"):
         elastic.load_dcp(state, tmp_path, names=["weights"])

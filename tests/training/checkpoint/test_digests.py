@@ -1,4 +1,4 @@
-"""When a rank's state is compared and of what its digest is: parameters, moments, steps and positions, and no more."""
+"""Digests: when a rank's state is compared, and which parts count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.core.point import Point
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, PartKind
 from samebits.service import log
 from samebits.training.checkpoint.digests import DUE, FIRST_COMMITS, Digests
-from samebits.training.checkpoint.rollback_copies import KeptStates
+from samebits.training.checkpoint.rollback_copies import RollbackCopies
 from samebits.training.state.base_state import State
 from samebits.training.state.compared import digest_of, parts_of
 from samebits.training.state.data.sampler import ElasticSampler
@@ -71,7 +71,7 @@ def test_every_part_has_its_name_and_kind() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("what", ["weight", "extra", "moment", "position", "epoch of the sampler"])
-def test_what_must_be_equal_changes_the_digest(what: str) -> None:
+def test_parts_that_must_be_equal_change_the_digest(what: str) -> None:
     state, other = made(), made()
     assert digest(state) == digest(other) and loose(state) == loose(other)
     if what == "weight":
@@ -88,7 +88,7 @@ def test_what_must_be_equal_changes_the_digest(what: str) -> None:
 
 
 @torch.no_grad()
-def test_what_may_differ_changes_the_other_digest_alone() -> None:
+def test_parts_that_may_differ_change_only_the_other_digest() -> None:
     state, other = made(), made()
     other.model.norm.running_mean.add_(1)
     assert digest(state) == digest(other) and loose(state) != loose(other)
@@ -97,13 +97,13 @@ def test_what_may_differ_changes_the_other_digest_alone() -> None:
     assert digest(state) == digest(other) and loose(state) != loose(other)
 
 
-def test_a_value_that_cannot_be_saved_is_left_out_here_and_refused_by_the_commit() -> None:
+def test_unsavable_value_is_left_out_here_and_refused_by_the_commit() -> None:
     state = made(odd=1)
     state.odd = object()
     assert "odd" not in [part.name for part in parts_of(state.loose())]
 
 
-def test_of_local_sgd_parameters_and_the_count_of_averages_are_compared() -> None:
+def test_local_sgd_compares_parameters_and_the_count_of_averages() -> None:
     net = Net()
     state = LocalSGD(TorchState(net, torch.optim.Adam(net.parameters()), rng="per_step"), sync_every=4)
     names = [part.name for part in parts_of(state.compared())]
@@ -111,13 +111,13 @@ def test_of_local_sgd_parameters_and_the_count_of_averages_are_compared() -> Non
     assert state.loose() == []
 
 
-def test_of_a_state_without_a_model_steps_and_samplers_are_compared() -> None:
+def test_state_without_a_model_compares_steps_and_samplers() -> None:
     names = [part.name for part in parts_of(ObjectState(data=ElasticSampler(range(8)), best=1.0).compared())]
     assert names == ["completed_steps", "data"]
 
 
 class Custom(State):
-    """A state of the user's own."""
+    """A user-defined state."""
 
     def __init__(self, shared: dict[str, Any] | None) -> None:
         super().__init__()
@@ -133,14 +133,14 @@ class Custom(State):
         return self.shared
 
 
-def test_of_a_custom_state_what_it_marks_as_shared_is_compared() -> None:
+def test_custom_state_compares_what_it_marks_as_shared() -> None:
     one, other = Custom({"table": {"rows": [torch.zeros(2)]}}), Custom({"table": {"rows": [torch.ones(2)]}})
     assert digest(one) != digest(other)
     assert digest(one) == digest(Custom({"table": {"rows": [torch.zeros(2)]}}))
 
 
 class Told:
-    """Where reports go."""
+    """Collects reports."""
 
     def __init__(self) -> None:
         self.last: tuple[Digest, ...] = ()
@@ -149,7 +149,7 @@ class Told:
         self.last = digests
 
 
-def test_the_first_commits_every_save_and_the_end_are_told() -> None:
+def test_first_commits_every_save_and_the_end_are_reported() -> None:
     told = Told()
     digests = Digests(told, made())  # type: ignore[arg-type]
     digests.begin()
@@ -164,18 +164,18 @@ def test_the_first_commits_every_save_and_the_end_are_told() -> None:
     assert Point(1, 1) not in [one.point for one in told.last], "the first commits are a generation's"
 
 
-def test_what_was_copied_is_hashed_beside_the_next_step_and_told_in_its_order() -> None:
-    told, state, states, seconds = Told(), made(), KeptStates(), list[float]()
+def test_copy_is_hashed_during_the_next_step_and_reported_in_order() -> None:
+    told, state, states, seconds = Told(), made(), RollbackCopies(), list[float]()
     digests = Digests(told, state, seconds.append)  # type: ignore[arg-type]
     digests.begin()
     expected = {}
     for step in range(10, 10 * (DUE + 4), 10):
         state.model.linear.weight.data += 1
         expected[step] = digest(state)
-        digests.settle()  # its memory may be the next one's
+        digests.settle()  # its memory may be reused by the next one
         kept = states.keep(Point(step, 1), state.contents(), {}, state.compared() or ())
         digests.committed(Point(step, 1), step, averages=True, is_save=step % 20 == 0, is_due=True, kept=kept)
-        state.model.linear.weight.data += 1  # as the next step does, while it is hashed
+        state.model.linear.weight.data += 1  # as the next step does while it is hashed
     final = digests.through(Point(step, 1), averages=True)
     assert len(seconds) == len(expected) and all(second >= 0 for second in seconds)
     assert [one.point.step for one in final if one.is_kept] == sorted(expected, key=lambda one: (one % 20 != 0, one))
@@ -183,8 +183,8 @@ def test_what_was_copied_is_hashed_beside_the_next_step_and_told_in_its_order() 
     assert all(bool(one.loose) == (one.point.step % 20 == 0 or one.point.step <= 30) for one in final if one.is_kept)
 
 
-def test_what_changes_behind_the_last_commit_changes_the_end_alone() -> None:
-    """The recipe goes to the next epoch there, and the end saves that commit once more."""
+def test_change_after_the_last_commit_changes_only_the_end() -> None:
+    """The script advances the epoch there, and the end saves that commit once more."""
     sampler = ElasticSampler(range(8))
     told = Told()
     digests = Digests(told, ObjectState(sampler=sampler))  # type: ignore[arg-type]
@@ -199,7 +199,7 @@ def test_what_changes_behind_the_last_commit_changes_the_end_alone() -> None:
     assert tuple(others) == before and final.shared != before[0].shared
 
 
-def test_it_is_said_once_that_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_comparisons_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(log, "say", lines.append)
     for shared, expected in ((None, 1), ({}, 0)):

@@ -1,4 +1,4 @@
-"""When a rank saves: the same answer on every rank, through losses and newcomers, and as often as was asked for."""
+"""When a rank saves: equal on every rank, through losses and newcomers, and as often as requested."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place_of(rank: int, world_size: int, generation: int) -> GenerationStarted:
 
 
 class World:
-    """Ranks with clocks of their own, who meet in an ``agree`` that knows who was there."""
+    """Ranks with separate clocks that meet in a simulated ``agree``."""
 
     def __init__(self, ranks: int, seconds: float | None = 10.0) -> None:
         self.now_s = [1000.0 * rank for rank in range(ranks)]
@@ -67,12 +67,12 @@ class World:
         self.now_s = [now_s + seconds for now_s in self.now_s]
 
     def commit(self, took_s: float, *, save_s: float = 0.0, slowed_s: float = 0.0) -> bool:
-        """One step of all ranks, and the save where it is due; whether it was."""
+        """Make one step of all ranks, and the save if it is due; return whether it was."""
         self.pass_s(took_s)
         self.step += 1
         self.callers.clear()
         answers = [due.is_at(self.step) for due in self.ranks]
-        assert len(set(answers)) == 1, f"at step {self.step} the ranks are of two minds: {answers}"
+        assert len(set(answers)) == 1, f"at step {self.step} the ranks disagree: {answers}"
         assert self.callers in ([], list(range(len(self.ranks)))), f"only {self.callers} met at step {self.step}"
         if answers[0]:
             for rank, due in enumerate(self.ranks):
@@ -92,11 +92,11 @@ class World:
         (CheckpointConfig(save_checkpoint_steps="auto"), Timed),
     ],
 )
-def test_the_config_says_which_rhythm(config: CheckpointConfig, kind: type[Due]) -> None:
+def test_config_selects_the_schedule(config: CheckpointConfig, kind: type[Due]) -> None:
     assert type(due_by(config, lambda numbers: numbers)) is kind
 
 
-def test_fixed_steps_need_no_word_and_take_several_steps_at_once() -> None:
+def test_step_schedule_needs_no_communication_and_allows_several_steps_per_commit() -> None:
     due = due_by(CheckpointConfig(10), never)
     due.begins(0, place_of(0, 2, 1))
     assert [step for step in range(1, 31) if due.is_at(step)] == [10, 20, 30]
@@ -111,25 +111,25 @@ def never(_numbers: tuple[int, int]) -> tuple[int, int]:
     raise AssertionError("fixed steps need no agreement")
 
 
-def test_a_point_every_so_many_seconds_of_training() -> None:
+def test_point_every_so_many_seconds_of_training() -> None:
     world = World(3, seconds=10.0)
     world.begin()
     assert world.saves(100, 0.5, save_s=2.0) == [20, 40, 60, 80, 100]
     assert world.said == ["saves every 20 steps (10 s, save_checkpoint_seconds): a step takes 0.5 s"]
 
 
-def test_steps_that_become_slower_are_noticed_on_the_way() -> None:
+def test_slower_steps_are_noticed_on_the_way() -> None:
     world = World(2, seconds=100.0)
     world.begin()
     assert world.saves(1000, 0.1) == [1000]
     before_s = world.now_s[0]
     while not world.commit(0.4):
         pass
-    assert world.now_s[0] - before_s == pytest.approx(200.0), "at half of the way by the old pace, 500 steps"
-    assert world.saves(1000, 0.4)[-1] - world.step > -250, "and the new pace is known"
+    assert world.now_s[0] - before_s == pytest.approx(200.0), "half way at the old speed, 500 steps"
+    assert world.saves(1000, 0.4)[-1] - world.step > -250, "and the new speed is known"
 
 
-def test_ranks_meet_seldom() -> None:
+def test_ranks_meet_rarely() -> None:
     world = World(2, seconds=1000.0)
     world.begin()
     met = 0
@@ -140,7 +140,7 @@ def test_ranks_meet_seldom() -> None:
 
 
 @given(data=st.data(), ranks=st.integers(1, 5))
-def test_no_loss_at_any_moment_leaves_the_ranks_of_two_minds(data: Any, ranks: int) -> None:
+def test_no_loss_makes_the_ranks_disagree(data: Any, ranks: int) -> None:
     world = World(ranks, seconds=data.draw(st.sampled_from([0.5, 3.0, None])))
     world.begin()
     for _ in range(data.draw(st.integers(1, 12))):
@@ -148,7 +148,7 @@ def test_no_loss_at_any_moment_leaves_the_ranks_of_two_minds(data: Any, ranks: i
         world.deaf = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
         lose_in_a_commit(world)
         taken = world.ranks[data.draw(st.integers(0, ranks - 1))].contents()
-        for rank in data.draw(st.sets(st.integers(0, ranks - 1))):  # newcomers, rank 0 perhaps among them
+        for rank in data.draw(st.sets(st.integers(0, ranks - 1))):  # newcomers, possibly including rank 0
             world.ranks[rank] = world.new(rank)
             world.ranks[rank].become(taken)
         world.step = max(0, world.step - data.draw(st.sampled_from([0, 1, 7])))
@@ -156,7 +156,7 @@ def test_no_loss_at_any_moment_leaves_the_ranks_of_two_minds(data: Any, ranks: i
 
 
 def lose_in_a_commit(world: World) -> None:
-    """Some of the ranks hear rank 0's decision, others lose the group before."""
+    """Let some ranks hear rank 0's decision while others lose the group first."""
     world.pass_s(0.5)
     world.step += 1
     for due in world.ranks:
@@ -167,18 +167,18 @@ def lose_in_a_commit(world: World) -> None:
     world.deaf = set()
 
 
-def test_what_goes_with_the_state_is_all_that_the_next_rank_0_needs() -> None:
+def test_state_carries_all_that_the_next_rank_0_needs() -> None:
     world = World(2, seconds=10.0)
     world.begin()
     world.saves(30, 0.5)
     world.ranks[0] = world.new(0)
     world.ranks[0].become(world.ranks[1].contents())
-    world.pass_s(500.0)  # a recovery is no training
+    world.pass_s(500.0)  # a recovery is not training
     world.begin()
     assert world.saves(20, 0.5) == [40]
 
 
-def test_what_came_with_another_rhythm_changes_nothing() -> None:
+def test_data_of_another_schedule_changes_nothing() -> None:
     world = World(1, seconds=10.0)
     known = world.ranks[0].contents()
     world.ranks[0].become({})
@@ -187,7 +187,7 @@ def test_what_came_with_another_rhythm_changes_nothing() -> None:
     FixedSteps(5).become(known)
 
 
-def test_auto_saves_soon_then_as_often_as_pays_and_says_why_once() -> None:
+def test_auto_saves_soon_then_as_often_as_pays_and_explains_itself_once() -> None:
     world = World(2, seconds=None)
     world.begin()
     assert world.saves(50, 0.1, save_s=0.001) == [50], "to learn what a save costs"
@@ -197,7 +197,7 @@ def test_auto_saves_soon_then_as_often_as_pays_and_says_why_once() -> None:
     assert world.said[0].startswith("saves every 4243 steps (7.1 min): a save costs 0.001 s, a failure is expected")
 
 
-def test_auto_saves_more_often_once_it_has_failed() -> None:
+def test_auto_saves_more_often_after_a_failure() -> None:
     world = World(2, seconds=None)
     world.begin()
     world.saves(100, 0.1, save_s=0.5)
@@ -211,14 +211,14 @@ def test_auto_saves_more_often_once_it_has_failed() -> None:
     assert saved
 
 
-def test_a_save_costs_what_it_slows_the_steps_behind_it() -> None:
+def test_cost_of_a_save_is_the_delay_of_the_steps_after_it() -> None:
     due, world = timed_alone()
     for _ in range(100):
         world.commit(0.1, save_s=0.2)
     assert due.contents()["costs_s"][-1] == pytest.approx(0.2)
     while not world.commit(0.1, save_s=0.2):
         pass
-    for took_s in (0.5, 0.3, 0.1, 5.0):  # the last one comes later, and is something else
+    for took_s in (0.5, 0.3, 0.1, 5.0):  # the last one comes later and is unrelated
         world.commit(took_s)
     assert due.contents()["costs_s"][-1] == pytest.approx(0.2 + 0.4 + 0.2)
 

@@ -1,4 +1,4 @@
-"""A point as torch's own file: read back with weights_only, it is the state by its names in the training script."""
+"""A point exported as a torch file: loadable with weights_only, under the names of the training script."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ LAYOUT = {"outside/0": [[["a", "b"]], True]}
 
 
 def save(root: Path, contents: Any) -> None:
-    """The contents as the point 0/7."""
+    """Save the contents as the point 0/7."""
     tree, parts = snapshot.split(contents, "state")
     checkpoints.write_point(root, PointHeader("job", Point(7, 2), 4, 0, 0, "0"), parts, tree, LAYOUT)
 
 
 def exported(tmp_path: Path, contents: Any, *words: str) -> Any:
-    """What ``ckpt export`` makes of the contents, read as anybody would."""
+    """Return what a user loads from ``ckpt export`` of the contents."""
     save(tmp_path / "ckpt", contents)
     file = tmp_path / "out.pt"
     assert main(["ckpt", "export", "0/7", str(file), "--folder", str(tmp_path / "ckpt"), *words]) == 0
     return torch.load(file, weights_only=True)
 
 
-def test_model_and_optimizer_go_straight_into_a_program_that_knows_nothing_of_us(tmp_path: Path) -> None:
+def test_model_and_optimizer_load_into_a_program_without_samebits(tmp_path: Path) -> None:
     state = small_state(epoch=3, rng="saved")
     train_one_step(state)
     found = exported(tmp_path, {**state.contents(), "commits": 9})
@@ -59,7 +59,7 @@ def shared(**values: Any) -> dict[str, Any]:
     return {"shared": {"steps": 7, "values": values}, "own": {}}
 
 
-def test_every_kind_of_value_comes_back_the_same(tmp_path: Path) -> None:
+def test_every_kind_of_value_is_restored(tmp_path: Path) -> None:
     values = {
         "tensors": [torch.arange(6).reshape(2, 3), torch.tensor(1.5, dtype=torch.bfloat16), torch.empty(0, 3)],
         "plain": (1, -(2**127), 2**2000, None, True, 0.1, "text", b"bytes", {3: ("x",), "y": []}),
@@ -70,7 +70,7 @@ def test_every_kind_of_value_comes_back_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(one, expected, rtol=0, atol=0)
 
 
-def test_what_weights_only_does_not_read_goes_as_the_nearest_that_it_reads(tmp_path: Path) -> None:
+def test_unsupported_value_becomes_the_nearest_that_weights_only_reads(tmp_path: Path) -> None:
     values = {
         "kept": [Counter(a=1), OrderedDict(b=2), {1}, 1j, torch.ones(2, dtype=torch.complex128)],
         "near": [deque([1, 2], 3), defaultdict(list, a=[np.float64(0.1)]), frozenset({1}), range(2), np.int8(3)],
@@ -86,13 +86,13 @@ def test_what_weights_only_does_not_read_goes_as_the_nearest_that_it_reads(tmp_p
 @pytest.mark.parametrize(
     ("contents", "reason"),
     [
-        (shared(a={"b": [b""]}), r"state\.a\.b\.0: .* no empty bytes"),
-        (shared(a=-(2**2040)), r"state\.a: .* no integer of 2041 bits"),
+        (shared(a={"b": [b""]}), r"state\.a\.b\.0: .* cannot read empty bytes"),
+        (shared(a=-(2**2040)), r"state\.a: .* cannot read an integer of 2041 bits"),
         (shared(samebits=1), "a value called 'samebits'"),
-        ({"weights": torch.ones(2)}, "holds no state as samebits.elastic saves it"),
+        ({"weights": torch.ones(2)}, "does not hold a state saved by samebits.elastic"),
     ],
 )
-def test_what_torch_would_write_and_not_read_is_refused_before(
+def test_value_torch_could_write_but_not_read_is_refused(
     tmp_path: Path, contents: Any, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path / "ckpt", contents)

@@ -1,4 +1,4 @@
-"""The arithmetic of when to save: Young's interval, the expected failure rate, and how far ahead to look again."""
+"""The arithmetic of save intervals: Young's formula, the expected failure rate, and the time of the next check."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ HOUR_S = 3600.0
     ("world_size", "failures", "watched_h", "expected_h"),
     [
         (1, 0, 0, 50_000),
-        (16_384, 0, 0, 3.0518),  # what the prior was taken from
+        (16_384, 0, 0, 3.0518),  # the prior's source
         (50_000, 1, 1, 1.0),  # the prior counts as one failure in its hour
         (50_000, 9, 19, 2.0),
         (4, 999, 100, 12.6),
     ],
 )
-def test_failures_seen_and_assumed(world_size: int, failures: int, watched_h: float, expected_h: float) -> None:
+def test_observed_and_assumed_failures(world_size: int, failures: int, watched_h: float, expected_h: float) -> None:
     found_s = mean_time_between_failures_s(world_size, failures, watched_h * HOUR_S)
     assert found_s / HOUR_S == pytest.approx(expected_h, rel=1e-4)
 
@@ -64,7 +64,7 @@ def test_youngs_interval_and_its_reason(
     failures=st.integers(0, 10_000),
     watched_s=st.floats(0, 1e9),
 )
-def test_whatever_was_measured_the_choice_is_sane(
+def test_choice_is_sane_for_any_measurement(
     cost_s: float, step_s: float, world_size: int, failures: int, watched_s: float
 ) -> None:
     def chosen(**other: float) -> float:
@@ -72,15 +72,15 @@ def test_whatever_was_measured_the_choice_is_sane(
         return choose(step_s=step_s, **{**known, **other}).interval_s  # type: ignore[arg-type]
 
     assert MIN_INTERVAL_S <= chosen() <= MAX_INTERVAL_S
-    assert chosen(failures=failures + 1) <= chosen(), "who fails more saves more often"
+    assert chosen(failures=failures + 1) <= chosen(), "more failures mean more saves"
     assert chosen(world_size=world_size + 1) <= chosen(), "more processes fail more often"
     assert chosen(cost_s=cost_s * 2) >= chosen(), "dearer saves are rarer"
-    assert chosen(watched_s=watched_s * 2) >= chosen(), "the longer all went well the rarer"
+    assert chosen(watched_s=watched_s * 2) >= chosen(), "a longer time without failures means rarer saves"
 
 
 @given(cost_s=st.floats(0.01, 10), mtbf_s=st.floats(1000, 1e6), factor=st.floats(0.5, 2))
 def test_no_other_interval_loses_less(cost_s: float, mtbf_s: float, factor: float) -> None:
-    """Young's own argument: a save per interval, and half an interval redone per failure."""
+    """Young's argument: one save per interval, and half an interval redone per failure."""
 
     def lost(interval_s: float) -> float:
         return cost_s / interval_s + interval_s / 2 / mtbf_s
@@ -105,19 +105,19 @@ def test_no_other_interval_loses_less(cost_s: float, mtbf_s: float, factor: floa
         (1e9, 1e-6, FURTHEST_LOOK_STEPS),
     ],
 )
-def test_how_far_ahead_to_look(left_s: float, step_s: float, steps: int) -> None:
+def test_time_of_the_next_check(left_s: float, step_s: float, steps: int) -> None:
     assert steps_to_next_look(left_s, step_s) == steps
 
 
 @given(left_s=st.floats(-1e6, 1e9), step_s=st.floats(0, 1e6))
-def test_a_look_is_never_behind_what_it_looks_for(left_s: float, step_s: float) -> None:
+def test_check_is_never_after_the_due_time(left_s: float, step_s: float) -> None:
     steps = steps_to_next_look(left_s, step_s)
     assert steps >= 1
     assert steps == 1 or steps * step_s <= left_s
 
 
 @given(steps=st.integers(1, 100_000))
-def test_few_looks_lead_to_the_next_point(steps: int) -> None:
+def test_few_checks_lead_to_the_next_point(steps: int) -> None:
     left, looks = float(steps), 0
     while left >= 0.5:
         left -= steps_to_next_look(left, 1.0)
@@ -134,6 +134,6 @@ def test_durations_for_people(seconds: float, text: str) -> None:
     assert spoken(seconds) == text
 
 
-def test_the_users_own_seconds_are_said_in_steps() -> None:
+def test_users_seconds_are_shown_in_steps() -> None:
     assert text_of_seconds(60.0, 0.15) == "saves every 400 steps (60 s, save_checkpoint_seconds): a step takes 0.15 s"
     assert text_of_seconds(1.0, 2.0).startswith("saves every step (1.0 s, ")

@@ -1,9 +1,9 @@
-"""A dead rank's generators: every order of draws, collectives, commits and the kill gives the right states, or none.
+"""A dead rank's generators: every order of draws, collectives, commits and the kill gives the right states or none.
 
 Two ranks run the same program, letter by letter: ``d`` draws, ``c`` is a collective that needs both, ``b`` one that the
-survivor ends alone (a broadcast from it), ``k`` commits. The dead rank is killed before any letter, or with a
-collective counted and not launched; the survivor stands wherever it can have come to. What the core takes from the
-page must be what the rank would have had at the survivor's commit.
+survivor finishes alone (a broadcast from it), ``k`` commits. The dead rank is killed before any letter, or with a
+collective counted but not launched; the survivor is wherever it can be by then. What the core takes from the page must
+be what the rank would have had at the survivor's commit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = ["".join(one) for size in range(4) for one in itertools.product("dcb", r
 
 
 class Counted(Generators):
-    """Generators whose state is how often they have drawn."""
+    """Generators whose state is their number of draws."""
 
     def __init__(self) -> None:
         self.version, self.draws, self._last = 0, 0, -1
@@ -76,7 +76,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """The survivor's last commit, when it has done so many letters."""
+    """The survivor's last commit after this many letters."""
 
     commits: int
     step: LiveStep | None
@@ -85,7 +85,7 @@ class Survivor:
 
 @pytest.fixture(autouse=True)
 def let_go() -> Iterator[None]:
-    """Every rank that a test has made keeps two descriptors until then."""
+    """Release every rank of a test, which holds two descriptors until then."""
     yield
     for rank in Rank.made:
         rank.kept.let_go()
@@ -110,9 +110,9 @@ def survivor_of(memory: Path, program: str) -> list[Survivor]:
 
 
 def reached(program: str, dead: int, launched: int) -> list[int]:
-    """How many letters the survivor can have done when the dead rank has done ``dead``, and launched so many."""
+    """Return how many letters the survivor can have done, given the dead rank's letters and launches."""
     collectives = [at for at, letter in enumerate(program) if letter == "c"]
-    least = max((at for at in collectives if at < dead), default=0)  # it has at least launched that one, too
+    least = max((at for at in collectives if at < dead), default=0)  # it has launched at least that one, too
     most = next((at for at in collectives if at >= launched), len(program))
     return list(range(least, most + 1))
 
@@ -123,7 +123,7 @@ def draws_late(program: str) -> bool:
 
 
 def require_right(page: Page | None, reader: KeptGenerators, survivor: Survivor) -> bool:
-    """Whether the page is used; what it gives is then right."""
+    """Return whether the page is used, after checking that its states are right."""
     point = Point(survivor.commits, GENERATION)
     if obstacle(page, point, survivor.commits, [survivor.step]):
         return False
@@ -133,7 +133,7 @@ def require_right(page: Page | None, reader: KeptGenerators, survivor: Survivor)
 
 
 @pytest.mark.parametrize("first", FIRST_STEPS)
-def test_the_states_that_are_taken_are_right_in_every_order(first: str, tmp_path: Path) -> None:
+def test_states_are_right_in_every_order(first: str, tmp_path: Path) -> None:
     used = 0
     for number, (second, third) in enumerate(itertools.product(STEPS, ("dc", "cd"))):
         program = f"{first}k{second}k{third}k"
@@ -162,8 +162,8 @@ def test_the_states_that_are_taken_are_right_in_every_order(first: str, tmp_path
     assert used > 500
 
 
-def test_a_program_that_always_draws_late_goes_on_from_commits_alone(tmp_path: Path) -> None:
-    """An optimizer that draws: killed before the commit that its peer has made, nothing tells what it had drawn."""
+def test_program_that_always_draws_late_resumes_from_commits_only(tmp_path: Path) -> None:
+    """An optimizer that draws: if it is killed before a commit that its peer has made, its draws are unknown."""
     program = "dcdkdcdk"
     stages = survivor_of(tmp_path, program)
     dead = Rank(tmp_path, 0)
@@ -175,8 +175,8 @@ def test_a_program_that_always_draws_late_goes_on_from_commits_alone(tmp_path: P
     assert require_right(reader.offer(0), reader, stages[-1])
 
 
-def test_who_alone_has_drawn_late_before_goes_on_from_commits_alone(tmp_path: Path) -> None:
-    """Its peers, who never do, cannot tell what it had drawn when it was killed."""
+def test_rank_that_alone_has_drawn_late_resumes_from_commits_only(tmp_path: Path) -> None:
+    """Its peers never draw late, so they cannot tell what it had drawn when it was killed."""
     stages = survivor_of(tmp_path, "ckckck")
     dead = Rank(tmp_path, 0)
     reader = KeptGenerators(JOB, memory=tmp_path)
@@ -186,14 +186,14 @@ def test_who_alone_has_drawn_late_before_goes_on_from_commits_alone(tmp_path: Pa
     assert require_right(reader.offer(0), reader, Survivor(2, stages[3].step, 1))
 
 
-def test_a_successor_begins_with_its_predecessors_page(tmp_path: Path) -> None:
+def test_successor_starts_with_its_predecessors_page(tmp_path: Path) -> None:
     first = Rank(tmp_path, 0)
     for letter in "dckdc":
         first.does(letter)
     reader = KeptGenerators(JOB, memory=tmp_path)
     before = reader.offer(0)
     second = KeptGenerators(JOB, memory=tmp_path)
-    assert second.offer(0) == reader.offer(0) == before  # also if it is killed before its first commit
+    assert second.offer(0) == reader.offer(0) == before  # even if it is killed before its first commit
     generators = Counted()
     generators.draws = 2
     generators.look()
@@ -207,7 +207,7 @@ def test_a_successor_begins_with_its_predecessors_page(tmp_path: Path) -> None:
     second.let_go()
 
 
-def test_a_successor_of_a_rank_that_drew_late_counts_as_one_that_does(tmp_path: Path) -> None:
+def test_successor_of_a_rank_that_drew_late_counts_as_one_that_does(tmp_path: Path) -> None:
     first = Rank(tmp_path, 0)
     for letter in "cdk":
         first.does(letter)
@@ -217,7 +217,7 @@ def test_a_successor_of_a_rank_that_drew_late_counts_as_one_that_does(tmp_path: 
     assert page.draws_late
 
 
-def test_a_page_of_another_slot_is_not_begun_with(tmp_path: Path) -> None:
+def test_page_of_another_slot_is_not_used(tmp_path: Path) -> None:
     Rank(tmp_path, 1).does("k")
     kept = KeptGenerators(JOB, memory=tmp_path)
     assert kept.offer(1) is not None
@@ -229,7 +229,7 @@ def test_a_page_of_another_slot_is_not_begun_with(tmp_path: Path) -> None:
     kept.let_go()
 
 
-def test_only_the_pages_of_other_slots_whose_processes_are_gone_are_lent(tmp_path: Path) -> None:
+def test_only_pages_of_dead_processes_in_other_slots_are_lent(tmp_path: Path) -> None:
     for slot in (0, 1, 2):
         Rank(tmp_path, slot).does("k")
     for rank in Rank.made[:2]:
@@ -242,7 +242,7 @@ def test_only_the_pages_of_other_slots_whose_processes_are_gone_are_lent(tmp_pat
     assert found == 0
 
 
-def test_a_page_of_an_earlier_generation_is_good_for_its_commits_alone(tmp_path: Path) -> None:
+def test_page_of_an_earlier_generation_is_valid_for_its_commits_only(tmp_path: Path) -> None:
     rank = Rank(tmp_path, 0)
     for letter in "dckdc":
         rank.does(letter)
@@ -254,7 +254,7 @@ def test_a_page_of_an_earlier_generation_is_good_for_its_commits_alone(tmp_path:
     assert obstacle(None, Point(1, 1), 1, []) == NO_PAGE
 
 
-def test_nothing_is_offered_where_nothing_is_kept_or_it_cannot_be_read(tmp_path: Path) -> None:
+def test_missing_or_unreadable_page_offers_nothing(tmp_path: Path) -> None:
     kept = KeptGenerators(JOB, memory=tmp_path)
     assert kept.offer(0) is None
     with pytest.raises(CheckpointError, match="has nothing of step 1 of generation 1"):
@@ -265,12 +265,12 @@ def test_nothing_is_offered_where_nothing_is_kept_or_it_cannot_be_read(tmp_path:
     assert kept.offer(0) is None
 
 
-def test_a_memory_that_refuses_is_said_once_and_training_goes_on(
+def test_unavailable_memory_is_reported_once_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = Rank(tmp_path / "missing", 0)
     rank.does("d")
     rank.does("c")
     rank.does("k")
-    assert caplog.text.count("the generators are kept in checkpoints alone") == 1
+    assert caplog.text.count("generator states are kept in checkpoints only") == 1
     assert rank.kept.offer(0) is None

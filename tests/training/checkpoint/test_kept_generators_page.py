@@ -1,4 +1,4 @@
-"""The page of a rank's generators: complete entries or none, whatever is torn, damaged, another's or older."""
+"""The page of a rank's generators: entries are complete or absent, whatever is torn, damaged, foreign or old."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def states(content: Content) -> list[bytes]:
     return [entry.state for entry in content.entries]
 
 
-def test_what_was_written_is_read_by_another_process(tmp_path: Path) -> None:
+def test_page_is_read_by_another_process(tmp_path: Path) -> None:
     page = made(tmp_path)
     page.add(before(0))
     page.collectives[0] += 2
@@ -57,7 +57,7 @@ def test_what_was_written_is_read_by_another_process(tmp_path: Path) -> None:
     assert read(tmp_path) == Content(0, (commit(0), before(0), commit(1, late=True)), 2)
 
 
-def test_a_commit_stands_until_two_later_ones_do_and_the_last_before_a_collective_stands(tmp_path: Path) -> None:
+def test_commit_stays_until_two_later_ones_and_the_last_before_a_collective_stays(tmp_path: Path) -> None:
     page = made(tmp_path)
     for number in range(1, 9):
         page.add(before(number - 1, b"first"))
@@ -68,7 +68,7 @@ def test_a_commit_stands_until_two_later_ones_do_and_the_last_before_a_collectiv
         assert states(read(tmp_path)).count(b"last") >= 1
 
 
-def test_the_page_is_its_users_alone(tmp_path: Path) -> None:
+def test_page_is_private(tmp_path: Path) -> None:
     assert read_page(tmp_path, JOB, 3) is None
     page = made(tmp_path, 3)
     found = page.path.stat()
@@ -77,8 +77,8 @@ def test_the_page_is_its_users_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_an_entry_torn_at_any_byte_is_not_there_and_the_others_are(tmp_path: Path, is_commit: bool) -> None:
-    """Whichever bytes have arrived when the process is killed: the first so many of every write, in their order."""
+def test_entry_torn_at_any_byte_is_absent_and_the_others_stay(tmp_path: Path, is_commit: bool) -> None:
+    """A killed process leaves the first bytes of each write, in order."""
     page = made(tmp_path, commits=3)
     page.add(before(2, b"first"))
     page.add(before(2, b"last"))
@@ -106,7 +106,7 @@ def test_an_entry_torn_at_any_byte_is_not_there_and_the_others_are(tmp_path: Pat
     assert torn == new
 
 
-def test_any_bit_of_an_entry_that_is_wrong_makes_it_not_there(tmp_path: Path) -> None:
+def test_entry_with_any_wrong_bit_is_absent(tmp_path: Path) -> None:
     page = made(tmp_path)
     whole = bytes(page.view)
     last = max(at for at in range(ENTRIES_AT, FILE_BYTES) if whole[at])
@@ -117,7 +117,7 @@ def test_any_bit_of_an_entry_that_is_wrong_makes_it_not_there(tmp_path: Path) ->
         assert read(tmp_path).entries == (), at
 
 
-def test_another_jobs_and_another_slots_page_is_refused_and_its_entries_are_worth_nothing(tmp_path: Path) -> None:
+def test_page_of_another_job_or_slot_is_refused(tmp_path: Path) -> None:
     foreign, ours = made(tmp_path, job="job-2").path.read_bytes(), made(tmp_path)
     header = ours.path.read_bytes()[:ENTRIES_AT]
     ours.path.write_bytes(foreign)
@@ -131,23 +131,23 @@ def test_another_jobs_and_another_slots_page_is_refused_and_its_entries_are_wort
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", bytes(FILE_BYTES), b"x" * (FILE_BYTES + 1), None])
-def test_what_is_no_page_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_page_is_refused(tmp_path: Path, content: bytes | None) -> None:
     page = made(tmp_path)
     page.path.write_bytes(bytes(page.view)[:-1] if content is None else content)
-    with pytest.raises(StoreError, match="no page of this version"):
+    with pytest.raises(StoreError, match="not a page of this version"):
         read(tmp_path)
 
 
-def test_what_is_not_this_users_alone_is_refused(tmp_path: Path) -> None:
+def test_page_that_others_may_write_is_refused(tmp_path: Path) -> None:
     page = made(tmp_path)
     page.path.parent.chmod(0o755)
-    with pytest.raises(StoreError, match="not this user's alone"):
+    with pytest.raises(StoreError, match="does not belong to this user alone"):
         read_page(tmp_path, JOB, 0)
-    with pytest.raises(StoreError, match="not this user's alone"):
+    with pytest.raises(StoreError, match="does not belong to this user alone"):
         made(tmp_path)
     page.path.parent.chmod(0o700)
     os.link(page.path, tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="no plain file of this user's alone"):
+    with pytest.raises(StoreError, match="not a plain file of this user alone"):
         read_page(tmp_path, JOB, 0)
     page.path.unlink()
     page.path.symlink_to(tmp_path / "elsewhere")
@@ -155,27 +155,27 @@ def test_what_is_not_this_users_alone_is_refused(tmp_path: Path) -> None:
         read_page(tmp_path, JOB, 0)
     page.path.unlink()
     page.path.mkdir()
-    with pytest.raises(StoreError, match="no plain file"):
+    with pytest.raises(StoreError, match="not a plain file"):
         read_page(tmp_path, JOB, 0)
 
 
-def test_another_users_page_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path)
     stranger = os.geteuid() + 1
     (tmp_path / f"samebits-{os.geteuid()}").rename(tmp_path / f"samebits-{stranger}")
     monkeypatch.setattr(os, "geteuid", lambda: stranger)
-    with pytest.raises(StoreError, match="not this user's alone"):
+    with pytest.raises(StoreError, match="does not belong to this user alone"):
         read_page(tmp_path, JOB, 0)
 
 
-def test_a_process_that_was_given_up_writes_where_no_reader_looks(tmp_path: Path) -> None:
+def test_superseded_process_writes_where_no_reader_looks(tmp_path: Path) -> None:
     stopped = made(tmp_path)
     made(tmp_path, commits=2)
     stopped.add(before(0, b"of a process that woke again"))
     assert states(read(tmp_path)) == [b"commit 0", b"commit 1"]
 
 
-def test_a_page_that_cannot_be_made_leaves_its_predecessors(tmp_path: Path) -> None:
+def test_failed_creation_leaves_the_predecessors_page(tmp_path: Path) -> None:
     made(tmp_path)
     with pytest.raises(StoreError, match=f"of {MAX_CONTENT_BYTES + 1} bytes"):
         PageWriter(tmp_path, JOB, Content(0, (commit(1, state=b"x" * (MAX_CONTENT_BYTES + 1)),)))
@@ -184,7 +184,7 @@ def test_a_page_that_cannot_be_made_leaves_its_predecessors(tmp_path: Path) -> N
     assert states(read(tmp_path)) == [b"commit 0", b"commit 1"]
 
 
-def test_a_state_that_is_too_large_is_refused_and_the_page_stays_as_it_was(tmp_path: Path) -> None:
+def test_oversized_state_is_refused_and_the_page_stays_unchanged(tmp_path: Path) -> None:
     page = made(tmp_path)
     page.add(commit(1, state=b"x" * (MAX_CONTENT_BYTES - 64)))
     with pytest.raises(StoreError, match=f"states of {MAX_CONTENT_BYTES} bytes"):
@@ -192,14 +192,14 @@ def test_a_state_that_is_too_large_is_refused_and_the_page_stays_as_it_was(tmp_p
     assert states(read(tmp_path)) == [b"commit 0", b"x" * (MAX_CONTENT_BYTES - 64)]
 
 
-def test_a_page_is_orphaned_once_its_process_has_let_go(tmp_path: Path) -> None:
+def test_page_is_orphaned_once_its_process_has_released_it(tmp_path: Path) -> None:
     page = made(tmp_path)
     assert read_page(tmp_path, JOB, 0, only_orphaned=True) is None
     page.let_go()
     assert read_page(tmp_path, JOB, 0, only_orphaned=True) == read_page(tmp_path, JOB, 0)
 
 
-def test_a_held_page_outlives_its_room_and_another_jobs_sweep(tmp_path: Path) -> None:
+def test_held_page_outlives_its_room_and_another_jobs_sweep(tmp_path: Path) -> None:
     page = made(tmp_path)
     late_s = page.path.stat().st_mtime + SWEPT_AFTER_S + 1
     sweep(tmp_path, "job-2", late_s)
@@ -210,14 +210,14 @@ def test_a_held_page_outlives_its_room_and_another_jobs_sweep(tmp_path: Path) ->
     assert not page.path.exists()
 
 
-def test_a_forked_child_does_not_keep_the_page(tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_page(tmp_path: Path) -> None:
     page = made(tmp_path)
     (told, tell), (heard, say) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         os.close(tell)
         os.write(say, b".")
-        os.read(told, 1)  # also if the test ends
+        os.read(told, 1)  # even if the test ends
         os._exit(0)
     try:
         assert os.read(heard, 1) == b"."

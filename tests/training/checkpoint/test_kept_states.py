@@ -1,4 +1,4 @@
-"""Copies of a state that is compared: what they are of, how many there are, and that a changed one is none."""
+"""Rollback copies: their content, their number, and that a changed copy is not used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from samebits.core.point import Point
 from samebits.training.checkpoint import rollback_copies
-from samebits.training.checkpoint.rollback_copies import MOST, KeptState, KeptStates, bytes_in
+from samebits.training.checkpoint.rollback_copies import MOST, RollbackCopies, RollbackCopy, bytes_in
 from samebits.training.state.compared import digest_of, parts_of
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
@@ -30,18 +30,18 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def keep(states: KeptStates, state: TorchState, number: int) -> KeptState:
+def keep(states: RollbackCopies, state: TorchState, number: int) -> RollbackCopy:
     kept = states.keep(Point(number, 1), state.contents(), {"model": [1, 2]}, state.compared())
     kept.shared = digest_of(parts_of(kept.named))
     return kept
 
 
-def points(states: KeptStates) -> list[int]:
+def points(states: RollbackCopies) -> list[int]:
     return [one.point.step for one in states._kept]
 
 
-def test_the_copy_has_the_digest_of_what_was_copied_and_stays_as_it_was() -> None:
-    state, states = made(), KeptStates()
+def test_copy_has_the_digest_of_the_original_and_stays_unchanged() -> None:
+    state, states = made(), RollbackCopies()
     kept = keep(states, state, 50)
     was = digest_of(parts_of(state.compared()))
     assert kept.shared == was
@@ -49,8 +49,8 @@ def test_the_copy_has_the_digest_of_what_was_copied_and_stays_as_it_was() -> Non
     assert digest_of(parts_of(state.compared())) != was and digest_of(parts_of(kept.named)) == was and kept.is_sound()
 
 
-def test_a_state_that_becomes_the_copy_is_what_it_was() -> None:
-    state, states = made(), KeptStates()
+def test_state_restored_from_the_copy_is_unchanged() -> None:
+    state, states = made(), RollbackCopies()
     kept = keep(states, state, 50)
     weights = [one.clone() for one in state.model.state_dict().values()]
     step(state.model, state.optimizer)
@@ -60,8 +60,8 @@ def test_a_state_that_becomes_the_copy_is_what_it_was() -> None:
 
 
 @pytest.mark.parametrize("what", ["weight", "moment", "exp_avg_sq"])
-def test_a_copy_in_which_a_bit_has_changed_is_none(what: str) -> None:
-    state, states = made(), KeptStates()
+def test_copy_with_a_changed_bit_is_not_used(what: str) -> None:
+    state, states = made(), RollbackCopies()
     keep(states, state, 40)
     kept = keep(states, state, 50)
     values: Any = kept.contents["shared"]["values"]
@@ -72,8 +72,8 @@ def test_a_copy_in_which_a_bit_has_changed_is_none(what: str) -> None:
     assert back is not None and back.point == Point(40, 1), "the one before it"
 
 
-def test_what_is_known_to_be_everybodys_is_never_displaced_by_what_is_not() -> None:
-    state, states = made(), KeptStates()
+def test_common_copy_is_never_displaced_by_an_unconfirmed_one() -> None:
+    state, states = made(), RollbackCopies()
     for number in (50, 100, 150, 200, 250):
         keep(states, state, number)
         states.found_equal(None)
@@ -84,8 +84,8 @@ def test_what_is_known_to_be_everybodys_is_never_displaced_by_what_is_not() -> N
     assert points(states) == [250], "of another line"
 
 
-def test_going_back_takes_the_newest_that_is_not_too_new() -> None:
-    state, states = made(), KeptStates()
+def test_rollback_uses_the_newest_copy_that_is_not_too_new() -> None:
+    state, states = made(), RollbackCopies()
     for number in (50, 100, 150):
         keep(states, state, number)
     back = states.go_back(Point(120, 1))
@@ -95,22 +95,22 @@ def test_going_back_takes_the_newest_that_is_not_too_new() -> None:
     assert states.go_back(Point(49, 1)) is None
 
 
-def test_a_generation_that_begins_before_it_forgets_it() -> None:
-    state, states = made(), KeptStates()
+def test_generation_that_starts_earlier_discards_later_copies() -> None:
+    state, states = made(), RollbackCopies()
     for number in (50, 100):
         keep(states, state, number)
     states.begin(Point(70, 1))
     assert points(states) == [50]
 
 
-def test_what_was_not_hashed_yet_is_not_gone_back_to() -> None:
-    state, states = made(), KeptStates()
+def test_unhashed_copy_is_not_used() -> None:
+    state, states = made(), RollbackCopies()
     states.keep(Point(50, 1), state.contents(), {}, state.compared())
     assert states.go_back(Point(60, 1)) is None
 
 
-def test_memory_is_used_again() -> None:
-    state, states = made(), KeptStates()
+def test_memory_is_reused() -> None:
+    state, states = made(), RollbackCopies()
     for number in (50, 100):
         keep(states, state, number)
     first = states._kept[0].contents["shared"]["values"]["model"]["0.weight"].data_ptr()
@@ -120,8 +120,8 @@ def test_memory_is_used_again() -> None:
     assert third.contents["shared"]["values"]["model"]["0.weight"].data_ptr() == first
 
 
-def test_a_copy_takes_a_quarter_of_the_memory_at_most_of_all_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    state, states = made(), KeptStates()
+def test_copies_use_at_most_a_quarter_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, states = made(), RollbackCopies()
     size_bytes = bytes_in(state.contents())
     assert size_bytes >= 4 * 3 * (3 * 2 + 2 + 2 + 2)
     monkeypatch.setattr(rollback_copies, "available_bytes", lambda: 4 * 2 * size_bytes)

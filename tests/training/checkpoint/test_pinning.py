@@ -1,4 +1,4 @@
-"""What is asked of torch for an accelerator's tensors, in which order. No accelerator takes part: see ``pinning``."""
+"""Pinned memory: the calls to torch for accelerator tensors and their order, without an accelerator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB = "a-job"
 
 
 class Driver:
-    """Of NVIDIA's runtime what is used here: page-locked ranges by address."""
+    """The part of NVIDIA's runtime in use: page-locked ranges by address."""
 
     def __init__(self, error: int = 0) -> None:
         self.pinned: dict[int, int] = {}
@@ -53,13 +53,13 @@ def test_memory_is_pinned_until_it_is_released(driver: Driver) -> None:
     assert driver.pinned == {}
 
 
-def test_only_nvidias_driver_is_asked(driver: Driver) -> None:
+def test_only_nvidias_driver_is_used(driver: Driver) -> None:
     PinnedMemory(torch.zeros(8192, dtype=torch.uint8), torch.device("xpu", 0))
     PinnedMemory(torch.zeros(0, dtype=torch.uint8), DEVICE)
     assert driver.pinned == {}
 
 
-def test_a_driver_that_refuses_is_said_and_copies_go_their_old_way(
+def test_driver_that_refuses_is_reported_and_copies_stay_unpinned(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver.error = 2
@@ -68,7 +68,7 @@ def test_a_driver_that_refuses_is_said_and_copies_go_their_old_way(
 
 
 class OnDevice:
-    """A tensor as it looks from the host while it lies on an accelerator."""
+    """A tensor that appears to be on an accelerator."""
 
     is_cpu = False
     device = DEVICE
@@ -80,7 +80,7 @@ class OnDevice:
 
 
 class Target:
-    """A view of the slot, and what was asked of it."""
+    """A view of the slot that records calls."""
 
     def __init__(self, told: list[str]) -> None:
         self.nbytes = 4
@@ -110,7 +110,7 @@ class Stream:
         self._told.append("synchronize")
 
 
-def test_tensors_are_fetched_on_a_stream_of_their_own_and_all_are_there_afterwards(
+def test_tensors_are_fetched_on_their_own_stream_and_all_arrive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[str] = []
@@ -130,9 +130,7 @@ def room(tmp_path: Path) -> Iterator[MemoryRoom]:
     room.close()
 
 
-def test_a_slot_is_pinned_as_long_as_it_is_filled(
-    room: MemoryRoom, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slot_is_pinned_while_it_is_filled(room: MemoryRoom, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[int] = []
 
     def fetch(targets: list[torch.Tensor], sources: list[OnDevice]) -> None:
@@ -148,7 +146,7 @@ def test_a_slot_is_pinned_as_long_as_it_is_filled(
         tensors: Any = [("weight", OnDevice(torch.full((count,), float(step))))]
         name, _ = filling.stage(PointHeader(JOB, Point(step, 1), 1, 0, 0, "0"), tensors, {}, {})
         with memory_buffer.hashed(room.path / name, room.descriptor):
-            pass  # what its writer does; the next point goes to the other slot
+            pass  # what its writer does; the next point uses the other slot
 
     for step in (1, 2, 3):
         stage(step, 1000)

@@ -1,4 +1,4 @@
-"""A rank's restore points saved beside the training: what is durable when, what is said, and what memory gives back."""
+"""A rank's restore points, saved in the background: what is durable when, messages, and recovery from memory."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ JOB = "a-job"
 
 @pytest.fixture(autouse=True)
 def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said reaches ``caplog``, whoever set up the logger before."""
+    """Make messages reach ``caplog``, however the logger was set up before."""
     monkeypatch.setattr(LOGGER, "propagate", True)
     LOGGER.setLevel(logging.INFO)
 
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[Callable[..., RankCheckpoints]]:
-    """Makes a rank's checkpoints; those still held are let go of after the test."""
+    """Return a factory of a rank's checkpoints, which are released after the test."""
     made: list[RankCheckpoints] = []
     (tmp_path / "memory").mkdir()
 
@@ -115,7 +115,7 @@ def until_old_ones_are_gone(rank: RankCheckpoints) -> None:
 
 
 def stop_writer(rank: RankCheckpoints) -> ProcessIdentity:
-    """The writer stands still, as behind a slow disk."""
+    """Stop the writer, as a slow disk would."""
     pid = rank._saves._writer.pid  # type: ignore[union-attr]
     assert pid is not None
     identity = ProcessIdentity.of(pid)
@@ -132,7 +132,7 @@ def go_on(writer: ProcessIdentity) -> None:
 
 
 @pytest.mark.parametrize("async_save", [True, False])
-def test_what_is_saved_is_loaded(rank: Callable[..., RankCheckpoints], async_save: bool) -> None:
+def test_saved_point_is_loaded(rank: Callable[..., RankCheckpoints], async_save: bool) -> None:
     mine = rank(async_save=async_save)
     for step in (1, 2, 3, 200, 201, 4):  # two of them of other shapes
         assert save(mine, step)
@@ -145,7 +145,7 @@ def test_what_is_saved_is_loaded(rank: Callable[..., RankCheckpoints], async_sav
     assert_is_step(again, 4)
 
 
-def test_training_goes_on_while_the_disk_is_slow(rank: Callable[..., RankCheckpoints]) -> None:
+def test_training_continues_while_the_disk_is_slow(rank: Callable[..., RankCheckpoints]) -> None:
     mine = rank()
     save(mine, 1)
     mine.flush()
@@ -158,14 +158,14 @@ def test_training_goes_on_while_the_disk_is_slow(rank: Callable[..., RankCheckpo
     assert on_disk(mine) == {1, 2}
 
 
-def test_a_point_that_must_be_durable_is_when_the_call_returns(rank: Callable[..., RankCheckpoints]) -> None:
+def test_point_that_must_be_durable_is_when_the_call_returns(rank: Callable[..., RankCheckpoints]) -> None:
     mine = rank()
     save(mine, 1)
     assert save(mine, 2, durable=True)
     assert on_disk(mine) == {1, 2}
 
 
-def test_what_changes_after_the_call_is_not_in_the_point(rank: Callable[..., RankCheckpoints]) -> None:
+def test_changes_after_the_call_are_not_in_the_point(rank: Callable[..., RankCheckpoints]) -> None:
     mine = rank()
     save(mine, 1)
     mine.flush()
@@ -178,7 +178,7 @@ def test_what_changes_after_the_call_is_not_in_the_point(rank: Callable[..., Ran
     assert torch.frombuffer(mine.load(Point(2, 1)).tensors["w"].data, dtype=torch.float32).sum() == 1000
 
 
-def test_a_busy_writer_is_waited_for(rank: Callable[..., RankCheckpoints]) -> None:
+def test_busy_writer_is_waited_for(rank: Callable[..., RankCheckpoints]) -> None:
     mine = rank(when_busy="wait")
     for step in range(1, 6):
         save(mine, step)
@@ -186,7 +186,7 @@ def test_a_busy_writer_is_waited_for(rank: Callable[..., RankCheckpoints]) -> No
     assert on_disk(mine) == {1, 2, 3, 4, 5}
 
 
-def test_a_save_is_left_out_while_the_writer_is_busy_and_that_is_said_once(
+def test_save_is_skipped_while_the_writer_is_busy_and_reported_once(
     rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = rank(when_busy="skip")
@@ -200,16 +200,16 @@ def test_a_save_is_left_out_while_the_writer_is_busy_and_that_is_said_once(
     save(mine, 5)
     mine.flush()
     assert on_disk(mine) == {1, 2, 5}
-    (said,) = [record.message for record in caplog.records if "left out" in record.message]
+    (said,) = [record.message for record in caplog.records if "is skipped" in record.message]
     assert "step 3 " in said and "save_checkpoint_steps" in said and 'when_busy="wait"' in said
 
 
-def test_an_unknown_policy_is_refused() -> None:
+def test_unknown_policy_is_refused() -> None:
     with pytest.raises(UsageError, match="when_busy='drop': expected 'wait' or 'skip'"):
         CheckpointConfig(when_busy="drop")
 
 
-def test_a_state_that_cannot_be_saved_is_an_error_at_once(rank: Callable[..., RankCheckpoints]) -> None:
+def test_unsavable_state_is_an_error_at_once(rank: Callable[..., RankCheckpoints]) -> None:
     mine = rank()
     with pytest.raises(CheckpointError, match=r"w: a tensor of torch\.float32, torch\.sparse_coo cannot be saved"):
         mine.save(mine.header(Point(1, 1), 0, 1), [("w", torch.eye(3).to_sparse())], {}, {})
@@ -218,7 +218,7 @@ def test_a_state_that_cannot_be_saved_is_an_error_at_once(rank: Callable[..., Ra
     assert on_disk(mine) == {2}
 
 
-def test_old_points_go_when_a_new_one_is_durable(rank: Callable[..., RankCheckpoints]) -> None:
+def test_old_points_are_removed_when_a_new_one_is_durable(rank: Callable[..., RankCheckpoints]) -> None:
     mine = rank(keep_checkpoint_max=2)
     for step in range(1, 6):
         save(mine, step)
@@ -227,14 +227,14 @@ def test_old_points_go_when_a_new_one_is_durable(rank: Callable[..., RankCheckpo
 
 
 @pytest.mark.parametrize("async_save", [True, False])
-def test_a_damaged_point_stays_and_that_is_said_once(
+def test_damaged_point_stays_and_is_reported_once(
     rank: Callable[..., RankCheckpoints],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     async_save: bool,
 ) -> None:
-    """Where nobody restores it is found out only when it should go."""
+    """Without a restore, the damage is found only when the point is due for removal."""
     before = rank(async_save=False)
     for step in (1, 2, 3):
         assert save(before, step)
@@ -255,7 +255,7 @@ def test_a_damaged_point_stays_and_that_is_said_once(
         assert read.count(1) == 1
 
 
-def test_no_step_waits_for_old_points_to_go(rank: Callable[..., RankCheckpoints]) -> None:
+def test_no_step_waits_for_the_removal_of_old_points(rank: Callable[..., RankCheckpoints]) -> None:
     mine = rank(keep_checkpoint_max=2)
     for step in (1, 2, 3):
         save(mine, step)
@@ -272,7 +272,7 @@ def test_no_step_waits_for_old_points_to_go(rank: Callable[..., RankCheckpoints]
     assert mine._told == mine._verified == {Point(3, 1), Point(4, 1)}
 
 
-def test_a_disk_that_refuses_is_said_ever_more_seldom_and_when_it_is_over(
+def test_failing_disk_is_reported_less_and_less_often_and_so_is_its_recovery(
     rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = rank()
@@ -297,7 +297,7 @@ def test_a_disk_that_refuses_is_said_ever_more_seldom_and_when_it_is_over(
 
 
 @pytest.mark.parametrize("kind", ["absent", "too small", "no memory left", "somebody else's"])
-def test_without_memory_training_waits_for_the_disk_and_is_told_once(
+def test_training_without_memory_waits_for_the_disk_and_is_warned_once(
     rank: Callable[..., RankCheckpoints],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -332,7 +332,7 @@ def test_without_memory_training_waits_for_the_disk_and_is_told_once(
         assert [record for record in caplog.records if "copied aside again" in record.message]
 
 
-def test_memory_that_was_prepared_is_there_when_it_is_needed(
+def test_prepared_memory_is_available_when_needed(
     rank: Callable[..., RankCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = rank()
@@ -350,9 +350,7 @@ def test_memory_that_was_prepared_is_there_when_it_is_needed(
         assert_is_step(mine, step)
 
 
-def test_preparing_leaves_points_alone_that_somebody_may_need(
-    rank: Callable[..., RankCheckpoints], tmp_path: Path
-) -> None:
+def test_preparing_leaves_points_that_may_be_needed(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
     before = rank()
     for step in (1, 2):
         assert save(before, step)
@@ -367,7 +365,7 @@ def test_preparing_leaves_points_alone_that_somebody_may_need(
     assert_is_step(mine, 4)
 
 
-def test_what_cannot_be_prepared_is_said_by_the_save_that_needs_it(
+def test_failed_preparation_is_reported_by_the_save_that_needs_it(
     rank: Callable[..., RankCheckpoints],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -388,7 +386,7 @@ def test_what_cannot_be_prepared_is_said_by_the_save_that_needs_it(
     assert other._saves._staging is None
 
 
-def test_memory_for_one_slot_of_two_is_given_back_and_not_asked_for_again_by_a_state_as_large(
+def test_memory_for_one_slot_of_two_is_freed_and_not_requested_for_the_same_size(
     rank: Callable[..., RankCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -409,15 +407,15 @@ def test_memory_for_one_slot_of_two_is_given_back_and_not_asked_for_again_by_a_s
     assert len(asked) == 2
     assert not list((tmp_path / "memory").rglob("[ab]"))
     save(mine, 5)
-    assert len(asked) == 3, "a smaller one may find room"
+    assert len(asked) == 3, "a smaller state may fit"
     mine.flush()
     assert_is_step(mine, 5)
 
 
-# ---- what memory gives back
+# ---- recovery from memory
 
 
-def test_memory_comes_before_disk_and_is_verified(
+def test_memory_precedes_disk_and_is_verified(
     rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = rank()
@@ -436,7 +434,7 @@ def test_memory_comes_before_disk_and_is_verified(
     assert not [record for record in caplog.records if "from memory" in record.message]
 
 
-def test_a_changed_byte_in_memory_is_found_at_once_or_later_and_the_disk_has_it(
+def test_changed_byte_in_memory_is_found_and_the_disk_is_used(
     rank: Callable[..., RankCheckpoints], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = rank()
@@ -457,7 +455,7 @@ def test_a_changed_byte_in_memory_is_found_at_once_or_later_and_the_disk_has_it(
     assert_is_step(again, 1)
 
 
-def test_a_rejected_point_is_not_offered_from_memory_either(rank: Callable[..., RankCheckpoints]) -> None:
+def test_rejected_point_is_not_offered_from_memory_either(rank: Callable[..., RankCheckpoints]) -> None:
     mine = rank()
     for step in (1, 2):
         save(mine, step)
@@ -466,7 +464,7 @@ def test_a_rejected_point_is_not_offered_from_memory_either(rank: Callable[..., 
     assert mine.held() == [Point(1, 1)]
 
 
-def test_an_abandoned_line_is_forgotten_in_memory_too(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
+def test_abandoned_line_is_forgotten_in_memory_too(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
     mine = rank()
     for step in (10, 20):
         save(mine, step)
@@ -477,7 +475,7 @@ def test_an_abandoned_line_is_forgotten_in_memory_too(rank: Callable[..., RankCh
     assert {one.point for one in points_in_memory(tmp_path / "memory", JOB, 0)[0]} == {Point(15, 2)}
 
 
-def test_a_predecessors_abandoned_points_are_forgotten_without_slots_of_ones_own(
+def test_predecessors_abandoned_points_are_forgotten_without_own_slots(
     rank: Callable[..., RankCheckpoints], tmp_path: Path
 ) -> None:
     mine = rank()
@@ -490,7 +488,7 @@ def test_a_predecessors_abandoned_points_are_forgotten_without_slots_of_ones_own
     assert again.held() == [Point(15, 2), Point(10, 1)]
 
 
-def test_a_job_that_ended_well_gives_its_memory_back(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
+def test_finished_job_frees_its_memory(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
     mine = rank()
     for step in (1, 2):
         save(mine, step)
@@ -501,7 +499,7 @@ def test_a_job_that_ended_well_gives_its_memory_back(rank: Callable[..., RankChe
     assert mine.held() == [Point(2, 1), Point(1, 1)]
 
 
-def test_letting_go_finishes_what_is_in_hand(rank: Callable[..., RankCheckpoints]) -> None:
+def test_release_finishes_the_save_in_progress(rank: Callable[..., RankCheckpoints]) -> None:
     mine = rank()
     save(mine, 1)
     mine.release()
@@ -512,8 +510,8 @@ def test_letting_go_finishes_what_is_in_hand(rank: Callable[..., RankCheckpoints
     assert on_disk(again) == {1, 2}
 
 
-def test_no_point_goes_after_it_was_offered(rank: Callable[..., RankCheckpoints]) -> None:
-    """The save in hand, whose end lets the oldest go, ends before anything is offered."""
+def test_no_point_is_removed_after_it_was_offered(rank: Callable[..., RankCheckpoints]) -> None:
+    """A save in progress, whose end removes the oldest point, ends before anything is offered."""
     mine = rank(keep_checkpoint_max=2)
     for step in (1, 2):
         assert save(mine, step, durable=True)
@@ -523,8 +521,8 @@ def test_no_point_goes_after_it_was_offered(rank: Callable[..., RankCheckpoints]
     assert on_disk(mine) == {3, 2}
 
 
-def test_what_the_others_were_just_told_of_stays(rank: Callable[..., RankCheckpoints]) -> None:
-    """Step 6 could only be told once others had caught up: the save that makes room for it does not replace it."""
+def test_point_just_announced_to_the_others_stays(rank: Callable[..., RankCheckpoints]) -> None:
+    """Step 6 could be announced only once the others had caught up; the save that needs room does not replace it."""
     held_by_all: list[Point | None] = [None]
     reports: list[list[Point]] = []
     mine = rank(keep_checkpoint_max=2, committed=lambda: held_by_all[0], report=reports.append)
@@ -539,7 +537,7 @@ def test_what_the_others_were_just_told_of_stays(rank: Callable[..., RankCheckpo
     assert {point.step for point in reports[-1]} >= {3, 4, 6, 7}
 
 
-def test_what_is_older_than_all_need_is_not_read(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
+def test_points_older_than_needed_are_not_read(rank: Callable[..., RankCheckpoints], tmp_path: Path) -> None:
     before = rank(async_save=False)
     for step in (1, 2, 3, 4):
         assert save(before, step)
@@ -547,7 +545,7 @@ def test_what_is_older_than_all_need_is_not_read(rank: Callable[..., RankCheckpo
     change_byte(tmp_path / "root" / "0" / point_name(Point(4, 1)) / "data.safetensors", -1)
     change_byte(tmp_path / "root" / "0" / point_name(Point(1, 1)) / "data.safetensors", -1)
     after = rank()
-    assert after.held(Point(3, 1)) == [Point(3, 1)], "the newer one is damaged, older ones are not looked at"
+    assert after.held(Point(3, 1)) == [Point(3, 1)], "the newer one is damaged, older ones are not examined"
     assert after._rejected.keys() == {Point(4, 1)}
     after.reject(Point(3, 1), "it could not be loaded")
     assert after.held(Point(3, 1)) == [Point(2, 1)]
@@ -555,10 +553,10 @@ def test_what_is_older_than_all_need_is_not_read(rank: Callable[..., RankCheckpo
 
 
 @pytest.mark.parametrize("looks", [True, False])
-def test_what_an_earlier_process_has_left_stays_until_something_newer_is_held_by_all(
+def test_points_of_an_earlier_process_stay_until_all_hold_something_newer(
     rank: Callable[..., RankCheckpoints], looks: bool
 ) -> None:
-    """A process that was started again saves before it hears which point all hold, and its slots hold what disk has."""
+    """A restarted process saves before it learns which point all hold, and its slots hold what the disk has."""
     before = rank()
     for step in (1, 2):
         assert save(before, step)
@@ -579,7 +577,7 @@ def test_what_an_earlier_process_has_left_stays_until_something_newer_is_held_by
 
 @pytest.fixture
 def afar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Callable[[], RankCheckpoints], list[str]]]:
-    """Makes a rank's checkpoints in an object store; and the data that was fetched from there, by the point's name."""
+    """Return a factory of a rank's checkpoints in an object store, and the fetched data by point."""
     url, fetched = f"memory://{tmp_path}", list[str]()
     chunks = RemotePointStore._chunks
 
@@ -606,7 +604,7 @@ def afar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Call
         one.release()
 
 
-def test_what_was_fetched_to_be_verified_is_not_fetched_again(
+def test_data_fetched_for_verification_is_not_fetched_again(
     afar: tuple[Callable[[], RankCheckpoints], list[str]],
 ) -> None:
     make, fetched = afar
@@ -616,11 +614,11 @@ def test_what_was_fetched_to_be_verified_is_not_fetched_again(
     assert snapshot.join(sent.tree, sent.tensors)["step"] == 2
     assert_is_step(mine, 2)
     assert len(fetched) == 1
-    assert_is_step(mine, 2)  # the first to load it may have changed it since
+    assert_is_step(mine, 2)  # the first load may have changed it since
     assert len(fetched) == 2
 
 
-def test_what_was_fetched_is_let_go_when_a_generation_begins_without_it(
+def test_fetched_data_is_released_when_a_generation_starts_without_it(
     afar: tuple[Callable[[], RankCheckpoints], list[str]],
 ) -> None:
     make, fetched = afar
@@ -633,7 +631,7 @@ def test_what_was_fetched_is_let_go_when_a_generation_begins_without_it(
     assert len(fetched) == 4
 
 
-def test_where_memory_is_short_nothing_is_kept(
+def test_nothing_is_cached_if_memory_is_short(
     afar: tuple[Callable[[], RankCheckpoints], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, fetched = afar
@@ -644,7 +642,7 @@ def test_where_memory_is_short_nothing_is_kept(
     assert len(fetched) == 2
 
 
-def test_where_somebody_empties_the_memory_the_point_goes_to_the_disk_and_the_next_ones_through_new_memory(
+def test_erased_memory_sends_the_point_to_disk_and_later_ones_to_new_memory(
     rank: Callable[..., RankCheckpoints], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saving = rank()
@@ -655,15 +653,15 @@ def test_where_somebody_empties_the_memory_the_point_goes_to_the_disk_and_the_ne
     (tmp_path / "memory").mkdir()
     assert save(saving, 3)
     assert not saving._saves.is_busy and saving.has_on_disk(Point(3, 1)), "training waited for the disk"
-    assert "was removed while it was in use" in caplog.text
+    assert "was removed while in use" in caplog.text
     assert save(saving, 4)
-    assert saving._saves.is_busy, "copied aside again"
+    assert saving._saves.is_busy, "copied in the background again"
     saving.flush()
     assert "checkpoints are copied aside again" in caplog.text
     assert_is_step(saving, 4)
 
 
-def test_how_old_the_oldest_point_is_is_never_guessed_too_late(
+def test_age_of_the_oldest_point_is_never_overestimated(
     rank: Callable[..., RankCheckpoints], afar: tuple[Callable[[], RankCheckpoints], list[str]]
 ) -> None:
     here = rank(async_save=False)
@@ -672,7 +670,7 @@ def test_how_old_the_oldest_point_is_is_never_guessed_too_late(
         assert save(here, step)
     assert here.oldest_step() == 3
     make, _ = afar
-    there = make()  # where a predecessor has left two
+    there = make()  # with two from a predecessor
     assert there.oldest_step() == 0
     for step in range(3, 20):
         assert save(there, step)
@@ -681,21 +679,21 @@ def test_how_old_the_oldest_point_is_is_never_guessed_too_late(
     assert there.oldest_step() > 3
 
 
-# ---- what refuses a save
+# ---- refused saves
 
 
 def free_descriptors() -> int:
-    """The first number that the next descriptor may get, in this process."""
+    """Return the number that the next descriptor in this process may get."""
     number = os.dup(0)
     os.close(number)
     return number
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["copied aside", "at once"])
-def test_a_save_without_descriptors_is_refused_and_no_error(
+def test_save_without_descriptors_is_skipped_without_an_error(
     rank: Callable[..., RankCheckpoints], caplog: pytest.LogCaptureFixture, is_async: bool
 ) -> None:
-    """From none at all on, one more is free each time, until a save succeeds."""
+    """Starting from none, one more is free each time, until a save succeeds."""
     checkpoints = rank(async_save=is_async)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     refused = 0
@@ -713,13 +711,13 @@ def test_a_save_without_descriptors_is_refused_and_no_error(
     assert 0 < refused < 40 and checkpoints.held() == [Point(refused + 1, 1)]
     said = [one.message for one in caplog.records if "was not saved" in one.message]
     assert len(said) == refused.bit_length(), "the first, the second, the fourth, and so on"
-    assert "Fix: raise the limit of open files" in said[0] and "training goes on" in said[0]
+    assert "Fix: raise the limit of open files" in said[0] and "training continues" in said[0]
 
 
-def test_a_full_disk_refuses_neither_the_start_nor_the_steps(
+def test_full_disk_prevents_neither_the_start_nor_the_steps(
     tmp_path: Path, rank: Callable[..., RankCheckpoints]
 ) -> None:
-    """Of every file that the disk refuses, from the folder's own on: one call fails, then the next, until none does."""
+    """Each file that the disk may refuse is tried, from the folder's own on: one call fails, then the next."""
     for fail_at in itertools.count():
         shutil.rmtree(tmp_path / "root", ignore_errors=True)
         disk = Disk(fail_at=fail_at, failure=NO_SPACE)
@@ -736,11 +734,11 @@ def test_a_full_disk_refuses_neither_the_start_nor_the_steps(
     assert fail_at > 5 and is_saved
 
 
-# ---- what others have written
+# ---- foreign files
 
 
-def test_a_forged_point_is_passed_over_or_refused_in_a_sentence(rank: Callable[..., RankCheckpoints]) -> None:
-    """A recovery looks at each, and takes none of them for a state that it is not."""
+def test_forged_point_is_skipped_or_refused_in_a_sentence(rank: Callable[..., RankCheckpoints]) -> None:
+    """A recovery reads each of them and accepts none."""
     mine, endings = rank(async_save=False), Counter[str]()
     tree, tensors = snapshot.take_apart({**STATE, "shared": {"steps": 10, "values": {"w": torch.ones(3)}}}, "state")
     assert mine.save(mine.header(Point(10, 1), 0, 1), tensors, tree, {})
@@ -769,7 +767,7 @@ def test_a_forged_point_is_passed_over_or_refused_in_a_sentence(rank: Callable[.
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_final_state_lies_beside_its_commits_point_if_it_differs(
+def test_final_state_is_stored_beside_its_commits_point_if_it_differs(
     rank: Callable[..., RankCheckpoints], is_async: bool
 ) -> None:
     saved = rank(async_save=is_async)
@@ -787,7 +785,7 @@ def test_a_final_state_lies_beside_its_commits_point_if_it_differs(
     assert_is_step(saved, 5)
 
 
-def test_a_final_state_with_other_tensors_is_written_whole(
+def test_final_state_with_other_tensors_is_written_completely(
     rank: Callable[..., RankCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = rank(async_save=False)

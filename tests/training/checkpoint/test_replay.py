@@ -1,4 +1,4 @@
-"""The step log of a state: what is logged before each step, what a repeated step is compared with, and what is said."""
+"""The step log of a state: what is logged before each step, comparisons of repeated steps, and messages."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ ALL_DEFAULTS = StepLog()
 
 @pytest.fixture(autouse=True)
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What the user was told; and this process is rank 0 of 2."""
+    """Collect the messages to the user; this process is rank 0 of 2."""
     monkeypatch.setattr(context, "get_rank", lambda: 0)
     monkeypatch.setattr(context, "get_world_size", lambda: 2)
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # what is durable when is the claim of tests/store
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # tests/store covers durability
     monkeypatch.setattr(LOGGER, "propagate", True)
     caplog.set_level(logging.INFO, LOGGER.name)
     return lambda: [one.getMessage() for one in caplog.records]
 
 
 class LoggedRun(Commits):
-    """A state with a step log, from its first generation on; a new one is a process that was started again."""
+    """A state with a step log from its first generation on; a new one is a restarted process."""
 
     def __init__(
         self, directory: Path, asked: StepLog = ALL_DEFAULTS, *, header: LogHeader = HEADER, **more: Any
@@ -59,7 +59,7 @@ class LoggedRun(Commits):
         self.replay = Replay(asked, self.state, directory, header)
 
     def begin(self, step: int, *, generation: int = 1, world_size: int = 2) -> None:
-        """A generation begins at that step, which the state has come to in some other way."""
+        """Start a generation at that step, which the state has reached in some other way."""
         self.state._committed_steps = step
         self.state.begin(Point(step, generation))
         assert self.replay is not None
@@ -75,7 +75,7 @@ class LoggedRun(Commits):
             self.replay.committed(self.state.completed_steps)
 
     def train(self, steps: int, *, after: bool = False, lr: float = 0.001, shift: int = 0) -> None:
-        """So many steps, each with the samples that its number gives it."""
+        """Train this many steps, each with the samples that follow from its number."""
         for _ in range(steps):
             number = self.state.completed_steps
             samples = [(number * BATCH + one + shift) % 32 for one in range(BATCH)]
@@ -94,7 +94,7 @@ class LoggedRun(Commits):
         self.replay.close()
 
     def kill(self) -> None:
-        """The process is gone: only what is on the disk stays, and the kernel lets go of the lock."""
+        """End the process: only the disk's content stays, and the kernel releases the lock."""
         assert self.replay is not None
         self.replay._writer = None
         self.replay._lock.release()
@@ -112,7 +112,7 @@ def logged(directory: Path) -> list[StepRecord]:
 
 
 def killed_at(directory: Path, steps: int, asked: StepLog = ALL_DEFAULTS, **train: Any) -> None:
-    """A first process that has taken so many steps and was killed."""
+    """Return a first process that was killed after this many steps."""
     first = LoggedRun(directory, asked)
     first.begin(0)
     first.train(steps, **train)
@@ -120,7 +120,7 @@ def killed_at(directory: Path, steps: int, asked: StepLog = ALL_DEFAULTS, **trai
 
 
 def resumed(directory: Path, step: int, asked: StepLog = ALL_DEFAULTS, generation: int = 2, **more: Any) -> LoggedRun:
-    """A second process, at the point of ``step``: it has taken the same steps, unlogged."""
+    """Return a second process at the point of ``step``, reached by the same steps, unlogged."""
     run = LoggedRun(directory, asked, **more)
     replay, run.replay = run.replay, None
     for number in range(step):
@@ -135,7 +135,7 @@ def resumed(directory: Path, step: int, asked: StepLog = ALL_DEFAULTS, generatio
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["recorded before", "recorded after"])
-def test_a_step_is_logged_with_all_it_depends_on(tmp_path: Path, after: bool) -> None:
+def test_step_is_logged_with_all_it_depends_on(tmp_path: Path, after: bool) -> None:
     run = LoggedRun(tmp_path / "0")
     run.begin(0)
     digests = []
@@ -152,7 +152,7 @@ def test_a_step_is_logged_with_all_it_depends_on(tmp_path: Path, after: bool) ->
     }
 
 
-def test_a_record_is_on_the_disk_before_the_weights_change(tmp_path: Path) -> None:
+def test_record_is_on_disk_before_the_weights_change(tmp_path: Path) -> None:
     run = LoggedRun(tmp_path / "0")
     run.begin(0)
     seen = []
@@ -165,7 +165,7 @@ def test_a_record_is_on_the_disk_before_the_weights_change(tmp_path: Path) -> No
     assert seen == [(1, digest)]
 
 
-def test_the_digest_is_that_of_the_parameters_by_name_alone(tmp_path: Path) -> None:
+def test_digest_covers_exactly_the_parameters_by_name(tmp_path: Path) -> None:
     state = small_state()
     digest = weights_digest(state)
     assert state.model is not None
@@ -176,14 +176,14 @@ def test_the_digest_is_that_of_the_parameters_by_name_alone(tmp_path: Path) -> N
     assert weights_digest(state) != digest
 
 
-def test_a_digest_of_every_third_step_only(tmp_path: Path) -> None:
+def test_digest_of_every_third_step_only(tmp_path: Path) -> None:
     run = LoggedRun(tmp_path / "0", StepLog(digest_every=3))
     run.begin(0)
     run.train(7)
     assert [one.step for one in logged(tmp_path / "0") if one.weights is not None] == [3, 6]
 
 
-def test_a_batch_is_what_the_loader_was_given(tmp_path: Path) -> None:
+def test_batch_is_what_the_loader_was_given(tmp_path: Path) -> None:
     run = LoggedRun(tmp_path / "0")
     run.begin(0)
     share = list(run.sampler)
@@ -227,26 +227,26 @@ def test_several_steps_between_commits_are_each_logged(tmp_path: Path) -> None:
     assert [(one.step, one.samples) for one in logged(tmp_path / "0")[:4]] == [(n + 1, (n,)) for n in range(4)]
 
 
-def test_a_state_without_an_optimizer_is_refused(tmp_path: Path) -> None:
+def test_state_without_an_optimizer_is_refused(tmp_path: Path) -> None:
     for state in (ObjectState(epoch=0), TorchState(epoch=0), LocalSGD(small_state(rng="per_step"), sync_every=2)):
         with pytest.raises(UsageError, match=f"a {type(state).__name__} has no optimizer steps to log"):
             Replay(StepLog(), state, tmp_path / "0", HEADER)
 
 
 @pytest.mark.parametrize("wrong", [{"digest_every": 0}, {"on_divergence": "shrug"}])
-def test_wrong_values_are_refused_in_a_sentence(wrong: dict[str, Any]) -> None:
+def test_invalid_values_are_refused_in_a_sentence(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         StepLog(**wrong)
 
 
-def test_true_is_all_defaults_and_false_is_none() -> None:
+def test_true_means_all_defaults_and_false_none() -> None:
     assert (StepLog.of(True), StepLog.of(False)) == (StepLog(), None)
     assert StepLog.of(StepLog(digest_every=2)) == StepLog(digest_every=2)
     with pytest.raises(UsageError, match="step_log='warn': expected True, False"):
         CheckpointConfig(step_log="warn")  # type: ignore[arg-type]
 
 
-# ---- what is compared
+# ---- comparisons
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["recorded before", "recorded after"])
@@ -265,7 +265,7 @@ def test_equal_steps_are_silent_until_one_line_at_the_end(
     assert [one.step for one in logged(tmp_path / "0")] == [*range(1, 10), *range(5, 14)]
 
 
-def test_a_run_that_ends_with_the_log_says_so_at_its_end(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+def test_run_that_ends_with_the_log_says_so_at_its_end(tmp_path: Path, said: Callable[[], list[str]]) -> None:
     killed_at(tmp_path / "0", 9)
     run = resumed(tmp_path / "0", 4)
     run.train(5)
@@ -273,14 +273,14 @@ def test_a_run_that_ends_with_the_log_says_so_at_its_end(tmp_path: Path, said: C
     assert said() == ["steps 5 to 9 were replayed: same samples, same weights"]
 
 
-def test_only_what_was_compared_is_said_to_be_the_same(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+def test_only_compared_steps_are_reported_as_equal(tmp_path: Path, said: Callable[[], list[str]]) -> None:
     killed_at(tmp_path / "0", 9, StepLog(digest_every=1000))
     run = resumed(tmp_path / "0", 4)
     run.train(6)
     assert said() == ["steps 5 to 9 were replayed: same samples"]
 
 
-def test_killed_again_while_it_repeats_all_of_the_first_run_is_still_compared(
+def test_second_kill_while_repeating_still_compares_the_whole_first_run(
     tmp_path: Path, said: Callable[[], list[str]]
 ) -> None:
     killed_at(tmp_path / "0", 9)
@@ -300,19 +300,19 @@ def test_killed_again_while_it_repeats_all_of_the_first_run_is_still_compared(
         ({"shift": 1}, r"samples 24, 25, 26, 27 \(4 in all\) when generation 1 logged it, 25, 26, 27, 28 \(4 in all\)"),
     ],
 )
-def test_the_first_step_that_differs_is_named(
+def test_first_differing_step_is_named(
     tmp_path: Path, said: Callable[[], list[str]], after: bool, change: dict[str, Any], expected: str
 ) -> None:
     killed_at(tmp_path / "0", 9, after=after)
     run = resumed(tmp_path / "0", 4)
     run.train(2, after=after)
-    with pytest.raises(DivergenceError, match=rf"step 7 is not the step that was logged, .*first.*: {expected}"):
+    with pytest.raises(DivergenceError, match=rf"step 7 differs from the log, .*first.*: {expected}"):
         run.train(3, after=after, **change)
     run.replay.close()  # type: ignore[union-attr]
     assert said() == []
 
 
-def test_a_divergence_is_raised_before_the_step_and_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+def test_divergence_is_raised_before_the_step_and_leaves_the_log_unchanged(tmp_path: Path) -> None:
     killed_at(tmp_path / "0", 9)
     before = logged(tmp_path / "0")
     run = resumed(tmp_path / "0", 4)
@@ -323,24 +323,26 @@ def test_a_divergence_is_raised_before_the_step_and_leaves_the_log_as_it_was(tmp
     assert logged(tmp_path / "0") == before
 
 
-def test_other_weights_and_another_seed_are_named(tmp_path: Path) -> None:
+def test_different_weights_and_seeds_are_named(tmp_path: Path) -> None:
     killed_at(tmp_path / "0", 9)
     run = resumed(tmp_path / "0", 4)
     run.train(2)
     with torch.no_grad():
         run.state.weights()[0].add_(1e-6)
     with pytest.raises(
-        DivergenceError, match=r"step 7 is not .*: weights before it [0-9a-f]{32} when .*, [0-9a-f]{32}"
+        DivergenceError, match=r"step 7 differs from the log, .*: weights before it [0-9a-f]{32} when .*, [0-9a-f]{32}"
     ):
         run.train(1)
     run.replay.close()  # type: ignore[union-attr]
     run = resumed(tmp_path / "0", 4, seed=9)
-    with pytest.raises(DivergenceError, match=r"step 5 is not .*: seed 0 when generation 2 logged it, 9 now"):
+    with pytest.raises(
+        DivergenceError, match=r"step 5 differs from the log, .*: seed 0 when generation 2 logged it, 9 now"
+    ):
         run.train(1)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["recorded before", "recorded after"])
-def test_with_a_warning_the_run_goes_on_as_a_line_of_its_own(
+def test_with_a_warning_the_run_continues_as_its_own_line(
     tmp_path: Path, said: Callable[[], list[str]], after: bool
 ) -> None:
     warns = StepLog(on_divergence="warn")
@@ -348,13 +350,13 @@ def test_with_a_warning_the_run_goes_on_as_a_line_of_its_own(
     run = resumed(tmp_path / "0", 4, warns)
     run.train(8, shift=3, after=after)
     run.kill()
-    assert len(said()) == 1 and "step 5 is not the step that was logged" in said()[0]
-    third = resumed(tmp_path / "0", 4, generation=3)  # no longer told of what the first run did
+    assert len(said()) == 1 and "step 5 differs from the log" in said()[0]
+    third = resumed(tmp_path / "0", 4, generation=3)  # no longer compared with the first run
     third.train(9, shift=3, after=after)
     assert said()[1:] == ["steps 5 to 12 were replayed: same samples, same weights"]
 
 
-def test_another_world_begins_a_new_line(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+def test_another_world_starts_a_new_line(tmp_path: Path, said: Callable[[], list[str]]) -> None:
     killed_at(tmp_path / "0", 9)
     run = LoggedRun(tmp_path / "0")
     run.begin(4, generation=2, world_size=3)
@@ -369,12 +371,10 @@ def test_another_world_begins_a_new_line(tmp_path: Path, said: Callable[[], list
     assert [(step, one.world_size) for step, one in found.history.line.items() if step > 4] == [(5, 3), (6, 3), (7, 3)]
 
 
-# ---- recoveries in memory
+# ---- recovery from memory
 
 
-def test_a_recovery_in_memory_compares_what_it_repeats_without_a_word(
-    tmp_path: Path, said: Callable[[], list[str]]
-) -> None:
+def test_recovery_from_memory_compares_repeated_steps_silently(tmp_path: Path, said: Callable[[], list[str]]) -> None:
     run = LoggedRun(tmp_path / "0", copy_commits=True)
     run.begin(0)
     run.train(3)
@@ -390,7 +390,7 @@ def test_a_recovery_in_memory_compares_what_it_repeats_without_a_word(
     assert said() == []
 
 
-def test_a_recovery_in_memory_finds_a_step_that_was_another_one(tmp_path: Path) -> None:
+def test_recovery_from_memory_finds_a_differing_step(tmp_path: Path) -> None:
     run = LoggedRun(tmp_path / "0", copy_commits=True)
     run.begin(0)
     run.train(3)
@@ -398,11 +398,11 @@ def test_a_recovery_in_memory_finds_a_step_that_was_another_one(tmp_path: Path) 
     train_one_step(run.state, 3)
     run.state.recall()
     run.begin(3, generation=2)
-    with pytest.raises(DivergenceError, match=r"step 4 is not .*: samples"):
+    with pytest.raises(DivergenceError, match=r"step 4 differs from the log, .*: samples"):
         run.train(1, shift=1)
 
 
-def test_samples_that_were_recorded_after_a_committed_step_outlive_the_generation(tmp_path: Path) -> None:
+def test_samples_recorded_after_a_committed_step_outlive_the_generation(tmp_path: Path) -> None:
     run = LoggedRun(tmp_path / "0")
     run.begin(0)
     run.train(3, after=True)
@@ -411,15 +411,15 @@ def test_samples_that_were_recorded_after_a_committed_step_outlive_the_generatio
     assert [one.samples for one in logged(tmp_path / "0")[:3]] == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
 
 
-# ---- other folders, other processes, disks that refuse
+# ---- other folders and processes, failing disks
 
 
-def test_a_log_that_begins_or_goes_on_late_says_so(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+def test_log_that_starts_or_resumes_late_says_so(tmp_path: Path, said: Callable[[], list[str]]) -> None:
     run = LoggedRun(tmp_path / "0")
     run.begin(40, generation=2)
     run.train(1)
     run.kill()
-    assert said() == ["the step log of slot 0 begins at step 41: this host has no record of the steps before"]
+    assert said() == ["the step log of slot 0 begins at step 41: this host has no record of the steps before it"]
     run = LoggedRun(tmp_path / "0")
     run.begin(42, generation=3)  # one step behind the others when it was lost
     run.train(1)
@@ -427,10 +427,10 @@ def test_a_log_that_begins_or_goes_on_late_says_so(tmp_path: Path, said: Callabl
     assert len(said()) == 1
     run = LoggedRun(tmp_path / "0")
     run.begin(60, generation=4)
-    assert said()[1:] == ["the step log of slot 0 goes on at step 61: the steps from 44 on were taken elsewhere"]
+    assert said()[1:] == ["the step log of slot 0 continues at step 61: the steps from 44 on were taken elsewhere"]
 
 
-def test_a_gap_in_the_log_is_counted(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+def test_gap_in_the_log_is_counted(tmp_path: Path, said: Callable[[], list[str]]) -> None:
     killed_at(tmp_path / "0", 3)
     late = resumed(tmp_path / "0", 5)
     late.train(3)
@@ -443,14 +443,14 @@ def test_a_gap_in_the_log_is_counted(tmp_path: Path, said: Callable[[], list[str
     ]
 
 
-def test_another_jobs_log_is_refused(tmp_path: Path) -> None:
+def test_log_of_another_job_is_refused(tmp_path: Path) -> None:
     killed_at(tmp_path / "0", 3)
     run = LoggedRun(tmp_path / "0", header=LogHeader("job-2", 0, "worker-0"))
     with pytest.raises(ForeignFolderError, match="written by job job-1, this is job job-2"):
         run.begin(0)
 
 
-def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+def test_full_disk_is_reported_once_and_training_continues(tmp_path: Path, said: Callable[[], list[str]]) -> None:
     run = LoggedRun(tmp_path / "0")
     with interposed(Disk(only=("write",), failure=NO_SPACE, every_one_after=True), tmp_path) as disk:
         run.begin(0)
@@ -461,12 +461,14 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path: Path, said: Cal
         run.train(2)
     run.kill()
     assert len(said()) == 2
-    assert said()[0].startswith("step 3 is not in the step log, training goes on without: ") and "ENOSPC" in said()[0]
+    assert (
+        said()[0].startswith("step 3 is not in the step log, training continues without it: ") and "ENOSPC" in said()[0]
+    )
     assert said()[1] == "steps are logged again, from step 6 on"
     assert [one.step for one in logged(tmp_path / "0")] == [1, 2, 6, 7]
 
 
-def test_a_log_that_another_process_holds_is_said_and_taken_when_it_lets_go(
+def test_log_held_by_another_process_is_reported_and_used_once_released(
     tmp_path: Path, said: Callable[[], list[str]]
 ) -> None:
     holder = DirectoryLock(tmp_path / "0" / STEPS_FOLDER, "worker other")

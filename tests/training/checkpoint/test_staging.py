@@ -1,4 +1,4 @@
-"""Staging: what it remembers from one save to the next, and that a slot holds a data file as it will lie on disk."""
+"""Staging: reuse between saves, and slots that hold a data file exactly as on disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tensors_of(step: int, count: int = 30) -> NamedTensors:
 
 
 def stage(staging: Staging, room: MemoryRoom, step: int, tensors: NamedTensors) -> bytes:
-    """The data file that the slot holds then."""
+    """Return the data file that the slot then holds."""
     header = PointHeader(JOB, Point(step, 1), 1, 0, 0, "0")
     name, _ = staging.stage(header, tensors, {"step": step}, {})
     with memory_buffer.hashed(room.path / name, room.descriptor) as point:
@@ -50,7 +50,7 @@ def stage(staging: Staging, room: MemoryRoom, step: int, tensors: NamedTensors) 
         return bytes(point.data)
 
 
-def test_the_slot_holds_a_file_of_the_safetensors_library(room: MemoryRoom) -> None:
+def test_slot_holds_a_safetensors_file(room: MemoryRoom) -> None:
     staging = Staging(room)
     for step in (1, 2, 3, 4):
         tensors = tensors_of(step)
@@ -59,7 +59,7 @@ def test_the_slot_holds_a_file_of_the_safetensors_library(room: MemoryRoom) -> N
         assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors)
 
 
-def test_as_long_as_the_kinds_stay_nothing_is_made_anew(room: MemoryRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_rebuilt_while_shapes_and_dtypes_stay(room: MemoryRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = Staging(room)
     for step in (1, 2):
         stage(staging, room, step, tensors_of(step))
@@ -71,7 +71,7 @@ def test_as_long_as_the_kinds_stay_nothing_is_made_anew(room: MemoryRoom, monkey
 
 
 @pytest.mark.parametrize("change", ["name", "dtype", "shape", "fewer", "more"])
-def test_any_other_kind_is_noticed(room: MemoryRoom, change: str) -> None:
+def test_any_change_of_shape_or_dtype_is_noticed(room: MemoryRoom, change: str) -> None:
     staging = Staging(room)
     for step in (1, 2):
         stage(staging, room, step, tensors_of(step))
@@ -89,7 +89,7 @@ def test_any_other_kind_is_noticed(room: MemoryRoom, change: str) -> None:
         assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
 
 
-def test_memory_that_was_given_back_and_is_prepared_anew_is_another(room: MemoryRoom) -> None:
+def test_memory_freed_and_prepared_again_is_new(room: MemoryRoom) -> None:
     staging = Staging(room)
     for step in (1, 2):
         stage(staging, room, step, tensors_of(step))
@@ -102,7 +102,7 @@ def test_memory_that_was_given_back_and_is_prepared_anew_is_another(room: Memory
     staging.close()
 
 
-def test_a_name_that_appears_twice_is_refused_and_the_older_point_stays(room: MemoryRoom) -> None:
+def test_duplicate_name_is_refused_and_the_older_point_stays(room: MemoryRoom) -> None:
     staging = Staging(room)
     stage(staging, room, 1, tensors_of(1))
     with pytest.raises(CheckpointError, match="the name is taken"):
@@ -110,7 +110,7 @@ def test_a_name_that_appears_twice_is_refused_and_the_older_point_stays(room: Me
     assert [found.point.step for found in points_in_memory(room.path.parents[2], JOB, 0)[0]] == [1]
 
 
-def test_the_order_of_the_state_does_not_matter(room: MemoryRoom) -> None:
+def test_order_of_the_state_does_not_matter(room: MemoryRoom) -> None:
     staging = Staging(room)
     for order in (1, -1, 1):
         tensors = tensors_of(1)[::order]

@@ -1,4 +1,4 @@
-"""What a state's points do in one process: a restore point that breaks off half-way, and memory that is prepared."""
+"""A state's points in one process: interrupted restores and prepared memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def process(every: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("error", [CheckpointError("a piece is not what was sent"), GenerationEndedError("lost")])
-def test_a_commit_that_was_half_overwritten_cannot_be_served(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_half_overwritten_commit_is_not_served(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     model = nn.Linear(3, 2)
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
     state.remember(Point(3, 1))
@@ -46,7 +46,7 @@ def test_a_commit_that_was_half_overwritten_cannot_be_served(monkeypatch: pytest
 
 
 def test_memory_is_prepared_once_a_few_commits_after_the_folder_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at the first: in a process that has just joined, others wait for that."""
+    """Not at the first commit, which other processes may wait for."""
     model = nn.Linear(3, 2)
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
     points = StatePoints(process(), state)
@@ -75,7 +75,7 @@ def test_memory_is_prepared_once_a_few_commits_after_the_folder_was_opened(monke
     assert prepared == [Point(2, 1), Point(8, 1)]
 
 
-def test_a_state_goes_back_to_what_was_kept_of_it_and_can_be_served_as_that_commit() -> None:
+def test_state_rolls_back_to_its_copy_and_serves_it_as_that_commit() -> None:
     torch.manual_seed(1)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -96,10 +96,10 @@ def test_a_state_goes_back_to_what_was_kept_of_it_and_can_be_served_as_that_comm
     assert all(map(torch.equal, weights, model.parameters())) and points.commits == state.completed_steps == 10
     assert torch.equal(generator, torch.get_rng_state())
     assert points.go_back(Point(9, 1)) == Point(5, 1) and all(map(torch.equal, seen[5][0], model.parameters()))
-    assert points.go_back(Point(0, 1)) is None and state.recall() is None, "nothing of it is to be served"
+    assert points.go_back(Point(0, 1)) is None and state.recall() is None, "no part of it is served"
 
 
-def test_where_no_memory_is_left_for_a_copy_the_ranks_are_compared_all_the_same(
+def test_ranks_are_compared_even_without_memory_for_a_copy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rollback_copies, "available_bytes", lambda: 1000)
@@ -115,4 +115,4 @@ def test_where_no_memory_is_left_for_a_copy_the_ranks_are_compared_all_the_same(
         points.compare(step, is_save=False)
     assert [(one.point.step, one.is_kept) for one in reports[-1]][-2:] == [(5, False), (10, False)]
     assert points.go_back(Point(9, 1)) is None
-    assert caplog.text.count("no memory is left for a copy of the state") == 1
+    assert caplog.text.count("not enough memory for a copy of the state") == 1

@@ -1,4 +1,4 @@
-"""What the rank processes of test_ddp_processes.py run: ``ddp_ranks.py <port> <node> <scenario> <arguments>``."""
+"""The rank processes of test_ddp_processes.py: ``ddp_ranks.py <port> <node> <scenario> <arguments>``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.training.hub import Member
 
 CPU = torch.device("cpu")
 WIDTH = 48
-BUCKET_CAP_MB = 0.008  # one or two layers a bucket
+BUCKET_CAP_MB = 0.008  # one or two layers per bucket
 
 
 class Shuffled(nn.Module):
-    """Layers registered in another order than they are used, so that DDP's first layout is not its final one."""
+    """Layers registered in another order than used, so that DDP's first layout is not its final one."""
 
     def __init__(self, norm: bool = False, unused: bool = False, double: bool = False) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Variant:
 
 
 def where_known(option: str) -> dict[str, Any]:
-    """An option that came with a later torch than the oldest that is tried: none where this one has it not."""
+    """Return an option that came with a later torch, or none if this torch lacks it."""
     return {option: True} if option in inspect.signature(DistributedDataParallel).parameters else {}
 
 
@@ -149,7 +149,7 @@ class Trained:
 
 
 def stock(member: Member, folder: str, rank: int, world_size: int, steps: int, names: list[str]) -> None:
-    """torch alone, undisturbed."""
+    """Train with torch alone, undisturbed."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
     trained = {name: Trained(name) for name in names}
     for one in trained.values():
@@ -171,7 +171,7 @@ def enter(member: Member, after: int) -> tuple[Group, int]:
 def riding(
     member: Member, folder: str, saved_at: int, steps: int, names: list[str], inside: bool, forget: bool
 ) -> None:
-    """The same training under generations: save at ``saved_at``, go on until a rank is lost, then go on from there.
+    """The same training in generations: save at ``saved_at``, continue until a rank is lost, and resume from there.
 
     ``inside`` builds the wrappers in each generation, ``forget`` is the mutant that loses the layouts.
     """
@@ -224,7 +224,7 @@ def _train(
         dist.barrier()
         member.say("saved", layouts=layouts)
         number = saved_at
-        while True:  # until somebody is lost
+        while True:  # until a rank is lost
             for one in trained.values():
                 one.step(number)
             number += 1

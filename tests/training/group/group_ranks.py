@@ -1,4 +1,4 @@
-"""What the rank processes of test_group_processes.py run: ``group_ranks.py <port> <node> <scenario> <arguments>``."""
+"""The rank processes of test_group_processes.py: ``group_ranks.py <port> <node> <scenario> <arguments>``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from samebits.training.group.group import Group, form_alone, is_communication_fa
 from tests.training.hub import WAIT_S, Member
 
 CPU = torch.device("cpu")
-ROUNDS = 3  # of a loop, until it counts as running
+ROUNDS = 3  # of a loop before it counts as running
 
 
 def planned(member: Member, after: int, **options: Any) -> tuple[Group, int]:
-    """The next generation's group, not formed yet, and its number."""
+    """Return the next generation's group, not formed yet, and its number."""
     generation, rank, world_size = member.next_plan(after)
     group = Group(CPU, rank, world_size, member.exchange(generation), name=f"generation {generation}", **options)
     member.on_break = group.break_
@@ -42,7 +42,7 @@ def enter(member: Member, after: int = -1, **options: Any) -> tuple[Group, int]:
 
 
 def until_it_fails(member: Member, act: Callable[[], object], generation: int = 0) -> None:
-    """Repeat ``act`` until the group ends; say when the loop runs and how it ended."""
+    """Repeat ``act`` until the group ends; report when the loop runs and how it ended."""
     rounds = 0
     try:
         while True:
@@ -56,7 +56,7 @@ def until_it_fails(member: Member, act: Callable[[], object], generation: int = 
 
 
 def pairwise_of_this_process() -> list[str]:
-    """The sends and receives that its ring of collectives holds, without shapes and line numbers."""
+    """Return the sends and receives in its ring of collectives, without shapes and line numbers."""
     identity = ProcessIdentity.of(os.getpid())
     contents = None if identity is None else collective_ring.read(identity)
     assert contents is not None
@@ -72,11 +72,11 @@ def loop(
     kept: bool = False,
     rests: bool = False,
 ) -> None:
-    """The script's own collective, again and again until the group ends; the next kind in the next generation.
+    """Repeat the script's own collective until the group ends, with the next kind in the next generation.
 
-    With ``forgotten`` no connection is cut: gloo never wakes anybody, as it does when a message is cut off half-way.
-    With ``kept`` the group is not dropped after its end. With ``rests`` rank 0 joins the first rounds only, and nothing
-    is under way to it when it leaves.
+    With ``forgotten`` no connection is cut, so gloo never wakes its waiters, as with a message cut off midway. With
+    ``kept`` the group is not dropped after its end. With ``rests`` rank 0 joins only the first rounds, and nothing is
+    on the way to it when it leaves.
     """
     generation = -1
     for kind in kinds:
@@ -91,7 +91,7 @@ def loop(
 
 
 def _resting(act: Callable[[], object], group: Group) -> Callable[[], object]:
-    """Act as often as the others need to count as looping, then wait for the group's end."""
+    """Act often enough for the others to count as looping, then wait for the group's end."""
     rounds = iter(range(ROUNDS))
 
     def rest() -> None:
@@ -146,7 +146,7 @@ def _as_future(tensor: torch.Tensor) -> None:
 
 
 def forming(member: Member) -> None:
-    """Form and use a group; where it ends meanwhile, the next one."""
+    """Form and use a group; if it ends meanwhile, the next one."""
     generation, total = -1, 0.0
     while not total:
         group, generation = planned(member, generation, connect_timeout_s=3600.0)
@@ -166,7 +166,7 @@ def forming(member: Member) -> None:
 
 
 def subgroup_forming(member: Member, absent: int) -> None:
-    """All but one rank make a subgroup with it."""
+    """Let all but one rank make a subgroup that includes it."""
     group, _ = enter(member)
     if group.rank == absent:
         member.say("looping", generation=0)
@@ -177,12 +177,12 @@ def subgroup_forming(member: Member, absent: int) -> None:
 
 
 def ending(member: Member, pending: str) -> None:
-    """The process ends, with a status of its own, while a collective is under way that nobody else joins."""
+    """End the process with its own status during a collective that no other rank joins."""
     group, _ = enter(member)
     if group.rank == 0:
         match pending:
             case "future" | "unending":
-                if pending == "unending":  # as when gloo has lost the receiver of a message that was cut off half-way
+                if pending == "unending":  # as when gloo has lost the receiver of a message that was cut off midway
                     group._link.cut = lambda: None
                 work = dist.all_reduce(torch.ones(4), async_op=True)
                 assert work is not None
@@ -196,14 +196,14 @@ def ending(member: Member, pending: str) -> None:
         while pending == "backward" and not group.pg.unfinished():
             pass
         while pending == "pairwise" and not any(one.name == "samebits-pairwise" for one in threading.enumerate()):
-            pass  # a thread that only begins to receive while the interpreter ends is nobody's to wait for
+            pass  # a thread that starts to receive while the interpreter ends is not waited for
         member.say("pending")
         sys.exit(7)
     member.wait_for_word("end")
 
 
 def many_calls(member: Member) -> None:
-    """One of each kind of collective, checked."""
+    """Run one of each kind of collective and check it."""
     group, _ = enter(member)
     rank, size = dist.get_rank(), dist.get_world_size()
     assert dist.get_backend() == "gloo"
@@ -267,8 +267,8 @@ def many_calls(member: Member) -> None:
         both = torch.ones(1)
         dist.all_reduce(both, group=pair)
         assert both.item() == 2
-    # Its name tells, until torch 2.13, of how many groups a rank is a member; since then, how many it has named, and
-    # the others do not count this one. So the same ranks as before, and nothing after it; with torch alone as well.
+    # Up to torch 2.13 its name counts the groups a rank is a member of; since then, those it has named, which the
+    # others do not count. So the same ranks as before, and nothing after it, with torch alone as well.
     local = dist.new_group([0, 1], use_local_synchronization=True) if rank < 2 else None
     if local is not None:
         dist.barrier(group=local)
@@ -286,7 +286,7 @@ def many_calls(member: Member) -> None:
 
 
 def cycles(member: Member, count: int) -> None:
-    """Form, use, drop, again and again; then say what is left open."""
+    """Form, use and drop repeatedly; then report what is left open."""
     form_alone(CPU).drop()
     group, generation = enter(member)
     before = _open()
@@ -305,7 +305,7 @@ def cycles(member: Member, count: int) -> None:
 
 
 def besieged(member: Member) -> None:
-    """Form, train in the group, a subgroup and DDP, drop: the test sends strangers meanwhile."""
+    """Form, train in the group, a subgroup and DDP, and drop, while the test sends strangers."""
     form_alone(CPU).drop()
     before, _ = _open()
     group, generation = planned(member, -1)
@@ -334,7 +334,7 @@ def besieged(member: Member) -> None:
 
 
 def _open() -> tuple[int, int]:
-    """Descriptors and threads, once all that was dropped is freed and every helper thread has ended."""
+    """Return descriptors and threads, once everything dropped is freed and every helper thread has ended."""
     for thread in threading.enumerate():
         if thread.name.startswith("samebits-"):
             thread.join()

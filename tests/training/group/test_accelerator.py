@@ -1,4 +1,4 @@
-"""How a wait on an accelerator is ended: which calls of its backend and its device, in which order. No device runs."""
+"""Ending a wait on an accelerator: which calls of its backend and device, in which order. No device runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICE = torch.device("cuda", 1)
 
 
 class Backend:
-    """Of one group; ``calls`` is everybody's."""
+    """The backend of one group; ``calls`` is shared."""
 
     def __init__(self, name: str, calls: list[str], *names: str) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class Backend:
 
 
 class Group:
-    """What a link sees of a process group."""
+    """The part of a process group that a link uses."""
 
     def __init__(self, backend: Backend, calls: list[str]) -> None:
         self.backend, self.calls, self.bound_device_id = backend, calls, None
@@ -42,7 +42,7 @@ class Group:
 
 
 class World:
-    """A default group with one subgroup, a device that may be one that is stopped, and all that is asked of them."""
+    """A default group with one subgroup, a device that may be stoppable, and the calls made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *methods: str, stops: bool = False) -> None:
         self.calls: list[str] = []
@@ -61,7 +61,7 @@ class World:
 
     def connect(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def init_process_group(backend: str, **options: Any) -> None:
-            assert "device_id" not in options, "it would connect where nobody can end it"
+            assert "device_id" not in options, "it would connect where it cannot be ended"
             self.calls.append(f"init {backend}")
 
         monkeypatch.setattr(accelerator.dist, "init_process_group", init_process_group)
@@ -76,7 +76,7 @@ NCCL = ("eager_connect_single_device", "_group_start", "_group_end")
 HCCL = ("eager_connect_single_device", "abort_hccl_comm")
 
 
-def test_on_nvidia_all_communicators_are_aborted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_communicators_are_aborted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, *NCCL)
     world.connect(monkeypatch)
     assert world.default.bound_device_id == DEVICE
@@ -88,7 +88,7 @@ def test_on_nvidia_all_communicators_are_aborted_as_one(monkeypatch: pytest.Monk
     ]
 
 
-def test_on_ascend_the_device_is_stopped_until_the_group_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ascend_device_is_stopped_until_the_group_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, *HCCL, stops=True)
     world.connect(monkeypatch)
     world.link.cut()
@@ -99,22 +99,22 @@ def test_on_ascend_the_device_is_stopped_until_the_group_is_given_up(monkeypatch
     ]
 
 
-def test_a_group_that_nobody_waits_in_is_dropped_and_its_device_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_group_is_dropped_and_its_device_keeps_running(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, *HCCL, stops=True)
     world.connect(monkeypatch)
     world.link.end(cuts=True)
     assert world.calls == [*CONNECTED, "sub.abort_hccl_comm", "default.abort_hccl_comm", "keys cut"]
 
 
-def test_a_break_that_comes_late_does_not_stop_the_next_generations_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_break_does_not_stop_the_next_generations_device(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, *HCCL, stops=True)
     world.connect(monkeypatch)
-    world.link.end(cuts=False)  # the thread that breaks it has thrown the switch, and no more yet
+    world.link.end(cuts=False)  # the thread that breaks it has triggered the breaker and nothing more yet
     world.link.cut()
     assert world.calls == [*CONNECTED, "keys cut"]
 
 
-def test_a_break_before_the_group_stands_is_seen_before_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_break_before_the_group_is_formed_is_seen_before_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, *NCCL)
     world.link.begin().result()
     world.breaker.throw("worker 1 is lost")

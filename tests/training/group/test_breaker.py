@@ -1,4 +1,4 @@
-"""What the end of a process waits for, and what not: each case is a process of its own."""
+"""What the end of a process waits for; each case is a process."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def ended(aside: str, until: str, within_s: float) -> int:
     return subprocess.run([sys.executable, "-c", program], timeout=within_s, check=False).returncode
 
 
-def test_a_group_that_gloo_has_forgotten_keeps_no_process() -> None:
+def test_group_that_gloo_has_forgotten_keeps_no_process() -> None:
     assert ended("lambda: group._empty([], [work])", "work.waited_without_end.wait()", 120) == 7
 
 
-def test_what_will_end_is_waited_for() -> None:
+def test_work_that_will_end_is_waited_for() -> None:
     aside = "lambda: (end.wait(), print('it came to its end', flush=True))"
-    assert ended(aside, "threading.Timer(0.5, end.set).start()", 120) == 0  # nobody was stuck: an end like any other
+    assert ended(aside, "threading.Timer(0.5, end.set).start()", 120) == 0  # no thread was stuck: a normal end
 
 
-def test_what_only_may_end_is_waited_for_as_long_as_is_allowed() -> None:
+def test_work_that_may_end_is_waited_for_up_to_a_bound() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         ended("lambda: threading.Event().wait(1800)", "", 5)

@@ -1,4 +1,4 @@
-"""Bucket layouts in one process: read, given to another wrapper, refused; and the wrappers a script builds, found."""
+"""DDP bucket layouts in one process: reading, transferring and refusing them, and finding a script's wrappers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def iterate(one: DistributedDataParallel, times: int = 1) -> None:
         one(torch.ones(4, 24)).sum().backward()
 
 
-def test_a_layout_survives_msgpack_and_its_fingerprint_tells_it_from_others() -> None:
+def test_layout_survives_msgpack_and_has_a_distinct_fingerprint() -> None:
     layout = Layout((("a.weight", "b"), ("c",)), rebuilt=True)
     assert Layout.from_plain(msgpack.unpackb(msgpack.packb(layout.to_plain()))) == layout
     others = [
@@ -50,7 +50,7 @@ def test_a_layout_survives_msgpack_and_its_fingerprint_tells_it_from_others() ->
     assert len({fingerprint(one) for one in [layout, *others]}) == 4
 
 
-def test_the_layout_changes_after_the_first_iteration_and_is_read_before_it_is_used(group: Group) -> None:
+def test_layout_changes_after_the_first_iteration_and_is_read_before_it_is_used(group: Group) -> None:
     one, stock = wrapper(), wrapper()
     first = capture(one)
     assert not first.rebuilt
@@ -67,7 +67,7 @@ def test_the_layout_changes_after_the_first_iteration_and_is_read_before_it_is_u
 
 
 class MadeOf(TorchDispatchMode):
-    """Notes on which devices tensors are made like others, by whom it may be."""
+    """Records on which devices ``like`` tensors are created, by any caller."""
 
     def __init__(self) -> None:
         initialize: Any = super().__init__
@@ -83,7 +83,7 @@ class MadeOf(TorchDispatchMode):
         return made
 
 
-def test_a_layout_is_read_without_memory_for_all_gradients(group: Group) -> None:
+def test_layout_is_read_without_memory_for_all_gradients(group: Group) -> None:
     one = wrapper()
     with MadeOf() as made:
         capture(one)
@@ -101,7 +101,7 @@ def test_a_layout_is_read_without_memory_for_all_gradients(group: Group) -> None
     ],
     ids=["plain", "view", "static", "batched", "lazy"],
 )
-def test_a_final_layout_is_taken_over_and_kept(group: Group, options: dict[str, Any]) -> None:
+def test_final_layout_is_adopted_and_kept(group: Group, options: dict[str, Any]) -> None:
     source = wrapper(**options)
     iterate(source, 3)
     layout = capture(source)
@@ -110,7 +110,7 @@ def test_a_final_layout_is_taken_over_and_kept(group: Group, options: dict[str, 
         assert capture(target) == layout
         assert all(parameter.grad is None for parameter in target.parameters())
         target.module.forward = lambda x, model=target.module: backwards(model, x)
-        iterate(target, 3)  # gradients now arrive in another order, which must not matter any more
+        iterate(target, 3)  # gradients now arrive in another order, which must no longer matter
         assert capture(target) == layout
         assert all(parameter.grad is not None for parameter in target.parameters())
 
@@ -122,7 +122,7 @@ def backwards(model: Shuffled, x: torch.Tensor) -> torch.Tensor:
     return model.last(x)
 
 
-def test_without_a_final_layout_a_wrapper_is_as_new(group: Group) -> None:
+def test_wrapper_without_a_final_layout_is_like_new(group: Group) -> None:
     one = wrapper()
     first = capture(one)
     iterate(one, 3)
@@ -134,7 +134,7 @@ def test_without_a_final_layout_a_wrapper_is_as_new(group: Group) -> None:
         assert capture(one) == final
 
 
-def test_an_unfinished_backward_pass_leaves_nothing_behind(group: Group) -> None:
+def test_unfinished_backward_pass_leaves_nothing_behind(group: Group) -> None:
     one = wrapper()
     iterate(one, 2)
     layout = capture(one)
@@ -150,7 +150,7 @@ def test_an_unfinished_backward_pass_leaves_nothing_behind(group: Group) -> None
     other.drop()
 
 
-def test_a_reducer_that_was_replaced_in_the_middle_of_a_step_no_longer_takes_part(group: Group) -> None:
+def test_reducer_replaced_in_the_middle_of_a_step_no_longer_takes_part(group: Group) -> None:
     one = wrapper()
     iterate(one, 2)
     layout = capture(one)
@@ -162,12 +162,12 @@ def test_a_reducer_that_was_replaced_in_the_middle_of_a_step_no_longer_takes_par
     assert replaced.get_backward_stats() == before
 
 
-# --- what cannot be
+# --- refusals
 
 
 @pytest.mark.parametrize("steps", [0, 2], ids=["before the first iteration", "laid out"])
 @pytest.mark.parametrize("frozen", ["when it is built", "later"])
-def test_a_reducer_keeps_its_parameters_whatever_is_frozen_meanwhile(group: Group, steps: int, frozen: str) -> None:
+def test_reducer_keeps_its_parameters_whatever_is_frozen_meanwhile(group: Group, steps: int, frozen: str) -> None:
     one = wrapper(find_unused_parameters=False)
     if frozen == "when it is built":
         model = Shuffled()
@@ -183,14 +183,14 @@ def test_a_reducer_keeps_its_parameters_whatever_is_frozen_meanwhile(group: Grou
     assert {name: parameter.requires_grad for name, parameter in one.module.named_parameters()} == flags
 
 
-def test_another_bucket_size_is_named(group: Group) -> None:
+def test_other_bucket_size_is_named(group: Group) -> None:
     source, target = wrapper(), wrapper(bucket_cap_mb=1)
     iterate(source, 2)
     with pytest.raises(LayoutError, match=r"6 buckets there, 1 here.*bucket_cap_mb"):
         attach(target, group, capture(source))
 
 
-def test_another_model_is_named(group: Group) -> None:
+def test_other_model_is_named(group: Group) -> None:
     model = Shuffled(unused=True)
     model.last.bias.requires_grad_(False)
     source, target = wrapper(), wrapper(model)
@@ -199,7 +199,7 @@ def test_another_model_is_named(group: Group) -> None:
         attach(target, group, capture(source))
 
 
-def test_a_wrapper_that_never_rebuilds_cannot_take_a_final_layout(group: Group) -> None:
+def test_wrapper_that_never_rebuilds_cannot_take_a_final_layout(group: Group) -> None:
     source, target = wrapper(), wrapper(find_unused_parameters=True)
     iterate(source, 2)
     with pytest.raises(LayoutError, match="find_unused_parameters"):
@@ -215,7 +215,7 @@ def test_find_unused_parameters_keeps_its_first_layout(group: Group) -> None:
     assert capture(one) == layout
 
 
-def test_a_static_graph_has_no_point_after_its_first_iteration(group: Group) -> None:
+def test_static_graph_has_no_point_after_its_first_iteration(group: Group) -> None:
     one = wrapper(static_graph=True)
     capture(one)
     iterate(one)
@@ -234,7 +234,7 @@ def with_hook() -> DistributedDataParallel:
 def with_delayed_parameters() -> DistributedDataParallel:
     model = Shuffled()
     delayed, hooked = [("last.bias", model.last.bias)], model.first.weight
-    # Before torch 2.12 they go with whole megabytes only.
+    # Before torch 2.12 bucket sizes are in whole megabytes.
     return wrapper(model, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=hooked, bucket_cap_mb=1)
 
 
@@ -257,14 +257,12 @@ def with_sparse_gradients() -> DistributedDataParallel:
         (with_sparse_gradients, "sparse gradients"),
     ],
 )
-def test_what_cannot_be_carried_over_is_refused(
-    group: Group, build: Callable[[], DistributedDataParallel], word: str
-) -> None:
+def test_unsupported_wrapper_is_refused(group: Group, build: Callable[[], DistributedDataParallel], word: str) -> None:
     with pytest.raises(UsageError, match=rf"{word}.*ENABLE_RECOVERY=0"):
         attach(build(), group, None)
 
 
-def test_a_wrapper_on_a_group_of_its_own_keeps_it_and_ends_with_it(group: Group) -> None:
+def test_wrapper_on_its_own_group_keeps_it_and_ends_with_it(group: Group) -> None:
     subgroup = dist.new_group([0])
     one = wrapper(process_group=subgroup)
     attach(one, group, None)
@@ -276,7 +274,7 @@ def test_a_wrapper_on_a_group_of_its_own_keeps_it_and_ends_with_it(group: Group)
     other.drop()
 
 
-# --- finding
+# --- finding wrappers
 
 
 @pytest.fixture
@@ -293,7 +291,7 @@ def plain(riders: ddp._Riders) -> dict[str, bool]:
     return {key: layout.rebuilt for key, layout in riders.capture_all().items()}
 
 
-def test_wrappers_built_before_a_generation_ride_through_all(riders: ddp._Riders) -> None:
+def test_wrappers_built_before_a_generation_are_carried_through_all(riders: ddp._Riders) -> None:
     alone = form_alone(CPU)
     one, other = wrapper(), wrapper()
     alone.drop()
@@ -311,11 +309,13 @@ def test_wrappers_built_before_a_generation_ride_through_all(riders: ddp._Riders
     assert (one.process_group, other.process_group) == (second.pg, second.pg)
     del other
     gc.collect()
-    assert plain(riders) == {"outside/0": True, "outside/1": False}, "a gone wrapper's layout is still the point's"
+    assert plain(riders) == {"outside/0": True, "outside/1": False}, (
+        "the layout of a deleted wrapper is still the point's"
+    )
     second.drop()
 
 
-def test_a_wrapper_built_inside_gets_its_layout_at_its_first_forward(riders: ddp._Riders) -> None:
+def test_wrapper_built_inside_gets_its_layout_at_its_first_forward(riders: ddp._Riders) -> None:
     first = form_alone(CPU)
     riders.attach_all(first, {})
     early = wrapper()
@@ -326,18 +326,18 @@ def test_a_wrapper_built_inside_gets_its_layout_at_its_first_forward(riders: ddp
     second = form_alone(CPU)
     riders.attach_all(second, layouts)
     late = wrapper()
-    assert riders.capture_all() == layouts, "not used yet: the point's layout stands"
+    assert riders.capture_all() == layouts, "not used yet: the point's layout holds"
     assert not late._has_rebuilt_buckets
     iterate(late)
     assert late._has_rebuilt_buckets
     assert riders.capture_all() == layouts
     assert not late._forward_pre_hooks, "the steady state pays nothing"
-    with pytest.raises(UsageError, match="anew in each call"):
+    with pytest.raises(UsageError, match="again in each call"):
         iterate(early)
     second.drop()
 
 
-def test_a_wrapper_built_after_a_break_belongs_to_no_generation(riders: ddp._Riders) -> None:
+def test_wrapper_built_after_a_break_belongs_to_no_generation(riders: ddp._Riders) -> None:
     group = form_alone(CPU)
     riders.attach_all(group, {})
     group.break_("a member was lost")

@@ -1,4 +1,4 @@
-"""Recovery to the same bits, with real ranks: one killed and replaced, then compared with torch alone, undisturbed."""
+"""Recovery with real ranks: one is killed and replaced, and the bits are those of torch alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Shas = dict[str, str]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: WarmStarter) -> Iterator[Shas]:
-    """The final weights of each variant under torch alone."""
+    """Return the final weights of each variant with torch alone."""
     folder = tmp_path_factory.mktemp("stock")
     with hub(SCRIPT, folder, warm) as ranks:
         for rank in RANKS:
@@ -40,7 +40,7 @@ def _same(finals: list[dict[str, Any]]) -> Shas:
 
 
 def recovered(folder: Path, starter: Starter, **arguments: Any) -> Shas:
-    """The final weights where rank 2 is killed while it trains on after its restore point, and replaced."""
+    """Return the final weights if rank 2 is killed after its restore point and replaced."""
     arguments = {"folder": str(folder), "steps": STEPS, "names": NAMES, "inside": False, "forget": False, **arguments}
     with hub(SCRIPT, folder, starter) as ranks:
         for rank in RANKS:
@@ -60,25 +60,27 @@ def recovered(folder: Path, starter: Starter, **arguments: Any) -> Shas:
     return _same(finals)
 
 
-def test_a_killed_rank_changes_no_bit(undisturbed: Shas, tmp_path: Path, warm: WarmStarter) -> None:
+def test_killed_rank_changes_no_bit(undisturbed: Shas, tmp_path: Path, warm: WarmStarter) -> None:
     assert recovered(tmp_path, warm, saved_at=4) == undisturbed
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"saved_at": 4, "inside": True},  # the wrapper is built anew in each generation
-        {"saved_at": 1},  # the final layout is known and not built
+        {"saved_at": 4, "inside": True},  # the wrapper is rebuilt in each generation
+        {"saved_at": 1},  # the final layout is known but not built
         {"saved_at": 0},  # back to the first layout
     ],
     ids=str,
 )
-def test_nor_does_it_elsewhere(undisturbed: Shas, tmp_path: Path, warm: WarmStarter, arguments: dict[str, Any]) -> None:
+def test_killed_rank_changes_no_bit_at_other_points(
+    undisturbed: Shas, tmp_path: Path, warm: WarmStarter, arguments: dict[str, Any]
+) -> None:
     assert recovered(tmp_path, warm, names=["plain"], **arguments) == {"plain": undisturbed["plain"]}
 
 
-def test_a_lost_layout_would_change_bits(undisturbed: Shas, tmp_path: Path, warm: WarmStarter) -> None:
-    """The broken build that the tests above must catch: every rank agrees with every other, on other weights."""
+def test_lost_layout_would_change_bits(undisturbed: Shas, tmp_path: Path, warm: WarmStarter) -> None:
+    """The broken build that the tests above must catch: all ranks agree, but on different weights."""
     shas = recovered(tmp_path, warm, saved_at=4, names=["plain", "unused"], forget=True)
     assert shas["plain"] != undisturbed["plain"]
     assert shas["unused"] == undisturbed["unused"]  # it never changes its layout

@@ -1,4 +1,4 @@
-"""Which device a process gets, with the accelerators torch would report."""
+"""The device a process gets, with simulated accelerators."""
 
 from __future__ import annotations
 
@@ -23,49 +23,49 @@ def found(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 0) -> 
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str) -> None:
-    """Let a package ``torch_npu`` be installed that runs ``source`` when it is imported."""
+    """Install a package ``torch_npu`` that runs ``source`` when it is imported."""
     (folder / "torch_npu.py").write_text(source)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
 
 
-def test_without_accelerators_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_accelerators_the_cpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, None)
     assert device.choose(None, 3) == torch.device("cpu")
     assert device.choose("cpu", 3) == torch.device("cpu")
 
 
-def test_an_accelerator_is_taken_unless_the_cpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_is_used_unless_the_cpu_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, "cuda", 2)
     assert device.choose(None, 3) == torch.device("cuda", 1)
     assert device.choose("cuda", 0) == torch.device("cuda", 0)
     assert device.choose("cpu", 0) == torch.device("cpu")
 
 
-def test_an_accelerator_we_have_no_backend_for_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_without_a_backend_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, "mps", 1)
     assert device.choose() == torch.device("cpu")
 
 
-def test_a_missing_accelerator_that_was_asked_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requested_accelerator_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, None)
     with pytest.raises(SettingsError, match=r"DEVICE='cuda'.*finds none.*export DEVICE=cpu"):
         device.choose("cuda", 0)
 
 
-def test_an_unknown_device_is_an_error_that_names_the_known_ones() -> None:
+def test_unknown_device_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(SettingsError, match=r"DEVICE='gpu'.*cpu, cuda, npu"):
         device.choose("gpu", 0)
 
 
-def test_a_missing_npu_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_npu_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     with pytest.raises(SettingsError, match=r"DEVICE='npu' needs.*samebits\[npu\]"):
         device.choose("npu", 0)
 
 
 @pytest.mark.parametrize("requested", ["npu", None])
-def test_a_missing_cann_is_one_clear_sentence(
+def test_missing_cann_is_one_clear_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, requested: str | None
 ) -> None:
     installed(monkeypatch, tmp_path, "raise ImportError('libhccl.so: cannot open shared object file')")
@@ -74,13 +74,13 @@ def test_a_missing_cann_is_one_clear_sentence(
     assert device.choose("cpu", 0) == torch.device("cpu")
 
 
-def test_a_working_npu_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_working_npu_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed(monkeypatch, tmp_path, "")
     found(monkeypatch, "cuda", 8)
     assert device.choose(None, 9) == torch.device("cuda", 1)
 
 
-def test_a_device_of_another_package_is_taken_with_the_backend_it_has_registered(
+def test_device_of_another_package_is_used_with_its_registered_backend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found(monkeypatch, "privateuseone", 2)
@@ -97,7 +97,7 @@ def test_each_device_has_its_backend() -> None:
         device.backend_of(torch.device("mps"))
 
 
-def test_gloo_is_taken_for_a_gpu_that_several_share() -> None:
+def test_gloo_is_used_for_a_gpu_shared_by_several_ranks() -> None:
     assert (
         device.backend_of(torch.device("cuda", 0), "gloo") == device.backend_of(torch.device("cpu"), "gloo") == "gloo"
     )
@@ -109,7 +109,7 @@ def test_gloo_is_taken_for_a_gpu_that_several_share() -> None:
 
 
 class Collectives:
-    """A group and an accelerator on which what was queued has happened once it is waited for."""
+    """A group and an accelerator on which queued work has happened once it is waited for."""
 
     def __init__(self, *, is_broken: bool) -> None:
         self.breaker = Breaker("generation 3")
@@ -132,7 +132,7 @@ def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyP
     ElasticRun.before_step(run)  # type: ignore[arg-type]
 
 
-def test_no_step_is_queued_behind_a_collective_of_an_accelerator_that_may_yet_be_given_up(
+def test_no_step_is_queued_behind_an_accelerator_collective_that_may_be_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = Collectives(is_broken=False)
@@ -144,7 +144,7 @@ def test_no_step_is_queued_behind_a_collective_of_an_accelerator_that_may_yet_be
     assert broken.calls == ["waited for"], "the step is neither audited nor logged"
 
 
-def test_on_a_cpu_what_a_collective_gives_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collective_result_on_a_cpu_is_available_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     collectives = Collectives(is_broken=False)
     before_step(collectives, "cpu", monkeypatch)
     assert collectives.calls == ["audited", "logged"]

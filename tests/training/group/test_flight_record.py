@@ -1,4 +1,4 @@
-"""What torch's own recorder has of a group's collectives is written for who looks for a hang, and for nobody else."""
+"""torch's flight recorder data of a group is written for the analysis of hangs, on request only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samebits.training.group import flight_record
 from samebits.training.group.group import form_alone
 
 
-def test_the_collectives_of_a_group_are_in_the_file(tmp_path: Path) -> None:
+def test_collectives_of_a_group_are_in_the_file(tmp_path: Path) -> None:
     group = form_alone(torch.device("cpu"))
     dist.all_reduce(torch.ones(3))
     path = flight_record.write(tmp_path, "2.1", "worker 1 is lost")
@@ -28,23 +28,21 @@ def test_the_collectives_of_a_group_are_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", [b"", b'{"entries": []}', b'{"version": "2.10"}', b" " * (16 << 20) + b"{}"])
-def test_nothing_is_written_where_nothing_is_open(
+def test_nothing_is_written_without_an_open_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes
 ) -> None:
     monkeypatch.setattr(torch_private, "flight_record", lambda: record)
     assert flight_record.write(tmp_path, "0", "x") is None and not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_not_there_or_refuses_is_no_ones_death(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_or_unwritable_folder_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_private, "flight_record", lambda: b'{"entries": [1]}')
     assert flight_record.write(tmp_path / "missing", "0", "x") is None
     (tmp_path / "flight_0.json").mkdir()
     assert flight_record.write(tmp_path, "0", "x") is None
 
 
-def test_a_recorder_that_fails_or_writes_nonsense_is_told_of(
+def test_recorder_that_fails_or_writes_nonsense_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails() -> bytes:

@@ -1,4 +1,4 @@
-"""Keys kept by rank 0: what a member may do with them, and how little a stranger can do at their port."""
+"""Keys kept by rank 0: what members may do with them, and how little a stranger can do at their port."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def keys(server: KeyServer) -> RemoteKeys:
 
 
 def said(server: KeyServer, words: bytes) -> bytes:
-    """All that comes back until the server closes."""
+    """Return everything that arrives until the server closes."""
     with socket.create_connection(server.address, 60) as caller:
         found = bytearray()
         try:
@@ -54,7 +54,7 @@ def said(server: KeyServer, words: bytes) -> bytes:
         return bytes(found)
 
 
-def test_a_table_does_what_torchs_stores_do(keys: RemoteKeys) -> None:
+def test_table_behaves_like_torchs_stores(keys: RemoteKeys) -> None:
     assert keys.ask(LONG, "check", ["a"]) is False
     keys.ask(LONG, "set", ["a"], b"\x00\xff")
     assert keys.ask(LONG, "get", ["a"]) == b"\x00\xff"
@@ -71,7 +71,7 @@ def test_a_table_does_what_torchs_stores_do(keys: RemoteKeys) -> None:
     assert keys.ask(LONG, "check", ["n", "absent"]) is True
 
 
-def test_who_waits_holds_up_nobody_and_is_answered_by_the_last_key(keys: RemoteKeys) -> None:
+def test_waiter_blocks_no_other_and_is_answered_by_the_last_key(keys: RemoteKeys) -> None:
     with ThreadPoolExecutor(40) as aside:
         waiting = [aside.submit(keys.ask, LONG, "wait", ["one", "two"]) for _ in range(20)]
         waiting += [aside.submit(keys.ask, LONG, "get", ["two"]) for _ in range(20)]
@@ -80,18 +80,18 @@ def test_who_waits_holds_up_nobody_and_is_answered_by_the_last_key(keys: RemoteK
         assert {one.result() for one in waiting} == {None, b"2"}
 
 
-def test_a_key_that_does_not_come_is_torchs_own_error(keys: RemoteKeys) -> None:
+def test_missing_key_raises_torchs_own_error(keys: RemoteKeys) -> None:
     with pytest.raises(dist.DistStoreError, match="no wait of never within"):
         keys.ask(SOON, "wait", ["never"])
 
 
-def test_the_end_of_the_generation_is_the_end_of_its_port(server: KeyServer, keys: RemoteKeys) -> None:
+def test_port_closes_with_the_generation(server: KeyServer, keys: RemoteKeys) -> None:
     server._breaker.throw("a member was lost")
-    with pytest.raises(CommunicationError, match="rank 0, which keeps the keys set later, does not answer"):
+    with pytest.raises(CommunicationError, match="rank 0, which keeps later keys, does not answer"):
         keys.ask(LONG, "get", ["a"])
 
 
-def test_it_does_not_serve_a_generation_that_is_over() -> None:
+def test_ended_generation_is_not_served() -> None:
     breaker = Breaker("generation 1")
     server = KeyServer("127.0.0.1", breaker)
     breaker.throw("a member was lost")
@@ -106,7 +106,7 @@ def framed(*question: object) -> bytes:
     return struct.pack("!I", len(body)) + body
 
 
-def test_who_does_not_know_the_password_does_nothing(server: KeyServer, keys: RemoteKeys) -> None:
+def test_client_without_the_password_can_do_nothing(server: KeyServer, keys: RemoteKeys) -> None:
     for words in (
         bytes(PASSWORD_BYTES),
         b"\xff" * PASSWORD_BYTES,
@@ -135,15 +135,13 @@ def test_who_does_not_know_the_password_does_nothing(server: KeyServer, keys: Re
     ],
     ids=repr,
 )
-def test_nonsense_of_a_member_is_answered_and_the_table_lives_on(
-    server: KeyServer, keys: RemoteKeys, words: bytes
-) -> None:
+def test_members_nonsense_is_answered_and_the_table_survives(server: KeyServer, keys: RemoteKeys, words: bytes) -> None:
     answer = said(server, server.password + words)
     assert msgpack.unpackb(answer[4:])[0] is False
     assert keys.ask(LONG, "num_keys", []) == 0
 
 
-def test_a_question_that_never_ends_or_half_a_password_holds_up_nobody(server: KeyServer, keys: RemoteKeys) -> None:
+def test_endless_question_or_half_a_password_blocks_no_other(server: KeyServer, keys: RemoteKeys) -> None:
     with ExitStack() as stack:
         for words in (server.password[:5], server.password, server.password + framed("get", ["a"])[:6]):
             stack.enter_context(socket.create_connection(server.address, 60)).sendall(words)
@@ -158,10 +156,10 @@ def test_idle_strangers_make_room_for_each_other_and_for_members(server: KeyServ
         for number in range(10):
             keys.ask(LONG, "set", [str(number)], b"1")
         assert len(server._unproven) <= MOST_UNPROVEN
-        assert strangers[0].recv(1) == b"", "the oldest was not let go"
+        assert strangers[0].recv(1) == b"", "the oldest was not closed"
 
 
-def test_a_full_table_refuses_and_keeps_what_it_has(keys: RemoteKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_table_refuses_and_keeps_its_content(keys: RemoteKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_store, "MAX_TABLE_BYTES", 1000)
     keys.ask(LONG, "set", ["a"], bytes(800))
     with pytest.raises(CommunicationError, match="'b' would take more than 1000 bytes"):

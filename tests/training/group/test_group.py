@@ -1,4 +1,4 @@
-"""One process's side of a group: what it installs, what ends a wait, which sockets it cuts, which errors it knows."""
+"""One process's side of a group: installation, interrupted waits, cut sockets, recognised errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def alone() -> Iterator[Group]:
     group.drop()
 
 
-def test_a_group_of_one_listens_where_it_is_told() -> None:
+def test_group_of_one_listens_on_the_given_address() -> None:
     """A machine without IPv4 has no 127.0.0.1."""
     with pytest.raises(RuntimeError, match=r"192\.0\.2\.1"):
         form_alone(CPU, address="192.0.2.1")
@@ -50,7 +50,7 @@ def test_a_group_of_one_listens_where_it_is_told() -> None:
 
 
 class Running:
-    """A collective that gloo's threads still run, for so many looks."""
+    """A collective that gloo's threads keep running for this many checks."""
 
     def __init__(self, looks: float) -> None:
         self.looks = looks
@@ -60,7 +60,7 @@ class Running:
         return self.looks < 0
 
 
-def test_it_settles_when_no_collective_runs(alone: Group) -> None:
+def test_group_settles_when_no_collective_runs(alone: Group) -> None:
     pg: Any = alone.pg
     for looks in (0, 1, 5):
         pg.launched.add(Running(looks))
@@ -68,7 +68,7 @@ def test_it_settles_when_no_collective_runs(alone: Group) -> None:
     assert pg.unfinished() == []
 
 
-def test_a_collective_that_does_not_end_is_awaited_once(alone: Group) -> None:
+def test_collective_that_does_not_end_is_awaited_once(alone: Group) -> None:
     pg: Any = alone.pg
     endless = Running(math.inf)
     pg.launched.add(endless)
@@ -82,7 +82,7 @@ def test_a_collective_that_does_not_end_is_awaited_once(alone: Group) -> None:
     pg.launched.clear()
 
 
-def test_a_broken_group_is_not_awaited(alone: Group) -> None:
+def test_broken_group_is_not_awaited(alone: Group) -> None:
     pg: Any = alone.pg
     pg.launched.add(Running(math.inf))
     alone.break_("a member was lost")
@@ -92,7 +92,7 @@ def test_a_broken_group_is_not_awaited(alone: Group) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread's own niceness is Linux's")
 @pytest.mark.parametrize(("own", "readers"), [(0, 10), (5, 15), (15, 19)])
-def test_its_reader_yields_to_its_other_threads(own: int, readers: int) -> None:
+def test_reader_thread_yields_to_other_threads(own: int, readers: int) -> None:
     store, nice = HashStore(), dict[str, set[int]]()
 
     def connect() -> None:
@@ -100,7 +100,7 @@ def test_its_reader_yields_to_its_other_threads(own: int, readers: int) -> None:
         before = _native_threads().keys()
         mesh = gloo.connect(store, 0, 1, "127.0.0.1", timedelta(seconds=WAIT_S), timedelta(seconds=WAIT_S))
         deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:  # each gives itself its name; before torch 2.13 the reader has none
+        while time.monotonic() < deadline:  # each names itself; before torch 2.13 the reader has no name
             threads = {thread: name for thread, name in _native_threads().items() if thread not in before}
             others = [thread for thread, name in threads.items() if name != "pt_gloo_runloop"]
             if len(others) == 1 and len(threads) > 1:
@@ -119,7 +119,7 @@ def test_its_reader_yields_to_its_other_threads(own: int, readers: int) -> None:
 
 
 def _native_threads() -> dict[int, str]:
-    """Those that Python did not start, with their names."""
+    """Return the threads that Python did not start, with their names."""
     found, of_python = {}, {thread.native_id for thread in threading.enumerate()}
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # one of another group that just ended
@@ -131,7 +131,7 @@ def _native_threads() -> dict[int, str]:
 # --- torch's default group
 
 
-def test_the_group_of_one_is_torchs_default_group(alone: Group) -> None:
+def test_group_of_one_is_torchs_default_group(alone: Group) -> None:
     assert dist.get_backend() == "gloo"
     assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
     tensor = torch.full((3,), 2.0)
@@ -142,7 +142,7 @@ def test_the_group_of_one_is_torchs_default_group(alone: Group) -> None:
     dist.barrier(group=subgroup)
 
 
-def test_a_subgroup_is_made_whether_or_not_torch_tells_the_backend(alone: Group) -> None:
+def test_subgroup_is_made_whether_or_not_torch_passes_the_backend(alone: Group) -> None:
     assert isinstance(alone.pg, BreakableGroup)
     common = {"timeout": timedelta(seconds=WAIT_S), "group_desc": None, "pg_options": None}
     for name, told in (("until 2.13", {}), ("since 2.14", {"backend": "gloo"})):
@@ -151,7 +151,7 @@ def test_a_subgroup_is_made_whether_or_not_torch_tells_the_backend(alone: Group)
         subgroup.allreduce([torch.ones(1)]).wait()
 
 
-def test_a_dropped_group_leaves_torch_free_for_the_next() -> None:
+def test_dropped_group_leaves_torch_free_for_the_next() -> None:
     first = form_alone(CPU)
     dist.new_group([0])
     first.drop()
@@ -159,40 +159,38 @@ def test_a_dropped_group_leaves_torch_free_for_the_next() -> None:
     second = form_alone(CPU)
     dist.barrier()
     assert dist.group.WORLD is second.pg
-    first.drop()  # again: it must not take the second one along
+    first.drop()  # again: it must not drop the second one
     assert dist.group.WORLD is second.pg
     second.drop()
 
 
-def test_a_group_that_the_script_destroyed_is_dropped_all_the_same(alone: Group) -> None:
+def test_group_destroyed_by_the_script_is_dropped_all_the_same(alone: Group) -> None:
     dist.destroy_process_group()
     alone.drop()
     assert not dist.is_initialized()
 
 
-def test_a_second_default_group_is_refused(alone: Group) -> None:
+def test_second_default_group_is_refused(alone: Group) -> None:
     with pytest.raises(UsageError, match=r"init_process_group\(\)"):
         form_alone(CPU)
     assert dist.group.WORLD is alone.pg
 
 
-def test_a_name_instead_of_an_address_is_refused() -> None:
+def test_name_instead_of_an_address_is_refused() -> None:
     with pytest.raises(UsageError, match="numeric IP address"):
         form(CPU, 0, 1, _Never(), generation=1, on_breakable=lambda call: None, address="localhost")
 
 
-def test_a_group_that_was_not_formed_says_so() -> None:
+def test_failed_formation_is_reported() -> None:
     with pytest.raises(UsageError, match="generation 4"):
         _ = Group(CPU, 0, 1, _Never(), name="generation 4").pg
 
 
-def test_a_refusal_stops_the_scripts_own_calls_and_not_ddp() -> None:
+def test_refusal_stops_the_scripts_own_calls_but_not_ddp() -> None:
     side = ["before"]
     group = form_alone(CPU, alone=lambda: side[0])
     try:
-        wrapper = torch.nn.parallel.DistributedDataParallel(
-            torch.nn.BatchNorm1d(2)
-        )  # broadcasts, and does each forward
+        wrapper = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(2))  # broadcasts, as does each forward
         wrapper(torch.ones(3, 2)).sum().backward()
         for call in (lambda: dist.all_reduce(torch.ones(1)), dist.barrier, lambda: dist.new_group([0])):
             for side[0] in ("before", "after"):
@@ -230,7 +228,7 @@ def test_breaking_ends_a_formation_whose_exchange_does_not_answer() -> None:
     exchange.released.set()
 
 
-def test_a_group_that_is_broken_just_as_it_is_formed_is_not_installed() -> None:
+def test_group_broken_just_as_it_is_formed_is_not_installed() -> None:
     group = Group(CPU, 0, 1, _Broken(), name="generation 3")
     _Broken.group = group
     with pytest.raises(GenerationEndedError, match="too late"):
@@ -249,7 +247,7 @@ class _Broken:
         return [self._blob]
 
 
-def test_a_cancelled_exchange_ends_a_formation_with_its_own_error() -> None:
+def test_cancelled_exchange_ends_a_formation_with_its_own_error() -> None:
     exchange = _Never()
     exchange.released.set()
     with pytest.raises(GenerationEndedError, match="generation 9 was cancelled"):
@@ -257,7 +255,7 @@ def test_a_cancelled_exchange_ends_a_formation_with_its_own_error() -> None:
     assert not dist.is_initialized()
 
 
-def test_a_broken_group_refuses_every_call(alone: Group) -> None:
+def test_broken_group_refuses_every_call(alone: Group) -> None:
     assert not alone.broken
     alone.break_("told so")
     alone.break_("told twice")
@@ -267,7 +265,7 @@ def test_a_broken_group_refuses_every_call(alone: Group) -> None:
             call()
 
 
-def test_a_breaker_fails_who_waits_once_and_who_comes_later() -> None:
+def test_breaker_fails_current_waiters_once_and_later_ones() -> None:
     breaker = Breaker("generation 2")
     one, other = torch.futures.Future(), torch.futures.Future()
     breaker.watch(one)
@@ -285,14 +283,14 @@ def test_a_breaker_fails_who_waits_once_and_who_comes_later() -> None:
         breaker.check()
 
 
-def test_an_uninterruptible_call_gives_its_result_or_its_error() -> None:
+def test_uninterruptible_call_gives_its_result_or_its_error() -> None:
     breaker = Breaker("generation 2")
     assert run_breakable(breaker, lambda: 5, "test") == 5
     with pytest.raises(ZeroDivisionError):
         run_breakable(breaker, lambda: 1 // 0, "test")
 
 
-def test_an_uninterruptible_call_is_left_when_the_breaker_is_thrown() -> None:
+def test_uninterruptible_call_is_abandoned_when_the_breaker_is_triggered() -> None:
     breaker, entered, end = Breaker("generation 2"), threading.Event(), threading.Event()
 
     def call() -> bool:
@@ -305,18 +303,19 @@ def test_an_uninterruptible_call_is_left_when_the_breaker_is_thrown() -> None:
     end.set()
 
 
-def test_a_work_honours_the_callers_own_timeout(alone: Group) -> None:
+def test_work_honours_the_callers_own_timeout(alone: Group) -> None:
     pair, meshes = _without_its_peer(alone.breaker)
     work = pair.allreduce([torch.ones(1)], dist.AllreduceOptions())
     with pytest.raises(RuntimeError, match="timed out"):
         work.wait(timedelta(milliseconds=50))
     assert not work.is_completed()
     gloo.cut(_all_of(meshes))
-    with pytest.raises(RuntimeError, match=r"Connection closed|Timed out"):  # gloo may forget to wake it: its own limit
+    # gloo may forget to wake it; then its own timeout applies
+    with pytest.raises(RuntimeError, match=r"Connection closed|Timed out"):
         work.wait()
 
 
-def test_what_a_signal_handler_of_the_script_raises_during_a_wait_is_not_lost() -> None:
+def test_exception_of_a_signal_handler_during_a_wait_is_not_lost() -> None:
     pair, meshes = _without_its_peer(Breaker("generation 2"))
     peer: Any = next(mesh for mesh in meshes if mesh.rank() == 1)  # torch's stubs lack its methods
 
@@ -325,7 +324,7 @@ def test_what_a_signal_handler_of_the_script_raises_during_a_wait_is_not_lost() 
 
     def signal_and_join(waits: threading.Event) -> None:
         waits.wait()
-        time.sleep(0.003)  # within the wait's first slice
+        time.sleep(0.003)  # within the first slice of the wait
         os.kill(os.getpid(), signal.SIGUSR1)
         peer.allreduce([torch.ones(1)]).wait()
 
@@ -345,7 +344,7 @@ def test_what_a_signal_handler_of_the_script_raises_during_a_wait_is_not_lost() 
         gloo.cut(_all_of(meshes))
 
 
-def test_a_backward_pass_waits_for_its_buckets_also_after_one_that_failed() -> None:
+def test_backward_pass_waits_for_its_buckets_after_a_failed_one_too() -> None:
     breaker = Breaker("generation 2")
     pair, meshes = _without_its_peer(breaker)
     reducer = ReducerGroup(pair)
@@ -369,7 +368,7 @@ def test_a_backward_pass_waits_for_its_buckets_also_after_one_that_failed() -> N
 
 
 def _without_its_peer(breaker: Breaker) -> tuple[BreakableGroup, list[ProcessGroupGloo]]:
-    """A group of two whose other rank is connected and never joins, and both meshes."""
+    """Return a group of two whose other rank is connected but never joins, and both meshes."""
     store, meshes = HashStore(), []
 
     def mesh(rank: int) -> None:
@@ -388,7 +387,7 @@ def _without_its_peer(breaker: Breaker) -> tuple[BreakableGroup, list[ProcessGro
 
 
 def _all_of(meshes: list[ProcessGroupGloo]) -> gloo.Endpoints:
-    """The listeners of this process are the only ones there are."""
+    """Return this process's listeners, the only ones there are."""
     endpoints = gloo.Endpoints()
     for descriptor in range(3, 256):
         try:
@@ -404,7 +403,7 @@ def _all_of(meshes: list[ProcessGroupGloo]) -> gloo.Endpoints:
 # --- gloo's sockets
 
 
-def test_the_address_in_what_gloo_publishes_is_where_it_listens() -> None:
+def test_gloo_publishes_the_address_it_listens_on() -> None:
     store = HashStore()
     mesh = gloo.connect(store, 0, 1, "127.0.0.1", timedelta(seconds=5), timedelta(seconds=5))
     found = gloo.address_in(store.get("0/0"))
@@ -436,7 +435,7 @@ def test_only_connections_between_the_generations_addresses_are_cut() -> None:
             socket.create_connection(users.getsockname()).close()  # the listener still listens
 
 
-# --- the meeting
+# --- the exchange of addresses
 
 
 class _Table:
@@ -581,7 +580,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("error", LOST, ids=repr)
-def test_a_lost_peer_is_recognised(error: BaseException) -> None:
+def test_lost_peer_is_recognised(error: BaseException) -> None:
     assert is_communication_failure(error)
     assert is_communication_failure(_raised(error))
 
@@ -592,7 +591,7 @@ def test_every_other_error_is_the_users(error: BaseException) -> None:
     assert not is_communication_failure(_raised(error))
 
 
-def test_an_error_while_a_lost_peer_is_handled_counts_unless_it_says_otherwise() -> None:
+def test_error_while_handling_a_lost_peer_counts_as_one_unless_suppressed() -> None:
     def handle(error: BaseException) -> BaseException:
         try:
             try:

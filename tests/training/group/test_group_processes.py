@@ -1,4 +1,4 @@
-"""Groups between real processes: formed, used, broken while they are used or formed, dropped and formed again."""
+"""Groups of real processes: formed, used, broken during use or formation, dropped and formed again."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ KINDS = [
 
 
 @pytest.mark.parametrize("forgotten", [False, True], ids=["cut", "forgotten by gloo"])
-def test_a_stopped_peer_holds_nobody_once_the_group_is_broken(ranks: Hub, forgotten: bool) -> None:
-    """And the next generation forms, also where gloo is never told that the connection ended and still waits."""
+def test_stopped_peer_blocks_no_rank_once_the_group_is_broken(ranks: Hub, forgotten: bool) -> None:
+    """The next generation forms, even if gloo never learns that the connection ended and still waits."""
     nodes, survivors = [0, 1, 2], [0, 1]
     started(ranks, nodes, "loop", kinds=KINDS, forgotten=forgotten)
     for generation, kind in enumerate(KINDS):
@@ -74,8 +74,8 @@ def test_a_stopped_peer_holds_nobody_once_the_group_is_broken(ranks: Hub, forgot
         ranks.await_event("left", 2, generation=generation)
 
 
-def test_breaking_while_data_flows_frees_everybody(ranks: Hub) -> None:
-    """gloo forgets whom to wake when a message is cut off half-way; a large broadcast shows it most often."""
+def test_breaking_while_data_flows_frees_all_ranks(ranks: Hub) -> None:
+    """gloo forgets its waiters when a message is cut off midway; a large broadcast shows it most often."""
     nodes, times = [0, 1, 2, 3], 5
     started(ranks, nodes, "loop", kinds=["broadcast"] * times, elements=1_000_000)
     for generation in range(times):
@@ -87,10 +87,10 @@ def test_breaking_while_data_flows_frees_everybody(ranks: Hub) -> None:
 
 
 def test_peers_notice_a_broken_group_by_its_connections(ranks: Hub) -> None:
-    """Without a scheduler to tell them, the failure travels from neighbour to neighbour.
+    """Without a scheduler, the failure travels from neighbour to neighbour.
 
-    As far as gloo lets it: a message that it takes up just as its connection goes is forgotten, and who waits for that
-    one is woken by the scheduler's word alone, as the tests above show. So here none is under way.
+    gloo limits this: it forgets a message that it accepts just as the connection ends, and only the scheduler can wake
+    the process waiting for it, as the tests above show. So no message is on the way here.
     """
     started(ranks, [0, 1], "loop", kinds=["all_reduce"], elements=1, kept=True, rests=True)
     ranks.plan(0, [0, 1])
@@ -100,7 +100,7 @@ def test_peers_notice_a_broken_group_by_its_connections(ranks: Hub) -> None:
         assert left["lost"], left["error"]
 
 
-def test_a_peer_that_dies_between_its_message_and_its_connections_holds_nobody(ranks: Hub) -> None:
+def test_peer_that_dies_between_its_message_and_its_connections_blocks_no_rank(ranks: Hub) -> None:
     nodes = [0, 1, 2, 3]
     ranks.hold_exchange = True
     started(ranks, nodes, "forming")
@@ -116,7 +116,7 @@ def test_a_peer_that_dies_between_its_message_and_its_connections_holds_nobody(r
     assert {done["total"] for done in ranks.await_events("done", [0, 9, 2, 3])} == {4.0}
 
 
-def test_a_cancelled_exchange_ends_the_formation(ranks: Hub) -> None:
+def test_cancelled_exchange_ends_the_formation(ranks: Hub) -> None:
     ranks.hold_exchange = True
     started(ranks, [0, 1], "forming")
     ranks.plan(0, [0, 1])
@@ -127,7 +127,7 @@ def test_a_cancelled_exchange_ends_the_formation(ranks: Hub) -> None:
     assert {done["total"] for done in ranks.await_events("done", [0, 1])} == {2.0}
 
 
-def test_a_subgroup_that_waits_for_a_member_ends_with_its_generation(ranks: Hub) -> None:
+def test_subgroup_that_waits_for_a_member_ends_with_its_generation(ranks: Hub) -> None:
     nodes, survivors = [0, 1, 2], [0, 1]
     started(ranks, nodes, "subgroup_forming", absent=2)
     ranks.plan(0, nodes)
@@ -137,7 +137,7 @@ def test_a_subgroup_that_waits_for_a_member_ends_with_its_generation(ranks: Hub)
         assert left["lost"], left["error"]
 
 
-def test_cycles_of_forming_and_dropping_leave_no_descriptor_and_no_thread(ranks: Hub) -> None:
+def test_cycles_of_forming_and_dropping_leave_no_descriptor_or_thread(ranks: Hub) -> None:
     nodes, count = [0, 1], 50
     started(ranks, nodes, "cycles", count=count)
     for generation in range(count + 1):
@@ -150,7 +150,7 @@ def test_cycles_of_forming_and_dropping_leave_no_descriptor_and_no_thread(ranks:
 
 
 @pytest.mark.parametrize("pending", ["future", "backward", "pairwise", "unending"])
-def test_a_process_keeps_its_exit_status_whatever_is_pending(ranks: Hub, pending: str) -> None:
+def test_process_keeps_its_exit_status_whatever_is_pending(ranks: Hub, pending: str) -> None:
     started(ranks, [0, 1], "ending", pending=pending)
     ranks.plan(0, [0, 1])
     ranks.await_event("pending", 0)

@@ -1,4 +1,4 @@
-"""UnknownPeers at the ports of real rank processes: while a group forms, while it trains, and what is left of them."""
+"""Foreign connections at the ports of real rank processes: during formation, during training, and afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ranks(tmp_path: Path, warm: WarmStarter) -> Iterator[Hub]:
 
 @contextlib.contextmanager
 def strangers(addresses: Sequence[tuple[str, int]]) -> Iterator[None]:
-    """At each of these: many that say nothing, some that say what gloo takes for the number of a connection."""
+    """Connect many silent clients and some that send what gloo takes for a connection's number."""
     with contextlib.ExitStack() as stack:
         for address in addresses:
             for number in range(IDLE + GARBAGE):
@@ -43,7 +43,7 @@ def trained(ranks: Hub) -> str:
     return str(sha256)
 
 
-def test_a_group_forms_and_trains_to_the_same_bits_among_strangers(ranks: Hub) -> None:
+def test_group_forms_and_trains_to_the_same_bits_among_strangers(ranks: Hub) -> None:
     for node in NODES:
         ranks.start(node, "besieged")
     pids = {one["node"]: one["pid"] for one in ranks.await_events("hello", NODES)}
@@ -74,7 +74,7 @@ def undisturbed(ranks: Hub) -> str:
     return trained(ranks)
 
 
-def test_once_a_group_stands_nobody_is_let_in_where_gloo_listens(ranks: Hub) -> None:
+def test_formed_group_accepts_no_more_connections_where_gloo_listens(ranks: Hub) -> None:
     for node in NODES:
         ranks.start(node, "besieged")
     pids = {one["node"]: one["pid"] for one in ranks.await_events("hello", NODES)}
@@ -82,7 +82,7 @@ def test_once_a_group_stands_nobody_is_let_in_where_gloo_listens(ranks: Hub) -> 
     ranks.await_events("stands", NODES, generation=0)
     before = {node: set(listening_ports(pids[node])) for node in NODES}
     assert not any(is_let_in(address) for node in NODES[1:] for address in before[node])
-    assert [is_let_in(address) for address in before[0]].count(False) == 1, "rank 0's keys are still to be asked for"
+    assert [is_let_in(address) for address in before[0]].count(False) == 1, "rank 0's keys must remain available"
     trained(ranks)  # with a subgroup and DDP, whose own listeners are closed to newcomers as well
     after = {node: set(listening_ports(pids[node])) for node in NODES}
     for node in NODES:
@@ -90,13 +90,13 @@ def test_once_a_group_stands_nobody_is_let_in_where_gloo_listens(ranks: Hub) -> 
         assert not any(is_let_in(address) for address in after[node] - before[node])
 
 
-def test_a_system_without_socket_filters_is_said_with_the_port(
+def test_system_without_socket_filters_is_reported_with_the_port(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a sandbox may have it: an option that the kernel does not know (ENOPROTOOPT)."""
+    """Sandboxes may lack the socket option (ENOPROTOOPT)."""
     monkeypatch.setattr(gloo, "_SO_ATTACH_FILTER", 10_000)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         assert gloo.close_to_newcomers(address)
         assert is_let_in(address)
-    assert f"whoever reaches port {address[1]} can use up this process's descriptors. Fix: " in caplog.text
+    assert f"any host that reaches port {address[1]} can use up this process's descriptors. Fix: " in caplog.text

@@ -1,4 +1,4 @@
-"""What a group launches stands in the process's ring: op, number, shape, and that it is over once it was waited for."""
+"""The ring of launched collectives: op, number and shape of each, and its completion after a wait."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IDS = torch.zeros(4, dtype=torch.int64)
         ("barrier", (), ("barrier", (), "other", (), "other")),
     ],
 )
-def test_of_a_call_op_shapes_and_dtypes_are_kept(method: str, args: tuple[Any, ...], told: tuple[Any, ...]) -> None:
+def test_call_is_recorded_with_op_shapes_and_dtypes(method: str, args: tuple[Any, ...], told: tuple[Any, ...]) -> None:
     memory = mmap.mmap(-1, _SIZE)
     ring = CollectiveRing(memory)
     ring.begin(0, 1)
@@ -51,7 +51,7 @@ def test_of_a_call_op_shapes_and_dtypes_are_kept(method: str, args: tuple[Any, .
     assert contents is not None and contents.launched[0].over_ns is not None
 
 
-def test_without_a_ring_or_for_an_unknown_method_nothing_is_kept() -> None:
+def test_nothing_is_recorded_without_a_ring_or_for_an_unknown_method() -> None:
     recorder = Recorder(None, "0", "default_pg", [0])
     assert recorder.launched("allreduce", 1, ([IDS],)) is None
     recorder.over(None)
@@ -60,7 +60,7 @@ def test_without_a_ring_or_for_an_unknown_method_nothing_is_kept() -> None:
     assert Recorder(CollectiveRing(mmap.mmap(-1, _SIZE)), "0", "", [0]).launched("later", 1, ([IDS],)) is None
 
 
-def test_sends_and_receives_are_counted_for_each_peer_and_way() -> None:
+def test_sends_and_receives_are_counted_per_peer_and_direction() -> None:
     memory = mmap.mmap(-1, _SIZE)
     ring = CollectiveRing(memory)
     ring.begin(1, 6)
@@ -74,7 +74,7 @@ def test_sends_and_receives_are_counted_for_each_peer_and_way() -> None:
     recorder.over(number)
     contents = contents_of(bytes(memory))
     assert contents is not None
-    line = test_sends_and_receives_are_counted_for_each_peer_and_way.__code__.co_firstlineno
+    line = test_sends_and_receives_are_counted_per_peer_and_direction.__code__.co_firstlineno
     shown = [
         str(one).replace(f" at test_recorder.py:{line + at}, ", " ") for at, one in enumerate(contents.launched, 5)
     ]
@@ -99,7 +99,7 @@ def names(launched: tuple[Launched, ...]) -> list[tuple[str, int, bool]]:
     return [(one.op, one.sequence, one.over_ns is not None) for one in launched]
 
 
-def test_a_groups_collectives_are_in_this_processes_ring_and_a_new_group_begins_anew() -> None:
+def test_ring_holds_the_groups_collectives_and_restarts_with_a_new_group() -> None:
     group = form_alone(torch.device("cpu"))
     try:
         dist.all_reduce(torch.zeros(5))
@@ -119,7 +119,7 @@ def test_a_groups_collectives_are_in_this_processes_ring_and_a_new_group_begins_
         group.drop()
 
 
-def test_the_line_is_the_scripts_innermost_also_of_a_backward_pass() -> None:
+def test_line_is_the_innermost_of_the_script_in_a_backward_pass_too() -> None:
     group = form_alone(torch.device("cpu"))
     try:
         model = DistributedDataParallel(torch.nn.Linear(2, 2))
@@ -128,7 +128,7 @@ def test_the_line_is_the_scripts_innermost_also_of_a_backward_pass() -> None:
         places.append(place_of_the_last(loss.backward()))
     finally:
         group.drop()
-    code = test_the_line_is_the_scripts_innermost_also_of_a_backward_pass.__code__
+    code = test_line_is_the_innermost_of_the_script_in_a_backward_pass_too.__code__
     assert places == [Place(__file__, code.co_firstlineno + at, code.co_name) for at in (4, 6)]
 
 

@@ -1,4 +1,4 @@
-"""torch's own sampler between ``samebits.init()`` and ``elastic.run``: refused where it would ask the group of one."""
+"""torch's sampler between ``samebits.init()`` and ``elastic.run``: refused if it would ask the group of one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Own(DistributedSampler[int]):
 
 @pytest.fixture
 def early() -> Iterator[Group]:
-    """The group of one, in the phase in which a script's collectives are refused."""
+    """Return the group of one in the phase in which a script's collectives are refused."""
     group = form_alone(CPU, alone=lambda: "after")
     yield group
     group.drop()
@@ -43,7 +43,7 @@ def early() -> Iterator[Group]:
         lambda: Own(DATA, "word"),
     ],
 )
-def test_a_sampler_that_asks_the_group_of_one_is_refused(early: Group, build: Any) -> None:
+def test_sampler_that_asks_the_group_of_one_is_refused(early: Group, build: Any) -> None:
     with pytest.raises(
         UsageError,
         match=r"after samebits.elastic.run .* inside the function that elastic\.run calls, or use samebits",
@@ -51,7 +51,7 @@ def test_a_sampler_that_asks_the_group_of_one_is_refused(early: Group, build: An
         build()
 
 
-def test_one_that_is_told_both_is_torchs_own(early: Group) -> None:
+def test_sampler_with_explicit_rank_and_world_size_is_torchs_own(early: Group) -> None:
     sampler = DistributedSampler(DATA, 2, 1, False, seed=3, drop_last=True)
     assert (list(sampler), sampler.seed, sampler.drop_last) == ([1, 3, 5, 7, 9], 3, True)
     named: DistributedSampler[int] = DistributedSampler(dataset=DATA, rank=0, num_replicas=5, shuffle=False)
@@ -60,7 +60,7 @@ def test_one_that_is_told_both_is_torchs_own(early: Group) -> None:
 
 
 @pytest.mark.parametrize("end", [Group.step_aside, Group.drop])
-def test_with_the_group_the_refusal_is_gone_from_torch(early: Group, end: Any) -> None:
+def test_refusal_ends_with_the_group(early: Group, end: Any) -> None:
     assert DistributedSampler.__init__ is not TORCHS_OWN
     end(early)
     assert DistributedSampler.__init__ is TORCHS_OWN
@@ -71,9 +71,7 @@ def test_with_the_group_the_refusal_is_gone_from_torch(early: Group, end: Any) -
         following.drop()
 
 
-def test_a_constructor_that_somebody_has_wrapped_meanwhile_stays_theirs(
-    early: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_constructor_wrapped_by_other_code_meanwhile_is_kept(early: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing: Any = DistributedSampler.__init__
     seen = []
 
@@ -93,7 +91,7 @@ def test_a_constructor_that_somebody_has_wrapped_meanwhile_stays_theirs(
     assert seen == [(DATA,)]
 
 
-def test_a_group_of_one_that_refuses_nothing_leaves_torch_alone() -> None:
+def test_group_of_one_that_refuses_nothing_leaves_torch_alone() -> None:
     group = form_alone(CPU)
     try:
         assert DistributedSampler.__init__ is TORCHS_OWN

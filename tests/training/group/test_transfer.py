@@ -21,7 +21,7 @@ WAIT_S = 120.0
         ("damaged", 2, "refused: a point received from another rank: piece 20 is not what was"),
     ],
 )
-def test_every_receiver_gets_it_as_it_was_or_says_so(
+def test_every_receiver_gets_it_unchanged_or_reports_it(
     repository: Path, way: str, world_size: int, expected: str
 ) -> None:
     port = str(free_port())

@@ -1,6 +1,6 @@
-"""One rank of a plain gloo group: rank 0 sends a point to all others, in many pieces. ``<rank> <world> <port> <way>``.
+"""One rank of a plain gloo group: rank 0 sends a point to all others in many pieces. ``<rank> <world> <port> <way>``.
 
-The ways: ``whole``; ``damaged``, where a byte of a late piece is changed on its way; ``shared``, by a broadcast. Each
+The ways: ``whole``; ``damaged``, with a byte of a late piece changed on the way; ``shared``, by a broadcast. Each
 receiver prints what it got.
 """
 
@@ -25,13 +25,13 @@ CPU = torch.device("cpu")
 
 
 def state_of(rank: int) -> dict[str, torch.Tensor]:
-    """So many tensors that their description does not fit into the opening message."""
+    """Return so many tensors that their description does not fit into the opening message."""
     generator = torch.Generator().manual_seed(rank)
     return {f"{'a long name ' * 8}{number}": torch.randn(number % 23, generator=generator) for number in range(600)}
 
 
 class _Damaged(Outgoing):
-    """Of piece 20 one byte changes after it was hashed."""
+    """Changes one byte of piece 20 after it was hashed."""
 
     def fill(self, piece: memoryview) -> None:
         number = self._number
@@ -64,7 +64,7 @@ def main() -> None:
             assert seen == [LAYOUT]
             dist.barrier()
         except RuntimeError:
-            assert way == "damaged", "who found the damage has left"
+            assert way == "damaged", "the rank that found the damage has left"
         return
     _, tensors = snapshot.take_apart(mine, "state")
     targets = snapshot.in_place(tensors)

@@ -1,4 +1,4 @@
-"""COMPILE_CACHE_PATH: said to torch where it can be used, and never in the user's way."""
+"""COMPILE_CACHE_PATH: passed to torch if it is usable, and never an obstacle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
-        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.setenv(name, "")  # so that it is restored
         monkeypatch.delenv(name)
 
 
@@ -36,20 +36,20 @@ def test_without_the_variable_torch_decides() -> None:
     assert not any(name in os.environ for name in NAMES)
 
 
-def test_torch_is_told_a_folder_of_its_version(tmp_path: Path) -> None:
+def test_torch_gets_a_folder_for_its_version(tmp_path: Path) -> None:
     keep(COMPILE_CACHE_PATH=str(tmp_path / "cache"))
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     assert folder.parent == tmp_path / "cache" and folder.name.startswith(f"torch-{torch.__version__}-")
     assert Path(os.environ["TRITON_CACHE_DIR"]) == folder / "triton"
 
 
-def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_setting_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
     keep(COMPILE_CACHE_PATH=str(tmp_path / "cache"))
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
 
 
-def test_a_folder_that_cannot_be_used_is_told_of(
+def test_unusable_folder_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LOGGER, "propagate", True)
@@ -61,7 +61,7 @@ def test_a_folder_that_cannot_be_used_is_told_of(
 
 
 @pytest.mark.parametrize(("mode", "compiles"), [("binary", False), ("cache", True)])
-def test_ascends_operators_are_taken_or_compiled_and_kept(
+def test_ascends_operators_are_loaded_or_compiled_and_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, compiles: bool
 ) -> None:
     chosen: list[bool] = []
@@ -74,7 +74,7 @@ def test_ascends_operators_are_taken_or_compiled_and_kept(
     assert kept == ((str(folder), "-1") if compiles else (None, None))
 
 
-def test_operators_are_not_chosen_both_ways_nor_for_a_device_that_compiles_none(
+def test_operators_are_not_selected_twice_nor_for_a_device_that_compiles_none(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SettingsError, match="OP_COMPILE=binary,cache: expected binary or cache"):

@@ -1,4 +1,4 @@
-"""What a process is told before the first generation: its place, and of a torch that was not tried."""
+"""A process before the first generation: its place, and a warning about an untested torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.system.processes import free_port
 
 
 def seated(monkeypatch: pytest.MonkeyPatch, *, slot: int | None, node: str = "x", devices: int = 0) -> None:
-    """This process has that seat, on a host with so many accelerators."""
+    """Give this process a seat on a host with this many accelerators."""
     admitted, agent = SimpleNamespace(slot=slot, world_size=8), SimpleNamespace(node=node)
     monkeypatch.setattr(context, "_process", SimpleNamespace(generation=None, admitted=admitted, agent=agent))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(0, [0, 1, 5]), (1, [0, 0, 0]), (4, [0, 1, 1]), (8, [0, 1, 5])])
-def test_a_seats_local_rank_is_its_slot_or_one_of_the_devices(
+def test_local_rank_of_a_seat_is_its_slot_or_one_of_the_devices(
     monkeypatch: pytest.MonkeyPatch, devices: int, expected: list[int]
 ) -> None:
     found = []
@@ -38,7 +38,7 @@ def test_a_seats_local_rank_is_its_slot_or_one_of_the_devices(
     assert found == expected
 
 
-def test_a_spares_local_rank_is_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_rank_of_a_spare_is_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     seated(monkeypatch, slot=None, node="9")
     assert samebits.get_local_rank() == 9
     seated(monkeypatch, slot=None, node="9", devices=8)
@@ -47,14 +47,14 @@ def test_a_spares_local_rank_is_its_number(monkeypatch: pytest.MonkeyPatch) -> N
     assert samebits.get_local_rank() == 1, "as the node that it replaces"
 
 
-def test_after_the_first_generation_the_place_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_comes_from_the_first_generation_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seated(monkeypatch, slot=5, devices=4)
     monkeypatch.setattr(context.current("the test"), "generation", SimpleNamespace(local_rank=6))
     assert samebits.get_local_rank() == 6
 
 
 @pytest.mark.parametrize(("installed", "is_told"), [(None, False), ("2.99.1+cu140", True), ("1.13.1", True)])
-def test_init_tells_a_worker_once_of_a_torch_that_was_not_tried_and_goes_on(
+def test_init_warns_once_about_an_untested_torch_and_continues(
     installed: str | None, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -72,8 +72,8 @@ def test_init_tells_a_worker_once_of_a_torch_that_was_not_tried_and_goes_on(
     assert len(taken) == 1, "it was refused"
 
 
-def test_a_place_is_never_reached_through_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package lies in site-packages, as this one does outside of a checkout."""
+def test_calling_line_is_never_inside_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package is in site-packages, unlike in a checkout."""
     monkeypatch.setattr(calling_place, "_INSTALLED", (f"{os.sep}samebits{os.sep}",))
     calls = TorchrunCalls(lambda: None, lambda: False)
     calls._say("it does nothing")
@@ -110,7 +110,7 @@ train(state)
 
 
 @pytest.mark.parametrize("launcher", [[], ["-m", "samebits", "run", "-n", "1"]], ids=["python", "samebits run"])
-def test_folders_are_those_of_the_start_wherever_the_script_goes(tmp_path: Path, launcher: list[str]) -> None:
+def test_relative_folders_are_resolved_at_the_start(tmp_path: Path, launcher: list[str]) -> None:
     (tmp_path / "train.py").write_text(MOVES)
     environment = {name: text for name, text in os.environ.items() if name not in config.kept_environment()}
     environment["PATH"] = os.environ["PATH"]

@@ -1,4 +1,4 @@
-"""What the training thread leaves of its device's memory: seldom, and never again where the device does not tell."""
+"""Device memory readings by the training thread: rare, and never repeated on a device without them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NPU = torch.device("privateuseone", 1)
 
 
 class Asked:
-    """A device's module that counts."""
+    """A device module that counts calls."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.times, self.error = 0, error
@@ -39,7 +39,7 @@ def view_of(monkeypatch: pytest.MonkeyPatch, module: object) -> tuple[DeviceView
     return DeviceView(NPU, 10.0, clock=lambda: clock.now), clock
 
 
-def test_it_is_read_once_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_read_once_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
     view, clock = view_of(monkeypatch, asked)
     watched = view.watched()
@@ -51,7 +51,7 @@ def test_it_is_read_once_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("module", [Asked(NotImplementedError()), Asked(RuntimeError("no")), SimpleNamespace()])
-def test_a_device_that_does_not_tell_is_asked_once(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+def test_device_without_readings_is_asked_once(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     view, clock = view_of(monkeypatch, module)
     for clock.now in (100.0, 200.0, 300.0):
         view.committed()
@@ -60,7 +60,7 @@ def test_a_device_that_does_not_tell_is_asked_once(monkeypatch: pytest.MonkeyPat
     assert getattr(module, "times", 1) == 1
 
 
-def test_the_cpu_is_no_device() -> None:
+def test_cpu_is_no_device() -> None:
     view = DeviceView(torch.device("cpu"), 10.0)
     view.committed()
     assert view.watched() is None
@@ -69,7 +69,7 @@ def test_the_cpu_is_no_device() -> None:
 @pytest.mark.parametrize(
     ("visible", "place"), [(None, 1), ("4,6", 6), ("4", None), ("", None), ("0-3", None), ("a,b", None)]
 )
-def test_ascends_place_is_counted_among_those_that_are_visible(visible: str | None, place: int | None) -> None:
+def test_ascend_index_counts_the_visible_devices(visible: str | None, place: int | None) -> None:
     view = DeviceView(torch.device("cpu"), 10.0, visible)
     view._device = SimpleNamespace(type="npu", index=1)  # type: ignore[assignment]  # torch knows none here
     assert view._place() == place

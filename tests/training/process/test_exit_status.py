@@ -1,4 +1,4 @@
-"""Scripts that end in every way Python has: what is found of it at ``atexit``, beside the status of the process."""
+"""Scripts that end in every way Python has: the status seen at ``atexit`` equals the process's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IN_A_THREAD_0 = IN_A_THREAD.replace("3", "0") + "raise_with(3)"
 
 
 def ended(folder: Path, text: str, *, as_module: bool = False) -> tuple[str, int]:
-    """What a script finds that ends so, and the status of its process."""
+    """Return what is seen of a script that ends in this way, and the status of its process."""
     script = folder / "script.py"
     script.write_text(BEGINNING + text + "\n")
     words = ["-m", script.stem] if as_module else [str(script)]
@@ -66,7 +66,7 @@ def ended(folder: Path, text: str, *, as_module: bool = False) -> tuple[str, int
         "atexit._run_exitfuncs()",
     ],
 )
-def test_an_end_with_status_0_is_found_to_be_one(tmp_path: Path, text: str) -> None:
+def test_end_with_status_0_is_recognised(tmp_path: Path, text: str) -> None:
     assert ended(tmp_path, text) == ("0", 0)
 
 
@@ -86,23 +86,23 @@ def test_an_end_with_status_0_is_found_to_be_one(tmp_path: Path, text: str) -> N
         ("import argparse\nargparse.ArgumentParser().parse_args(['--unknown'])", 2),
     ],
 )
-def test_an_exit_is_found_with_its_status(tmp_path: Path, text: str, status: int) -> None:
+def test_exit_status_is_recognised(tmp_path: Path, text: str, status: int) -> None:
     assert ended(tmp_path, text) == (str(status), status)
 
 
 @pytest.mark.parametrize("text", ["raise SystemExit(3)", "raise SystemExit(give(3))", "raise_with(3)", IN_A_THREAD_0])
-def test_where_nobody_can_know_no_status_is_claimed(tmp_path: Path, text: str) -> None:
+def test_unknowable_status_is_not_guessed(tmp_path: Path, text: str) -> None:
     assert ended(tmp_path, text) == ("None", 3)
 
 
 @pytest.mark.parametrize("text", ["pass", "exit(3)", "leave_with(3)"])
-def test_a_script_that_is_run_as_a_module_is_found_below_what_runs_it(tmp_path: Path, text: str) -> None:
+def test_script_run_as_a_module_is_found_below_its_runner(tmp_path: Path, text: str) -> None:
     found, status = ended(tmp_path, text, as_module=True)
     assert found == str(status)
 
 
-def test_a_script_under_a_program_that_runs_it_is_found_as_well(tmp_path: Path) -> None:
-    """``python -m cProfile script.py`` and their like; this one gives the exit on."""
+def test_script_run_by_another_program_is_found_as_well(tmp_path: Path) -> None:
+    """``python -m cProfile script.py``, for example; this one passes the exit on."""
     (tmp_path / "starter.py").write_text("import runpy\nrunpy.run_path('script.py', run_name='__main__')\n")
     assert ended(tmp_path, "exit(3)") == ("3", 3)
     under = subprocess.run(
@@ -111,5 +111,5 @@ def test_a_script_under_a_program_that_runs_it_is_found_as_well(tmp_path: Path) 
     assert (under.stdout.split(), under.returncode) == ([b"3"], 3)
 
 
-def test_what_exit_says_of_itself_stays(tmp_path: Path) -> None:
+def test_exits_own_description_is_kept(tmp_path: Path) -> None:
     assert ended(tmp_path, "assert 'Use exit' in repr(exit)") == ("0", 0)

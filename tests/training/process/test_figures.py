@@ -1,4 +1,4 @@
-"""What ``samebits.report`` takes, and what it keeps of it."""
+"""``samebits.report``: accepted values, and which are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield agent
 
 
-def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
+def test_newest_number_of_each_name_is_kept(agent: Any) -> None:
     samebits.report(queue=12, pace=torch.tensor([2.5]))
     samebits.report(queue=11)
     assert agent.figures == (Figure("queue", 11.0), Figure("pace", 2.5))
@@ -33,10 +33,10 @@ def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
-        ({"queue": "many"}, "it is no number"),
-        ({"queue": torch.ones(2)}, "it is no number"),
-        ({"queue": None}, "it is no number"),
-        ({"queue": 10**400}, "it is no number"),
+        ({"queue": "many"}, "it is not a number"),
+        ({"queue": torch.ones(2)}, "it is not a number"),
+        ({"queue": None}, "it is not a number"),
+        ({"queue": 10**400}, "it is not a number"),
         ({"queue": float("nan")}, "expected a finite number"),
         ({"queue": float("inf")}, "expected a finite number"),
         ({"cpu": 1.0}, "by itself"),
@@ -44,11 +44,11 @@ def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
         ({"a\nb": 1.0}, "under another name"),
         ({"\ud800": 1.0}, "under another name"),
         ({"queue": Decimal("1e400")}, "expected a finite number"),
-        ({"queue": "\ud800"}, "it is no number"),
+        ({"queue": "\ud800"}, "it is not a number"),
         ({f"x{number}": 1.0 for number in range(MOST + 1)}, "15 names, at most 14"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(agent: Any, figures: dict[str, Any], said: str) -> None:
+def test_invalid_value_is_refused_and_changes_nothing(agent: Any, figures: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=r"^samebits\.report.*Fix: ") as refused:
         samebits.report(**figures)
     assert said in str(refused.value)
@@ -56,7 +56,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(agent: Any, figures:
     assert agent.figures == ()
 
 
-def test_before_init_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_before_init_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_process", None)
     with pytest.raises(UsageError, match=r"samebits\.init"):
         samebits.report(queue=1)

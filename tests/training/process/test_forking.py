@@ -1,4 +1,4 @@
-"""What a forked child of a rank is: begun when no other thread is at work, and gone when the rank is."""
+"""Forked children of a rank: started while no other thread works, ended with the rank."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class Family:
 
 @contextlib.contextmanager
 def family(fork: str, *, daemon: bool) -> Iterator[Family]:
-    """A process and a child of it that hears no signal but SIGKILL."""
+    """Start a process and a child of it that only SIGKILL can end."""
     text = PARENT.replace("DAEMON", str(daemon)).replace("FORK", fork)
     parent = subprocess.Popen(
         [sys.executable, "-c", text],
         cwd=REPOSITORY, env=environment_of_tests(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert parent.stdin is not None and parent.stdout is not None
-    said = sorted((parent.stdout.readline(), parent.stdout.readline()))  # whoever was first
+    said = sorted((parent.stdout.readline(), parent.stdout.readline()))  # in either order
     child = ProcessIdentity.of(int(said[0]))
     assert child is not None
     try:
@@ -87,7 +87,7 @@ def family(fork: str, *, daemon: bool) -> Iterator[Family]:
 
 
 @pytest.mark.parametrize("how", ["killed", "ended"])
-def test_a_daemonic_child_that_hangs_ends_with_its_parent(how: str) -> None:
+def test_hanging_daemonic_child_ends_with_its_parent(how: str) -> None:
     with family("fork()", daemon=True) as one:
         assert one.child.is_alive()
         if how == "killed":
@@ -99,14 +99,14 @@ def test_a_daemonic_child_that_hangs_ends_with_its_parent(how: str) -> None:
         assert one.child.wait_for_exit(WAIT_S)
 
 
-def test_a_child_that_is_to_outlive_its_parent_does() -> None:
+def test_child_meant_to_outlive_its_parent_does() -> None:
     with family("fork()", daemon=False) as one:
         one.parent.kill()
         one.parent.wait(WAIT_S)
         assert one.child.is_alive()
 
 
-def test_a_child_of_another_thread_does_not_end_with_that() -> None:
+def test_child_of_another_thread_does_not_end_with_the_thread() -> None:
     """The kernel would take the thread's end for the parent's (prctl(2))."""
     with family("thread = threading.Thread(target=fork); thread.start(); thread.join()", daemon=True) as one:
         watched = os.pidfd_open(one.child.pid)
@@ -116,7 +116,7 @@ def test_a_child_of_another_thread_does_not_end_with_that() -> None:
             os.close(watched)
 
 
-def test_a_childs_own_forks_wait_for_nobody() -> None:
+def test_childs_own_forks_are_not_delayed() -> None:
     command = [sys.executable, "-c", FORK_TWICE]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment_of_tests(), timeout=WAIT_S, check=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""What an uncaught exception says, and that a thread's ends no process but is heard of."""
+"""The report of an uncaught exception; one in a thread is reported but ends no process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fail(): raise ValueError("no\\nsuch \\x1b[31m sample")
 class Told:
     step = 41
     must_end = None
-    def report_oddity(self, step, text): print("told", step, text, flush=True)
+    def report_anomaly(self, step, text): print("told", step, text, flush=True)
     def speak_last(self, text): print("LAST", text, flush=True)
     def leave(self, *, on_purpose, text, status): print("left", on_purpose, flush=True)
 
@@ -48,10 +48,10 @@ def ended(target: object, tell: object, monkeypatch: pytest.MonkeyPatch) -> None
     thread = threading.Thread(target=target, name="feeder")  # type: ignore[arg-type]
     thread.start()
     thread.join()
-    assert len(shown) == 1, "what stood there before is called as well"
+    assert len(shown) == 1, "the previous hook is called as well"
 
 
-def test_a_threads_end_is_told_in_one_printable_line_of_bounded_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_a_thread_is_reported_in_one_bounded_printable_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ValueError("x" * 9000 + "\n\x1b[31m")
 
@@ -66,7 +66,7 @@ def test_a_threads_end_is_told_in_one_printable_line_of_bounded_length(monkeypat
     assert len(text) <= MAX_ANOMALY_CHARS and text.isprintable()
 
 
-def test_an_exit_in_a_thread_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_in_a_thread_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     watch_threads(told.append)
@@ -81,8 +81,8 @@ def test_last_words_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("is_in_a_script", [True, False])
-def test_a_gradient_that_was_wrong_twice_is_told_from_an_error_of_the_script(is_in_a_script: bool) -> None:
-    """Else a person would be told to correct the script, and to go on from what may hold the error."""
+def test_repeated_wrong_gradient_is_distinguished_from_a_script_error(is_in_a_script: bool) -> None:
+    """Otherwise the user would be told to correct the script and resume from possibly wrong points."""
     error = UnequalError(why_it_ends(50, "rank 1's gradient …", Roles(1, 2, 0), Known(0, 0)))
     traceback = None
     try:
@@ -93,7 +93,7 @@ def test_a_gradient_that_was_wrong_twice_is_told_from_an_error_of_the_script(is_
     assert DEFAULT.of(Observation(error=words, is_failure=True)) is WRONG_GRADIENT
 
 
-def test_a_thread_is_told_and_says_no_last_words_for_its_process(tmp_path: Path) -> None:
+def test_end_of_a_thread_is_not_the_last_words_of_its_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(THREADS)
     done = subprocess.run(
@@ -109,5 +109,5 @@ def test_a_thread_is_told_and_says_no_last_words_for_its_process(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     told, left = done.stdout.splitlines()
     assert told == "told 41 its thread feeder failed at script.py:4: ValueError: no", "the second hook is the script's"
-    assert left == "left True", "and its process has come to a good end"
+    assert left == "left True", "and its process has ended well"
     assert done.stderr.count("ValueError: no") == 2

@@ -1,4 +1,4 @@
-"""The group of the generation to come: what it can do alone, and that it can be given up at any time."""
+"""The next generation's group: what it does before the generation is known, and giving it up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings(**variables: str) -> Settings:
     ("node", "slot"),
     [("0", 0), ("1", 1), ("2", None), ("1.3", 1), ("2.1", None), ("x.1", None), ("host-1", None), ("-1", None)],
 )
-def test_a_number_below_the_world_size_names_the_slot(node: str, slot: int | None) -> None:
+def test_number_below_the_world_size_names_the_slot(node: str, slot: int | None) -> None:
     assert likely_place(settings(NODE_ID=node)) == (None if slot is None else Place(slot, slot, 2))
 
 
@@ -35,7 +35,7 @@ def connecting_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "samebits-connect"]
 
 
-def test_it_has_something_to_say_before_anybody_answers_and_can_be_given_up() -> None:
+def test_group_has_an_address_before_any_answer_and_can_be_given_up() -> None:
     waiting = NextGroup(settings(NODE_ID="0"), CPU, Place(0, 0, 2))
     assert waiting.blob()
     (thread,) = connecting_threads()
@@ -45,7 +45,7 @@ def test_it_has_something_to_say_before_anybody_answers_and_can_be_given_up() ->
 
 
 class _Agent:
-    """Answers as soon as it is asked for the map of generation 7: with one rank's part, twice."""
+    """Answers at once when asked for the map of generation 7: with one rank's part, twice."""
 
     def __init__(self, blob: bytes) -> None:
         self._blob = blob
@@ -55,7 +55,7 @@ class _Agent:
         return [self._blob]
 
 
-def test_it_forms_when_the_generation_is_known() -> None:
+def test_group_forms_when_the_generation_is_known() -> None:
     alone = NextGroup(settings(NODE_ID="0", WORKER_NUM="1"), CPU, Place(0, 0, 1))
     place = GenerationStarted("job-1", 1, 1, 7, RoundId(1, 1), 0, 1, 0, 1, None, 0, (), "", 0)
     group = alone.begins(place, _Agent(alone.blob()))  # type: ignore[arg-type]
@@ -68,18 +68,18 @@ def test_it_forms_when_the_generation_is_known() -> None:
         group.drop()
 
 
-def test_an_address_that_is_not_this_hosts_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(next_group, "address_towards", lambda host, port: "192.0.2.1")  # RFC 5737: nobody's
+def test_foreign_address_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(next_group, "address_towards", lambda host, port: "192.0.2.1")  # RFC 5737: belongs to no host
     stuck = NextGroup(settings(NODE_ID="0"), CPU, Place(0, 0, 2))
     with pytest.raises(RuntimeError, match=r"192\.0\.2\.1|bind|assign"):
         stuck.blob()
     stuck.group.drop()
 
 
-def test_the_group_is_on_the_device_on_which_the_model_lies_whatever_the_slot() -> None:
+def test_group_is_on_the_models_device_whatever_the_slot() -> None:
     next_group = NextGroup(settings(NODE_ID="8", WORKER_NUM="8"), torch.device("cuda", 0), Place(3, 3, 8))
     try:
         assert next_group.group.device == torch.device("cuda", 0)
-        assert next_group.blob(), "what it has to say needs no device"
+        assert next_group.blob(), "its address needs no device"
     finally:
         next_group.group.drop()

@@ -1,4 +1,4 @@
-"""The exchange of the nodes' figures over the scheduler's keys: its bounds, what it leaves there, and its liars."""
+"""The node check's exchange over the scheduler's keys: bounds, remains, and false reports."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Desk:
     def __init__(self) -> None:
         self.store = KeyStore(1)
         self.changed = threading.Condition()
-        self.begun: set[str] = set()  # who waits for the round before it says its figures
+        self.begun: set[str] = set()  # nodes that wait for the round before they report
 
     def names(self) -> set[str]:
         return {key.decode().removeprefix("samebits/preflight/") for key in self.store.keys}
 
 
 class Node:
-    """As an agent, of one thread."""
+    """An agent of one thread."""
 
     def __init__(self, desk: Desk, node: str) -> None:
         self.desk, self.node, self.left = desk, node, ""
@@ -64,7 +64,7 @@ class Node:
     def wait_for_round(self) -> None:
         self.desk.begun.add(self.node)
 
-    def report_oddity(self, step: int, text: str) -> None:
+    def report_anomaly(self, step: int, text: str) -> None:
         self.told.append(text)
 
     def leave(self, *, on_purpose: bool, text: str, status: int | None) -> None:
@@ -122,13 +122,13 @@ def is_named(compare: Compare, desk: Desk, slot: int | None, **more: Any) -> boo
 
 
 def silent_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody gets an answer of node 2."""
+    """Withhold every answer of node 2."""
     monkeypatch.setattr(
         node_check._Check, "_sum", lambda check, pair, number: Sum(0.0, SILENT) if 2 in pair else Sum(0.01)
     )
 
 
-def test_only_the_verdict_stays_among_the_keys(compare: Compare) -> None:
+def test_only_the_verdict_remains_among_the_keys(compare: Compare) -> None:
     desk = Desk()
     with ThreadPoolExecutor(8) as threads:
         nodes = list(threads.map(lambda slot: compare(desk, slot, 8), range(8)))
@@ -137,10 +137,10 @@ def test_only_the_verdict_stays_among_the_keys(compare: Compare) -> None:
     assert msgspec.msgpack.decode(desk.store.keys[b"samebits/preflight/last"].value)["bad"] == {}
 
 
-def test_who_comes_when_the_keys_are_deleted_already_has_the_verdict_all_the_same(
+def test_late_node_gets_the_verdict_after_the_keys_are_deleted(
     compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waited for a plan while the others were through."""
+    """It waited for a plan while the others had finished."""
     desk = Desk()
     late = threading.Event()
 
@@ -158,10 +158,10 @@ def test_who_comes_when_the_keys_are_deleted_already_has_the_verdict_all_the_sam
         late.set()
         assert last.result(30.0).left == ""
     assert desk.names() == {"last"}
-    assert told == ["pre-flight: the nodes of these slots said nothing in time and were not compared: 3"]
+    assert told == ["pre-flight: the nodes of these slots did not report in time and were not compared: 3"]
 
 
-def test_who_is_named_leaves_and_is_refused_again_on_that_machine_only(
+def test_named_node_leaves_and_is_refused_again_only_on_that_machine(
     compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = Desk()
@@ -171,10 +171,10 @@ def test_who_is_named_leaves_and_is_refused_again_on_that_machine_only(
     assert found == [False, False, True, False]
     assert is_named(compare, desk, 2, incarnation=2, generation=1)
     assert not is_named(compare, desk, 1) and not is_named(compare, desk, 2, machine="another", incarnation=2)
-    assert is_named(compare, desk, 2, node="of-no-name", machine="m2"), "whoever takes the slot there"
+    assert is_named(compare, desk, 2, node="of-no-name", machine="m2"), "another node that takes the slot there"
 
 
-def test_a_replacement_is_refused_where_its_line_was_named_and_a_spare_of_its_own_is_not(
+def test_replacement_is_refused_on_a_named_machine_and_a_distinct_spare_is_not(
     compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = Desk()
@@ -187,24 +187,22 @@ def test_a_replacement_is_refused_where_its_line_was_named_and_a_spare_of_its_ow
     assert not is_named(compare, desk, None, node="1.1", machine="m1")
 
 
-def test_who_did_not_meet_in_time_adds_up_again(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_missed_each_other_sum_again(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_check._Check, "_sum", lambda check, pair, number: Sum(0.0, WRONG if number else UNMET))
     desk = Desk()
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda slot: is_named(compare, desk, slot, size=2), range(2))) == [True, True]
 
 
-def test_who_never_meets_is_named_to_nobody_and_said(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_never_meets_is_reported_but_not_blamed(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_check._Check, "_sum", lambda check, pair, number: Sum(0.0, UNMET))
     desk = Desk()
     with ThreadPoolExecutor(2) as threads:
         told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
-    assert told == ["pre-flight: the nodes of these slots met nobody in time to add up with: 0, 1"]
+    assert told == ["pre-flight: the nodes of these slots found no partner for a sum in time: 0, 1"]
 
 
-def test_where_the_scheduler_dies_nobody_is_named_for_what_is_lost_with_it(
-    compare: Compare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scheduler_death_blames_no_node_for_lost_reports(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     desk, both = Desk(), threading.Barrier(2)
 
     def summed(check: Any, pair: Pair, number: int) -> Sum:
@@ -222,7 +220,7 @@ def test_where_the_scheduler_dies_nobody_is_named_for_what_is_lost_with_it(
     assert desk.names() == {"last"}
 
 
-def test_the_fix_is_said_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fix_is_sent_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     monkeypatch.setattr(Node, "leave", lambda node, *, on_purpose, text, status: left.append(text))
     slow_one = Figures(0.5, 0.02, 0.02)
@@ -251,17 +249,17 @@ def test_the_fix_is_said_to_the_scheduler_too(compare: Compare, monkeypatch: pyt
         (0, {"generation": 1}),
     ],
 )
-def test_who_is_not_compared_waits_for_nobody_and_writes_nothing(
+def test_uncompared_node_waits_for_none_and_writes_nothing(
     compare: Compare, slot: int | None, more: dict[str, Any]
 ) -> None:
-    """A spare, a world of one, too many, one that comes back while the others are at it, one that comes later."""
+    """A spare, a world of one, too many nodes, one that returns during the check, one that comes later."""
     desk = Desk()
     assert compare(desk, slot, **more).left == ""
     assert desk.names() == set() and desk.begun == set()
 
 
-def test_the_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are named, or all silent but one, and their names are long."""
+def test_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are named, or all but one are silent, and their names are long."""
     size = node_check.MOST_NODES
     slots = range(size)
     report = node_check.Report("worker " + "ż" * 128, b"4444", WELL)
@@ -285,13 +283,14 @@ def test_the_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, mo
     few = node_check.Judge(reports, slots, shares_all=True).plan()
     assert few.is_last and few.bad == {}
     silent, unmet = few.said
-    assert "said nothing in time and were not compared: 1, 2, 3," in silent and silent.endswith("31, 32 and 4063 more")
-    assert unmet == "the nodes of these slots met nobody in time to add up with: 0"
+    assert "did not report in time and were not compared: 1, 2, 3," in silent
+    assert silent.endswith("31, 32 and 4063 more")
+    assert unmet == "the nodes of these slots found no partner for a sum in time: 0"
     node_check._packed(few)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300])
-def test_a_figure_that_is_none_is_no_figure(compare: Compare, value: float) -> None:
+def test_invalid_measurement_is_ignored(compare: Compare, value: float) -> None:
     desk = Desk()
     with ThreadPoolExecutor(4) as threads:
         odd = Figures(value, value, value)
@@ -312,7 +311,7 @@ NONSENSE = [
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 @pytest.mark.parametrize("name", ["last", "plan0"])
-def test_a_nonsense_plan_is_told_and_ends_nothing(
+def test_invalid_plan_is_reported_and_ends_nothing(
     compare: Compare, monkeypatch: pytest.MonkeyPatch, name: str, nonsense: bytes
 ) -> None:
     monkeypatch.setattr(node_check, "WAIT_S", 0.1)
@@ -325,7 +324,7 @@ def test_a_nonsense_plan_is_told_and_ends_nothing(
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-def test_who_says_nonsense_of_itself_is_not_compared_and_the_others_are(
+def test_node_with_invalid_reports_is_excluded_and_the_others_compared(
     compare: Compare, monkeypatch: pytest.MonkeyPatch, nonsense: bytes
 ) -> None:
     monkeypatch.setattr(node_check, "WAIT_S", 2.0)
@@ -336,10 +335,10 @@ def test_who_says_nonsense_of_itself_is_not_compared_and_the_others_are(
         nodes = list(threads.map(lambda slot: is_named(compare, desk, slot), range(3)))
     assert nodes == [False, False, True]
     last = msgspec.msgpack.decode(desk.store.keys[b"samebits/preflight/last"].value)
-    assert last["said"] == ["the nodes of these slots said nothing in time and were not compared: 3"]
+    assert last["said"] == ["the nodes of these slots did not report in time and were not compared: 3"]
 
 
-def test_plans_that_never_end_are_given_up(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_plans_are_given_up(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_check, "WAIT_S", 0.1)
     said: list[str] = []
     monkeypatch.setattr(node_check.log, "warn", said.append)
@@ -351,7 +350,7 @@ def test_plans_that_never_end_are_given_up(compare: Compare, monkeypatch: pytest
     assert said == [f"the nodes were not compared before the start: {node_check.MOST_PLANS} rounds led to no verdict"]
 
 
-def test_who_waits_for_a_key_asks_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_polled_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
     def call_keys(ask: KeyAsk, timeout_s: float, *, is_wait: bool = False) -> KeyAnswer:

@@ -1,4 +1,4 @@
-"""What decides the bits of a result is described, and differs where the bits would."""
+"""The description of everything that decides a result's bits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def restored() -> Iterator[None]:
     torch.backends.mkldnn.matmul.fp32_precision = precision
 
 
-def test_it_is_text_in_a_fixed_order() -> None:
+def test_description_is_text_in_a_fixed_order() -> None:
     described = describe(CPU)
     assert described == describe(CPU)
     assert all(isinstance(name, str) and isinstance(value, str) for name, value in described)
@@ -48,13 +48,13 @@ CHANGES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_is_described_under_its_name(name: str) -> None:
+def test_change_appears_under_its_name(name: str) -> None:
     before = describe(CPU)
     CHANGES[name]()
     assert [one[0] for one, other in zip(before, describe(CPU), strict=True) if one != other] == [name]
 
 
-def test_mixing_old_and_new_precision_switches_can_still_be_described() -> None:
+def test_mixed_old_and_new_precision_switches_can_be_described() -> None:
     torch.set_float32_matmul_precision("medium")
     torch.backends.mkldnn.matmul.fp32_precision = "tf32"
     assert dict(describe(CPU))["mkldnn.matmul.fp32_precision"] == "tf32"

@@ -1,4 +1,4 @@
-"""Where rank 0 of a script's own group hosts its store."""
+"""The address on which rank 0 hosts the store of a plain script's group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hosted() -> Iterator[tuple[str, int]]:
     next_group._hosted.pop()
 
 
-def test_it_serves_on_the_address_towards_the_scheduler_and_on_no_other(hosted: tuple[str, int]) -> None:
+def test_store_listens_only_on_the_address_towards_the_scheduler(hosted: tuple[str, int]) -> None:
     host, port = hosted
     assert host == "127.0.0.1"
     assert not is_let_in(("127.0.0.2", port)), "it listens on every address"

@@ -1,4 +1,4 @@
-"""The pre-flight: a device that errs, memory that forgets and a disk that lies are named; a well host is admitted."""
+"""Pre-flight checks: faulty devices, memory and disks are named; a healthy host is admitted."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return replace(found, checkpoint_path=tmp_path / "ckpt")
 
 
-def test_a_well_host_says_what_it_can_and_leaves_nothing_behind(
+def test_healthy_host_passes_and_leaves_nothing_behind(
     settings: Settings, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     with caplog.at_level(logging.INFO):
         preflight.require(settings, CPU)
-    assert "4 of 4 products right" in caplog.text and "MB/s are durable in" in caplog.text
-    assert "cpu memory: 64 MiB keep what is written" in caplog.text and "NVIDIA 0: H100, 41 °C" in caplog.text
+    assert "4 of 4 products correct" in caplog.text and "MB/s are durable in" in caplog.text
+    assert "cpu memory: 64 MiB hold what is written" in caplog.text and "NVIDIA 0: H100, 41 °C" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bit_that_is_wrong_in_one_product_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_bit_in_one_product_is_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     multiply, calls = torch.Tensor.__matmul__, []
 
     def errs(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_a_bit_that_is_wrong_in_one_product_is_found(settings: Settings, monkeyp
         preflight.require(settings, CPU)
 
 
-def test_memory_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     xor = torch.bitwise_xor
 
     def forgets(*args: Any, out: torch.Tensor) -> torch.Tensor:
@@ -61,12 +61,10 @@ def test_memory_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return out
 
     monkeypatch.setattr(torch, "bitwise_xor", forgets)
-    assert preflight.memory(CPU).problem == "6 words were not what was written"
+    assert preflight.memory(CPU).problem == "6 words differ from what was written"
 
 
-def test_a_sick_device_is_named_with_a_disk_that_cannot_be_written(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faulty_device_and_unwritable_disk_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         preflight.device_health, "devices", lambda: [Device("Ascend 3", "Alarm", "its health is Alarm")]
     )
@@ -78,15 +76,15 @@ def test_a_sick_device_is_named_with_a_disk_that_cannot_be_written(
         preflight.require(settings, CPU)
 
 
-def test_a_disk_that_gives_back_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_returns_other_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = preflight.os.read
     monkeypatch.setattr(preflight.os, "read", lambda descriptor, size: bytes([1, *read(descriptor, size)[1:]]))
-    with pytest.raises(StoreError, match=r"what was written is not what is read\. Fix: "):
+    with pytest.raises(StoreError, match=r"the data read differs from the data written\. Fix: "):
         preflight.write_and_read(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_computed_before_the_script_begins_draws_nothing(settings: Settings) -> None:
+def test_checks_draw_no_random_numbers(settings: Settings) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)

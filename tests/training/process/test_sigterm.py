@@ -1,4 +1,4 @@
-"""SIGTERM by stage: obeyed at the next commit, at once, or as if nobody had asked; and the script's own handler."""
+"""SIGTERM: obeyed at the next commit, at once, or passed to the script's handler, depending on the stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TERM = signal.SIGTERM
 
 @pytest.fixture
 def own() -> Iterator[list[int]]:
-    """A handler that the script has set: the signals it has got."""
+    """A handler set by the script: the signals it received."""
     caught: list[int] = []
 
     def catch(number: int, _frame: FrameType | None) -> None:
@@ -45,7 +45,7 @@ def leaving() -> Iterator[None]:
     assert ended.value.code == STATUS == 143
 
 
-def test_in_a_step_it_is_remembered_and_obeyed_at_the_commit(own: list[int]) -> None:
+def test_signal_in_a_step_is_obeyed_at_the_commit(own: list[int]) -> None:
     departure = installed(Stage.TRAINING)
     departure.obey()
     signal.raise_signal(TERM)
@@ -63,9 +63,9 @@ def test_in_a_step_it_is_remembered_and_obeyed_at_the_commit(own: list[int]) -> 
         "DataLoader worker (pid(s) 71, 72) exited unexpectedly",
     ],
 )
-def test_a_loader_that_the_same_signal_has_ended_is_no_error_of_the_script(own: list[int], text: str) -> None:
+def test_loader_ended_by_the_same_signal_is_no_error_of_the_script(own: list[int], text: str) -> None:
     departure = installed(Stage.TRAINING)
-    timer = threading.Timer(0.05, os.kill, (os.getpid(), TERM))  # the loader's error is there first
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), TERM))  # the loader's error comes first
     timer.start()
     with leaving():
         departure.obey_behind(RuntimeError(text))
@@ -73,17 +73,17 @@ def test_a_loader_that_the_same_signal_has_ended_is_no_error_of_the_script(own: 
     assert departure.has_left
     alone = installed(Stage.TRAINING)
     for error in (RuntimeError(text), RuntimeError("no"), ValueError(text)):
-        alone.obey_behind(error)  # nobody has asked: the error stands
+        alone.obey_behind(error)  # no signal was sent: the error stays
 
 
-def test_where_it_waits_it_leaves_at_once(own: list[int]) -> None:
+def test_waiting_process_leaves_at_once(own: list[int]) -> None:
     departure = installed(Stage.TRAINING)
     with leaving(), departure.waits():
         signal.raise_signal(TERM)
     assert (own, departure.has_left) == ([TERM], True)
 
 
-def test_asked_again_while_it_leaves_it_is_not_cut_short(own: list[int]) -> None:
+def test_second_signal_does_not_interrupt_the_leaving(own: list[int]) -> None:
     departure = installed(Stage.TRAINING)
     with leaving(), departure.waits():
         signal.raise_signal(TERM)
@@ -91,7 +91,7 @@ def test_asked_again_while_it_leaves_it_is_not_cut_short(own: list[int]) -> None
     assert own == [TERM]
 
 
-def test_what_came_between_the_step_and_the_wait_is_not_slept_over(own: list[int]) -> None:
+def test_signal_between_the_step_and_the_wait_is_not_missed(own: list[int]) -> None:
     departure = installed(Stage.TRAINING)
     signal.raise_signal(TERM)
     entered = False
@@ -100,7 +100,7 @@ def test_what_came_between_the_step_and_the_wait_is_not_slept_over(own: list[int
     assert not entered
 
 
-def test_after_a_wait_there_is_a_step_again(own: list[int]) -> None:
+def test_step_after_a_wait_is_protected_again(own: list[int]) -> None:
     departure = installed(Stage.TRAINING)
     with departure.waits():
         pass
@@ -108,19 +108,19 @@ def test_after_a_wait_there_is_a_step_again(own: list[int]) -> None:
     assert not departure.has_left
 
 
-def test_outside_the_scripts_own_handler_is_called_as_ever(own: list[int]) -> None:
+def test_scripts_own_handler_is_called_outside_elastic_run(own: list[int]) -> None:
     departure = installed(Stage.OUTSIDE)
     signal.raise_signal(TERM)
     assert (own, departure.has_left) == ([TERM], False)
 
 
-def test_who_ignored_it_ignores_it(own: list[int]) -> None:
+def test_ignored_signal_stays_ignored(own: list[int]) -> None:
     signal.signal(TERM, signal.SIG_IGN)
     installed(Stage.WAITING)
     assert signal.getsignal(TERM) is signal.SIG_IGN
 
 
-def test_beside_the_main_thread_nothing_is_installed(own: list[int]) -> None:
+def test_nothing_is_installed_outside_the_main_thread(own: list[int]) -> None:
     before = signal.getsignal(TERM)
     thread = threading.Thread(target=installed, args=(Stage.WAITING,))
     thread.start()
@@ -129,8 +129,8 @@ def test_beside_the_main_thread_nothing_is_installed(own: list[int]) -> None:
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-def test_a_forked_child_dies_of_it(stage: Stage) -> None:
-    """A DataLoader's worker has no step to finish; nor has, outside of elastic.run, the process itself."""
+def test_forked_child_dies_of_the_signal(stage: Stage) -> None:
+    """A DataLoader worker has no step to finish; nor has the process itself outside of elastic.run."""
     before = signal.getsignal(TERM)
     try:
         signal.signal(TERM, signal.SIG_DFL)
@@ -146,8 +146,8 @@ def test_a_forked_child_dies_of_it(stage: Stage) -> None:
         signal.signal(TERM, before)
 
 
-def test_a_forked_child_that_hangs_in_a_library_dies_of_it() -> None:
-    """Python's handlers run between two lines of Python, which never come there."""
+def test_forked_child_hanging_in_a_library_dies_of_the_signal() -> None:
+    """Python's handlers run between two lines of Python, which it never reaches."""
     before = signal.getsignal(TERM)
     try:
         signal.signal(TERM, signal.SIG_DFL)
@@ -171,7 +171,7 @@ def test_a_forked_child_that_hangs_in_a_library_dies_of_it() -> None:
         signal.signal(TERM, before)
 
 
-def test_the_handlers_own_way_to_leave_wins(own: list[int]) -> None:
+def test_handlers_own_exit_takes_precedence(own: list[int]) -> None:
     signal.signal(TERM, lambda *_: sys.exit(5))
     departure = installed(Stage.TRAINING)
     signal.raise_signal(TERM)

@@ -1,4 +1,4 @@
-"""A script's calls on a queue, against a real store of keys: what is done once, refused, and found to be gone."""
+"""A script's work queue on a real key store: what happens once, what is refused, and lost queues."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from samebits.training.process import context
 
 @dataclass
 class Process:
-    """A worker's process, as far as a queue sees it; its calls reach the store at once."""
+    """A worker as far as a queue sees it; its calls reach the store at once."""
 
     store: KeyStore
     name: str = "0"
-    before_change: Callable[[], None] | None = None  # somebody is faster, once
+    before_change: Callable[[], None] | None = None  # another process is faster, once
     calls: int = 0
     agent: Any = None
     begins: dict[str, Callable[[Any], object]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ def commit(process: Process) -> None:
     process.agent.step += 1
 
 
-def test_what_is_put_is_taken_once_and_in_order(process: Process) -> None:
+def test_items_are_taken_once_and_in_order(process: Process) -> None:
     queue = samebits.WorkQueue()
     queue.put(["a", 2, {"three": [3]}])
     process.begin(1, 0)
@@ -74,7 +74,7 @@ def test_what_is_put_is_taken_once_and_in_order(process: Process) -> None:
     assert [queue.take(2), queue.take(2), queue.take()] == [["a", 2], [{"three": [3]}], []]
 
 
-def test_a_put_said_again_is_one_also_when_all_is_done_with(process: Process) -> None:
+def test_repeated_put_counts_once_even_after_completion(process: Process) -> None:
     queue = samebits.WorkQueue()
     for _ in range(2):
         queue.put(range(3))
@@ -88,10 +88,10 @@ def test_a_put_said_again_is_one_also_when_all_is_done_with(process: Process) ->
     queue.put(range(3), key="the second epoch")
     assert queue.take(9) == [0, 1, 2]
     emptied = [key for key, held in process.store.keys.items() if held.value == msgspec.msgpack.encode(b"")]
-    assert len(emptied) == 1, "what is done with takes no room"
+    assert len(emptied) == 1, "completed items take no room"
 
 
-def test_a_lost_step_gives_its_items_back_and_a_new_process_sees_it(process: Process) -> None:
+def test_lost_step_returns_its_items_to_a_new_process(process: Process) -> None:
     queue = samebits.WorkQueue()
     queue.put(range(4))
     process.begin(1, 0)
@@ -107,7 +107,7 @@ class Key:
     name: str
 
 
-def test_two_that_take_at_once_get_different_items(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_takes_get_different_items(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, taken = samebits.WorkQueue(), []
     queue.put(range(4))
     process.begin(1, 0)
@@ -123,7 +123,7 @@ def test_two_that_take_at_once_get_different_items(process: Process, monkeypatch
     assert taken == [0, 1]
 
 
-def test_more_than_a_key_holds_are_several_and_each_is_found(process: Process) -> None:
+def test_large_put_spans_several_keys(process: Process) -> None:
     queue = samebits.WorkQueue()
     items = [bytes([number]) * 20_000 for number in range(9)]
     queue.put(items)
@@ -131,7 +131,7 @@ def test_more_than_a_key_holds_are_several_and_each_is_found(process: Process) -
     assert [queue.take()[0] for _ in items] == items
 
 
-def test_who_is_left_behind_by_a_generation_takes_nothing(process: Process) -> None:
+def test_process_left_behind_by_a_generation_takes_nothing(process: Process) -> None:
     queue = samebits.WorkQueue()
     queue.put(range(4))
     process.begin(2, 0)
@@ -141,7 +141,7 @@ def test_who_is_left_behind_by_a_generation_takes_nothing(process: Process) -> N
     assert queue.waiting() == 4
 
 
-def test_a_queue_that_is_gone_is_no_empty_one(process: Process) -> None:
+def test_lost_queue_does_not_pass_for_an_empty_one(process: Process) -> None:
     queue = samebits.WorkQueue()
     queue.put(range(4))
     process.begin(1, 0)
@@ -150,7 +150,7 @@ def test_a_queue_that_is_gone_is_no_empty_one(process: Process) -> None:
         queue.take()
 
 
-def test_what_makes_no_sense_is_refused(process: Process) -> None:
+def test_invalid_items_are_refused(process: Process) -> None:
     queue = samebits.WorkQueue()
     with pytest.raises(UsageError, match=r"outside of the training function.*Fix: "):
         queue.take()
@@ -160,9 +160,9 @@ def test_what_makes_no_sense_is_refused(process: Process) -> None:
             queue.take(count)  # type: ignore[arg-type]
     endless: list[object] = []
     endless.append(endless)
-    of_maps = {Key("a"): 1}  # is written as a map with a map for its key, and no rank could read that
+    of_maps = {Key("a"): 1}  # is written as a map with a map for its key, which no rank could read
     for item in (object(), endless, "\ud800", 10**40, of_maps):
-        with pytest.raises(UsageError, match=r"msgpack has no place for.*Fix: "):
+        with pytest.raises(UsageError, match=r"msgpack cannot encode.*Fix: "):
             queue.put([1, item])
     assert queue.waiting() == 0
     with pytest.raises(UsageError, match=rf"an item of {MAX_VALUE_BYTES + 5} bytes.*Fix: "):
@@ -176,15 +176,15 @@ def test_what_makes_no_sense_is_refused(process: Process) -> None:
     assert queue.waiting() == 0
 
 
-def test_puts_that_are_not_done_with_are_bounded(process: Process) -> None:
+def test_uncompleted_puts_are_bounded(process: Process) -> None:
     queue = samebits.WorkQueue()
     for number in range(MAX_PUTS):
         queue.put([number])
-    with pytest.raises(KeyValueError, match=r"512 puts are not done with.*Fix: "):
+    with pytest.raises(KeyValueError, match=r"512 puts are unfinished.*Fix: "):
         queue.put(["one more"])
 
 
-def test_a_key_that_holds_something_else_is_named(process: Process) -> None:
+def test_key_with_another_value_is_named(process: Process) -> None:
     samebits.kv.put("work/mine", 7)
     with pytest.raises(KeyValueError, match=r"'work/mine' holds no queue.*Fix: "):
         samebits.WorkQueue("mine").put([1])

@@ -1,6 +1,6 @@
-"""Huge pages: what is moved into them, what is left as it is, and that nothing in it changes.
+"""Huge pages: what is moved into them, what is left alone, and that no content changes.
 
-Each test maps memory of its own and asks the kernel (``/proc/self/smaps``) what became of it.
+Each test maps its own memory and asks the kernel (``/proc/self/smaps``) for the result.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MADV_NOHUGEPAGE = 15
 
 
 def knows_collapse() -> bool:
-    """Whether this machine's kernel knows the advice; where it does not, nothing may be moved."""
+    """Return whether this kernel supports the advice; without it nothing may be moved."""
     return bool(ctypes.CDLL(None).madvise(None, 0, 25) == 0)
 
 
 def small_pages() -> mmap.mmap:
-    """Some huge pages' worth of private memory that the kernel puts into small ones as it is touched."""
+    """Map private memory for several huge pages that the kernel fills with small ones."""
     memory = mmap.mmap(-1, (PIECES + 1) * HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(MADV_NOHUGEPAGE)
     return memory
@@ -36,7 +36,7 @@ def small_pages() -> mmap.mmap:
 def touch(memory: mmap.mmap, every: int = mmap.PAGESIZE) -> None:
     for start in range(0, len(memory), every):
         memory[start] = 1 + start // every % 250
-    memory.madvise(mmap.MADV_HUGEPAGE)  # takes back what is said above
+    memory.madvise(mmap.MADV_HUGEPAGE)  # undoes the advice above
 
 
 def address_of(memory: mmap.mmap) -> int:
@@ -44,7 +44,7 @@ def address_of(memory: mmap.mmap) -> int:
 
 
 def huge_kib_at(address: int) -> int:
-    """How much of the mapping around that address is in huge pages."""
+    """Return how much of the mapping around that address is in huge pages."""
     is_in = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -59,7 +59,7 @@ def memory() -> Iterator[mmap.mmap]:
     yield small_pages()
 
 
-def test_what_is_in_use_is_moved_and_stays_what_it_is(memory: mmap.mmap) -> None:
+def test_used_memory_is_moved_and_keeps_its_content(memory: mmap.mmap) -> None:
     touch(memory)
     before = bytes(memory)
     moved = huge_pages.gather()
@@ -71,13 +71,13 @@ def test_what_is_in_use_is_moved_and_stays_what_it_is(memory: mmap.mmap) -> None
         assert moved == 0
 
 
-def test_memory_that_is_mostly_reserved_takes_no_more_than_before(memory: mmap.mmap) -> None:
+def test_mostly_reserved_memory_does_not_grow(memory: mmap.mmap) -> None:
     touch(memory, every=2 * mmap.PAGESIZE)
     huge_pages.gather()
     assert huge_kib_at(address_of(memory)) == 0
 
 
-def test_what_a_forked_child_shares_is_not_doubled(memory: mmap.mmap) -> None:
+def test_memory_shared_with_a_forked_child_is_not_duplicated(memory: mmap.mmap) -> None:
     touch(memory)
     waiting, let_go = os.pipe()
     child = os.fork()
@@ -93,7 +93,7 @@ def test_what_a_forked_child_shares_is_not_doubled(memory: mmap.mmap) -> None:
     assert shared == 0
 
 
-def test_a_machine_that_shows_no_pages_is_left_alone(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_page_information_is_left_alone(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(memory)
     monkeypatch.setattr(huge_pages, "_PAGEMAP", Path("/proc/self/there is no such file"))
     assert huge_pages.gather() == 0

@@ -1,4 +1,4 @@
-"""InterpreterTuning: what is switched in the interpreter while a generation is formed, and that it is switched back."""
+"""Interpreter settings that are changed while a generation forms, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_EASE_S = 0.004
 
 @pytest.fixture(params=[True, False], ids=["collecting", "collector off"])
 def collects(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """As a user may have set it."""
+    """Set the garbage collector as a user may have."""
     before_s, collected = sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(AT_EASE_S)
     if request.param:
@@ -28,7 +28,7 @@ def collects(request: pytest.FixtureRequest) -> Iterator[bool]:
         gc.enable()
 
 
-def test_haste_ends_as_it_began(collects: bool) -> None:
+def test_settings_are_restored(collects: bool) -> None:
     tuning = InterpreterTuning()
     for _ in range(2):
         tuning.begin()
@@ -37,7 +37,7 @@ def test_haste_ends_as_it_began(collects: bool) -> None:
         assert (sys.getswitchinterval(), gc.isenabled()) == (pytest.approx(AT_EASE_S), collects)
 
 
-def test_haste_that_begins_or_ends_twice_is_the_same(collects: bool) -> None:
+def test_repeated_start_or_end_has_no_effect(collects: bool) -> None:
     tuning = InterpreterTuning()
     tuning.end()
     assert (sys.getswitchinterval(), gc.isenabled()) == (pytest.approx(AT_EASE_S), collects)
@@ -48,7 +48,7 @@ def test_haste_that_begins_or_ends_twice_is_the_same(collects: bool) -> None:
     assert (sys.getswitchinterval(), gc.isenabled()) == (pytest.approx(AT_EASE_S), collects)
 
 
-def test_garbage_is_collected_while_others_are_waited_for(collects: bool) -> None:
+def test_garbage_is_collected_while_waiting_for_others(collects: bool) -> None:
     tuning = InterpreterTuning()
     tuning.begin()
     with tuning.waits():

@@ -1,4 +1,4 @@
-"""Steps that are taken twice from one commit show what a script keeps outside its state, and nothing else."""
+"""Steps repeated from one commit reveal exactly the state that a script keeps outside ``state``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.training.state.hidden_scripts import HARMLESS, SILENT, script
 ALONE = Ranks(0, lambda number: [number], lambda text, _: text)
 
 ONLY_BY_PASSES = {"batch number of enumerate"}
-"""The look has nothing to name: it is the loop's own variable."""
+"""The analysis has nothing to name: it is the loop's own variable."""
 BREAK_AT_A_LOSS = {
     "meter that is reset each epoch": ZeroDivisionError,
     "average in the state": UnboundLocalError,
@@ -38,11 +38,11 @@ BREAK_AT_A_LOSS = {
     "cached constants": HiddenStateError,
     "memo": HiddenStateError,
 }
-"""Without hidden state, and wrong all the same: they use a batch number, or need a batch behind a complete epoch."""
+"""Without hidden state, but still wrong: they use a batch number, or need a batch after a complete epoch."""
 
 
 class Passes(Commits):
-    """A session that retakes steps, as the running one does."""
+    """A session that repeats steps, as the running one does."""
 
     def __init__(self, state: State, retaken: RetakenSteps) -> None:
         self._retaken = retaken
@@ -62,7 +62,7 @@ class Passes(Commits):
 
 
 class Checked:
-    """Runs scripts with some of their steps taken twice, without a job around them."""
+    """Runs scripts with some of their steps repeated, without a job around them."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.path = folder / "train.py"
@@ -117,7 +117,7 @@ def bits(ended: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", SILENT)
-def test_hidden_state_is_found_by_taking_a_step_twice_and_named_by_looking(name: str, checked: Checked) -> None:
+def test_hidden_state_is_found_by_repeating_a_step_and_named_by_analysis(name: str, checked: Checked) -> None:
     with pytest.raises(HiddenStateError, match=r"^step [5-9]") as raised:
         checked.run(SILENT[name])
     assert checked.report.failure == str(raised.value)
@@ -132,13 +132,13 @@ def test_hidden_state_is_found_by_taking_a_step_twice_and_named_by_looking(name:
     assert {one.name for one in named} == {one.name for one in checked.findings}
 
 
-def test_the_look_alone_names_at_least_18_of_20() -> None:
+def test_analysis_alone_names_at_least_18_of_20() -> None:
     assert len(SILENT) == 20
     assert len(SILENT.keys() - ONLY_BY_PASSES) >= 18
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS.keys() - BREAK_AT_A_LOSS))
-def test_a_script_that_recovers_exactly_comes_out_equal(name: str, checked: Checked) -> None:
+def test_script_that_recovers_exactly_passes(name: str, checked: Checked) -> None:
     checked.run(HARMLESS[name])
     assert checked.report.equal == (5, 6, 7, 8, 9, 10, 11, 12, 16)
     assert (checked.report.failure, checked.report.skipped) == ("", ())
@@ -164,7 +164,7 @@ def test_a_weight_changed_behind_the_commit_is_a_check_s_failure(checked: Checke
 
 
 @pytest.mark.parametrize("name", BREAK_AT_A_LOSS)
-def test_a_script_that_cannot_begin_again_in_an_epoch_is_found(name: str, checked: Checked) -> None:
+def test_script_that_cannot_resume_within_an_epoch_is_found(name: str, checked: Checked) -> None:
     with pytest.raises(BREAK_AT_A_LOSS[name]):
         checked.run(HARMLESS[name])
     assert "train.py:" in checked.report.failure or BREAK_AT_A_LOSS[name] is HiddenStateError
@@ -172,7 +172,7 @@ def test_a_script_that_cannot_begin_again_in_an_epoch_is_found(name: str, checke
     assert not checked.findings
 
 
-def test_what_follows_the_last_commit_of_a_single_epoch_is_done_twice(checked: Checked) -> None:
+def test_code_after_the_last_commit_of_a_single_epoch_runs_twice(checked: Checked) -> None:
     def of_one_epoch(**lines: str) -> str:
         return script(**lines).replace("state.epoch < 3", "state.epoch < 1")
 
@@ -186,7 +186,7 @@ def test_what_follows_the_last_commit_of_a_single_epoch_is_done_twice(checked: C
 
 
 @pytest.mark.parametrize("rng", ["per_step", "saved"])
-def test_a_job_that_retakes_steps_ends_with_the_same_bits(rng: str, checked: Checked) -> None:
+def test_job_that_repeats_steps_ends_with_the_same_bits(rng: str, checked: Checked) -> None:
     text = script(before="x = x + torch.randn(()) + F.dropout(x)").replace('"per_step"', f'"{rng}"')
     checked.extent = None
     undisturbed = bits(checked.run(text))
@@ -201,7 +201,7 @@ def test_a_job_that_retakes_steps_ends_with_the_same_bits(rng: str, checked: Che
     assert ended["state"].last_copy is None, "the copy is freed"
 
 
-def test_a_job_ends_at_hidden_state_before_it_trains_further(checked: Checked) -> None:
+def test_job_ends_at_hidden_state_before_it_trains_further(checked: Checked) -> None:
     checked.extent = Extent.JOB
     with pytest.raises(HiddenStateError, match=r"^step 5, taken twice .* hidden state: cfg\.seen \(train\.py:\d+\) "):
         checked.run(
@@ -213,7 +213,7 @@ def test_a_job_ends_at_hidden_state_before_it_trains_further(checked: Checked) -
     assert checked.session.count == 4
 
 
-def test_steps_that_differ_each_time_are_no_verdict(checked: Checked) -> None:
+def test_steps_that_differ_each_time_give_no_verdict(checked: Checked) -> None:
     text = script(top="import os", before="x = x + int.from_bytes(os.urandom(4)) / 2**32")
     with pytest.raises(HiddenStateError, match=r"three times .* came out different each time, .* or unknown"):
         checked.run(text)
@@ -221,28 +221,28 @@ def test_steps_that_differ_each_time_are_no_verdict(checked: Checked) -> None:
     with pytest.raises(HiddenStateError, match="not deterministic, or unknown"):
         checked.run(text)
     assert checked.session is not None
-    assert checked.session.count == 4, "no job trains on with other bits"
+    assert checked.session.count == 4, "no job continues with other bits"
 
 
-def test_a_step_that_depends_on_where_the_function_begins_is_told_apart(checked: Checked) -> None:
+def test_dependence_on_the_functions_start_is_distinguished(checked: Checked) -> None:
     with pytest.raises(HiddenStateError, match=r"called again .* and the same when that was repeated: .*enumerate"):
         checked.run(SILENT["batch number of enumerate"])
 
 
-def test_without_room_for_a_copy_nothing_is_taken_twice(checked: Checked) -> None:
+def test_nothing_is_repeated_without_room_for_a_copy(checked: Checked) -> None:
     checked.has_room = False
     ended = checked.run(SILENT["attribute of a class"])
     assert "no room" in checked.report.skipped[0]
     assert (checked.report.equal, ended["state"].last_copy) == ((), None)
 
 
-def test_a_commit_without_an_optimizer_step_is_skipped(checked: Checked) -> None:
+def test_commit_without_an_optimizer_step_is_skipped(checked: Checked) -> None:
     checked.run(script(after="if state.step == 6: state.commit()"))
     assert checked.report.skipped == ("commit 8 came without an optimizer step",)
     assert checked.report.equal == (5, 6, 7, 8, 9, 10, 11, 15)
 
 
-def test_the_look_finds_hidden_state_where_there_are_no_epochs(checked: Checked) -> None:
+def test_analysis_finds_hidden_state_without_epochs(checked: Checked) -> None:
     checked.extent = None
     checked.run(
         script(top='stats = {"seen": 0}', loss='loss = loss / (1 + stats["seen"])', after='stats["seen"] += 1')
@@ -261,7 +261,7 @@ class Own(State):
     def sync(self) -> None: ...
 
 
-def test_a_state_that_keeps_its_last_commit_itself_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_keeps_its_last_commit_itself_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[RetakenReport] = []
     retaken = RetakenSteps(Own(), Extent.CHECK, list, lambda _: True, told.append)
     for commit in range(1, 20):
@@ -271,7 +271,7 @@ def test_a_state_that_keeps_its_last_commit_itself_is_skipped(monkeypatch: pytes
     assert told[-1].is_over
 
 
-def test_values_that_are_reported_in_a_second_pass_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_reported_in_a_second_pass_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     state = small_state()
     Commits(state)
     monkeypatch.setattr(context, "current", lambda _: pytest.fail("it was reported"))
@@ -279,7 +279,7 @@ def test_values_that_are_reported_in_a_second_pass_are_dropped(monkeypatch: pyte
     state.report(loss=1.0)
 
 
-def test_a_commit_that_failed_is_not_counted_by_a_state_without_optimizers() -> None:
+def test_failed_commit_is_not_counted_without_optimizers() -> None:
     class Failing(Commits):
         def save(self) -> None:
             if self.lost:
@@ -297,7 +297,7 @@ def test_a_commit_that_failed_is_not_counted_by_a_state_without_optimizers() -> 
     assert (state.completed_steps, state.value) == (1, 1)
 
 
-def test_a_held_copy_brings_back_what_an_optimizer_has_changed() -> None:
+def test_held_copy_restores_what_an_optimizer_has_changed() -> None:
     state = small_state()
     Commits(state)
     state.hold_copy(on=True)
@@ -323,7 +323,7 @@ more = {"journal": journal}
 """
 
 
-def test_a_handlers_records_may_differ(checked: Checked) -> None:
+def test_records_of_a_handler_may_differ(checked: Checked) -> None:
     text = script(top=JOURNAL).replace("state.commit()", "state.commit(); journal.entries.append(state.step)")
     with pytest.raises(HiddenStateError, match=r"different in state\.journal\.entries\.3 "):
         checked.run(text.replace("RECORDS", "()"))

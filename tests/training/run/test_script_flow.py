@@ -1,4 +1,4 @@
-"""What a script does around ``elastic.run`` that would end in silence is refused, or named with its line."""
+"""Mistakes around ``elastic.run`` that would end silently are refused, or named with their line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from samebits.training.state.torch_state import TorchState
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_function_whose_call_trains_nothing_is_refused_where_it_is_decorated(is_async: bool) -> None:
+def test_function_whose_call_trains_nothing_is_refused_at_its_decoration(is_async: bool) -> None:
     def yields(_: Any) -> Iterator[int]:
         yield 1
 
@@ -35,7 +35,7 @@ def test_a_function_whose_call_trains_nothing_is_refused_where_it_is_decorated(i
         elastic.run(awaits if is_async else yields)  # type: ignore[arg-type]
 
 
-def test_a_model_that_is_wrapped_and_not_in_the_state_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapped_model_outside_the_state_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, outside = nn.Linear(1, 1), nn.Linear(2, 2)
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
     nn.Module.__init__(wrapped)
@@ -46,7 +46,7 @@ def test_a_model_that_is_wrapped_and_not_in_the_state_is_named(monkeypatch: pyte
         ddp.require_all_among(list(outside.parameters()))
 
 
-def test_init_in_a_process_that_a_worker_has_started_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_in_a_child_of_a_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMEBITS_WORKER_PID", "1" if os.getppid() != 1 else "2")
     context._refuse_in_a_child()  # an environment that came another way
     monkeypatch.setenv("SAMEBITS_WORKER_PID", str(os.getppid()))
@@ -55,10 +55,10 @@ def test_init_in_a_process_that_a_worker_has_started_is_refused(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("consumed", "kind"), [(8, UsageError), (0, UnboundLocalError)])
-def test_a_variable_of_a_loop_that_had_no_batch_left_is_told_with_its_line(
+def test_unbound_variable_of_an_empty_loop_is_explained_with_its_line(
     consumed: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restore point may be the last batch of an epoch; any other error of the script stays what it is."""
+    """A restore point may be the last batch of an epoch. Any other script error is left as it is."""
     monkeypatch.setattr(context, "get_rank", lambda: 0)
     monkeypatch.setattr(context, "get_world_size", lambda: 1)
     model, sampler = nn.Linear(1, 1), ElasticSampler(range(8))
@@ -77,7 +77,7 @@ def test_a_variable_of_a_loop_that_had_no_batch_left_is_told_with_its_line(
     assert str(found.value).startswith("test_script_flow.py:") is bool(consumed)
 
 
-def test_a_thread_that_keeps_a_process_after_its_script_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_keeps_a_process_alive_after_its_script_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(log, "warn", said.append)
     ends = threading.Event()

@@ -1,4 +1,4 @@
-"""What a step's time was spent on, in windows of twenty; a loader's batch is timed where it is waited for."""
+"""Step times in windows of twenty, split by part; a loader's batch is timed where it is awaited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samebits.training.run.step_times import FIRST_STEPS, StepTimes
 
 
 class Job:
-    """A main thread whose clock is in the test's hand."""
+    """A main thread with a clock that the test sets."""
 
     def __init__(self, least_s: float = 0.0) -> None:
         self.now_s = 100.0
@@ -30,7 +30,7 @@ class Job:
     def take(
         self, data: float, compute: float, communication: float, commit: float, *, steps: int = 1
     ) -> StepTiming | None:
-        """Some steps and their commit, in which the thread waits for the others as well; milliseconds."""
+        """Make some steps and their commit, which includes a wait for the others; in milliseconds."""
         self.waited.data_s += data / 1000
         self.waited.communication_s += communication / 1000
         self.now_s += (data + compute + communication) / 1000
@@ -47,7 +47,7 @@ def near(pace: StepTiming | None, *parts_ms: float) -> bool:
     return pace is not None and all(abs(one - 1000 * ms) <= 2 for one, ms in zip(pace.time, parts_ms, strict=True))
 
 
-def test_twenty_steps_make_a_window_and_the_first_two_count_for_nothing() -> None:
+def test_window_has_twenty_steps_without_the_first_two() -> None:
     job = Job()
     assert [job.take(500, 500, 500, 500) for _ in range(FIRST_STEPS)] == [None, None]
     told = [job.take(10, 40, 30, 5) for _ in range(60)]
@@ -56,19 +56,19 @@ def test_twenty_steps_make_a_window_and_the_first_two_count_for_nothing() -> Non
         assert pace is not None and pace.steps == 20 and near(pace, 10, 40, 31, 5)
 
 
-def test_fast_steps_are_told_together() -> None:
+def test_fast_steps_are_reported_together() -> None:
     job = Job(least_s=0.99)
     told = [pace for pace in (job.take(1, 4, 3, 1) for _ in range(300)) if pace is not None]
     assert [pace.steps for pace in told] == [100, 100] and near(told[0], 1, 4, 4, 1)
 
 
-def test_a_commit_after_several_steps_is_shared_among_them() -> None:
+def test_commit_after_several_steps_is_shared_among_them() -> None:
     job = Job()
     told = [pace for pace in (job.take(40, 80, 39, 20, steps=4) for _ in range(8)) if pace is not None]
     assert [pace.steps for pace in told] == [20] and near(told[0], 10, 20, 10, 5)
 
 
-def test_no_step_makes_no_window_and_a_clock_that_stands_is_no_error() -> None:
+def test_no_step_makes_no_window_and_a_stopped_clock_is_no_error() -> None:
     job = Job()
     assert [job.take(1, 1, 1, 1, steps=0) for _ in range(50)] == [None] * 50
     held = StepTimes(0.0, job.waited, lambda: 5.0)
@@ -80,14 +80,14 @@ def test_no_step_makes_no_window_and_a_clock_that_stands_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("why", ["off", "alone"])
-def test_nothing_is_measured_where_nobody_compares(why: str) -> None:
+def test_nothing_is_measured_without_a_comparison(why: str) -> None:
     job = Job()
     job.times = StepTimes(None if why == "off" else 0.0, job.waited, lambda: job.now_s)
     job.times.begin(job.step, 1 if why == "alone" else 2)
     assert [job.take(10, 10, 10, 10) for _ in range(50)] == [None] * 50
 
 
-def test_thousands_of_ranks_tell_less_often() -> None:
+def test_thousands_of_ranks_report_less_often() -> None:
     job = Job()
     job.times.begin(job.step, 10_000)
     told = [pace.steps for pace in (job.take(10, 20, 20, 60) for _ in range(205)) if pace is not None]
@@ -103,7 +103,7 @@ class _Slow(Dataset[torch.Tensor]):
         return torch.tensor(index)
 
 
-def test_a_loaders_batches_are_timed_once_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_a_loader_are_timed_once_however_often_it_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     iterator: Any = dataloader._BaseDataLoaderIter
     next_batch = iterator.__next__
     monkeypatch.setattr(iterator, "__next__", getattr(next_batch, "__wrapped__", next_batch))

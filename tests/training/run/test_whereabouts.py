@@ -1,4 +1,4 @@
-"""Where a main thread is, read from frames that were really made: by calls through torch, a lock, a sleep."""
+"""The main-thread probe, on real frames: calls through torch, a lock, a sleep."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from samebits.core.reports import Phase, Progress
 from samebits.training.run import main_thread_probe
-from samebits.training.run.main_thread_probe import Whereabouts, expect_pause, phase_of, place_of
+from samebits.training.run.main_thread_probe import MainThreadProbe, expect_pause, phase_of, place_of
 
 HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__).name
 
 
 def frame_in(call: Callable[[Callable[[], None]], object]) -> tuple[Phase, str]:
-    """The phase and place of a thread that ``call`` has brought to where it calls what it is given."""
+    """Return phase and place of a thread that ``call`` has brought to its callback."""
     found: list[tuple[Phase, str]] = []
 
     def here() -> None:
@@ -69,7 +69,7 @@ def backward(here: Callable[[], None]) -> None:
         (backward, Phase.BACKWARD),
     ],
 )
-def test_the_scripts_own_code_is_in_the_phase_that_torch_calls_it_in(
+def test_scripts_own_code_has_the_phase_in_which_torch_calls_it(
     call: Callable[[Callable[[], None]], object], phase: Phase
 ) -> None:
     found, place = frame_in(call)
@@ -79,7 +79,7 @@ def test_the_scripts_own_code_is_in_the_phase_that_torch_calls_it_in(
 
 @pytest.fixture
 def waiting() -> Iterator[Callable[[Callable[[], object]], FrameType]]:
-    """Brings a thread to where it waits, and gives its innermost frame."""
+    """Bring a thread to its wait and return its innermost frame."""
     threads: list[threading.Thread] = []
 
     def begin(body: Callable[[], object]) -> FrameType:
@@ -93,7 +93,7 @@ def waiting() -> Iterator[Callable[[Callable[[], object]], FrameType]]:
         thread.start()
         threads.append(thread)
         assert is_there.wait(60.0)
-        while True:  # until it is where it stays
+        while True:  # until it stays there
             frame = sys._current_frames()[thread.ident or 0]
             if frame.f_code.co_name not in ("run", "set", "notify_all", "notify"):
                 return frame
@@ -103,7 +103,7 @@ def waiting() -> Iterator[Callable[[Callable[[], object]], FrameType]]:
         thread.join(60.0)
 
 
-def test_a_lock_is_seen_in_the_line_that_takes_it(waiting: Callable[[Callable[[], object]], FrameType]) -> None:
+def test_lock_is_seen_in_the_line_that_takes_it(waiting: Callable[[Callable[[], object]], FrameType]) -> None:
     lock = threading.Lock()
     lock.acquire()
 
@@ -120,21 +120,21 @@ def test_a_lock_is_seen_in_the_line_that_takes_it(waiting: Callable[[Callable[[]
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What ``time.monotonic`` says."""
+    """Replace ``time.monotonic``."""
     now = [100.0]
     monkeypatch.setattr(main_thread_probe.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(main_thread_probe, "_pause_until", 0.0)
     return now
 
 
-def look(clock: list[float], after_s: float, seen: Whereabouts) -> Progress | None:
+def look(clock: list[float], after_s: float, seen: MainThreadProbe) -> Progress | None:
     clock[0] += after_s
     return seen.look()
 
 
-def test_who_comes_on_says_nothing_and_who_stands_still_says_where(clock: list[float]) -> None:
+def test_progressing_thread_is_not_reported_and_a_stuck_one_is(clock: list[float]) -> None:
     step = [0]
-    seen = Whereabouts(lambda: step[0], lambda: 7)
+    seen = MainThreadProbe(lambda: step[0], lambda: 7)
     assert look(clock, 1.9, seen) is None
     still = look(clock, 0.2, seen)
     assert still is not None and still.place.startswith(HERE)
@@ -143,9 +143,9 @@ def test_who_comes_on_says_nothing_and_who_stands_still_says_where(clock: list[f
     assert look(clock, 0.5, seen) is None
 
 
-def test_what_took_long_is_remembered_and_the_first_steps_are_not(clock: list[float]) -> None:
+def test_longest_duration_is_remembered_without_the_first_steps(clock: list[float]) -> None:
     step = [0]
-    seen = Whereabouts(lambda: step[0], lambda: 7)
+    seen = MainThreadProbe(lambda: step[0], lambda: 7)
     for took_s in (100.0, 50.0, 4.0, 3.0):
         step[0] += 1
         look(clock, took_s, seen)
@@ -154,26 +154,26 @@ def test_what_took_long_is_remembered_and_the_first_steps_are_not(clock: list[fl
     assert still is not None and (still.longest_s, still.steps) == (4.0, 4)
 
 
-def test_steps_are_counted_and_not_looks(clock: list[float]) -> None:
-    """A job that made many quick steps between two looks is past its first ones."""
+def test_steps_are_counted_rather_than_samples(clock: list[float]) -> None:
+    """A job that made many fast steps between two samples is past its first ones."""
     step = [3]
-    seen = Whereabouts(lambda: step[0], lambda: 7)
+    seen = MainThreadProbe(lambda: step[0], lambda: 7)
     step[0] = 20
     assert look(clock, 0.5, seen) is None
     still = look(clock, 3.0, seen)
     assert still is not None and still.steps == 17
 
 
-def test_with_a_short_step_timeout_it_is_told_in_time(clock: list[float]) -> None:
-    seen = Whereabouts(lambda: 1, lambda: 7, 1.0)
+def test_short_step_timeout_is_reported_in_time(clock: list[float]) -> None:
+    seen = MainThreadProbe(lambda: 1, lambda: 7, 1.0)
     assert look(clock, 0.6, seen) is not None
 
 
-def test_an_expected_pause_is_no_standstill(clock: list[float]) -> None:
-    seen = Whereabouts(lambda: 1, lambda: 1)
+def test_expected_pause_is_no_standstill(clock: list[float]) -> None:
+    seen = MainThreadProbe(lambda: 1, lambda: 1)
     expect_pause(60)
     assert look(clock, 59.0, seen) is None
-    assert look(clock, 1.5, seen) is None, "it begins behind the pause"
+    assert look(clock, 1.5, seen) is None, "it starts after the pause"
     assert look(clock, 2.0, seen) is not None
     for wrong in (-1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="expected seconds"):

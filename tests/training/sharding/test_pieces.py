@@ -1,4 +1,4 @@
-"""Pieces: taken out of a state, through a point, and put back where they were, or refused with both places."""
+"""Pieces of sharded tensors: extracted, saved in a point and put back in place, or refused with both places."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mesh_of(size: int = RANKS) -> Any:
 
 
 def piece_of(rank: int, tensor: torch.Tensor = WHOLE, dim: int = 0, size: int = RANKS) -> DTensor:
-    """What this rank holds of the tensor; in a world of that size."""
+    """Return this rank's part of the tensor in a world of that size."""
     chunks = list(tensor.chunk(size, dim))
     empty = tensor.new_empty(0, *tensor.shape[1:]) if dim == 0 else tensor.new_empty(tensor.shape[0], 0)
     part = chunks[rank].clone() if rank < len(chunks) else empty
@@ -35,7 +35,7 @@ def piece_of(rank: int, tensor: torch.Tensor = WHOLE, dim: int = 0, size: int = 
 
 
 def through_a_point(rank: int, tree: Any) -> tuple[Any, dict[str, Any]]:
-    """What a point gives back of the tree: its plain values, and the rank's own parts."""
+    """Return what a point restores of the tree: plain values and the rank's own parts."""
     own: pieces.Own = {}
     taken = pieces.take_out(tree, "state", own)
     content = {"shared": taken, "own": own}
@@ -51,7 +51,7 @@ def putting(own: dict[str, Any], mesh: Any = None) -> Putting:
 
 @pytest.mark.parametrize("rank", range(RANKS))
 @pytest.mark.parametrize("has_live", [True, False])
-def test_a_piece_comes_back_on_the_rank_it_was_taken_from(rank: int, has_live: bool) -> None:
+def test_piece_is_restored_on_the_rank_it_was_taken_from(rank: int, has_live: bool) -> None:
     with world(rank, RANKS):
         tree = {"a": [piece_of(rank), torch.ones(2)], "small": piece_of(rank, torch.arange(2.0)), "n": 3}
         shared, own = through_a_point(rank, tree)
@@ -63,16 +63,17 @@ def test_a_piece_comes_back_on_the_rank_it_was_taken_from(rank: int, has_live: b
             assert torch.equal(one._local_tensor, other._local_tensor)
 
 
-def test_what_is_described_is_the_same_on_every_rank() -> None:
+def test_description_is_the_same_on_every_rank() -> None:
     described = []
     for rank in range(RANKS):
         with world(rank, RANKS):
-            tree = {"a": piece_of(rank), "few": piece_of(rank, torch.ones(1))}  # of which rank 0 happens to have all
+            # of which rank 0 happens to have everything
+            tree = {"a": piece_of(rank), "few": piece_of(rank, torch.ones(1))}
             described.append(through_a_point(rank, tree)[0])
     assert described[0] == described[1] == described[2]
 
 
-def test_the_pieces_of_all_ranks_are_the_whole_in_any_order() -> None:
+def test_pieces_of_all_ranks_form_the_whole_in_any_order() -> None:
     by_rank = []
     for rank in range(RANKS):
         with world(rank, RANKS):
@@ -92,7 +93,7 @@ def test_the_pieces_of_all_ranks_are_the_whole_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_a_tensor_that_was_saved_whole_is_cut_as_this_rank_needs_it(rank: int) -> None:
+def test_tensor_saved_whole_is_cut_for_this_rank(rank: int) -> None:
     with world(rank, RANKS):
         live = {"a": piece_of(rank), "few": piece_of(rank, torch.ones(1))}
         back = putting({}).back({"a": WHOLE, "few": torch.full((1,), 2.0)}, "state", live)
@@ -100,7 +101,7 @@ def test_a_tensor_that_was_saved_whole_is_cut_as_this_rank_needs_it(rank: int) -
         assert back["few"]._local_tensor.tolist() == ([2.0] if rank == 0 else [])
 
 
-def test_before_there_is_a_group_a_point_holds_whole_tensors() -> None:
+def test_point_before_a_group_exists_holds_whole_tensors() -> None:
     with world():
         own: pieces.Own = {}
         taken = pieces.take_out({"a": piece_of(0, size=1)}, "state", own)
@@ -108,7 +109,7 @@ def test_before_there_is_a_group_a_point_holds_whole_tensors() -> None:
         assert isinstance(putting({}, mesh_of(1)).back(taken, "state", {"a": piece_of(0, size=1)})["a"], DTensor)
 
 
-def test_a_replicated_tensor_is_no_piece() -> None:
+def test_replicated_tensor_is_no_piece() -> None:
     with world(1, RANKS):
         own: pieces.Own = {}
         tensor = DTensor.from_local(WHOLE, mesh_of(), [Replicate()], run_check=False)
@@ -118,7 +119,7 @@ def test_a_replicated_tensor_is_no_piece() -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_another_ranks_piece_is_refused_with_both_places() -> None:
+def test_piece_of_another_rank_is_refused_with_both_places() -> None:
     with world(0, RANKS):
         shared, own = through_a_point(0, {"a": piece_of(0)})
     with world(1, RANKS), pytest.raises(CheckpointError) as refused:
@@ -129,7 +130,7 @@ def test_another_ranks_piece_is_refused_with_both_places() -> None:
     )
 
 
-def test_so_it_is_where_nothing_is_there_yet() -> None:
+def test_piece_of_another_rank_is_refused_even_without_a_target() -> None:
     with world(0, RANKS):
         shared, own = through_a_point(0, {"a": piece_of(0)})
     with world(1, RANKS), pytest.raises(CheckpointError, match=r"state\.a: .*\[0:3, 0:5\].*part is \[3:6, 0:5\]"):
@@ -137,28 +138,28 @@ def test_so_it_is_where_nothing_is_there_yet() -> None:
 
 
 @pytest.mark.parametrize("has_live", [True, False])
-def test_another_world_size_is_refused(has_live: bool) -> None:
+def test_other_world_size_is_refused(has_live: bool) -> None:
     with world(0, RANKS):
         shared, own = through_a_point(0, {"a": piece_of(0)})
     with world(0, 2), pytest.raises(CheckpointError, match=r"state\.a: .* over 3; .* over 2: .*load_dcp"):
         putting(own, mesh_of(2)).back(shared, "state", {"a": piece_of(0, size=2)} if has_live else {})
 
 
-def test_another_placement_is_refused() -> None:
+def test_other_placement_is_refused() -> None:
     with world(0, RANKS):
         shared, own = through_a_point(0, {"a": piece_of(0)})
         with pytest.raises(CheckpointError, match=r"Shard\(dim=0\) over 3; .* Shard\(dim=1\) over 3"):
             putting(own).back(shared, "state", {"a": piece_of(0, dim=1)})
 
 
-def test_a_missing_piece_is_refused() -> None:
+def test_missing_piece_is_refused() -> None:
     with world(0, RANKS):
         shared, _ = through_a_point(0, {"a": piece_of(0)})
         with pytest.raises(CheckpointError, match=r"state\.a: this rank's part of it is in no point that is left"):
             putting({}).back(shared, "state", {"a": piece_of(0)})
 
 
-def test_a_placement_that_cannot_be_saved_is_refused_by_its_path() -> None:
+def test_unsavable_placement_is_refused_by_its_path() -> None:
     with world(0, RANKS):
         tensor = DTensor.from_local(WHOLE, mesh_of(), [Partial()], run_check=False)
         with pytest.raises(CheckpointError, match=r"state\.b: a DTensor placed as Partial.*redistribute"):
@@ -169,7 +170,7 @@ def test_a_placement_that_cannot_be_saved_is_refused_by_its_path() -> None:
 @pytest.mark.parametrize(
     "placements", [(Shard(0), Shard(0)), (Replicate(), Shard(0)), (Shard(0), Replicate())], ids=str
 )
-def test_a_piece_lies_where_torch_puts_it(shape: tuple[int, ...], placements: tuple[Any, ...]) -> None:
+def test_piece_has_the_offsets_that_torch_gives_it(shape: tuple[int, ...], placements: tuple[Any, ...]) -> None:
     for rank in range(6):
         with world(rank, 6):
             mesh = init_device_mesh("cpu", (2, 3))
@@ -180,10 +181,10 @@ def test_a_piece_lies_where_torch_puts_it(shape: tuple[int, ...], placements: tu
             )
             piece = Piece.of(tensor, "a")
             assert piece.sizes == sizes
-            assert piece.offsets == offsets or 0 in sizes  # where nothing is, it begins anywhere
+            assert piece.offsets == offsets or 0 in sizes  # an empty part may start anywhere
 
 
-def test_a_piece_says_where_it_lies() -> None:
+def test_piece_describes_its_place() -> None:
     with world(2, RANKS):
         piece = Piece.of(piece_of(2), "a")
     assert (piece.shape, piece.mesh, piece.placements) == ((7, 5), (3,), ("Shard(dim=0)",))

@@ -1,6 +1,4 @@
-"""FSDP2 modules from whole to sharded to the next group: as fully_shard itself would have made them, in the same
-objects.
-"""
+"""FSDP2 modules moved from whole to sharded and to the next group, in place and as fully_shard does it."""
 
 from __future__ import annotations
 
@@ -29,10 +27,10 @@ KEPT_BY_TORCH = ("sharded_size", "contiguous_sharded_stride", "padded_sharded_pa
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_parameters_are_cut_as_fully_shard_does_it_in_a_world_of_that_size(rank: int) -> None:
+def test_parameters_are_cut_as_fully_shard_cuts_them_in_that_world(rank: int) -> None:
     with world():
         model = sharded_model()
-        loss_of(model)  # a forward pass sets FSDP2 up, for a group of one
+        loss_of(model)  # a forward pass initialises FSDP2 for a group of one
     with world(rank, RANKS):
         regrouping.attach([model], [])
         stock = sharded_model()
@@ -50,10 +48,10 @@ def test_parameters_are_cut_as_fully_shard_does_it_in_a_world_of_that_size(rank:
             assert (mine.mesh_info.shard_mesh_rank, mine.mesh_info.shard_mesh_size) == (rank, RANKS)
             assert mine.mesh_info.shard_process_group is dist.group.WORLD
             assert mine.all_gather_outputs == [] and not hasattr(mine, "_unsharded_param")
-        loss_of(model)  # shapes fit: with peers that say nothing there are no values to compare
+        loss_of(model)  # shapes match: with silent peers there are no values to compare
 
 
-def test_the_parameters_stay_the_objects_that_optimizers_hold() -> None:
+def test_parameters_stay_the_objects_that_optimizers_hold() -> None:
     with world():
         state = sharded_state()
         train_one_step(state)
@@ -71,7 +69,7 @@ def test_the_parameters_stay_the_objects_that_optimizers_hold() -> None:
         state.optimizer.step()
 
 
-def test_the_next_group_of_the_same_size_takes_nothing_but_the_place_of_the_last_one() -> None:
+def test_next_group_of_the_same_size_replaces_only_the_group() -> None:
     with world():
         model = sharded_model()
     with world(2, RANKS):
@@ -87,7 +85,7 @@ def test_the_next_group_of_the_same_size_takes_nothing_but_the_place_of_the_last
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, 2), (1, RANKS), (0, 1)])
-def test_another_place_is_refused_with_the_way_there(rank: int, size: int) -> None:
+def test_other_place_is_refused_with_the_supported_way(rank: int, size: int) -> None:
     with world():
         model = sharded_model()
     with world(0, RANKS):
@@ -96,7 +94,7 @@ def test_another_place_is_refused_with_the_way_there(rank: int, size: int) -> No
         regrouping.attach([model], [])
 
 
-def test_a_cut_off_step_leaves_nothing_behind() -> None:
+def test_interrupted_step_leaves_nothing_behind() -> None:
     with world():
         model, undisturbed = sharded_model(), sharded_model()
         loss_of(undisturbed, 1).backward()
@@ -118,7 +116,7 @@ def test_a_cut_off_step_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("policy", [{}, {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}], ids=str)
-def test_a_window_that_was_cut_off_adds_nothing_to_the_next_one(policy: dict[str, torch.dtype]) -> None:
+def test_interrupted_window_adds_nothing_to_the_next_one(policy: dict[str, torch.dtype]) -> None:
     with world():
         model, undisturbed = (sharded_model(mp_policy=MixedPrecisionPolicy(**policy)) for _ in range(2))
         loss_of(undisturbed, 1).backward()
@@ -138,7 +136,7 @@ def require(model: nn.Module) -> None:
     regrouping.require_supported("model", model, [])
 
 
-def test_what_fully_shard_makes_by_default_is_supported() -> None:
+def test_fully_shards_defaults_are_supported() -> None:
     with world():
         require(sharded_model())
         frozen = sharded_model()
@@ -147,7 +145,7 @@ def test_what_fully_shard_makes_by_default_is_supported() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP is switching")
-def test_the_older_kind_of_sharding_is_refused() -> None:
+def test_fsdp1_is_refused() -> None:
     with world():
         model = nn.Sequential(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")))
         with pytest.raises(UsageError, match="model is in FullyShardedDataParallel"):
@@ -179,7 +177,7 @@ def test_tensor_parallel_parameters_are_refused() -> None:
             require(model)
 
 
-def test_a_tensor_that_was_distributed_by_hand_is_refused() -> None:
+def test_manually_distributed_tensor_is_refused() -> None:
     with world():
         model = nn.Linear(4, 4, bias=False)
         mesh = init_device_mesh("cpu", (1,))

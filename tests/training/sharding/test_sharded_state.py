@@ -1,4 +1,4 @@
-"""A TorchState whose model is sharded: its points hold this rank's pieces, and give exactly those back."""
+"""A TorchState with a sharded model: its points hold and restore exactly this rank's pieces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def through_a_point(state: TorchState) -> dict[str, Any]:
-    """The state's contents as a point of this rank gives them back."""
+    """Return the state's contents as restored from a point of this rank."""
     tree, parts = snapshot.split(state.contents(), "state")
     copied = {part.name: type(part)(part.name, part.dtype, part.shape, bytearray(part.data)) for part in parts}
     contents: dict[str, Any] = snapshot.join(tree, copied)
@@ -44,7 +44,7 @@ def entered(state: TorchState) -> TorchState:
 
 
 def pieces_of(state: TorchState) -> list[torch.Tensor]:
-    """This rank's own: weights, and Adam's first moments where there are some."""
+    """Return this rank's weights, and Adam's first moments if there are any."""
     moments = [values["exp_avg"]._local_tensor.clone() for values in state.optimizer.state.values()]
     return locals_of(state.model) + moments
 
@@ -55,21 +55,21 @@ def require_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> None:
 
 
 def trained(steps: int = 2) -> TorchState:
-    """After some steps, whole."""
+    """Return the full state after some steps."""
     state = sharded_state(rng="per_step", epoch=3)
     for number in range(steps):
         train_one_step(state, number)
     return state
 
 
-def test_before_there_is_a_group_all_of_it_is_shared_and_whole() -> None:
+def test_state_before_a_group_exists_is_shared_and_whole() -> None:
     contents = trained().contents()
     assert contents["own"] == {"shards": {}}
     assert contents["shared"]["values"]["model"]["0.weight"].shape == (7, 4)
     assert type(contents["shared"]["values"]["optimizer"]["state"][0]["exp_avg"]) is torch.Tensor
 
 
-def test_what_rank_0_begins_with_is_what_all_begin_with() -> None:
+def test_all_ranks_start_with_rank_0s_values() -> None:
     first, other = trained(), sharded_state(seed=5, rng="per_step", epoch=0)
     other.load(through_a_point(first), own=False)
     require_same(wholes_of(other), wholes_of(first))
@@ -92,7 +92,7 @@ def test_each_rank_gets_its_own_pieces_back(rank: int) -> None:
         fresh.optimizer.step()
 
 
-def test_pieces_are_read_into_the_memory_they_are_in() -> None:
+def test_pieces_are_read_into_their_existing_memory() -> None:
     state = trained()
     with world(1, RANKS):
         entered(state)
@@ -105,11 +105,11 @@ def test_pieces_are_read_into_the_memory_they_are_in() -> None:
         assert places <= {tensor.data_ptr() for name, tensor in live if name in shards}
 
 
-def test_a_sharded_state_has_parts_of_its_own_also_while_it_is_whole() -> None:
-    assert sharded_state(rng="per_step").has_own_parts  # a process that was killed asks for its own point
+def test_sharded_state_has_own_parts_even_while_it_is_whole() -> None:
+    assert sharded_state(rng="per_step").has_own_parts  # a restarted process asks for its own point
 
 
-def test_what_is_compared_between_ranks_is_what_is_equal_there() -> None:
+def test_only_parts_equal_on_all_ranks_are_compared() -> None:
     state = trained()
     assert state.weights() == []
     with world(1, RANKS):
@@ -117,7 +117,7 @@ def test_what_is_compared_between_ranks_is_what_is_equal_there() -> None:
         assert [tuple(one.shape) for one in state.shards()] == [(3,), (3, 4), (2,), (2, 7), (1,), (1, 5)]
 
 
-def test_pieces_changed_through_data_are_the_last_commits_again() -> None:
+def test_pieces_changed_through_data_return_to_the_last_commit() -> None:
     state = trained()
     with world(1, RANKS):
         entered(state)
@@ -130,7 +130,7 @@ def test_pieces_changed_through_data_are_the_last_commits_again() -> None:
         require_same(pieces_of(state), expected)
 
 
-def test_another_ranks_point_is_refused() -> None:
+def test_point_of_another_rank_is_refused() -> None:
     state = trained()
     with world(1, RANKS):
         before = pieces_of(entered(state))
@@ -139,20 +139,20 @@ def test_another_ranks_point_is_refused() -> None:
         require_same(pieces_of(state), before)
 
 
-def test_a_step_that_was_cut_off_is_no_part_of_the_last_commit() -> None:
+def test_interrupted_step_is_no_part_of_the_last_commit() -> None:
     state = sharded_state(rng="per_step")
     Commits(state)
     train_one_step(state)
     state.commit()
     expected = wholes_of(state)
-    loss_of(state.model, 1)  # unsharded, and nobody goes on from there
+    loss_of(state.model, 1)  # unsharded and never resumed from
     assert state.recall() == Point(1, 1)
     require_same(wholes_of(state), expected)
     assert all(type(one).__name__ == "DTensor" for one in state.model.parameters())
 
 
-def test_a_commit_inside_a_window_of_accumulation_waits_for_its_end() -> None:
-    """Where gradients are not reduced yet, they are no parameter's: FSDP2 keeps them."""
+def test_commit_inside_an_accumulation_window_waits_for_its_end() -> None:
+    """FSDP2 keeps unreduced gradients itself, outside the parameters."""
     state = sharded_state(rng="per_step")
     commits = Commits(state)
     for number in range(4):
@@ -166,7 +166,7 @@ def test_a_commit_inside_a_window_of_accumulation_waits_for_its_end() -> None:
         assert commits.count == int(is_last)
 
 
-def test_several_steps_between_commits_are_copied_and_go_back() -> None:
+def test_several_steps_between_commits_are_copied_and_undone() -> None:
     state = sharded_state(rng="per_step", copy_commits=True)
     Commits(state)
     train_one_step(state)
@@ -181,7 +181,7 @@ def test_several_steps_between_commits_are_copied_and_go_back() -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_world_that_may_change_its_size_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elastic_world_is_refused_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     state = sharded_state()
     elastic = SimpleNamespace(enable_recovery=True, min_worker_num=2, max_worker_num=4)
     monkeypatch.setattr(context, "current", lambda _: SimpleNamespace(settings=elastic))
@@ -190,7 +190,7 @@ def test_a_world_that_may_change_its_size_is_refused_before_it_begins(monkeypatc
     state.bind(None, 0)
 
 
-def test_a_sharded_tensor_of_the_users_own_is_refused() -> None:
+def test_users_own_sharded_tensor_is_refused() -> None:
     state = sharded_state()
     other = TorchState(state.model, mean=next(state.model.parameters()).detach())
     with pytest.raises(UsageError, match=r"state\.mean is a DTensor that belongs to no fully_shard module"):

@@ -1,4 +1,4 @@
-"""Worlds without peers: any rank's view of any group, for what needs no collective; and a model sharded in it."""
+"""Worlds without peers: any rank's view of any group, for code without collectives; and a model sharded in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTHS = (7, 5, 2)  # over three ranks: parts of 3, 3 and 1, of 2, 2 and 1, of 1
 
 @contextlib.contextmanager
 def world(rank: int = 0, size: int = 1) -> Iterator[None]:
-    """As one rank of a group whose collectives do nothing; it takes the place of another one, for good."""
+    """Become one rank of a group whose collectives do nothing; replaces any previous group for good."""
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
@@ -31,7 +31,7 @@ def world(rank: int = 0, size: int = 1) -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # else an operator's result has the mesh of another rank's world
+        _clear_sharding_prop_cache()  # otherwise an operator's result has the mesh of another rank's world
 
 
 def sharded_model(seed: int = 0, **options: Any) -> nn.Sequential:
@@ -48,13 +48,13 @@ def sharded_state(seed: int = 0, **attributes: object) -> TorchState:
 
 
 def loss_of(model: nn.Module, number: int = 0) -> torch.Tensor:
-    """The same numbers for the same number; in a world of one, where nothing needs a peer."""
+    """Use the same data for the same number; in a world of one, which needs no peer."""
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
     return model(x).square().sum()
 
 
 def train_one_step(state: TorchState, number: int = 0) -> None:
-    """As :func:`loss_of`."""
+    """Like :func:`loss_of`, with an optimizer step."""
     assert state.model is not None and state.optimizer is not None
     state.optimizer.zero_grad()
     loss_of(state.model, number).backward()
@@ -66,7 +66,7 @@ def locals_of(model: nn.Module) -> list[torch.Tensor]:
 
 
 def wholes_of(state: TorchState) -> list[torch.Tensor]:
-    """Weights and first moments, in a world of one."""
+    """Return weights and first moments in a world of one."""
     assert state.model is not None and state.optimizer is not None
     moments = [values["exp_avg"] for values in state.optimizer.state.values()]
     return [one._local_tensor.detach().clone() for one in [*state.model.parameters(), *moments]]

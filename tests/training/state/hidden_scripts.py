@@ -1,7 +1,7 @@
-"""Small training scripts: those that keep state outside ``state``, and those that seem to.
+"""Small training scripts: some with state outside ``state``, some that only appear to have it.
 
-Each is a set of lines for the places of one loop. In a script with hidden state, the line that changes it ends in
-``# moved``.
+Each is a set of lines for the places of one loop. In a script with hidden state, the line that changes it ends in ``#
+moved``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PLACES = {
 
 
 def script(**lines: str) -> str:
-    """The loop with these lines in it."""
+    """Return the loop with these lines in it."""
     filled = {
         place: textwrap.indent(textwrap.dedent(lines.get(place, "pass")).strip("\n"), " " * indent).lstrip(" ")
         for place, indent in PLACES.items()
@@ -675,4 +675,4 @@ SILENT = {
     ),
     "batch number of enumerate": script(loss="loss = loss / (1 + batch)"),
 }
-"""Scripts that end with other bits after a loss and print nothing about it; the last has no line that changes it."""
+"""Scripts that end with other bits after a loss without a message; the last has no line that changes its state."""

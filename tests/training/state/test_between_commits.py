@@ -1,4 +1,4 @@
-"""What a script does to a module between two commits is taken back, in a survivor as in a replacement."""
+"""Changes to a module between two commits are undone in a survivor as in a replacement."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def committed(steps: int = 2, **attributes: Any) -> tuple[TorchState, Any]:
-    """A state two steps after its first commit, and its model."""
+    """Return a state two steps after its first commit, and its model."""
     state = small_state(**attributes)
     Commits(state)
     for number in range(steps):
@@ -48,7 +48,7 @@ def committed(steps: int = 2, **attributes: Any) -> tuple[TorchState, Any]:
 
 
 def sent(contents: Any) -> Any:
-    """What another rank gets."""
+    """Return what another rank gets."""
     tree, parts = snapshot.split(contents, "state")
     return snapshot.join(tree, {part.name: part for part in parts})
 
@@ -87,7 +87,7 @@ SWAPS = [by_data_copy, by_data_assignment, by_exchange, by_new_parameters, by_ot
 
 @pytest.mark.parametrize("copies", [False, True], ids=["live", "copied"])
 @pytest.mark.parametrize("swap", SWAPS)
-def test_swapped_weights_are_the_last_commits_again(swap: Swap, copies: bool) -> None:
+def test_swapped_weights_return_to_the_last_commit(swap: Swap, copies: bool) -> None:
     torch.manual_seed(3)
     average = Net()
     state, model = committed(average=average, copy_commits=copies)
@@ -107,7 +107,7 @@ def test_swapped_weights_are_the_last_commits_again(swap: Swap, copies: bool) ->
     assert all(torch.equal(one, of_average[name]) for name, one in average.state_dict().items())
 
 
-def test_an_alias_from_before_the_commit_may_be_written_to_after_it() -> None:
+def test_alias_from_before_the_commit_may_be_written_to_after_it() -> None:
     state = small_state()
     assert state.model is not None
     aliases: list[torch.Tensor] = []
@@ -121,12 +121,12 @@ def test_an_alias_from_before_the_commit_may_be_written_to_after_it() -> None:
     assert bits_of(state) == before
 
 
-def test_weights_swapped_between_a_step_and_its_commit_do_not_share_memory_with_the_average_afterwards() -> None:
+def test_weights_swapped_before_the_commit_share_no_memory_with_the_average() -> None:
     state, model = committed(average=Net())
     point = sent(state.contents())
     train_one_step(state, 2)
     by_data_assignment(model, state.average)
-    assert state.recall() is None, "another rank's or a saved point must come"
+    assert state.recall() is None, "another rank's or a saved point must be used"
     state.load(point, own=True)
     assert all(
         one.data_ptr() != other.data_ptr()
@@ -134,7 +134,7 @@ def test_weights_swapped_between_a_step_and_its_commit_do_not_share_memory_with_
     )
 
 
-def test_weights_that_lie_elsewhere_without_a_trace_are_not_taken_for_the_commits() -> None:
+def test_weights_moved_without_a_trace_are_not_taken_for_the_commits() -> None:
     state, model = committed()
     other = nn.Parameter(torch.zeros_like(model.last.bias))
     for _ in range(model.last.bias._version):  # the sum of all versions stays the same
@@ -144,7 +144,7 @@ def test_weights_that_lie_elsewhere_without_a_trace_are_not_taken_for_the_commit
     assert state.recall() is None
 
 
-def test_weights_that_nobody_touches_are_copied_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untouched_weights_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     state, _ = committed()
 
     def refuse(*_: object, **__: object) -> torch.Tensor:
@@ -157,7 +157,7 @@ def test_weights_that_nobody_touches_are_copied_nowhere(monkeypatch: pytest.Monk
     assert state.recall() == Point(3, 1)
 
 
-def test_a_weight_that_is_given_other_memory_is_told_once(warned: list[str]) -> None:
+def test_weight_given_other_memory_is_reported_once(warned: list[str]) -> None:
     state, model = committed(average=Net())
     by_data_assignment(model, state.average)
     by_data_assignment(model, state.average)
@@ -373,7 +373,7 @@ def test_only_a_state_that_is_unchanged_stands_for_its_last_commit(what: str, co
 
 
 class Merging(nn.Linear):
-    """As LoRA's layers: a weight is merged where it is evaluated, and taken apart again where it is trained."""
+    """Like LoRA's layers: weights are merged for evaluation and separated for training."""
 
     is_merged = False
 
@@ -402,7 +402,7 @@ def described(model: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("stepped", [False, True], ids=["behind the commit", "before the commit"])
-def test_modes_flags_and_hooks_go_back(stepped: bool) -> None:
+def test_modes_flags_and_hooks_are_restored(stepped: bool) -> None:
     state, model = committed(0)
     model.norm.eval()
     model.last.bias.requires_grad_(False)
@@ -420,7 +420,7 @@ def test_modes_flags_and_hooks_go_back(stepped: bool) -> None:
     assert described(model) == before
 
 
-def test_a_newcomer_gets_modes_and_flags() -> None:
+def test_newcomer_gets_modes_and_flags() -> None:
     state, model = committed()
     model.norm.eval()
     model.first.requires_grad_(False)
@@ -432,7 +432,7 @@ def test_a_newcomer_gets_modes_and_flags() -> None:
     assert described(newcomer.model)[:2] == described(model)[:2]
 
 
-def test_a_point_of_an_earlier_release_leaves_modes_and_flags_alone() -> None:
+def test_point_of_an_earlier_release_leaves_modes_and_flags_alone() -> None:
     state, model = committed()
     contents = sent(state.contents())
     del contents["shared"]["unlisted"]
@@ -441,7 +441,7 @@ def test_a_point_of_an_earlier_release_leaves_modes_and_flags_alone() -> None:
     assert not model.training
 
 
-def test_a_layer_that_merges_its_weights_is_taken_apart() -> None:
+def test_layer_with_merged_weights_is_separated() -> None:
     model = Merging(4, 4)
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
     Commits(state)
@@ -457,7 +457,7 @@ def test_a_layer_that_merges_its_weights_is_taken_apart() -> None:
 
 
 class Remembering(nn.Linear):
-    """It keeps a mean that is not saved, and makes two buffers in its first forward pass."""
+    """Keeps a mean that is not saved, and creates two buffers in its first forward pass."""
 
     def __init__(self) -> None:
         super().__init__(4, 2)
@@ -485,7 +485,7 @@ def buffers_of(state: TorchState) -> dict[str, bytes]:
     return {name: one.numpy().tobytes() for name, one in state.model.named_buffers()}
 
 
-def test_buffers_that_no_state_dict_holds_and_those_made_in_a_forward_pass_reach_a_newcomer_and_go_back() -> None:
+def test_unsaved_and_late_buffers_reach_a_newcomer_and_are_restored() -> None:
     state, newcomer = remembering(), remembering()
     train_one_step(state, 0)
     state.commit()
@@ -499,7 +499,7 @@ def test_buffers_that_no_state_dict_holds_and_those_made_in_a_forward_pass_reach
     assert buffers_of(state) == expected
 
 
-def test_buffers_made_in_the_first_forward_pass_are_none_again() -> None:
+def test_buffers_made_in_the_first_forward_pass_are_removed_again() -> None:
     state = remembering()
     state.model(torch.ones(3, 4))
     assert state.recall() == Point(0, 1)
@@ -507,7 +507,7 @@ def test_buffers_made_in_the_first_forward_pass_are_none_again() -> None:
     assert state.model.later is None
 
 
-# ---- parts that come and go
+# ---- added and removed parts
 
 
 def pruned(model: Any) -> None:
@@ -535,7 +535,9 @@ CHANGES: dict[Callable[[Any], None], str] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_parts_that_come_or_go_are_told_at_the_first_commit(change: Callable[[Any], None], warned: list[str]) -> None:
+def test_added_or_removed_parts_are_reported_at_the_first_commit(
+    change: Callable[[Any], None], warned: list[str]
+) -> None:
     state, model = committed()
     assert not warned
     change(model)
@@ -550,7 +552,7 @@ def test_parts_that_come_or_go_are_told_at_the_first_commit(change: Callable[[An
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_parts_that_came_or_went_behind_the_commit_are_as_they_were(change: Callable[[Any], None]) -> None:
+def test_parts_added_or_removed_after_the_commit_are_undone(change: Callable[[Any], None]) -> None:
     state, model = committed()
     before, twin = bits_of(state), copy.deepcopy(model)
     change(model)
@@ -561,7 +563,7 @@ def test_parts_that_came_or_went_behind_the_commit_are_as_they_were(change: Call
     assert torch.equal(model(x), twin(x))
 
 
-def test_a_module_with_a_scripted_part_is_remembered_too() -> None:
+def test_module_with_a_scripted_part_is_remembered_too() -> None:
     model = nn.Sequential(torch.jit.script(Net()))
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rng="per_step")
     Commits(state)

@@ -1,6 +1,6 @@
-"""A loop whose data the state does not follow is told so in its first steps; a record that cannot be right is refused.
+"""Data loops that the state does not follow are reported in their first steps; impossible records are refused.
 
-What the state follows, and what a script keeps by itself, is left in peace.
+Data that the state follows, or that a script tracks itself, is not reported.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def forgets_to_record() -> None:
         (forgets_to_record, "the sampler is not told which samples are done"),
     ],
 )
-def test_data_that_the_state_does_not_follow_is_told_once_with_its_line(
+def test_data_that_the_state_does_not_follow_is_reported_once_with_its_line(
     loop: Callable[[], None], told: str, said: list[str]
 ) -> None:
     loop()
@@ -136,32 +136,32 @@ def needs_no_loader() -> None:
 
 
 @pytest.mark.parametrize("loop", [records, counts_batches, skips_by_the_step, needs_no_loader])
-def test_a_position_that_is_kept_is_not(loop: Callable[[], None], said: list[str]) -> None:
+def test_saved_position_is_not_reported(loop: Callable[[], None], said: list[str]) -> None:
     loop()
     assert said == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_global_batch_size_is_refused_where_it_is_recorded(workers: int) -> None:
-    sampler = ElasticSampler(DATA)  # 12 samples of each rank
+def test_global_batch_size_is_refused_where_it_is_recorded(workers: int) -> None:
+    sampler = ElasticSampler(DATA)  # 12 samples per rank
     loader = DataLoader(DATA, 2, sampler=sampler, num_workers=workers, generator=torch.Generator())
-    with pytest.raises(UsageError, match=r"test_data_habits\.py:\d+: record_batch\(.*its loader has given"):
+    with pytest.raises(UsageError, match=r"test_data_habits\.py:\d+: record_batch\(.*rank's loader has yielded"):
         for batch, _ in enumerate(loader):
             sampler.record_batch(batch, 4)
 
 
-def test_a_number_that_does_not_begin_anew_is_refused() -> None:
+def test_number_that_does_not_restart_is_refused() -> None:
     sampler = ElasticSampler(DATA)
     next(iter(DataLoader(DATA, 4, sampler=sampler)))
-    with pytest.raises(UsageError, match=r"record_batch\(3, 4\) says that this rank has gone through 16 samples"):
+    with pytest.raises(UsageError, match=r"record_batch\(3, 4\) records 16 samples"):
         sampler.record_batch(3, 4)
 
 
-def test_samples_that_were_never_recorded_are_told_when_their_epoch_ends(said: list[str]) -> None:
+def test_unrecorded_samples_are_reported_at_the_end_of_their_epoch(said: list[str]) -> None:
     sampler = ElasticSampler(DATA)
     sampler.is_guarded = True
     for batch, _ in enumerate(DataLoader(DATA, 4, sampler=sampler)):
         sampler.record_batch(batch, 2)
     sampler.set_epoch(1)
     (line,) = said
-    assert "of the 12 samples that this rank was given in epoch 0 record_batch() was told of 6" in line
+    assert "of the 12 samples that this rank got in epoch 0, record_batch() recorded 6" in line

@@ -1,4 +1,4 @@
-"""Tensors laid end to end: changed all together, each in its own place, or not at all."""
+"""Tensors in contiguous buffers: changed together, each in its own place, or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_each_tensor_is_changed_in_its_own_place_and_kinds_stay_apart() -> None:
     assert given[3].tolist() == [[7, 8, 9], [10, 11, 12]]
 
 
-def test_memory_is_used_again_and_follows_a_change_of_size() -> None:
+def test_memory_is_reused_and_follows_a_change_of_size() -> None:
     places: list[tuple[int, int]] = []
     flat = FlatBuffers()
     for sizes in ([2, 3], [2, 3], [7]):
@@ -38,7 +38,7 @@ def test_memory_is_used_again_and_follows_a_change_of_size() -> None:
     assert places[2][1] == 7
 
 
-def test_where_the_second_kind_fails_the_first_stays_as_it_was() -> None:
+def test_failure_in_the_second_kind_leaves_the_first_unchanged() -> None:
     given = tensors()
 
     def change(one: torch.Tensor) -> None:

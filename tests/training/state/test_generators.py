@@ -1,4 +1,4 @@
-"""The cheap look at the generators: sees every draw of every kind, and keeps what ``rng.capture`` would."""
+"""The fast check of generators: it sees every draw of every kind and keeps what ``rng.capture`` would."""
 
 from __future__ import annotations
 
@@ -63,22 +63,22 @@ def test_every_draw_is_seen_and_nothing_else(look: Generators, first: str, secon
     for number, draw in enumerate((DRAWS[first], DRAWS[second]), start=1):
         before = comparable(rng.capture())
         draw()
-        has_drawn = comparable(rng.capture()) != before  # a seed given twice changes nothing
+        has_drawn = comparable(rng.capture()) != before  # giving a seed twice changes nothing
         assert look.look() is has_drawn
         assert look.version <= 1 + number
         assert not look.look()
         assert comparable(unpack(look.packed())) == comparable(rng.capture())
 
 
-def test_the_places_are_those_of_this_python_and_this_numpy() -> None:
-    """Else every look takes ten times as long."""
+def test_offsets_match_this_python_and_numpy() -> None:
+    """Otherwise every check takes ten times as long."""
     found = Generators()
     found.look()
     assert found._python is not generators._ask_python
     assert found._numpy._place is not None
 
 
-def test_what_was_packed_comes_back(look: Generators) -> None:
+def test_packed_state_is_restored(look: Generators) -> None:
     random.gauss(0, 1)
     numpy.random.randn()
     torch.rand(3)
@@ -93,7 +93,7 @@ def test_what_was_packed_comes_back(look: Generators) -> None:
     assert look.packed() == packed
 
 
-def test_another_bit_generator_of_numpys_is_seen() -> None:
+def test_other_bit_generator_of_numpy_is_seen() -> None:
     look = Generators()
     look.look()
     before = numpy.random.get_bit_generator()
@@ -107,7 +107,7 @@ def test_another_bit_generator_of_numpys_is_seen() -> None:
         numpy.random.set_bit_generator(before)
 
 
-def test_a_numpy_that_is_loaded_later_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_loaded_later_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(generators.sys.modules, "numpy.random")
     look = Generators()
     look.look()
@@ -117,7 +117,7 @@ def test_a_numpy_that_is_loaded_later_is_seen(monkeypatch: pytest.MonkeyPatch) -
     assert "numpy" in unpack(look.packed())
 
 
-def test_an_accelerators_generator_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generator_of_an_accelerator_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("xpu"))
     monkeypatch.setattr(torch, "get_device_module", lambda _: type("", (), {"get_rng_state": generator.get_state}))
@@ -130,6 +130,6 @@ def test_an_accelerators_generator_is_looked_at(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x90", b"\xc1", b"nonsense"])
-def test_what_was_not_packed_is_refused(content: bytes) -> None:
+def test_invalid_packed_state_is_refused(content: bytes) -> None:
     with pytest.raises(CheckpointError, match="no generators' states"):
         unpack(content)

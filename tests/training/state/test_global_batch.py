@@ -1,4 +1,4 @@
-"""A global batch over any number of ranks: who has which micro-batch, and that the sum's bits never change."""
+"""A global batch over any number of ranks: assignment of micro-batches, and sums with equal bits."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def leaves(node: Node) -> list[int]:
 
 
 @given(COUNTS)
-def test_a_node_is_divided_after_a_full_tree(count: int) -> None:
+def test_node_is_split_after_a_full_tree(count: int) -> None:
     if count > 1:
         middle = split_of((0, count))
         assert middle & (middle - 1) == 0 and count / 2 <= middle < count
-        assert split_of((7, 7 + count)) == 7 + middle, "a subtree's shape does not depend on where it lies"
+        assert split_of((7, 7 + count)) == 7 + middle, "a subtree's shape does not depend on its place"
 
 
 @given(COUNTS, WORLDS)
-def test_blocks_are_all_micro_batches_once_and_their_subtrees_are_whole(count: int, world: int) -> None:
+def test_blocks_cover_all_micro_batches_once_with_whole_subtrees(count: int, world: int) -> None:
     blocks = [block_of(rank, world, count) for rank in range(world)]
     assert [one for block in blocks for one in leaves(block)] == list(range(count))
     sizes = {high - low for low, high in blocks}
@@ -56,7 +56,7 @@ def test_blocks_are_all_micro_batches_once_and_their_subtrees_are_whole(count: i
 
 @settings(deadline=None)
 @given(COUNTS, WORLDS, st.integers(0, 2**32))
-def test_the_sum_has_the_same_bits_in_every_world(count: int, world: int, seed: int) -> None:
+def test_sum_has_the_same_bits_in_every_world(count: int, world: int, seed: int) -> None:
     values = torch.randn(count, 5, generator=torch.Generator().manual_seed(seed)) * 10.0 ** torch.arange(-2, 3)
 
     def total(size: int) -> torch.Tensor:
@@ -78,7 +78,7 @@ SAMPLES, FEATURES = 37, 6
 
 
 class World:
-    """The rank and the world's size that everybody believes to be in."""
+    """The simulated rank and world size."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         self.size, self.rank = size, 0
@@ -101,7 +101,7 @@ def batches_for(bare: nn.Module, **sizes: int) -> GlobalBatch:
     return GlobalBatch(ElasticSampler(data(), seed=4), bare.parameters(), **{"size": 12, "micro": 5, **sizes})
 
 
-def test_one_step_is_that_of_plain_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_step_equals_plain_training(monkeypatch: pytest.MonkeyPatch) -> None:
     World(monkeypatch, 1)
     bare = model().eval()  # no dropout: the reference is computed in one piece
     batches = batches_for(bare)
@@ -129,18 +129,18 @@ def test_one_step_is_that_of_plain_training(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(batches.steps(loader)) == []
 
 
-def test_ranks_share_each_global_batch_and_know_how_much_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_each_global_batch_and_know_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 4)
     batches = batches_for(model())
     by_rank = []
     for world.rank in range(4):
         by_rank.append(list(batches))
         assert len(batches) == len(by_rank[-1])
-    assert [len(of) for of in by_rank] == [0, 3, 3, 4], "of three micro-batches to a step one rank has none"
+    assert [len(of) for of in by_rank] == [0, 3, 3, 4], "with three micro-batches per step one rank has none"
     assert sorted(one for of in by_rank for micro in of for one in micro) == list(range(SAMPLES))
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     bare = model()
     for sizes in ({"micro": 0}, {"micro": 13}):
         with pytest.raises(UsageError, match=r"expected 1 ≤ micro ≤ size\. Fix: "):
@@ -155,14 +155,14 @@ def first_step(bare: nn.Module) -> tuple[Any, Iterator[Any]]:
     return step, iter(step)
 
 
-def test_a_micro_batch_that_is_passed_over_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_micro_batch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     World(monkeypatch, 1)
     bare = model()
     step, micros = first_step(bare)
     with pytest.raises(UsageError, match=r"step\.reduce\(\) after 0 of 3 micro-batches\. Fix: "):
         step.reduce()
     _, inputs, labels = next(micros)
-    with pytest.raises(UsageError, match="passed over"):
+    with pytest.raises(UsageError, match="was skipped"):
         next(micros)
     step, micros = first_step(bare)
     _, inputs, labels = next(micros)
@@ -171,7 +171,7 @@ def test_a_micro_batch_that_is_passed_over_is_said(monkeypatch: pytest.MonkeyPat
         step.backward(F.cross_entropy(bare(inputs), labels))
 
 
-def test_a_parameter_without_a_part_in_the_loss_and_a_narrow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_and_narrow_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     World(monkeypatch, 1)
     bare = nn.Linear(FEATURES, 3).bfloat16()
     idle = nn.Parameter(torch.ones(2))

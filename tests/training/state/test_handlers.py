@@ -1,4 +1,4 @@
-"""One value of each kind: taken apart, remembered, brought back; and types of the user's own."""
+"""Handlers: one value of each kind is split, remembered and restored; and user-defined types."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sent(contents: Any) -> Any:
-    """What another rank gets."""
+    """Return what another rank gets."""
     tree, parts = snapshot.split(contents, "state")
     return snapshot.join(tree, {part.name: part._replace(data=bytearray(part.data)) for part in parts})
 
 
 class Loader:
-    """What torchdata's StatefulDataLoader is to a state: an iterable with a position that can be taken and given."""
+    """The interface of torchdata's StatefulDataLoader: an iterable with a position to save and load."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -57,7 +57,7 @@ class Loader:
         self.position = state["position"]
 
 
-def test_a_stateful_loader_goes_on_where_the_commit_was() -> None:
+def test_stateful_loader_continues_from_the_commit() -> None:
     loader = Loader(10)
     state = TorchState(loader=loader, rng="per_step")
     Commits(state)
@@ -88,7 +88,7 @@ def test_a_stateful_loader_goes_on_where_the_commit_was() -> None:
     ],
     ids=["cosine", "one cycle", "sequential"],
 )
-def test_a_schedule_goes_back_and_over_to_a_newcomer(make: Any) -> None:
+def test_schedule_is_restored_and_sent_to_a_newcomer(make: Any) -> None:
     def new() -> tuple[TorchState, torch.optim.Optimizer]:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -116,7 +116,7 @@ def test_a_schedule_goes_back_and_over_to_a_newcomer(make: Any) -> None:
     assert train(state, optimizer, 2) == train(newcomer, others, 2)
 
 
-def test_a_gradient_scaler_goes_over_to_a_newcomer() -> None:
+def test_gradient_scaler_is_sent_to_a_newcomer() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     scaler.scale(torch.ones(1))
     newcomer = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -126,8 +126,8 @@ def test_a_gradient_scaler_goes_over_to_a_newcomer() -> None:
 
 
 @pytest.mark.parametrize("unscaled_by", ["the script", "the scaler's own step"])
-def test_a_step_that_was_cut_off_is_done_again_with_unscaled_gradients(unscaled_by: str) -> None:
-    """Else the survivors would step with gradients 256 times as large, and a newcomer would not."""
+def test_interrupted_step_is_repeated_with_unscaled_gradients(unscaled_by: str) -> None:
+    """Otherwise survivors would step with gradients 256 times as large, unlike a newcomer."""
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
@@ -149,7 +149,7 @@ def test_a_step_that_was_cut_off_is_done_again_with_unscaled_gradients(unscaled_
     assert weight.item() == 0.0
 
 
-def test_a_scaler_that_is_switched_off_goes_back_as_well() -> None:
+def test_disabled_scaler_is_restored_as_well() -> None:
     handler = handler_of(torch.amp.GradScaler("cpu", enabled=False))
     assert handler is not None
     handler.remember()
@@ -162,7 +162,7 @@ def _peer_is_lost(*_: object) -> None:
 
 
 class Tally:
-    """A class of the user's own."""
+    """A user-defined class."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -186,7 +186,7 @@ class Finer(Tally):
     pass
 
 
-def test_a_registered_handler_is_used_for_its_type_and_subclasses_and_the_last_one_fits_first() -> None:
+def test_registered_handler_applies_to_subclasses_and_the_last_one_wins() -> None:
     register_handler(Tally, TallyHandler)
     assert isinstance(handler_of(Finer()), TallyHandler)
     tally = Tally()
@@ -207,12 +207,12 @@ def test_a_registered_handler_is_used_for_its_type_and_subclasses_and_the_last_o
     assert type(handler_of(Tally())) is TallyHandler
 
 
-def test_plain_values_have_no_handler_of_their_own() -> None:
+def test_plain_values_have_no_handler() -> None:
     assert [handler_of(one) for one in (1, "a", [1], {"a": 1}, None, torch.ones(1))] == [None] * 6
 
 
 class Wide(torch.optim.Optimizer):
-    """Keeps its moments more precisely than the parameters, as optimizers for bfloat16 do."""
+    """Keeps moments more precisely than the parameters, as optimizers for bfloat16 do."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
@@ -224,8 +224,8 @@ class Wide(torch.optim.Optimizer):
                 moment.add_(1 / 3)
 
 
-def test_moments_keep_the_dtype_they_were_given_in() -> None:
-    """torch's own load_state_dict turns them into the parameters' dtype."""
+def test_moments_keep_their_dtype() -> None:
+    """torch's own load_state_dict casts them to the parameters' dtype."""
     given, got = (nn.Linear(2, 2, dtype=torch.bfloat16) for _ in range(2))
     source, target = Wide(given.parameters()), Wide(got.parameters())
     source.step()
@@ -240,7 +240,7 @@ def test_moments_keep_the_dtype_they_were_given_in() -> None:
 
 
 class Odd(torch.optim.Optimizer):
-    """Keeps in its state what torch's own ``load_state_dict`` casts, empties or cannot load."""
+    """Its state has values that torch's ``load_state_dict`` casts, empties or cannot load."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": np.float64(0.1)})
@@ -266,7 +266,7 @@ class Odd(torch.optim.Optimizer):
 
 
 def form_of(contents: Any) -> Any:
-    """Types, dtypes, strides and bits."""
+    """Return types, dtypes, strides and bits."""
     tree, parts = snapshot.split(contents, "state")
     return tree, [(one.name, one.dtype, one.shape, bytes(one.data)) for one in parts]
 
@@ -286,14 +286,14 @@ def form_of(contents: Any) -> Any:
     ids=["odd", "momentum", "adam", "fused", "tensor rate", "adafactor", "lbfgs", "rprop"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_optimizer_goes_on_with_the_same_bits(make: Any, dtype: torch.dtype) -> None:
-    """In another process's optimizer, and in this one after a look back."""
+def test_optimizer_continues_with_the_same_bits(make: Any, dtype: torch.dtype) -> None:
+    """In another process's optimizer, and in this one after a rollback."""
 
     def made() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(5)
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)).to(dtype)
         optimizer = make(net.parameters())
-        if not isinstance(optimizer, torch.optim.LBFGS):  # which takes contiguous gradients only
+        if not isinstance(optimizer, torch.optim.LBFGS):  # which accepts contiguous gradients only
             net.to(memory_format=torch.channels_last)
         return net, optimizer
 
@@ -325,15 +325,16 @@ def test_an_optimizer_goes_on_with_the_same_bits(make: Any, dtype: torch.dtype) 
         assert form_of(one.contents()) == form_of(contents)
 
 
-def test_a_parameter_of_another_dtype_or_layout_is_refused() -> None:
+def test_parameter_of_another_dtype_or_layout_is_refused() -> None:
     plain, last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    handlers.ModuleHandler(last).load(sent(handlers.ModuleHandler(plain).contents()))  # as in earlier releases' points
+    # as in points of earlier releases
+    handlers.ModuleHandler(last).load(sent(handlers.ModuleHandler(plain).contents()))
     for other in (last, nn.Conv2d(3, 4, 3).double()):
         with pytest.raises(UsageError, match=r"parameter weight is of .* Fix: call \.to\(dtype\)"):
             handlers.ModuleHandler(plain).load(sent(handlers.ModuleHandler(other).contents()))
 
 
-def test_a_buffer_comes_back_in_the_dtype_and_layout_it_has_come_to_have() -> None:
+def test_buffer_is_restored_in_its_changed_dtype_and_layout() -> None:
     given, got = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
     given.register_buffer("mask", torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last))
     got.register_buffer("mask", torch.ones(1, 2, 3, 4))
@@ -349,7 +350,7 @@ def test_a_buffer_comes_back_in_the_dtype_and_layout_it_has_come_to_have() -> No
     assert form_of(source.contents()) == form
 
 
-def test_an_optimizer_that_does_not_restore_what_it_returned_is_refused() -> None:
+def test_optimizer_that_does_not_restore_what_it_returned_is_refused() -> None:
     class Rounding(torch.optim.SGD):
         def state_dict(self) -> dict[str, Any]:
             return {**super().state_dict(), "own": torch.ones(1)}
@@ -379,15 +380,15 @@ def step_and_commit(net: nn.Module, optimizer: torch.optim.Optimizer, state: Tor
     state.commit()
 
 
-def test_groups_that_were_added_belong_to_a_commit() -> None:
-    """To a newcomer's optimizer, from and to a commit before, and in a survivor that has not committed them."""
+def test_added_groups_belong_to_a_commit() -> None:
+    """To a newcomer's optimizer, to and from an earlier commit, and in a survivor that has not committed them."""
     net, optimizer, state = thawing()
     Commits(state)
     step_and_commit(net, optimizer, state)
     before = handlers.copied_tree(state.contents())
     optimizer.add_param_group({"params": list(net[0].parameters()), "lr": 0.5})  # type: ignore[index]
     assert state.recall() is not None
-    assert form_of(state.contents()) == form_of(before), "it was added behind the commit"
+    assert form_of(state.contents()) == form_of(before), "it was added after the commit"
     optimizer.add_param_group({"params": list(net[0].parameters()), "lr": 0.5})  # type: ignore[index]
     step_and_commit(net, optimizer, state)
     other_net, other_optimizer, other = thawing()
@@ -401,7 +402,7 @@ def test_groups_that_were_added_belong_to_a_commit() -> None:
     assert form_of(other.contents()) == form_of(before)
 
 
-def test_a_group_of_what_no_module_holds_is_refused_at_the_commit() -> None:
+def test_group_of_parameters_in_no_module_is_refused_at_the_commit() -> None:
     net, optimizer, state = thawing()
     Commits(state)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
@@ -409,7 +410,7 @@ def test_a_group_of_what_no_module_holds_is_refused_at_the_commit() -> None:
         step_and_commit(net, optimizer, state)
 
 
-def test_a_tensor_that_an_optimizer_trains_is_in_the_state_or_is_refused() -> None:
+def test_tensor_that_an_optimizer_trains_is_in_the_state_or_refused() -> None:
     net, alpha = nn.Linear(2, 2), torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([{"params": net.parameters()}, {"params": [alpha]}], lr=0.1)
     with pytest.raises(UsageError, match=r"TorchState\(optimizer=…\): parameter 0 of its group 1, of shape \(1,\)"):
@@ -426,11 +427,11 @@ def test_a_tensor_that_an_optimizer_trains_is_in_the_state_or_is_refused() -> No
     alpha.data.fill_(3)
     state.load(kept, own=True)
     assert state.alpha is alpha and alpha.requires_grad and not alpha.item()
-    with pytest.raises(UsageError, match="cannot be another object"):
+    with pytest.raises(UsageError, match="cannot be replaced"):
         state.alpha = torch.ones(1)
 
 
-def test_a_learning_rate_that_differs_is_named_before_the_weights_it_changed() -> None:
+def test_different_learning_rate_is_named_before_the_weights_it_changed() -> None:
     first, second = thawing(0.1), thawing(0.2)
     for net, optimizer, state in (first, second):
         Commits(state)
@@ -442,11 +443,11 @@ def test_a_learning_rate_that_differs_is_named_before_the_weights_it_changed() -
     text = equality.sentence(equality.judge({0: b"a", 1: b"b"}), *digests)
     assert "first in lr of group 0 of optimizer (0.1 on rank 0, 0.2 on rank 1) and " in text
     assert " more: most likely something outside the state sets it" in text
-    assert text.endswith("Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule)")
+    assert text.endswith("Fix: pass it to the state, as in TorchState(model, optimizer, schedule=schedule)")
 
 
-def test_rates_that_were_unlike_for_a_while_are_told_apart_afterwards() -> None:
-    """As a schedule that is not in the state does it: it begins anew in a replacement."""
+def test_temporary_difference_in_rates_is_distinguished_afterwards() -> None:
+    """As with a schedule outside the state, which restarts in a replacement."""
     parts = []
     for change_at in (1, 2):
         net, optimizer, state = thawing()
@@ -460,8 +461,8 @@ def test_rates_that_were_unlike_for_a_while_are_told_apart_afterwards() -> None:
 
 
 @pytest.mark.parametrize("value", [lambda: 0, [{"deep": object()}], {1: (nn.ReLU,)}], ids=["lambda", "deep", "class"])
-def test_a_value_that_cannot_be_saved_is_refused_where_it_is_given(value: Any) -> None:
-    """When the state is made, and at the commit behind which it was set: no save, no recovery meets it first."""
+def test_unsavable_value_is_refused_where_it_is_given(value: Any) -> None:
+    """When the state is made, and at the commit after it was set, before any save or recovery."""
     with pytest.raises(UsageError, match=r"^state\.best\S*: a builtins\.\w+ cannot be saved"):
         TorchState(best=value)
     net, optimizer, state = thawing()
@@ -470,7 +471,7 @@ def test_a_value_that_cannot_be_saved_is_refused_where_it_is_given(value: Any) -
     state.best = value
     with pytest.raises(UsageError, match=r"^state\.best\S*: a builtins\.\w+ cannot be saved"):
         step_and_commit(net, optimizer, state)
-    assert state.recall() is None, "a part of two commits is neither"
+    assert state.recall() is None, "part of two commits is neither"
 
 
 def test_names_depend_on_no_wrapper() -> None:
@@ -486,7 +487,7 @@ def test_names_depend_on_no_wrapper() -> None:
 
 
 class Scaled(nn.Module):
-    """Keeps what FP8 layers keep: a history of its inputs and a count, which no forward pass leaves as they were."""
+    """Like FP8 layers: a history of inputs and a count, which every forward pass changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -520,7 +521,7 @@ class Scales(nn.Module):
 
     @property
     def told(self) -> tuple[list[float], list[float], int]:
-        """Its extra state, and how often the statistics were taken."""
+        """Return its extra state and how often the statistics were taken."""
         scaling = self.layer.scaling
         return scaling["history"].tolist(), list(scaling["seen"]), int(self.norm.num_batches_tracked or 0)
 
@@ -535,14 +536,14 @@ X = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_a_survivors_extra_state_goes_back_to_what_a_newcomer_is_given(copies: bool) -> None:
+def test_survivors_extra_state_returns_to_what_a_newcomer_gets(copies: bool) -> None:
     state, model = scaling_state(copies=copies)
     Commits(state)
-    for number in range(3):  # the memory of an earlier commit is used again
+    for number in range(3):  # the memory of an earlier commit is reused
         model(X + number)
         state.commit()
     committed = model.told
-    for _ in range(2):  # what is remembered must be there a second time
+    for _ in range(2):  # the remembered state must be available twice
         model(2 * X).sum().backward()  # a peer is lost in here
         assert model.told != committed
         assert state.recall() == Point(0, 1)
@@ -554,13 +555,13 @@ def test_a_survivors_extra_state_goes_back_to_what_a_newcomer_is_given(copies: b
 
 
 class TellsOnly(nn.Linear):
-    """Tells what nothing can give back; torch itself refuses to load it."""
+    """Returns an extra state that cannot be loaded; torch itself refuses to."""
 
     def get_extra_state(self) -> str:
         return "version 2"
 
 
-def test_modules_that_keep_no_extra_state_are_not_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_without_extra_state_are_not_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(2, 2), TellsOnly(2, 2), nn.BatchNorm1d(2))
     handler = handler_of(model)
     assert handler is not None

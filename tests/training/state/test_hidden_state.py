@@ -1,4 +1,4 @@
-"""Values that a recovery would lose are named with their lines, and values that do not matter are not."""
+"""Values that a recovery would lose are named with their lines; irrelevant ones are not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.training.state.hidden_scripts import HARMLESS, HIDDEN, script
 
 
 class Told:
-    """Runs a script with a look at its commits, without a job around it."""
+    """Runs a script with an analysis at its commits, without a job around it."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, looks: bool = True) -> None:
         self.path = folder / "train.py"
@@ -71,15 +71,13 @@ def test_hidden_state_is_named_with_the_line_that_changes_it(name: str, told: To
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_no_later_step_depends_on_is_not(name: str, told: Told) -> None:
+def test_value_that_no_later_step_depends_on_is_not_named(name: str, told: Told) -> None:
     told.run(HARMLESS[name])
     assert told.findings == []
     assert told.look is not None and told.look.spent_s < MOST_S
 
 
-def test_a_run_has_the_same_bits_with_the_look_and_without(
-    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_analysis_changes_no_bit(told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HIDDEN["numpy generator of the module"]
 
     def bits(ended: dict[str, Any]) -> str:
@@ -92,7 +90,7 @@ def test_a_run_has_the_same_bits_with_the_look_and_without(
     assert bits(Told(tmp_path, monkeypatch, looks=False).run(text)) == looked_at
 
 
-def test_no_batch_outlives_its_step_because_of_the_look(told: Told) -> None:
+def test_analysis_keeps_no_batch_alive(told: Told) -> None:
     alive: list[int] = []
     references: list[weakref.ref[torch.Tensor]] = []
 
@@ -110,13 +108,13 @@ def test_no_batch_outlives_its_step_because_of_the_look(told: Told) -> None:
     assert max(alive) <= 1, alive
 
 
-def test_a_script_without_its_source_is_left_in_peace(told: Told) -> None:
+def test_script_without_its_source_is_skipped(told: Told) -> None:
     gone = "import linecache, pathlib; pathlib.Path(__file__).unlink(); linecache.clearcache()"
     told.run(script(top=gone, enter="h = torch.zeros(1, 8)", before="h = h + x.mean(); x = x + h"))
     assert told.findings == []
 
 
-def test_the_sentence_names_five_and_counts_the_rest() -> None:
+def test_message_names_five_and_counts_the_rest() -> None:
     findings = [Finding(f"name{number}", "", Place("/x/train.py", number)) for number in range(7)]
     text = sentence_of(findings)
     assert text.startswith("hidden state: name0 (train.py:0), name1 (train.py:1), ")

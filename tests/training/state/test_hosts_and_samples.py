@@ -1,9 +1,9 @@
-"""Two hundred jobs whose hosts come, go and fail at random: each epoch takes every sample once, wherever ranks are.
+"""Two hundred jobs whose hosts come, go and fail at random: each epoch uses every sample once.
 
-The driver's judgement, the reader of the script's lines and the sampler are the real ones. The world between them is a
-few lines: whoever is started joins at a commit, or its host has just failed; whoever is to leave does so at a commit, a
-little later. The script fails, prints nonsense, names a host that does not exist, and leaves one out every other time;
-hosts are drained and let in again. A book beside the driver's says which hosts rest, and in which order they were seen.
+The driver's decisions, the reader of the script's lines and the sampler are real. The world between them is simulated:
+a started process joins at a commit, or its host has just failed; one that is asked to leave does so at a later commit.
+The script fails, prints nonsense, names a host that does not exist, and sometimes omits one; hosts are drained and
+readmitted. Independent books record which hosts rest and in which order they were seen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIRST_REST_S, MOST_REST_S = 5.0, 40.0
 
 @dataclass
 class Rest:
-    """What is known of a host's failures, beside the driver."""
+    """The failures of a host, recorded independently of the driver."""
 
     failures: int = 0
     until: float = 0.0
@@ -46,7 +46,7 @@ class Rest:
 
 @dataclass
 class Job:
-    """What a driver and a scheduler hold of it: members in the order they came, and each one's copy of the sampler."""
+    """The members in order of arrival, each with its copy of the sampler."""
 
     draw: random.Random
     placement: Placement = field(default_factory=lambda: Placement(MOST, Resting(FIRST_REST_S, MOST_REST_S)))
@@ -66,7 +66,7 @@ class Job:
     sizes: set[int] = field(default_factory=set)
 
     def script_answers(self) -> None:
-        """What it printed is taken, or, where it failed or printed nonsense, what was known stays."""
+        """Process the script's output; if it failed or printed nonsense, keep the previous hosts."""
         kind = self.draw.choice(("new", "same", "same", "fails", "nonsense", "lies", "flaps"))
         if not self.there:
             kind = "new"
@@ -81,7 +81,7 @@ class Job:
         elif kind == "flaps" and there.pop(FLAPS, None) is None:
             there[FLAPS] = 2
         shown = list(there)
-        self.draw.shuffle(shown)  # a script owes nobody an order
+        self.draw.shuffle(shown)  # a script may list hosts in any order
         text = "\n".join(f"{name}:{there[name]}" for name in shown)
         try:
             found = parse(text + ("\nConnection refused" if kind == "nonsense" else ""))
@@ -99,13 +99,13 @@ class Job:
         orders = self.placement.next(self.running, self.leaving, self.now, wish=wish)
         for _, host in orders.start:
             assert self.now >= self.rests[host].until, f"{host} rests"
-            assert host in self.there, f"{host} is not there, or is drained"
+            assert host in self.there, f"{host} does not exist, or is drained"
         places = [self.seen.index(host) for _, host in orders.start]
-        assert places == sorted(places), "who was seen first is filled first"
+        assert places == sorted(places), "the host seen first is filled first"
         for node in orders.drain:
             self.leaving[node] = self.running.pop(node)
         for number, host in orders.start:
-            assert number not in self.running and number not in self.leaving, "two would have one seat"
+            assert number not in self.running and number not in self.leaving, "two would share a seat"
             self.running[number] = host
             self.arriving.append(number)
         assert len(self.running) + len(self.leaving) <= MOST
@@ -114,7 +114,7 @@ class Job:
         assert {node for reason in orders.reasons for node in reason.drain} == set(orders.drain), "each with its reason"
 
     def die(self) -> None:
-        """A process ends by what comes from outside: before it has joined, or in the middle."""
+        """End a process by an external cause: before it has joined, or midway."""
         for node in list(self.running):
             has_joined = node not in self.arriving
             if self.running[node] != GHOST and self.draw.random() >= (0.02 if has_joined else 0.15):
@@ -124,10 +124,10 @@ class Job:
                 self.rests[self.running.pop(node)].failed(self.now)
             self._is_gone(node)
             if reason is None:
-                self.arriving.append(node)  # the supervisor starts it again where it was
+                self.arriving.append(node)  # the supervisor restarts it on the same host
 
     def regroup(self) -> None:
-        """At a commit: whoever is to leave leaves, whoever has come joins behind; each has the state then."""
+        """Regroup at a commit: leaving members leave, newcomers join at the end, and all get the state."""
         for node in [node for node in self.leaving if self.draw.random() < 0.7]:
             del self.leaving[node]
             self._is_gone(node)
@@ -146,12 +146,12 @@ class Job:
     def _is_gone(self, node: str) -> None:
         if node in self.members:
             self.members.remove(node)
-            self.last = self.samplers.pop(node)  # a durable point outlives everybody
+            self.last = self.samplers.pop(node)  # a durable point outlives all processes
         if node in self.arriving:
             self.arriving.remove(node)
 
     def train(self, monkeypatch: pytest.MonkeyPatch) -> bool:
-        """A few steps of the present world; whether the epoch is through. All ranks stand at one place then."""
+        """Train a few steps in the current world; return whether the epoch is complete. All ranks agree then."""
         size = len(self.members)
         if not size:
             return False
@@ -180,7 +180,7 @@ class Job:
 
 
 def play(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One job's comings and goings; :class:`AssertionError` where a promise is broken."""
+    """Play one job's events; raise :class:`AssertionError` if a promise is broken."""
     job = Job(random.Random(seed))
     epochs = 0
     for _ in range(60):
@@ -193,16 +193,14 @@ def play(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         stayed = [node for node in before if node in job.members]
         assert job.members[: len(stayed)] == stayed, "an old member's place went to a newcomer"
         if job.train(monkeypatch):
-            assert set(job.took) == set(range(SAMPLES)), "a sample was left out"
-            assert job.took.total() - SAMPLES <= job.repeats, "a sample was repeated beyond what fills up a last round"
+            assert set(job.took) == set(range(SAMPLES)), "a sample was skipped"
+            assert job.took.total() - SAMPLES <= job.repeats, "a sample was repeated beyond the padding of a last round"
             epochs += 1
             for sampler in (*job.samplers.values(), job.last):
                 sampler.set_epoch(epochs)
             job.took.clear()
             job.repeats = 0
-    assert epochs > 0 and len(job.sizes) > 1 and len(job.answers) == 6, (
-        "a story in which nothing happens proves nothing"
-    )
+    assert epochs > 0 and len(job.sizes) > 1 and len(job.answers) == 6, "a story without events proves nothing"
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -222,7 +220,7 @@ def _last_first(hosts: Hosts, now_s: float) -> tuple[Host, ...]:
 
 
 @pytest.mark.parametrize(("usable", "broken"), [(_never_rests, " rests"), (_last_first, "is filled first")])
-def test_a_broken_driver_is_caught(usable: Callable[..., object], broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_driver_is_caught(usable: Callable[..., object], broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hosts, "usable", usable)
     with pytest.raises(AssertionError, match=broken):
         for seed in range(10):

@@ -1,4 +1,4 @@
-"""What a rank keeps of one micro-batch gives the same local gradient to the bit once more, and changes nothing."""
+"""The audited micro-batch reproduces the local gradient bit for bit and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from samebits.training.state.data.audited_batch import Computed, KeptBatch, names_of
+from samebits.training.state.data.audited_batch import AuditedBatch, Computed, names_of
 
 MOST = 2**20
 
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 class Again(nn.Module):
-    """Its inner part is computed again in the backward pass."""
+    """Its inner part is recomputed in the backward pass."""
 
     def __init__(self, *, use_reentrant: bool) -> None:
         super().__init__()
@@ -56,12 +56,12 @@ class Again(nn.Module):
         return checkpoint(self.inner, x.requires_grad_(), use_reentrant=self.use_reentrant)  # type: ignore[no-any-return]
 
 
-def kept(module: nn.Module) -> tuple[DistributedDataParallel, KeptBatch]:
+def kept(module: nn.Module) -> tuple[DistributedDataParallel, AuditedBatch]:
     wrapper = DistributedDataParallel(module, find_unused_parameters=True)
-    return wrapper, KeptBatch(wrapper, lambda: True)
+    return wrapper, AuditedBatch(wrapper, lambda: True)
 
 
-def again(batch: KeptBatch) -> tuple[Computed, Computed]:
+def again(batch: AuditedBatch) -> tuple[Computed, Computed]:
     taken = batch.take(MOST)
     assert not isinstance(taken, str), taken
     packed, computed = taken
@@ -76,7 +76,7 @@ def everything(module: nn.Module) -> list[bytes]:
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_same_gradient_once_more_and_nothing_is_changed(autocast: bool, layout: torch.memory_format) -> None:
+def test_gradient_is_reproduced_and_nothing_is_changed(autocast: bool, layout: torch.memory_format) -> None:
     net = Net()
     wrapper, batch = kept(net)
     images = torch.randn(6, 3, 8, 8).contiguous(memory_format=layout)
@@ -92,7 +92,7 @@ def test_the_same_gradient_once_more_and_nothing_is_changed(autocast: bool, layo
     assert everything(net) == before and net.training
 
 
-def test_a_changed_bit_is_another_gradient_and_its_parameter_is_known() -> None:
+def test_changed_bit_gives_another_gradient_and_names_its_parameter() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     wrapper, batch = kept(net)
     errs = [True]
@@ -112,7 +112,7 @@ def test_a_changed_bit_is_another_gradient_and_its_parameter_is_known() -> None:
     assert names_of(net)[computed.first_other(other)] == "1.bias"
 
 
-def test_of_accumulated_gradients_the_last_micro_batch_is_kept() -> None:
+def test_last_micro_batch_of_accumulated_gradients_is_kept() -> None:
     net = nn.Linear(4, 2)
     wrapper, batch = kept(net)
     for last in (False, False, True):
@@ -122,19 +122,19 @@ def test_of_accumulated_gradients_the_last_micro_batch_is_kept() -> None:
     assert computed == other
 
 
-def test_activations_that_are_computed_again_are_well_but_for_the_reentrant_kind() -> None:
+def test_checkpointed_activations_work_except_the_reentrant_kind() -> None:
     wrapper, batch = kept(Again(use_reentrant=False))
     wrapper(torch.randn(3, 4)).sum().backward()
     computed, other = again(batch)
     assert computed == other
     wrapper = DistributedDataParallel(Again(use_reentrant=True))
-    batch = KeptBatch(wrapper, lambda: True)
+    batch = AuditedBatch(wrapper, lambda: True)
     wrapper(torch.randn(3, 4)).sum().backward()
     with pytest.raises(ValueError, match="use_reentrant"):
         again(batch)
 
 
-def test_what_cannot_be_computed_again_says_why() -> None:
+def test_irreproducible_gradient_is_explained() -> None:
     net = nn.Linear(4, 2)
     wrapper, batch = kept(net)
     assert batch.take(MOST) == "its module was not called with gradients, or only in compiled code"
@@ -147,26 +147,26 @@ def test_what_cannot_be_computed_again_says_why() -> None:
     assert batch.take(MOST) == "its module is called several times before a backward pass"
     wrapper, batch = kept(nn.Embedding(5, 4, sparse=True))
     wrapper(torch.arange(3)).sum().backward()
-    assert batch.take(MOST) == "a gradient of it is sparse"
+    assert batch.take(MOST) == "one of its gradients is sparse"
 
 
-def test_a_step_that_is_left_out_keeps_nothing_and_evaluation_takes_nothing() -> None:
+def test_skipped_step_keeps_nothing_and_evaluation_records_nothing() -> None:
     wants = [True]
     wrapper = DistributedDataParallel(nn.Linear(4, 2))
-    batch = KeptBatch(wrapper, lambda: wants[-1])
+    batch = AuditedBatch(wrapper, lambda: wants[-1])
     wrapper(torch.randn(3, 4)).sum().backward()
     with torch.no_grad():
         wrapper(torch.randn(3, 4))
     computed, other = again(batch)
     assert computed == other
-    wrapper(torch.randn(3, 4)).sum().backward()  # as a GradScaler finds inf, and the optimizer does not step
+    wrapper(torch.randn(3, 4)).sum().backward()  # as when a GradScaler finds inf and the optimizer does not step
     wants.append(False)
     wrapper(torch.randn(3, 4)).sum().backward()
     assert "not called" in str(batch.take(MOST))
     assert not wrapper.module.weight._backward_hooks
 
 
-def test_closed_it_leaves_the_module_as_it_was() -> None:
+def test_closing_restores_the_module() -> None:
     net = nn.Linear(4, 2)
     wrapper, batch = kept(net)
     wrapper(torch.randn(3, 4)).sum().backward()
@@ -174,7 +174,7 @@ def test_closed_it_leaves_the_module_as_it_was() -> None:
     assert not (net._forward_hooks or net._forward_pre_hooks or net.weight._backward_hooks)
 
 
-def test_a_scaled_clipped_gradient_that_was_set_to_none_is_the_same() -> None:
+def test_scaled_clipped_gradient_set_to_none_is_the_same() -> None:
     net = nn.Linear(4, 2)
     wrapper, batch = kept(net)
     (wrapper(torch.randn(3, 4)).square().sum() * 1024.0).backward()
@@ -184,7 +184,7 @@ def test_a_scaled_clipped_gradient_that_was_set_to_none_is_the_same() -> None:
     assert computed == other and all(computed.digests)
 
 
-def test_two_backward_passes_through_one_forward_pass_are_told() -> None:
+def test_two_backward_passes_through_one_forward_pass_are_reported() -> None:
     wrapper, batch = kept(nn.Linear(4, 2))
     output = wrapper(torch.randn(3, 4))
     output.sum().backward(retain_graph=True)
@@ -192,7 +192,7 @@ def test_two_backward_passes_through_one_forward_pass_are_told() -> None:
     assert batch.take(MOST) == "several backward passes go through one forward pass"
 
 
-def test_inputs_with_gaps_and_an_expanded_one_are_laid_out_the_same() -> None:
+def test_inputs_with_gaps_and_expanded_ones_keep_their_layout() -> None:
     whole = torch.randn(6, 16)
     for given in (whole[:, ::2], whole[:, :8], whole.t()[:8].t(), torch.randn(1, 8).expand(6, 8), whole[:, 3:11]):
         wrapper, batch = kept(nn.Linear(8, 4))
@@ -206,7 +206,7 @@ def test_inputs_with_gaps_and_an_expanded_one_are_laid_out_the_same() -> None:
     assert len(taken[0]) < 2**14  # not the tensor it is a part of
 
 
-def test_a_batch_that_is_too_large_is_not_sent() -> None:
+def test_oversized_batch_is_not_sent() -> None:
     wrapper, batch = kept(nn.Linear(8, 4))
     wrapper(torch.randn(6, 8)).sum().backward()
     assert batch.take(100) == "its inputs cannot be sent (288 bytes, more than 100)"
@@ -225,7 +225,7 @@ class Grows(nn.Module):
         return self.linear(x + self.seen.sum(0))  # type: ignore[no-any-return]
 
 
-def test_a_buffer_that_is_replaced_stands_where_it_was() -> None:
+def test_replaced_buffer_is_restored() -> None:
     net = Grows()
     wrapper, batch = kept(net)
     wrapper(torch.randn(3, 4)).sum().backward()
@@ -245,13 +245,13 @@ class Given:
         self.x = torch.ones(3, 4)
 
 
-def test_inputs_that_are_no_plain_values_are_named() -> None:
+def test_unsupported_inputs_are_named() -> None:
     wrapper, batch = kept(OfAnObject(4, 2))
     wrapper(Given()).sum().backward()
     assert "its inputs cannot be sent (batch.inputs.0.0: a " in str(batch.take(MOST))
 
 
-def test_bytes_that_are_no_batch_change_nothing() -> None:
+def test_invalid_batch_bytes_change_nothing() -> None:
     net = nn.BatchNorm1d(4)
     wrapper, batch = kept(net)
     wrapper(torch.randn(3, 4)).sum().backward()

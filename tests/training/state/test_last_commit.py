@@ -1,4 +1,4 @@
-"""The last commit in memory: given back whole, whatever has changed since, or said not to be there."""
+"""The last commit in memory is restored completely, whatever has changed since, or reported missing."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def steps_and_commits(state: TorchState, steps: int, every: int = 1, first: int 
             state.commit()
 
 
-def test_a_failed_backward_pass_leaves_the_last_commit_without_a_copy() -> None:
+def test_failed_backward_pass_leaves_the_last_commit_without_a_copy() -> None:
     state = small_state(epoch=0)
     Commits(state)
     steps_and_commits(state, 3)
     committed = bits_of(state)
     assert state.optimizer is not None
     state.optimizer.zero_grad()
-    backward(state, 9)  # batch statistics have changed, gradients have come
+    backward(state, 9)  # batch statistics and gradients have changed
     state.epoch = 5
     assert bits_of(state) != committed
     assert state.recall() == Point(3, 1)
@@ -44,7 +44,7 @@ def test_a_failed_backward_pass_leaves_the_last_commit_without_a_copy() -> None:
     assert all(parameter.grad is None for parameter in state.weights())
 
 
-def test_a_failing_all_reduce_between_step_and_commit_leaves_this_rank_behind() -> None:
+def test_all_reduce_failing_between_step_and_commit_leaves_this_rank_behind() -> None:
     state = small_state()
     session = Commits(state)
     steps_and_commits(state, 2)
@@ -52,12 +52,12 @@ def test_a_failing_all_reduce_between_step_and_commit_leaves_this_rank_behind() 
     session.lost = True
     with pytest.raises(GenerationEndedError):
         state.check_host_updates()
-    assert state.recall() is None  # another rank's copy must come
+    assert state.recall() is None  # another rank's copy must be used
     with pytest.raises(UsageError, match="copy_commits"):
         state.restore()
 
 
-def test_with_copies_a_failing_all_reduce_between_step_and_commit_goes_back() -> None:
+def test_with_copies_an_all_reduce_failing_before_the_commit_is_undone() -> None:
     state = small_state(copy_commits=True)
     Commits(state)
     steps_and_commits(state, 2)
@@ -66,11 +66,11 @@ def test_with_copies_a_failing_all_reduce_between_step_and_commit_goes_back() ->
     assert state.recall() == Point(2, 1)
     assert (bits_of(state), state.completed_steps, state.uncommitted_steps) == (committed, 2, 0)
     train_one_step(state, 2)
-    assert state.recall() == Point(2, 1), "the same commit must be there a second time"
+    assert state.recall() == Point(2, 1), "the same commit must be available twice"
     assert bits_of(state) == committed
 
 
-def test_going_on_after_a_recall_computes_what_the_undisturbed_state_computes() -> None:
+def test_training_after_a_recall_computes_what_the_undisturbed_state_does() -> None:
     undisturbed, disturbed = small_state(copy_commits=True), small_state(copy_commits=True)
     for state in (undisturbed, disturbed):
         Commits(state)
@@ -82,11 +82,11 @@ def test_going_on_after_a_recall_computes_what_the_undisturbed_state_computes() 
     assert bits_of(disturbed) == bits_of(undisturbed)
 
 
-def test_commits_every_ten_steps_are_copied_from_the_first_one_on_that_follows_ten() -> None:
+def test_commits_every_ten_steps_are_copied_from_the_second_on() -> None:
     state = small_state()
     Commits(state)
     train_one_step(state)
-    assert state.recall() is None  # nothing has shown yet that copies are wanted
+    assert state.recall() is None  # nothing has shown yet that copies are needed
     state = small_state()
     Commits(state)
     steps_and_commits(state, 10, every=10)
@@ -96,7 +96,7 @@ def test_commits_every_ten_steps_are_copied_from_the_first_one_on_that_follows_t
     assert bits_of(state) == committed
 
 
-def test_copies_alternate_between_two_buffers_that_keep_their_memory() -> None:
+def test_copies_alternate_between_two_buffers() -> None:
     state = small_state(copy_commits=True)
     Commits(state)
     places = []
@@ -109,7 +109,7 @@ def test_copies_alternate_between_two_buffers_that_keep_their_memory() -> None:
     assert places[0] == places[2] != places[1] == places[3]
 
 
-def test_a_parameter_changed_by_hand_is_noticed() -> None:
+def test_parameter_changed_by_hand_is_noticed() -> None:
     state = small_state()
     Commits(state)
     steps_and_commits(state, 1)
@@ -122,8 +122,8 @@ def test_a_parameter_changed_by_hand_is_noticed() -> None:
     assert bits_of(state) == halved
 
 
-def test_without_an_optimizer_every_commit_is_copied() -> None:
-    """Nothing tells when such weights change, least of all through ``.data``."""
+def test_every_commit_is_copied_without_an_optimizer() -> None:
+    """There is no signal of a change to such weights, least of all through ``.data``."""
     model = Net()
     state = TorchState(model)
     Commits(state)
@@ -136,7 +136,7 @@ def test_without_an_optimizer_every_commit_is_copied() -> None:
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_mutable_attributes_go_back_to_what_they_held(copies: bool) -> None:
+def test_mutable_attributes_are_restored(copies: bool) -> None:
     state = small_state(history=[1], best={"loss": 1.0}, mean=torch.zeros(2), copy_commits=copies)
     Commits(state)
     state.history.append(2)
@@ -152,7 +152,7 @@ def test_mutable_attributes_go_back_to_what_they_held(copies: bool) -> None:
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_a_learning_rate_goes_back_with_its_schedule(copies: bool) -> None:
+def test_learning_rate_is_restored_with_its_schedule(copies: bool) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -168,8 +168,8 @@ def test_a_learning_rate_goes_back_with_its_schedule(copies: bool) -> None:
     assert (group["lr"], group["momentum"], schedule.last_epoch, schedule.get_last_lr()) == (0.5, 0, 1, [0.5])
 
 
-def test_attributes_go_back_to_the_commit_also_where_tensors_were_copied_after_it() -> None:
-    """An optimizer with a closure is noticed at its first step: the weights are copied then, all else was before."""
+def test_attributes_are_restored_to_the_commit_even_if_tensors_were_copied_later() -> None:
+    """An optimizer with a closure is noticed at its first step. Only then are weights copied; the rest was before."""
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     state = TorchState(model, torch.optim.LBFGS(model.parameters(), max_iter=2), batch=0)
@@ -190,7 +190,7 @@ def test_attributes_go_back_to_the_commit_also_where_tensors_were_copied_after_i
 
 
 class Replaces(nn.Module):
-    """Its forward pass puts a new tensor where its buffer was, of a new shape."""
+    """Its forward pass replaces its buffer by a tensor of another shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Replaces(nn.Module):
         return x * self.weight
 
 
-def test_a_buffer_that_a_forward_pass_replaces_goes_back() -> None:
+def test_buffer_replaced_by_a_forward_pass_is_restored() -> None:
     model = Replaces()
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
     Commits(state)
@@ -216,7 +216,7 @@ def test_a_buffer_that_a_forward_pass_replaces_goes_back() -> None:
     assert model.seen.tolist() == [0.0, 2.0]
 
 
-def test_buffers_that_were_moved_after_the_state_was_made_go_back() -> None:
+def test_buffers_moved_after_the_state_was_made_are_restored() -> None:
     state = small_state()
     assert state.model is not None
     state.model.double()
@@ -228,7 +228,7 @@ def test_buffers_that_were_moved_after_the_state_was_made_go_back() -> None:
     assert bits_of(state) == committed
 
 
-def test_the_data_position_goes_back() -> None:
+def test_data_position_is_restored() -> None:
     state = small_state()
     Commits(state)
     assert isinstance(state.sampler, ElasticSampler)
@@ -241,7 +241,7 @@ def test_the_data_position_goes_back() -> None:
 
 
 @pytest.mark.parametrize("kept", ["saved", "per_step"])
-def test_random_numbers_are_drawn_again(kept: str) -> None:
+def test_random_numbers_are_repeated(kept: str) -> None:
     state = small_state(rng=kept, seed=3)
     Commits(state)
     steps_and_commits(state, 2)
@@ -263,17 +263,17 @@ def test_numbers_restored_by_hand_are_not_restored_again_an_epoch_later() -> Non
     assert not torch.equal(torch.rand(3), drawn)
 
 
-def test_what_was_forgotten_is_given_to_nobody() -> None:
+def test_forgotten_commit_is_not_served() -> None:
     state = small_state(copy_commits=True)
     Commits(state)
     state.forget()
     assert state.recall() is None
 
 
-# ---- where a copied commit goes back to
+# ---- restoring a copied commit
 
 
-def test_going_back_by_copy_keeps_every_tensor_where_it_is() -> None:
+def test_restoring_a_copy_keeps_every_tensor_in_place() -> None:
     state = small_state(copy_commits=True)
     Commits(state)
     steps_and_commits(state, 2)
@@ -290,7 +290,7 @@ def places_of(state: TorchState) -> list[int]:
     return [one.data_ptr() for one in (*state.model.parameters(), *moments)]
 
 
-def test_moments_that_came_after_the_commit_go() -> None:
+def test_moments_created_after_the_commit_are_removed() -> None:
     state = small_state(copy_commits=True)
     Commits(state)
     train_one_step(state)
@@ -300,7 +300,7 @@ def test_moments_that_came_after_the_commit_go() -> None:
 
 
 class Expands(torch.optim.SGD):
-    """Keeps one number as a tensor of its parameter's shape, all of whose places are one."""
+    """Keeps one number as a tensor of its parameter's shape whose elements share memory."""
 
     def step(self, closure: Any = None) -> None:
         super().step(closure)
@@ -310,7 +310,7 @@ class Expands(torch.optim.SGD):
                 self.state[parameter]["count"] = (count.flatten()[:1] + 1).expand(parameter.shape)
 
 
-def test_moments_whose_places_overlap_go_back() -> None:
+def test_moments_with_overlapping_elements_are_restored() -> None:
     model = nn.Linear(3, 2)
     optimizer = Expands(model.parameters(), lr=0.1)
     state = TorchState(model, optimizer, copy_commits=True)
@@ -335,7 +335,7 @@ class KeepsMore(torch.optim.SGD):
         super().load_state_dict({name: one for name, one in state_dict.items() if name != "phase"})
 
 
-def test_an_optimizer_that_keeps_more_than_torchs_gets_it_back() -> None:
+def test_optimizer_with_additional_state_gets_it_back() -> None:
     model = nn.Linear(2, 2)
     optimizer = KeepsMore(model.parameters(), lr=0.1)
     state = TorchState(model, optimizer, copy_commits=True)
@@ -350,7 +350,7 @@ def test_an_optimizer_that_keeps_more_than_torchs_gets_it_back() -> None:
 
 
 class KeepsWhatItIsGiven(nn.Module):
-    """Takes over the very tensor it is given, instead of copying it."""
+    """Adopts the given tensor instead of copying it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,7 +360,7 @@ class KeepsWhatItIsGiven(nn.Module):
         self.weight.data = state_dict[f"{prefix}weight"]
 
 
-def test_a_module_that_keeps_what_it_is_given_does_not_get_the_copy_itself() -> None:
+def test_module_that_adopts_tensors_does_not_get_the_copy_itself() -> None:
     model = KeepsWhatItIsGiven()
     state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), copy_commits=True)
     Commits(state)

@@ -1,4 +1,4 @@
-"""LocalSGD: what a commit does between averages and at one, and what a loss takes back: nothing."""
+"""LocalSGD: commits between and at averages, and losses that undo nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.training.commits import Commits
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Ranks beside this one, which have all stepped and bring such a sum of weights."""
+    """Simulate ranks beside this one that have all stepped and contribute this sum of weights."""
     told = SimpleNamespace(count=1, steps=1, is_through=False, brings=0.0, fails=False, averages=0)
 
     def gather(number: int, device: Any) -> list[int]:
@@ -51,7 +51,7 @@ class One(nn.Module):
 
 
 def local(sync_every: int = 3, outer: Callable[[Any], torch.optim.Optimizer] | None = None) -> LocalSGD:
-    """Each step takes 1 from the weight."""
+    """Return a state in which each step subtracts 1 from the weight."""
     model = One()
     inner = TorchState(model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.0), rng="per_step", batch=0)
     return LocalSGD(inner, sync_every, None if outer is None else outer(model.parameters()))
@@ -81,7 +81,7 @@ def test_ranks_train_alone_until_the_average(peers: SimpleNamespace) -> None:
     assert (state.model.seen.item(), state.batch) == (3, 3)
 
 
-def test_attributes_are_the_states_own(peers: SimpleNamespace) -> None:
+def test_attributes_belong_to_the_state(peers: SimpleNamespace) -> None:
     state = local()
     state.batch = 7
     assert state._inner.batch == 7
@@ -89,7 +89,7 @@ def test_attributes_are_the_states_own(peers: SimpleNamespace) -> None:
         _ = state.epoch
 
 
-def test_a_peer_lost_between_averages_costs_nothing(peers: SimpleNamespace) -> None:
+def test_peer_lost_between_averages_costs_nothing(peers: SimpleNamespace) -> None:
     state = local()
     session = Commits(state)
     for _ in range(4):
@@ -104,7 +104,7 @@ def test_a_peer_lost_between_averages_costs_nothing(peers: SimpleNamespace) -> N
     assert state.local_steps == 2
 
 
-def test_a_peer_lost_in_an_average_costs_nothing_either(peers: SimpleNamespace) -> None:
+def test_peer_lost_in_an_average_costs_nothing_either(peers: SimpleNamespace) -> None:
     state = local(outer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5))
     Commits(state)
     step(state)
@@ -120,7 +120,7 @@ def test_a_peer_lost_in_an_average_costs_nothing_either(peers: SimpleNamespace) 
     assert (state.completed_steps, peers.averages) == (1, 1)
 
 
-def test_a_newcomer_starts_from_the_last_average(peers: SimpleNamespace) -> None:
+def test_newcomer_starts_from_the_last_average(peers: SimpleNamespace) -> None:
     make = lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.5)  # noqa: E731
     source, newcomer = local(outer=make), local(outer=make)
     Commits(source)
@@ -136,7 +136,7 @@ def test_a_newcomer_starts_from_the_last_average(peers: SimpleNamespace) -> None
     assert torch.equal(*momenta)
 
 
-def test_a_rank_that_an_average_did_not_reach_takes_it_from_one_that_it_did(peers: SimpleNamespace) -> None:
+def test_rank_missed_by_an_average_takes_it_from_one_that_got_it(peers: SimpleNamespace) -> None:
     ahead, behind = local(), local()
     for state in (ahead, behind):
         Commits(state)
@@ -151,7 +151,7 @@ def test_a_rank_that_an_average_did_not_reach_takes_it_from_one_that_it_did(peer
     assert (behind.model.weight.item(), behind.local_steps, behind.completed_steps) == (-1.5, 0, 1)
 
 
-def test_after_a_sync_by_hand_the_average_is_the_one_that_came(peers: SimpleNamespace) -> None:
+def test_average_after_a_manual_sync_is_the_received_one(peers: SimpleNamespace) -> None:
     source, other = local(), local()
     for state, brings in ((source, -5.0), (other, -50.0)):
         Commits(state)
@@ -159,21 +159,21 @@ def test_after_a_sync_by_hand_the_average_is_the_one_that_came(peers: SimpleName
         for _ in range(4):
             step(state)
     other.load(source.contents(), own=False)
-    other.begin(Point(1, 1))  # the point that it held another copy of
+    other.begin(Point(1, 1))  # the point it held another copy of
     assert other.weights()[0].item() == source.weights()[0].item() == -4.0
     other.model.weight.data.zero_()
     other.restore()
     assert other.model.weight.item() == -4.0
 
 
-def test_the_outer_optimizer_steps_along_the_difference_of_two_averages(peers: SimpleNamespace) -> None:
+def test_outer_optimizer_steps_along_the_difference_of_two_averages(peers: SimpleNamespace) -> None:
     state = local(outer=lambda one: torch.optim.SGD(one, lr=0.7, momentum=0.9, nesterov=True))
     Commits(state)
     wanted = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([wanted], lr=0.7, momentum=0.9, nesterov=True)
     for _ in range(3):
         before = state.model.weight.item()
-        peers.brings = before - 5.0  # the other rank has taken 5, this one 3
+        peers.brings = before - 5.0  # the other rank has subtracted 5, this one 3
         for _ in range(3):
             step(state)
         wanted.grad = torch.tensor([4.0])
@@ -182,7 +182,7 @@ def test_the_outer_optimizer_steps_along_the_difference_of_two_averages(peers: S
         assert state.model.weight.grad is None
 
 
-def test_who_has_not_stepped_gives_nothing_and_gets_the_average(peers: SimpleNamespace) -> None:
+def test_rank_without_a_step_contributes_nothing_and_gets_the_average(peers: SimpleNamespace) -> None:
     state = local()
     Commits(state)
     for given in (-6.0, -8.0):
@@ -192,7 +192,7 @@ def test_who_has_not_stepped_gives_nothing_and_gets_the_average(peers: SimpleNam
     assert state.completed_steps == 2
 
 
-def test_the_end_waits_for_everybody_and_averages_what_is_left(peers: SimpleNamespace) -> None:
+def test_end_waits_for_all_and_averages_the_rest(peers: SimpleNamespace) -> None:
     state = local()
     Commits(state)
     step(state)
@@ -200,7 +200,7 @@ def test_the_end_waits_for_everybody_and_averages_what_is_left(peers: SimpleName
     state.finish()
     assert (peers.averages, state.local_steps, state.completed_steps) == (1, 0, 1)
     state.finish()
-    assert peers.averages == 1  # nobody has anything left
+    assert peers.averages == 1  # no rank has anything left
 
     peers.is_through, peers.steps = False, 3
     state.begin(Point(1, 1))
@@ -216,7 +216,7 @@ def test_the_end_waits_for_everybody_and_averages_what_is_left(peers: SimpleName
     assert (peers.averages, state.completed_steps) == (3, 3)  # two averages of the other's, both taken part in
 
 
-def test_back_to_the_last_average_by_hand(peers: SimpleNamespace) -> None:
+def test_manual_return_to_the_last_average(peers: SimpleNamespace) -> None:
     state = local()
     Commits(state)
     for _ in range(4):
@@ -225,7 +225,7 @@ def test_back_to_the_last_average_by_hand(peers: SimpleNamespace) -> None:
     assert (state.model.weight.item(), state.local_steps, state.batch) == (-1.5, 0, 3)
 
 
-def test_micro_batches_of_one_window_draw_different_numbers_and_make_no_average(peers: SimpleNamespace) -> None:
+def test_micro_batches_of_a_window_draw_different_numbers_and_make_no_average(peers: SimpleNamespace) -> None:
     state = local(sync_every=2)
     Commits(state)
     step(state)
@@ -241,7 +241,7 @@ def test_micro_batches_of_one_window_draw_different_numbers_and_make_no_average(
     assert peers.averages == 1
 
 
-def test_what_cannot_be_averaged_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unaveragable_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = One()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with pytest.raises(UsageError, match="sync_every=0"):

@@ -1,4 +1,4 @@
-"""Loops that give other bits after a loss are told so, with file and line; loops that do not are left in peace."""
+"""Loops that would change bits after a loss are reported with file and line; correct ones are not."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def iterates(state: TorchState) -> None:
 
 
 @pytest.mark.parametrize("loop", [prefetches, prefetches_pairs])
-def test_a_batch_that_is_taken_one_step_ahead_is_told_once(loop: Loop, said: list[str]) -> None:
+def test_batch_fetched_one_step_ahead_is_reported_once(loop: Loop, said: list[str]) -> None:
     loop(state_for())
     assert len(said) == 1
     assert said[0].startswith("test_loop_habits.py:")
@@ -94,11 +94,11 @@ def test_a_batch_that_is_taken_one_step_ahead_is_told_once(loop: Loop, said: lis
 
 
 @pytest.mark.parametrize("loop", [takes_in_time, takes_the_same_always, iterates])
-def test_a_batch_of_its_own_step_is_not(loop: Loop, said: list[str]) -> None:
+def test_batch_of_its_own_step_is_not_reported(loop: Loop, said: list[str]) -> None:
     state = state_for()
     loop(state)
     assert said == []
-    assert not state.model._forward_pre_hooks, "the look is over after the first steps"
+    assert not state.model._forward_pre_hooks, "the check is over after the first steps"
 
 
 def counts_by_the_loop(state: TorchState) -> None:
@@ -118,7 +118,7 @@ def counts_before_the_commit(state: TorchState) -> None:
         state.batch = 0
 
 
-def test_a_commit_that_names_the_step_just_taken_is_told(said: list[str]) -> None:
+def test_commit_that_names_the_step_just_taken_is_reported(said: list[str]) -> None:
     counts_by_the_loop(state_for(epoch=0, batch=0))
     line = counts_by_the_loop.__code__.co_firstlineno + 4
     assert len(said) == 1
@@ -167,7 +167,7 @@ def lists_late(state: TorchState) -> None:
 
 
 @pytest.mark.parametrize("loop", [steps_a_schedule_late, averages_late, counts_late, keeps_the_best_late, lists_late])
-def test_what_is_changed_behind_the_commit_in_its_loop_is_told_once(loop: Loop, said: list[str]) -> None:
+def test_change_after_the_commit_in_its_loop_is_reported_once(loop: Loop, said: list[str]) -> None:
     changes_weights = loop is averages_late
     with pytest.raises(HiddenStateError) if changes_weights else contextlib.nullcontext():
         loop(state_with_much())
@@ -195,7 +195,7 @@ def changes_in_time(state: TorchState) -> None:
         state.best = 0.0
 
 
-def test_what_is_changed_before_it_or_behind_its_loop_is_not(said: list[str]) -> None:
+def test_change_before_the_commit_or_after_its_loop_is_not_reported(said: list[str]) -> None:
     changes_in_time(state_with_much())
     assert said == []
 
@@ -226,12 +226,12 @@ def epochs_around_batches(state: TorchState) -> None:
 
 
 @pytest.mark.parametrize("loop", [counts_before_the_commit, epochs_around_batches])
-def test_a_counter_that_is_right_is_not(loop: Loop, said: list[str]) -> None:
+def test_correct_counter_is_not_reported(loop: Loop, said: list[str]) -> None:
     loop(state_for(epoch=0, batch=0))
     assert said == []
 
 
-def test_where_a_sampler_knows_the_place_the_counter_may_say_what_it_likes(said: list[str]) -> None:
+def test_counter_beside_a_tracking_sampler_is_not_reported(said: list[str]) -> None:
     sampler = ElasticSampler(range(8))
     state = state_for(epoch=0, batch=0, sampler=sampler)
     list(sampler)
@@ -240,7 +240,7 @@ def test_where_a_sampler_knows_the_place_the_counter_may_say_what_it_likes(said:
     assert said == []
 
 
-def test_a_sampler_that_is_not_told_knows_no_place(said: list[str]) -> None:
+def test_sampler_without_records_does_not_track_the_position(said: list[str]) -> None:
     counts_by_the_loop(state_for(epoch=0, batch=0, sampler=ElasticSampler(range(8))))
     assert len(said) == 1
 
@@ -265,7 +265,7 @@ def counts_outside() -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.parametrize("function", list(counts_outside()), ids=["global", "closure"])
-def test_a_counter_outside_the_state_is_told_when_training_begins_anew(
+def test_counter_outside_the_state_is_reported_when_training_restarts(
     function: Callable[[], None], said: list[str]
 ) -> None:
     counters = OutsideCounters(function)
@@ -274,7 +274,7 @@ def test_a_counter_outside_the_state_is_told_when_training_begins_anew(
     assert said == []
     counters.begin()
     assert len(said) == 1
-    assert "a variable outside the state does not go back" in said[0]
+    assert "a variable outside the state is not restored" in said[0]
     assert said[0].startswith(f"test_loop_habits.py:{function.__code__.co_firstlineno}: ")
     counters.begin()
     assert len(said) == 1, "nothing has changed since"
@@ -300,7 +300,7 @@ def loop(state):
         "state.model.requires_grad_()  # zero_grad()",
     ],
 )
-def test_gradients_that_are_never_cleared_are_told_once(clear: str, said: list[str], tmp_path: Path) -> None:
+def test_uncleared_gradients_are_reported_once(clear: str, said: list[str], tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(LOOP.format(clear=clear))
     script = importlib.util.spec_from_file_location("a_script_of_a_loop", file)

@@ -1,4 +1,4 @@
-"""Windows of gradient accumulation and several optimizers: when a commit waits, and what counts as a step."""
+"""Gradient accumulation windows and several optimizers: when a commit waits, and what counts as a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def step_of(state: TorchState, *, to_none: bool = True) -> None:
 
 
 @pytest.mark.parametrize("to_none", [True, False], ids=["to none", "to zero"])
-def test_commits_inside_a_window_wait_for_its_optimizer_step(to_none: bool) -> None:
+def test_commit_inside_a_window_waits_for_its_optimizer_step(to_none: bool) -> None:
     state = small_state(micro=0)
     session = Commits(state)
     for number in range(12):
@@ -39,7 +39,7 @@ def test_commits_inside_a_window_wait_for_its_optimizer_step(to_none: bool) -> N
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 2, 3])
-def test_a_loss_in_each_micro_batch_restarts_the_window_and_changes_no_bit(killed_after: int) -> None:
+def test_loss_in_any_micro_batch_restarts_the_window_and_changes_no_bit(killed_after: int) -> None:
     def train(state: TorchState, until: int) -> None:
         while state.micro < until:
             backward(state, state.micro)
@@ -59,7 +59,7 @@ def test_a_loss_in_each_micro_batch_restarts_the_window_and_changes_no_bit(kille
     assert bits_of(disturbed) == bits_of(undisturbed)
 
 
-def test_a_commit_just_before_the_step_means_the_step() -> None:
+def test_commit_just_before_the_step_means_the_step() -> None:
     state = small_state(batch=0)
     session = Commits(state)
     backward(state)
@@ -73,8 +73,8 @@ def test_a_commit_just_before_the_step_means_the_step() -> None:
     assert state.batch == 1
 
 
-def test_a_waiting_commit_is_given_up_where_more_is_accumulated() -> None:
-    """Its data position would be that of a part of the window."""
+def test_waiting_commit_is_dropped_if_more_is_accumulated() -> None:
+    """Its data position would be that of part of the window."""
     state = small_state()
     session = Commits(state)
     backward(state)
@@ -87,8 +87,8 @@ def test_a_waiting_commit_is_given_up_where_more_is_accumulated() -> None:
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_two_commits_with_gradients_cleared_between_them_are_two(to_none: bool) -> None:
-    """As at the end of an epoch; gradients that hold only zeros wait for no step."""
+def test_two_commits_with_gradients_cleared_in_between_are_two(to_none: bool) -> None:
+    """As at the end of an epoch: gradients of zeros do not wait for a step."""
     state = small_state()
     session = Commits(state)
     train_one_step(state)
@@ -99,7 +99,7 @@ def test_two_commits_with_gradients_cleared_between_them_are_two(to_none: bool) 
     assert session.count == 2
 
 
-def test_gradients_of_the_committed_step_that_were_not_cleared_wait_for_nothing() -> None:
+def test_uncleared_gradients_of_the_committed_step_wait_for_nothing() -> None:
     state = small_state()
     session = Commits(state)
     train_one_step(state)
@@ -108,8 +108,8 @@ def test_gradients_of_the_committed_step_that_were_not_cleared_wait_for_nothing(
     assert session.count == 2
 
 
-def test_a_new_gradient_is_never_taken_for_the_old_one() -> None:
-    """A freed gradient's place in memory, and so its identity, is soon another's."""
+def test_new_gradient_is_never_taken_for_the_old_one() -> None:
+    """A freed gradient's memory, and so its identity, is soon reused."""
     state = small_state()
     session = Commits(state)
     for number in range(50):
@@ -123,7 +123,7 @@ def test_a_new_gradient_is_never_taken_for_the_old_one() -> None:
         state.optimizer.zero_grad()
 
 
-def test_a_step_that_a_gradient_scaler_skips_is_no_step_and_its_commit_waits() -> None:
+def test_step_skipped_by_a_gradient_scaler_is_no_step_and_its_commit_waits() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
@@ -143,7 +143,7 @@ def test_a_step_that_a_gradient_scaler_skips_is_no_step_and_its_commit_waits() -
     train(float("inf"))
     assert (session.count, state.completed_steps, scaler.get_scale()) == (1, 1, 4.0)
     assert state.recall() == Point(1, 1)
-    assert (state.batch, scaler.get_scale()) == (1, 8.0)  # the batch is tried again, and skipped again
+    assert (state.batch, scaler.get_scale()) == (1, 8.0)  # the batch is retried and skipped again
     train(float("inf"))
     train(1.0)
     assert (session.count, state.completed_steps, state.batch) == (2, 2, 3)
@@ -184,8 +184,8 @@ def test_two_optimizers_after_one_backward_pass_are_one_step_without_a_copy() ->
     assert pair.state.recall() == Point(3, 1)
 
 
-def test_a_backward_pass_between_two_optimizers_steps_makes_every_commit_a_copy() -> None:
-    """A peer may be lost in it, when one of them has stepped already."""
+def test_backward_pass_between_two_optimizers_makes_every_commit_a_copy() -> None:
+    """A peer may be lost in it after one of them has stepped."""
     pair = Pair()
 
     def train() -> None:
@@ -203,7 +203,7 @@ def test_a_backward_pass_between_two_optimizers_steps_makes_every_commit_a_copy(
     assert pair.bits() == committed
 
 
-def test_every_optimizer_that_stepped_makes_a_rank_dirty_and_a_commit_a_step() -> None:
+def test_any_optimizers_step_makes_a_rank_dirty_and_a_commit_a_step() -> None:
     pair = Pair()
     for count in (1, 2, 3):
         pair.clear()
@@ -214,14 +214,14 @@ def test_every_optimizer_that_stepped_makes_a_rank_dirty_and_a_commit_a_step() -
         assert (pair.state.completed_steps, pair.session.count) == (count, count)
 
 
-def test_gradients_of_all_modules_are_gone_after_a_loss() -> None:
+def test_gradients_of_all_modules_are_cleared_after_a_loss() -> None:
     pair = Pair()
     pair.two(pair.one(torch.ones(2, 3))).sum().backward()
     assert pair.state.recall() == Point(0, 1)
     assert all(one.grad is None for one in (*pair.one.parameters(), *pair.two.parameters()))
 
 
-def test_the_weights_compared_after_a_recovery_are_all_modules() -> None:
+def test_weights_of_all_modules_are_compared_after_a_recovery() -> None:
     pair = Pair()
     assert [id(one) for one in pair.state.weights()] == [
         id(one) for one in (pair.one.bias, pair.one.weight, pair.two.bias, pair.two.weight)

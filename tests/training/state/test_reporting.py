@@ -1,4 +1,4 @@
-"""``state.report``: what is written, by whom, how often, and what is refused."""
+"""``state.report``: what is written, by which rank, how often, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samebits.training.state.reporting import INTERVAL_S, Reporter
 
 
 class Desk:
-    """A reporter with a clock that one can hold."""
+    """A reporter with a clock that the test sets."""
 
     def __init__(self, log_dir: Path) -> None:
         self.now = 0.0
@@ -27,11 +27,11 @@ class Desk:
         self.process: Any = SimpleNamespace(
             settings=SimpleNamespace(log_dir=log_dir, loss_anomaly="tell", enable_recovery=True),
             device=torch.device("cpu"),
-            agent=SimpleNamespace(node="0", report_oddity=self.tell),
+            agent=SimpleNamespace(node="0", report_anomaly=self.tell),
         )
 
     def tell(self, step: int, text: str, *, is_verdict: bool, comes_again: bool) -> None:
-        assert comes_again is text.endswith("computes it again")
+        assert comes_again is text.endswith("compute it again")
         self.odd.append((step, text))
         self.verdicts += is_verdict
 
@@ -40,7 +40,7 @@ class Desk:
         return read_report(self.log_dir, "0")
 
 
-def test_the_newest_values_are_written_twice_a_second_and_the_last_at_the_end(tmp_path: Path) -> None:
+def test_newest_values_are_written_twice_a_second_and_the_last_at_the_end(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     assert desk.reports(1, loss=2.0, total_steps=100) == ProgressReport(1, 100, {"loss": 2.0})
     for step in range(2, 50):
@@ -54,7 +54,7 @@ def test_the_newest_values_are_written_twice_a_second_and_the_last_at_the_end(tm
     assert read_report(tmp_path, "0") == ProgressReport(51, 100, {"loss": 0.25})
 
 
-def test_a_tensor_is_read_only_when_it_is_written_and_keeps_no_graph(tmp_path: Path) -> None:
+def test_tensor_is_read_only_when_it_is_written_and_keeps_no_graph(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     weight = torch.ones(1, requires_grad=True)
     loss = (weight * 3).sum()
@@ -64,7 +64,7 @@ def test_a_tensor_is_read_only_when_it_is_written_and_keeps_no_graph(tmp_path: P
     assert not desk.reporter._unwritten[2]["loss"].requires_grad
 
 
-def test_only_rank_0_writes_and_only_where_somebody_looks(tmp_path: Path) -> None:
+def test_only_rank_0_writes_and_only_for_a_reader(tmp_path: Path) -> None:
     assert Desk(tmp_path).reports(1, rank=1, loss=1.0) is None
     assert Desk(tmp_path / "missing").reports(1, loss=1.0) is None
     assert list(tmp_path.iterdir()) == []
@@ -73,8 +73,8 @@ def test_only_rank_0_writes_and_only_where_somebody_looks(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("total_steps", "values", "text"),
     [
-        (None, {"loss": "low"}, "a value is no number"),
-        (None, {"loss": torch.ones(2)}, "a value is no number"),
+        (None, {"loss": "low"}, "a value is not a number"),
+        (None, {"loss": torch.ones(2)}, "a value is not a number"),
         (None, {"x" * 25: 1}, "the name 'xxx"),
         (None, {"a\x1b[2J": 1}, "the name"),
         (None, {f"v{n}": n for n in range(13)}, "13 values; expected at most 12"),
@@ -82,17 +82,13 @@ def test_only_rank_0_writes_and_only_where_somebody_looks(tmp_path: Path) -> Non
         (2.5, {}, "total_steps=2.5"),
     ],
 )
-def test_what_no_line_could_show_is_refused(
-    total_steps: Any, values: dict[str, Any], text: str, tmp_path: Path
-) -> None:
+def test_unprintable_value_is_refused(total_steps: Any, values: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         Desk(tmp_path).reports(1, total_steps=total_steps, **values)
     assert text in str(refused.value)
 
 
-def test_a_loss_that_is_no_number_is_told_by_whatever_rank_and_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nan_loss_is_reported_by_any_rank_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(tmp_path)
     for step, loss in enumerate([1.0, torch.tensor(float("nan"), requires_grad=True), float("nan"), 1.0], 1):
         desk.reports(step, rank=3, loss=loss)
@@ -101,7 +97,7 @@ def test_a_loss_that_is_no_number_is_told_by_whatever_rank_and_once(
     assert "rank 3, step 2: the loss is not a number" in caplog.text
 
 
-def test_a_spike_over_the_learned_band_is_told(tmp_path: Path) -> None:
+def test_spike_above_the_learned_band_is_reported(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     for step in range(1, 100):
         desk.reports(step, loss=1.0 + (step % 7) / 100)
@@ -109,7 +105,7 @@ def test_a_spike_over_the_learned_band_is_told(tmp_path: Path) -> None:
     assert desk.odd == [(100, "the loss is 40 after 1.03 ± 0.26 so far")]
 
 
-def test_with_stop_the_script_ends_there_and_off_does_not_look(tmp_path: Path) -> None:
+def test_stop_ends_the_script_there_and_off_does_not_check(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.process.settings.loss_anomaly = "off"
     desk.reports(1, rank=1, loss=float("nan"))
@@ -119,12 +115,12 @@ def test_with_stop_the_script_ends_there_and_off_does_not_look(tmp_path: Path) -
     assert desk.odd == []
 
 
-# ---- computed again
+# ---- recomputation
 
 
 @pytest.fixture
 def recomputing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """It has reported forty sound values, in a world of one."""
+    """Return a reporter after forty normal values, in a world of one."""
     monkeypatch.setattr(transfer, "gather", lambda value, _device: [value])
     desk = Desk(tmp_path)
     desk.process.settings.loss_anomaly = "recompute"
@@ -134,34 +130,34 @@ def recomputing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 def goes_back(desk: Desk, **values: float) -> None:
-    """The number has this rank ask for the step again, once, when all are about to commit."""
+    """Check that the value makes this rank request the step again, once, at the commit."""
     desk.reports(41, rank=1, **values)
-    assert desk.odd[-1][1].endswith(": everybody goes back to the last commit and computes it again")
-    with pytest.raises(GenerationEndedError, match="rank 0 has reported what training cannot have"):
+    assert desk.odd[-1][1].endswith(": all ranks return to the last commit and compute it again")
+    with pytest.raises(GenerationEndedError, match="rank 0 has reported an anomaly"):
         desk.reporter.vote(desk.process)
     desk.reporter.vote(desk.process)
 
 
-def test_another_value_the_second_time_was_a_transient_error(recomputing: Desk) -> None:
+def test_different_second_value_was_a_transient_error(recomputing: Desk) -> None:
     desk = recomputing
     goes_back(desk, loss=float("nan"))
     desk.reports(40, rank=1, loss=1.05)  # two steps lay between the commit and it
     desk.reports(41, rank=1, loss=1.06)
     desk.reports(42, rank=1, loss=1.0)
     assert len(desk.odd) == 2 and desk.verdicts == 1
-    assert "is 1.06 now that it was computed again" in desk.odd[1][1] and "a transient error" in desk.odd[1][1]
+    assert "was 1.06 when recomputed" in desk.odd[1][1] and "a transient error" in desk.odd[1][1]
     goes_back(desk, loss=float("inf"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_the_same_number_that_is_none_ends_the_script(recomputing: Desk, value: float) -> None:
+def test_repeated_nan_ends_the_script(recomputing: Desk, value: float) -> None:
     desk = recomputing
     goes_back(desk, grad_norm=value)
     with pytest.raises(AnomalyError, match=r"rank 1, step 41: .* the model or the data is at fault.*Fix: "):
         desk.reports(41, rank=1, grad_norm=value)
 
 
-def test_the_same_spike_is_said_and_gone_on_with(recomputing: Desk) -> None:
+def test_repeated_spike_is_reported_and_accepted(recomputing: Desk) -> None:
     desk = recomputing
     goes_back(desk, loss=50.0)
     desk.reports(41, rank=1, loss=50.0)
@@ -169,14 +165,14 @@ def test_the_same_spike_is_said_and_gone_on_with(recomputing: Desk) -> None:
     assert [step for step, _ in desk.odd] == [41, 41] and "the model or the data is at fault" in desk.odd[1][1]
 
 
-def test_another_bad_value_is_said_and_gone_on_with(recomputing: Desk) -> None:
+def test_different_bad_value_is_reported_and_accepted(recomputing: Desk) -> None:
     desk = recomputing
     goes_back(desk, loss=50.0)
     desk.reports(41, rank=1, loss=60.0)
-    assert "is 60 now that it was computed again: either" in desk.odd[1][1]
+    assert "was 60 when recomputed: either" in desk.odd[1][1]
 
 
-def test_who_commits_before_it_reports_is_told_so(recomputing: Desk) -> None:
+def test_report_after_the_commit_is_pointed_out(recomputing: Desk) -> None:
     desk = recomputing
     goes_back(desk, loss=float("nan"))
     desk.reports(42, rank=1, loss=float("nan"))
@@ -184,7 +180,7 @@ def test_who_commits_before_it_reports_is_told_so(recomputing: Desk) -> None:
     assert desk.verdicts == 1 and "Fix: call state.report() before state.commit()" in desk.odd[1][1]
 
 
-def test_without_recovery_it_is_only_told(recomputing: Desk) -> None:
+def test_without_recovery_it_is_only_reported(recomputing: Desk) -> None:
     desk = recomputing
     desk.process.settings.enable_recovery = False
     desk.reports(41, rank=1, loss=float("nan"))

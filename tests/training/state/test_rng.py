@@ -1,4 +1,4 @@
-"""Random numbers of a step: the same wherever it runs, and those of the checkpoints that exist."""
+"""Random numbers of a step: equal wherever it runs, and compatible with existing checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def drawn_at(seed: int, rank: int, step: int) -> list[Any]:
     return drawn()
 
 
-def test_a_step_draws_the_same_whatever_was_drawn_and_seeded_before() -> None:
+def test_step_draws_the_same_whatever_was_drawn_or_seeded_before() -> None:
     steps = [0, 1, 63, 64, 65, 10**9]
     forwards = [drawn_at(7, 3, step) for step in steps]
     rng.seed_for(8, 2, 64)
@@ -44,7 +44,7 @@ def test_every_part_of_the_key_matters() -> None:
         ((12345, 1, 100000), [0.36828562691588695, 0.18850438550092097, 0.056978864655380934]),
     ],
 )
-def test_jobs_that_exist_go_on_with_the_numbers_they_began_with(key: tuple[int, int, int], first: list[float]) -> None:
+def test_existing_jobs_continue_with_their_numbers(key: tuple[int, int, int], first: list[float]) -> None:
     rng.seed_for(*key)
     assert [random.random(), numpy.random.rand(), torch.rand(1, dtype=torch.float64).item()] == first
 
@@ -54,7 +54,7 @@ def test_jobs_that_exist_go_on_with_the_numbers_they_began_with(key: tuple[int, 
 
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What torch has for one kind of accelerator; its generator is a CPU's."""
+    """Simulate torch's interface of one kind of accelerator, with a CPU generator."""
     generator = torch.Generator().manual_seed(1)
     module = SimpleNamespace(
         kind="xpu", get_rng_state=generator.get_state, set_rng_state=generator.set_state, generator=generator
@@ -68,16 +68,16 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
-def test_an_accelerators_numbers_come_back_whichever_kind_it_is(accelerator: SimpleNamespace, kind: str) -> None:
+def test_accelerators_numbers_are_restored_for_every_kind(accelerator: SimpleNamespace, kind: str) -> None:
     accelerator.kind = kind
     state = rng.capture()
     first = torch.rand(3, generator=accelerator.generator)
-    for _ in range(2):  # what was captured must be there a second time
+    for _ in range(2):  # the captured state must be available twice
         rng.restore(state)
         assert torch.equal(torch.rand(3, generator=accelerator.generator), first)
 
 
-def test_points_that_exist_have_cudas_numbers_under_its_name(accelerator: SimpleNamespace) -> None:
+def test_existing_points_have_cudas_numbers_under_its_name(accelerator: SimpleNamespace) -> None:
     accelerator.kind = "cuda"
     earlier = {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": accelerator.get_rng_state()}
     first = torch.rand(3, generator=accelerator.generator)
@@ -86,7 +86,7 @@ def test_points_that_exist_have_cudas_numbers_under_its_name(accelerator: Simple
     assert rng.capture().keys() >= earlier.keys()
 
 
-def test_another_kinds_numbers_and_none_at_all_leave_an_accelerator_alone(accelerator: SimpleNamespace) -> None:
+def test_numbers_of_another_kind_or_none_leave_an_accelerator_alone(accelerator: SimpleNamespace) -> None:
     state = rng.capture()
     before = accelerator.get_rng_state()
     accelerator.kind = "cuda"

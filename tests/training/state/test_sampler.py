@@ -1,4 +1,4 @@
-"""The data position: every sample once an epoch, split among ranks, resumable at any batch."""
+"""The data position: every sample once per epoch, split among ranks, resumable at any batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samebits.training.state.data.sampler import ElasticSampler
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The rank and world size the sampler believes to be in."""
+    """Set the rank and world size that the sampler sees."""
     world = {"rank": 0, "size": 4}
     monkeypatch.setattr(context, "get_rank", lambda: world["rank"])
     monkeypatch.setattr(context, "get_world_size", lambda: world["size"])
@@ -25,7 +25,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def taken(sampler: ElasticSampler, world: dict[str, int]) -> list[list[int]]:
-    """What each rank takes from the sampler's position on."""
+    """Return what each rank takes from the sampler's position on."""
     shares = []
     for rank in range(world["size"]):
         world["rank"] = rank
@@ -35,7 +35,7 @@ def taken(sampler: ElasticSampler, world: dict[str, int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("samples", [1, 3, 4, 5, 100, 103])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_an_epoch_holds_every_sample_and_all_ranks_take_equally_many(
+def test_epoch_holds_every_sample_and_all_ranks_take_equally_many(
     world: dict[str, int], samples: int, shuffle: bool
 ) -> None:
     sampler = ElasticSampler(range(samples), shuffle=shuffle, seed=3)
@@ -43,7 +43,7 @@ def test_an_epoch_holds_every_sample_and_all_ranks_take_equally_many(
     assert {len(share) for share in shares} == {len(sampler)}
     counts = Counter(index for share in shares for index in share)
     assert set(counts) == set(range(samples))
-    assert sum(counts.values()) - samples == -samples % 4  # only what fills up the last round is taken twice
+    assert sum(counts.values()) - samples == -samples % 4  # only the padding of the last round is taken twice
 
 
 def test_epochs_are_shuffled_differently_and_reproducibly(world: dict[str, int]) -> None:
@@ -55,7 +55,7 @@ def test_epochs_are_shuffled_differently_and_reproducibly(world: dict[str, int])
     assert taken(ElasticSampler(range(50), seed=2), world) != epoch_0
 
 
-def test_going_on_after_recorded_batches_takes_what_the_undisturbed_iteration_takes(world: dict[str, int]) -> None:
+def test_resuming_after_recorded_batches_equals_the_undisturbed_iteration(world: dict[str, int]) -> None:
     sampler = ElasticSampler(range(64), seed=5)
     undisturbed = taken(sampler, world)
     sampler.record_batch(0, batch_size=3)
@@ -66,11 +66,11 @@ def test_going_on_after_recorded_batches_takes_what_the_undisturbed_iteration_ta
     resumed = ElasticSampler(range(64), seed=0)
     resumed.load_state_dict(position)
     assert taken(resumed, world) == [share[6:] for share in undisturbed]
-    resumed.record_batch(0, batch_size=3)  # numbered from the new iteration's beginning
+    resumed.record_batch(0, batch_size=3)  # numbered from the new iteration's start
     assert resumed.consumed == 36
 
 
-def test_a_short_last_batch_does_not_count_beyond_the_end(world: dict[str, int]) -> None:
+def test_short_last_batch_does_not_count_beyond_the_end(world: dict[str, int]) -> None:
     sampler = ElasticSampler(range(10))
     list(sampler)
     sampler.record_batch(0, batch_size=32)
@@ -78,7 +78,7 @@ def test_a_short_last_batch_does_not_count_beyond_the_end(world: dict[str, int])
     assert taken(sampler, world) == [[], [], [], []]
 
 
-def test_naming_the_present_epoch_again_keeps_the_position(world: dict[str, int]) -> None:
+def test_setting_the_current_epoch_again_keeps_the_position(world: dict[str, int]) -> None:
     sampler = ElasticSampler(range(64))
     sampler.record_batch(0, batch_size=4)
     sampler.set_epoch(0)
@@ -87,9 +87,9 @@ def test_naming_the_present_epoch_again_keeps_the_position(world: dict[str, int]
     assert sampler.consumed == 0
 
 
-def test_a_last_batch_is_recorded_by_its_own_size_or_the_loaders(world: dict[str, int]) -> None:
+def test_last_batch_is_recorded_by_its_own_size_or_the_loaders(world: dict[str, int]) -> None:
     for sizes in ([4, 4, 2], [4, 4, 4]):
-        sampler = ElasticSampler(range(38))  # ten a rank, the last two of them filled up
+        sampler = ElasticSampler(range(38))  # ten per rank, the last two padded
         list(sampler)
         seen = []
         for batch_idx, size in enumerate(sizes):
@@ -98,7 +98,7 @@ def test_a_last_batch_is_recorded_by_its_own_size_or_the_loaders(world: dict[str
         assert seen == [16, 32, 38]
 
 
-def test_an_iteration_that_was_left_is_gone_on_with_by_the_next(world: dict[str, int]) -> None:
+def test_abandoned_iteration_is_continued_by_the_next(world: dict[str, int]) -> None:
     sampler = ElasticSampler(range(64), seed=5)
     undisturbed = taken(sampler, world)
     sampler.record_batch(0, 3)
@@ -119,8 +119,8 @@ def test_recorded_indices_count_like_batches(world: dict[str, int]) -> None:
     assert by_index.consumed == 60
 
 
-def test_the_length_is_that_of_the_iteration_that_began(world: dict[str, int]) -> None:
-    """A schedule that asks a loader for its length in the middle of an epoch gets the same answer in every step."""
+def test_length_is_that_of_the_iteration_that_started(world: dict[str, int]) -> None:
+    """A schedule that reads a loader's length in the middle of an epoch gets the same answer in every step."""
     sampler = ElasticSampler(range(64))
     loader = DataLoader(range(64), batch_size=4, sampler=sampler)  # type: ignore[arg-type]
     list(sampler)
@@ -134,7 +134,7 @@ def test_the_length_is_that_of_the_iteration_that_began(world: dict[str, int]) -
     assert len(sampler) == 16
 
 
-def test_an_epoch_without_samples_is_warned_of_the_second_time(
+def test_epoch_without_samples_is_warned_of_the_second_time(
     world: dict[str, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LOGGER, "propagate", True)
@@ -151,10 +151,10 @@ def test_an_epoch_without_samples_is_warned_of_the_second_time(
     assert not caplog.records
 
 
-def test_an_iteration_that_began_before_its_epoch_is_told_of_once(
+def test_iteration_that_started_before_its_epoch_is_reported_once(
     world: dict[str, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch is looked at, and the loop goes on with that iterator behind its set_epoch()."""
+    """A batch is inspected, and the loop continues with that iterator after its set_epoch()."""
     monkeypatch.setattr(LOGGER, "propagate", True)
     sampler = ElasticSampler(range(8))
     with caplog.at_level(logging.WARNING):
@@ -170,7 +170,7 @@ def test_an_iteration_that_began_before_its_epoch_is_told_of_once(
     assert "before epoch 1 did" in caplog.text and "Fix: call sampler.set_epoch() before iter(loader)" in caplog.text
 
 
-def test_a_large_seed_is_taken(world: dict[str, int]) -> None:
+def test_large_seed_is_accepted(world: dict[str, int]) -> None:
     shares = taken(ElasticSampler(range(8), seed=2**62 + 1), world)
     assert sorted(index for share in shares for index in share) == list(range(8))
 
@@ -185,7 +185,7 @@ STAYS = st.lists(
 
 
 class Ranks:
-    """All ranks of a job, each with a sampler of its own, through stays at different world sizes."""
+    """All ranks of a job, each with its own sampler, through different world sizes."""
 
     def __init__(self, world: dict[str, int], samples: int, seed: int, shuffle: bool) -> None:
         self.world = world
@@ -195,7 +195,7 @@ class Ranks:
         self.seen: Counter[int] = Counter()
 
     def stay(self, size: int, batch_size: int, batches: int, beyond: int) -> None:
-        """A generation that ends after so many committed batches and some that are lost with it."""
+        """Run a generation that ends after some committed batches and some that are lost with it."""
         self.world["size"] = size
         positions = []
         for rank in range(size):
@@ -214,14 +214,14 @@ class Ranks:
         self.position = positions[0]
 
     def finish(self) -> int:
-        """Go through the rest; the world size this happens at."""
+        """Use the remaining samples; return the world size this happens at."""
         self.stay(self.world["size"], 4, self.samples + 1, 0)
         return self.world["size"]
 
 
 @settings(max_examples=150, deadline=None)
 @given(samples=st.integers(0, 120), seed=st.integers(0, 5), shuffle=st.booleans(), stays=STAYS)
-def test_a_changing_world_neither_repeats_nor_leaves_out_a_sample(
+def test_changing_world_neither_repeats_nor_skips_a_sample(
     samples: int, seed: int, shuffle: bool, stays: list[Stay]
 ) -> None:
     world = {"rank": 0, "size": 1}
@@ -235,13 +235,13 @@ def test_a_changing_world_neither_repeats_nor_leaves_out_a_sample(
             if ranks.position["consumed"] < samples:
                 assert sum(ranks.seen.values()) == len(ranks.seen) == ranks.position["consumed"]
         last = ranks.finish()
-    assert set(ranks.seen) == set(range(samples)), "a sample was left out"
+    assert set(ranks.seen) == set(range(samples)), "a sample was skipped"
     filled_up = sum(ranks.seen.values()) - samples
-    assert 0 <= filled_up < max([last, *(size for size, *_ in stays)]), "more than one round was filled up"
+    assert 0 <= filled_up < max([last, *(size for size, *_ in stays)]), "more than one round was padded"
     assert ranks.position["consumed"] == samples
 
 
-def test_what_a_loop_records_is_told_as_this_ranks_samples(world: dict[str, int]) -> None:
+def test_recorded_samples_are_those_of_this_rank(world: dict[str, int]) -> None:
     sampler = ElasticSampler(range(50), seed=5)
     told: list[list[int]] = []
     sampler.on_record = lambda indices: told.append(list(indices))
@@ -254,7 +254,7 @@ def test_what_a_loop_records_is_told_as_this_ranks_samples(world: dict[str, int]
     sampler.record_indices((7, 8))
     assert told == [share[:5], share[5:10], share[10:], [7, 8]]
     told.clear()
-    sampler.load_state_dict({"seed": 5, "epoch": 0, "consumed": 20})  # the loader is not iterated anew yet
+    sampler.load_state_dict({"seed": 5, "epoch": 0, "consumed": 20})  # the loader has not been iterated again yet
     sampler.record_batch(0, 5)
     assert told == [[]]
     rest = list(sampler)

@@ -1,4 +1,4 @@
-"""States with tensors become bytes and come back the same, or are refused by their path."""
+"""States with tensors become bytes and are restored unchanged, or are refused by their path."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def require_same(one: Any, other: Any) -> None:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
-    """A tensor of any kind of layout: permuted, with gaps, expanded, overlapping, of no element."""
+    """Draw a tensor of any layout: permuted, with gaps, expanded, overlapping, empty."""
     shape = draw(st.lists(st.integers(0, 3), max_size=4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 9)))
     values = torch.randint(0, 255, (*shape, 16), generator=generator, dtype=torch.uint8)
@@ -159,7 +159,7 @@ TREES = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(TREES)
-def test_every_value_comes_back_in_type_bits_and_layout(tree: Any) -> None:
+def test_every_value_keeps_type_bits_and_layout(tree: Any) -> None:
     try:
         sent = round_trip({"value": tree})
     except CheckpointError as error:
@@ -170,7 +170,7 @@ def test_every_value_comes_back_in_type_bits_and_layout(tree: Any) -> None:
     require_same(copied_tree(tree, copied_tree(tree)), tree)
 
 
-def test_the_order_of_a_set_does_not_tell_two_ranks_apart() -> None:
+def test_order_of_a_set_does_not_distinguish_two_ranks() -> None:
     first, second = {f"worker {number}" for number in range(20)}, {f"worker {19 - number}" for number in range(20)}
     assert snapshot.take_apart(first, "s") == snapshot.take_apart(second, "s")
     assert encode(snapshot.take_apart(first, "s")[0]) == encode(snapshot.take_apart(second, "s")[0])
@@ -195,21 +195,21 @@ def test_strides_that_fit_no_tensor_are_refused(strides: tuple[int, ...]) -> Non
     ],
     ids=str,
 )
-def test_nothing_is_made_of_a_name_that_is_not_known(tag: dict[str, Any]) -> None:
+def test_unknown_name_creates_nothing(tag: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError):
         snapshot.join(tag, {})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0, 4)], ids=str)
-def test_a_tensor_comes_back_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_tensor_is_restored_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.randint(0, 2, shape).to(dtype)
     back = round_trip({"t": tensor})
     assert isinstance(back, dict)
     require_same(back["t"], tensor)
 
 
-def test_an_optimizer_that_has_stepped_comes_back() -> None:
+def test_optimizer_that_has_stepped_is_restored() -> None:
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.ones(1, 4)).sum().backward()
@@ -230,7 +230,7 @@ Pair = namedtuple("Pair", "first second")
 
 
 class Tagged(torch.Tensor):
-    """A subclass, whose bytes are not all there is to it."""
+    """A subclass with more content than its bytes."""
 
 
 @pytest.mark.parametrize(
@@ -251,17 +251,17 @@ class Tagged(torch.Tensor):
     ],
     ids=lambda one: one if type(one) is str else type(one).__name__,
 )
-def test_what_cannot_be_saved_is_named_by_its_path_and_type(value: object, kind: str) -> None:
+def test_unsavable_value_is_named_by_its_path_and_type(value: object, kind: str) -> None:
     with pytest.raises(CheckpointError, match=rf"state\.deep\.1.*{kind}"):
         snapshot.split({"deep": [0, value]}, "state")
 
 
-def test_a_sparse_tensor_is_refused() -> None:
+def test_sparse_tensor_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"state\.s"):
         snapshot.split({"s": torch.eye(3).to_sparse()}, "state")
 
 
-def test_random_numbers_go_on_after_a_capture() -> None:
+def test_random_numbers_continue_after_a_capture() -> None:
     import numpy as np
 
     rng.seed_for(1, 2, 3)
@@ -273,7 +273,7 @@ def test_random_numbers_go_on_after_a_capture() -> None:
     assert (random.random(), float(np.random.random()), torch.rand(3).tolist()) == first
 
 
-def test_a_steps_numbers_depend_on_seed_rank_and_step_and_on_nothing_else() -> None:
+def test_steps_numbers_depend_only_on_seed_rank_and_step() -> None:
     def draw(seed: int, rank: int, step: int) -> list[float]:
         rng.seed_for(seed, rank, step)
         return torch.rand(4).tolist()
@@ -287,7 +287,7 @@ def test_a_steps_numbers_depend_on_seed_rank_and_step_and_on_nothing_else() -> N
 # ---- tensors that a point is read into
 
 
-def test_only_what_lies_as_it_is_stored_is_read_into() -> None:
+def test_only_tensors_with_the_stored_layout_are_read_into() -> None:
     plain, parameter = torch.rand(2, 3), nn.Parameter(torch.rand(4))
     others = {
         "transposed": torch.rand(2, 3).t(),
@@ -305,7 +305,7 @@ def test_only_what_lies_as_it_is_stored_is_read_into() -> None:
     assert not parameter.any()
 
 
-def test_a_live_tensor_comes_back_itself() -> None:
+def test_live_tensor_is_returned_itself() -> None:
     weight, bias = torch.rand(2), torch.rand(2)
     tree, parts = snapshot.split({"weight": weight, "rest": [bias, (weight,)]}, "state")
     joined = snapshot.join(tree, {part.name: part for part in parts}, {"state.weight": weight, "state.rest.0": bias})

@@ -1,4 +1,4 @@
-"""TorchState: what it holds, counts, gives and takes back."""
+"""TorchState: what it holds, counts, returns and restores."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Commits:
         state.begin(Point(0, 1))
 
     def before_step(self) -> None:
-        """Nobody else is here."""
+        """Do nothing: there is one rank."""
 
     def save(self) -> None:
         self.count += 1
         self._state.remember(Point(self._state.completed_steps, 1))
 
     def flush(self) -> None:
-        """Nothing is written."""
+        """Write nothing."""
 
     def check(self) -> None:
-        """The members stay."""
+        """Do nothing: the members stay."""
 
     def sync(self) -> None:
-        """There is one rank."""
+        """Do nothing: there is one rank."""
 
 
 def small_state(**attributes: Any) -> TorchState:
@@ -74,7 +74,7 @@ def contents_of(state: TorchState) -> dict[str, Any]:
     return joined
 
 
-def test_everything_goes_back_together() -> None:
+def test_everything_is_restored_together() -> None:
     state = small_state(epoch=0, history=[1])
     state.scheduler = None
     assert state.sampler is not None
@@ -89,7 +89,7 @@ def test_everything_goes_back_together() -> None:
     assert (state.epoch, state.history, state.sampler.consumed, state.completed_steps) == (0, [1], 0, 1)
 
 
-def test_objects_with_a_state_dict_are_kept_by_it() -> None:
+def test_objects_with_a_state_dict_are_saved_by_it() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -102,7 +102,7 @@ def test_objects_with_a_state_dict_are_kept_by_it() -> None:
     assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 1.0)
 
 
-def test_saved_generators_draw_the_same_again_and_per_step_ones_need_no_saving() -> None:
+def test_saved_generators_repeat_their_draws_and_per_step_ones_need_no_saving() -> None:
     saved = small_state()
     contents = contents_of(saved)
     first = torch.rand(3)
@@ -129,7 +129,7 @@ def test_iterating_the_data_again_after_a_recovery_does_not_shift_the_random_num
     assert torch.equal(torch.rand(3), undisturbed)
 
 
-def test_steps_are_counted_by_the_optimizer_and_commits_name_what_is_left() -> None:
+def test_steps_are_counted_by_the_optimizer_and_commits_name_the_rest() -> None:
     state = small_state()
     commits = Commits(state)
     train_one_step(state)
@@ -140,12 +140,12 @@ def test_steps_are_counted_by_the_optimizer_and_commits_name_what_is_left() -> N
 
 
 @pytest.mark.parametrize("call", [TorchState.commit, TorchState.flush])
-def test_a_call_outside_elastic_run_says_where_it_belongs(call: Callable[[TorchState], None]) -> None:
-    with pytest.raises(UsageError, match=rf"state\.{call.__name__}\(\) belongs into .*elastic\.run"):
+def test_call_outside_elastic_run_says_where_it_belongs(call: Callable[[TorchState], None]) -> None:
+    with pytest.raises(UsageError, match=rf"state\.{call.__name__}\(\) works only in .*elastic\.run"):
         call(small_state())
 
 
-def test_a_point_of_another_program_is_refused_with_both_lists() -> None:
+def test_point_of_another_program_is_refused_with_both_lists() -> None:
     contents = contents_of(small_state(epoch=0))
     with pytest.raises(CheckpointError, match=r"\['epoch', 'model', 'optimizer', 'sampler'\].*\['batch', "):
         small_state(batch=0).load(contents, own=True)
@@ -160,17 +160,17 @@ def test_names_of_the_state_itself_are_refused_as_attributes(name: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"save_checkpoint_steps": 0}, {"keep_checkpoint_max": 1}], ids=["no interval", "one kept"]
 )
-def test_a_checkpoint_config_that_cannot_keep_its_promise_is_refused(wrong: dict[str, int]) -> None:
+def test_checkpoint_config_that_cannot_keep_its_promise_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         CheckpointConfig(**wrong)
 
 
-def test_an_unknown_way_to_keep_random_numbers_is_refused() -> None:
+def test_unknown_rng_mode_is_refused() -> None:
     with pytest.raises(UsageError, match="per_step"):
         TorchState(rng="often")
 
 
-def test_a_point_is_loaded_into_the_weights_and_moments_that_are_there(tmp_path: Path) -> None:
+def test_point_is_loaded_into_existing_weights_and_moments(tmp_path: Path) -> None:
     state = small_state(history=[1], mean=torch.ones(2))
     Commits(state)
     for parameter in state.weights():

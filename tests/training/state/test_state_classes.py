@@ -1,4 +1,4 @@
-"""State, ObjectState, TorchState and subclasses of the user's own; and what Horovod's own states get wrong."""
+"""State, ObjectState, TorchState and user-defined subclasses; and faults of Horovod's states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counter(elastic.State):
-    """As Horovod's documentation has it: the four methods, and nothing else."""
+    """As in Horovod's documentation: the four methods and nothing else."""
 
     def __init__(self, value: int) -> None:
         super().__init__(None, None)
@@ -52,7 +52,7 @@ class Counter(elastic.State):
         self.calls.append("reset")
 
 
-def test_a_subclass_of_the_users_own_is_synced_saved_committed_and_restored() -> None:
+def test_users_subclass_is_synced_saved_committed_and_restored() -> None:
     state = Counter(1)
     session = Commits(state)
     assert state.calls == ["sync from 2", "save"]
@@ -65,14 +65,14 @@ def test_a_subclass_of_the_users_own_is_synced_saved_committed_and_restored() ->
     assert state.calls == ["sync from 2", "save", "save", "restore"]
 
 
-def test_outside_a_beginning_no_rank_is_the_source() -> None:
+def test_no_rank_is_the_source_outside_a_start() -> None:
     state = Counter(1)
     Commits(state)
     state.sync()
     assert state.calls[-1] == "sync from None"
 
 
-def test_such_a_state_is_saved_on_disk_only_where_it_can_be_taken_out() -> None:
+def test_such_a_state_is_saved_on_disk_only_if_it_can_be_extracted() -> None:
     assert Counter(1).contents()["shared"]["values"] == {}
     assert Counter(1).checkpoint_config.save_checkpoint_steps > 10**12
 
@@ -92,7 +92,7 @@ def test_such_a_state_is_saved_on_disk_only_where_it_can_be_taken_out() -> None:
     assert other.checkpoint_config.save_checkpoint_steps == 100
 
 
-def test_a_subclass_that_lacks_a_method_is_told_when_it_is_made() -> None:
+def test_subclass_that_lacks_a_method_is_refused_when_it_is_made() -> None:
     class Half(elastic.State):
         def save(self) -> None:
             """Nothing to copy."""
@@ -102,7 +102,7 @@ def test_a_subclass_that_lacks_a_method_is_told_when_it_is_made() -> None:
 
 
 class Extended(elastic.TorchState):
-    """Keeps one thing more, itself."""
+    """Keeps one more value itself."""
 
     extra = 0
     saved_extra = 0
@@ -120,7 +120,7 @@ class Extended(elastic.TorchState):
         self.extra = 100
 
 
-def test_a_subclass_of_torch_state_may_do_more_in_each_method() -> None:
+def test_subclass_of_torch_state_may_extend_each_method() -> None:
     model = nn.Linear(2, 2)
     state = Extended(model, torch.optim.SGD(model.parameters(), lr=0.1))
     session = Commits(state)
@@ -136,7 +136,7 @@ def test_a_subclass_of_torch_state_may_do_more_in_each_method() -> None:
     assert state.extra == 2
 
 
-def test_a_subclass_is_asked_for_no_copy_inside_a_window() -> None:
+def test_subclass_is_asked_for_no_copy_inside_a_window() -> None:
     model = nn.Linear(2, 2)
     state = Extended(model, torch.optim.SGD(model.parameters(), lr=0.1))
     Commits(state)
@@ -147,7 +147,7 @@ def test_a_subclass_is_asked_for_no_copy_inside_a_window() -> None:
     assert state.extra == 100
 
 
-def test_an_object_state_holds_values_samplers_and_what_has_a_state_dict() -> None:
+def test_object_state_holds_values_samplers_and_objects_with_a_state_dict() -> None:
     sampler = ElasticSampler(range(8))
     state = elastic.ObjectState(epoch=0, seen=[], sampler=sampler, rng="per_step")
     session = Commits(state)
@@ -163,20 +163,20 @@ def test_an_object_state_holds_values_samplers_and_what_has_a_state_dict() -> No
 
 
 @pytest.mark.parametrize("make", [lambda one: one, lambda one: torch.optim.SGD(one.parameters(), lr=0.1)])
-def test_an_object_state_refuses_what_steps_change(make: Any) -> None:
+def test_object_state_refuses_what_steps_change(make: Any) -> None:
     with pytest.raises(UsageError, match="TorchState"):
         elastic.ObjectState(thing=make(nn.Linear(1, 1)))
 
 
-def test_an_object_cannot_be_replaced_and_stays_as_it_is() -> None:
+def test_object_cannot_be_replaced() -> None:
     state = small_state()
     model = state.model
-    with pytest.raises(UsageError, match="load the other one's"):
+    with pytest.raises(UsageError, match="load that object's"):
         state.model = nn.Linear(1, 1)
     assert state.model is model
 
 
-def test_a_reset_calls_the_subclass_then_the_callbacks_in_their_order() -> None:
+def test_reset_calls_the_subclass_then_the_callbacks_in_order() -> None:
     state = Counter(1)
     state.register_reset_callbacks([lambda: state.calls.append("first"), lambda: state.calls.append("second")])
     state.register_reset_callbacks([lambda: state.calls.append("third")])
@@ -184,11 +184,11 @@ def test_a_reset_calls_the_subclass_then_the_callbacks_in_their_order() -> None:
     assert state.calls == ["reset", "first", "second", "third"]
 
 
-# ---- what Horovod's own states get wrong
+# ---- faults of Horovod's states
 
 
-def test_a_notice_between_two_commits_trains_no_batch_twice() -> None:
-    """There it keeps the weights and forgets the position; here both go back together."""
+def test_notice_between_two_commits_trains_no_batch_twice() -> None:
+    """Horovod keeps the weights but forgets the position; here both are restored together."""
 
     def train(state: elastic.TorchState, until: int) -> None:
         assert state.sampler is not None
@@ -206,7 +206,7 @@ def test_a_notice_between_two_commits_trains_no_batch_twice() -> None:
     train(undisturbed, 12)
     train(noticed, 6)
     assert noticed.sampler is not None
-    assert noticed.recall() == Point(4, 1)  # what HostsUpdatedInterrupt in batch 7 leads to
+    assert noticed.recall() == Point(4, 1)  # the result of HostsUpdatedInterrupt in batch 7
     assert (noticed.batch, noticed.sampler.consumed) == (4, 8)
     train(noticed, 12)
     assert bits_of(noticed) == bits_of(undisturbed)
@@ -233,7 +233,7 @@ def train_alike(state: elastic.TorchState) -> None:
     state.optimizer.step()
 
 
-def test_a_newcomers_optimizer_is_not_stepped_so_that_weight_decay_cannot_make_it_diverge() -> None:
+def test_newcomers_optimizer_is_not_stepped_so_weight_decay_cannot_diverge() -> None:
     leader, newcomer = decaying(1.0), decaying(2.0)
     Commits(leader)
     train_alike(leader)
@@ -247,9 +247,7 @@ def test_a_newcomers_optimizer_is_not_stepped_so_that_weight_decay_cannot_make_i
 
 
 @pytest.mark.parametrize(("steps", "drawn"), [(0, "as its script left them"), (1, "derived")])
-def test_whose_own_random_numbers_nobody_has_begins_with_those_of_its_script_before_the_first_step(
-    steps: int, drawn: str
-) -> None:
+def test_own_random_numbers_that_no_rank_holds_start_as_the_script_seeded_them(steps: int, drawn: str) -> None:
     leader, newcomer = elastic.ObjectState(rng="saved", mark=1), elastic.ObjectState(rng="saved", mark=2)
     torch.manual_seed(3)
     leader.bind(None, 0)
@@ -262,7 +260,7 @@ def test_whose_own_random_numbers_nobody_has_begins_with_those_of_its_script_bef
     assert torch.equal(torch.rand(2), expected) == (drawn == "as its script left them")
 
 
-def test_a_newcomers_saved_copy_is_the_leaders_before_its_first_commit() -> None:
+def test_newcomers_saved_copy_is_the_leaders_before_its_first_commit() -> None:
     leader, newcomer = decaying(1.0), decaying(2.0)
     newcomer._last_commit.copy_from_now_on()
     Commits(leader)
@@ -277,8 +275,8 @@ def test_a_newcomers_saved_copy_is_the_leaders_before_its_first_commit() -> None
     assert newcomer.mark == 1.0
 
 
-def test_nobody_leaves_out_a_sync_because_its_notice_said_so() -> None:
-    """There ranks that were told different skip_sync wait for each other for ever; here it decides nothing."""
+def test_no_rank_skips_a_sync_because_of_its_notice() -> None:
+    """In Horovod, ranks with different skip_sync values wait for each other forever; here it has no effect."""
     state = Counter(1)
     Commits(state)
     for skip in (True, False):
@@ -290,16 +288,18 @@ def test_nobody_leaves_out_a_sync_because_its_notice_said_so() -> None:
         assert state.calls == ["restore", "sync from 2", "save"]
 
 
-def test_gradients_of_a_step_that_a_notice_cut_off_do_not_flow_into_the_next() -> None:
+def test_gradients_of_an_interrupted_step_do_not_enter_the_next() -> None:
     state = small_state()
     Commits(state)
     backward(state)
-    state.begin(Point(0, 2))  # also of a rank that had nothing to recall
+    state.begin(Point(0, 2))  # also on a rank that had nothing to recall
     assert all(one.grad is None for one in state.weights())
 
 
 @pytest.mark.parametrize("kind", [list, tuple, lambda both: dict(enumerate(both))], ids=["list", "tuple", "dict"])
-def test_several_models_in_one_value_are_refused_with_what_to_write(kind: Callable[[list[nn.Module]], Any]) -> None:
+def test_several_models_in_one_value_are_refused_with_the_right_spelling(
+    kind: Callable[[list[nn.Module]], Any],
+) -> None:
     models = kind([nn.Linear(1, 1), nn.Linear(1, 1)])
     with pytest.raises(UsageError, match=r"TorchState\(model=…\): a Linear inside a .*Fix: give each its own name"):
         elastic.TorchState(models, rng="per_step")
@@ -319,6 +319,6 @@ MODULE, SGD = nn.Linear(1, 1), torch.optim.SGD([nn.Parameter(torch.ones(1))], lr
         (((MODULE,), {"sampler": DistributedSampler(range(8), 2, 0)}), r"a DistributedSampler has no position"),  # type: ignore[arg-type]
     ],
 )
-def test_an_argument_of_the_wrong_kind_is_refused_with_its_line(given: tuple[Any, dict[str, Any]], told: str) -> None:
+def test_argument_of_the_wrong_kind_is_refused_with_its_line(given: tuple[Any, dict[str, Any]], told: str) -> None:
     with pytest.raises(UsageError, match=rf"test_state_classes\.py:\d+: .*{told}.*Fix: "):
         TorchState(*given[0], **given[1])

@@ -1,6 +1,6 @@
-"""Wrappers of the shape that Accelerate and Lightning Fabric give: the state follows what is inside.
+"""Wrappers as used by Accelerate and Lightning Fabric: the state follows the wrapped object.
 
-The frameworks themselves are in ``tests/foreign/frameworks``.
+The frameworks themselves are tested in ``tests/foreign/frameworks``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OfAccelerate(torch.optim.Optimizer):
-    """A subclass whose constructor is never called, and which passes all on."""
+    """A subclass whose constructor is never called and which forwards everything."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -42,7 +42,7 @@ class OfAccelerate(torch.optim.Optimizer):
 
 
 class OfFabric:
-    """No optimizer, until it takes the class of the one inside besides its own."""
+    """Becomes an optimizer only by also taking the class of the wrapped one."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -68,7 +68,7 @@ class ModuleOfFabric(nn.Module):
 
 
 @pytest.mark.parametrize("wrap", [OfAccelerate, OfFabric, lambda one: OfAccelerate(OfAccelerate(one))])
-def test_the_steps_of_a_wrapped_optimizer_are_counted_and_taken_back(
+def test_steps_of_a_wrapped_optimizer_are_counted_and_undone(
     wrap: Callable[[torch.optim.Optimizer], Any],
 ) -> None:
     layer = nn.Linear(3, 2)
@@ -92,7 +92,7 @@ def test_the_steps_of_a_wrapped_optimizer_are_counted_and_taken_back(
     assert all(torch.equal(one, other) for one, other in zip(layer.parameters(), before, strict=True))
 
 
-def test_points_have_the_names_of_what_is_inside() -> None:
+def test_points_use_the_names_of_the_wrapped_object() -> None:
     layer = nn.Linear(3, 2)
     state = TorchState(ModuleOfFabric(layer), OfAccelerate(torch.optim.SGD(layer.parameters(), lr=0.1)))
     values = state.contents()["shared"]["values"]
@@ -101,27 +101,27 @@ def test_points_have_the_names_of_what_is_inside() -> None:
 
 
 class WithMoreOfItsOwn(torch.optim.Optimizer):
-    """Lookahead's shape: it keeps slow weights beside the optimizer it drives."""
+    """Like Lookahead, it keeps slow weights beside the optimizer it drives."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer.param_groups, {})
         self.optimizer = optimizer
 
 
-def test_an_optimizer_that_keeps_a_state_of_its_own_is_no_wrapper() -> None:
+def test_optimizer_with_its_own_state_is_no_wrapper() -> None:
     layer = nn.Linear(3, 2)
     optimizer = WithMoreOfItsOwn(torch.optim.SGD(layer.parameters(), lr=0.1))
     state = TorchState(layer, optimizer)
     assert state.handlers["optimizer"].value is optimizer
 
 
-def test_one_that_cannot_be_followed_is_refused_in_a_sentence() -> None:
+def test_unsupported_wrapper_is_refused_in_a_sentence() -> None:
     optimizer = torch.optim.SGD.__new__(torch.optim.SGD)
     with pytest.raises(UsageError, match=r"a SGD is no optimizer .* Fix: give the state the optimizer inside it"):
         TorchState(optimizer=optimizer)
 
 
-def test_an_optimizer_that_shares_its_state_out_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_optimizer_that_exposes_its_state_elsewhere_is_refused_in_a_sentence(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         layer = nn.Linear(3, 2)

@@ -383,7 +383,7 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
             lock.acquire()
         except LockedError:
             holder = read_holder(settings.recovery_path)
-            found = replace(found, holder=str(holder or "a process that has not left its name"))
+            found = replace(found, holder=str(holder or "an unknown process"))
     try:
         _carry_out(plan_start(found, fresh=fresh))
         remove_dead_pid_files(settings.log_dir)

@@ -1,8 +1,8 @@
 """The worker's side of membership: ``step(event, now) -> AgentReady``, pure like the scheduler's core.
 
-The agent turns what its process does (enters the rendezvous, publishes its address, is done) into reports, and what the
-scheduler says into notices for its process. It repeats itself: on every connection it registers again, every
-heartbeat is its whole truth, and while it forms a group it repeats its address. So any message may be lost.
+The agent turns events of its process (it enters the rendezvous, publishes its address, is done) into messages, and the
+scheduler's messages into notices for its process. It registers again on every connection, sends its complete state in
+every heartbeat, and repeats its address while it forms a group. So any message may be lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from samebits.core.agent.events import (
     Trains,
     Waits,
 )
-from samebits.core.agent.failover import Elsewhere, LookElsewhere
+from samebits.core.agent.failover import SchedulerFailover, TryNextAddress
 from samebits.core.agent.key_calls import KeyCalls
 from samebits.core.agent.reports import Reports
 from samebits.core.agent.states import HeldSeat, Link, LinkState, Offer, Request, Stage
@@ -92,11 +92,11 @@ from samebits.core.values import replace
 
 @dataclass(frozen=True, slots=True)
 class AgentPolicy:
-    """Who this worker is and how long it is patient. Durations in seconds.
+    """This worker's identity and patience. Durations are in seconds.
 
-    ``first_beat_s`` is how soon it beats again after it has said something else, at most ``heartbeat_interval_s``.
-    Thousands begin a generation at the same moment: if each waited as long as the others, all would beat in one breath
-    from then on, and a loss that the scheduler is told of would wait behind them. So it is to be another for each.
+    ``first_beat_s`` is the delay of the next heartbeat after another message, at most ``heartbeat_interval_s``. It
+    differs between workers: otherwise the thousands that begin a generation together would send all later heartbeats at
+    the same moment and delay the report of a loss.
     """
 
     node: str
@@ -107,11 +107,9 @@ class AgentPolicy:
     heartbeat_interval_s: float = 1.0
     first_beat_s: float = 1.0
     topo_timeout_s: float = 1800.0
-    job: str = ""  # the id that the launcher gave the job; "": any scheduler's job will do
+    job: str = ""  # the id that the launcher gave the job; "": any scheduler's job
     proof: bytes = b""  # of a replacement
-    elsewhere_s: float | None = (
-        None  # how long a scheduler may be silent where there may be others; None: there are none
-    )
+    failover_s: float | None = None  # how long a scheduler may be silent if there are others; None: there are none
     stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
 
 
@@ -122,21 +120,21 @@ class AgentCore:
         self._policy = policy
         self._now = now
         self._ready = AgentReady()
-        self._stage = Stage.GOES_ON
+        self._stage = Stage.ACTIVE
         self._link = Link(LinkState.CLOSED, away_since=now)
-        self._elsewhere = Elsewhere(policy.elsewhere_s)
+        self._failover = SchedulerFailover(policy.failover_s)
         self._ask_at = now
         self._beat_at = now
-        # what the scheduler has said
+        # from the scheduler
         self.term = 0
         self._seat: HeldSeat | None = None  # None: never admitted
         self._offer: Offer | None = None
-        self.offered_place: Place | None = None  # by the last round that had one
+        self.offered_place: Place | None = None  # from the last round that contained one
         self.joined: RoundId | None = None  # the round that it joined last
-        self._started: GenerationStarted | None = None  # the last
+        self._started: GenerationStarted | None = None  # the last one
         self.generation = 0  # its number
         self._final: Point | None = None
-        # what the process has said
+        # from the process
         self.activity = Activity.SEATED
         self.step_count = 0
         self._holdings: Holdings | None = None
@@ -148,41 +146,41 @@ class AgentCore:
 
     @property
     def seated(self) -> bool:
-        """Whether the process was ever admitted."""
+        """Return whether the process was ever admitted."""
         return self._seat is not None
 
     @property
     def job(self) -> str:
-        """The id of the job that it was admitted to; empty before."""
+        """Return the id of the job that admitted it; "" before."""
         return self._seat.sender.job if self._seat else ""
 
     @property
     def expected_job(self) -> str:
-        """The only job it may belong to: its own, or the one its launcher named; empty if there is neither."""
+        """Return the only job it may belong to: its own or its launcher's; "" if unknown."""
         return self.job or self._policy.job
 
     @property
     def incarnation(self) -> int:
-        """Of its seat; 0 before."""
+        """Return its seat's incarnation; 0 before."""
         return self._seat.sender.incarnation if self._seat else 0
 
     @property
     def _sender(self) -> Credential | None:
-        """What its messages begin with; None where the scheduler would take none."""
+        """Return the credential for its messages; None while the scheduler would accept none."""
         return self._seat.sender if self._seat is not None and self._link.is_registered else None
 
     @property
     def slot(self) -> int | None:
-        """Of its seat; None: a spare's."""
+        """Return its seat's slot; None for a spare."""
         return self._seat.slot if self._seat else None
 
     @property
     def offered(self) -> RoundId | None:
-        """The newest round."""
+        """Return the newest round, or None."""
         return self._offer.round if self._offer else None
 
     def step(self, event: AgentEvent, now: float) -> AgentReady:
-        """Take one event into account."""
+        """Process one event."""
         self._now = now
         if self._stage is not Stage.OVER:
             self._dispatch(event)
@@ -195,7 +193,7 @@ class AgentCore:
     def _dispatch(self, event: AgentEvent) -> None:
         match event:
             case Passed():
-                if self.activity is not Activity.DONE:  # there the step is that of the durable commit
+                if self.activity is not Activity.DONE:  # then the step is that of the durable commit
                     self.step_count = event.step
                 self._pass()
             case Heard():
@@ -204,7 +202,7 @@ class AgentCore:
                 self._observed(body)
             case Connected():
                 self._link = replace(self._link, state=LinkState.OPEN)
-                self._elsewhere.opened(self._now)
+                self._failover.opened(self._now)
                 self._register()
             case Disconnected():
                 self._disconnected()
@@ -225,7 +223,7 @@ class AgentCore:
                 self.step_count = step
                 if generation == self.generation and self.activity is Activity.TRAINING:
                     self._become(Activity.DONE)
-                    if self._offer and self._is_invited() and self._offer.is_gentle:  # no commit to leave at came
+                    if self._offer and self._is_invited() and self._offer.is_gentle:  # no further commit to leave at
                         self._ready.notices.append(BreakGroup(self._offer.text))
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)
@@ -234,7 +232,7 @@ class AgentCore:
                 self._key_calls.give_up(ticket)
                 self._call_keys()
             case RefusedByAll(text):
-                if self.activity is not Activity.TRAINING:  # which goes on, as without a scheduler
+                if self.activity is not Activity.TRAINING:  # training continues as without a scheduler
                     self._end(EndKind.REFUSED, f"worker {self._policy.node}: {text}")
             case Leaving(on_purpose, text, status):
                 if self._seat is not None:
@@ -249,20 +247,20 @@ class AgentCore:
 
     def _enter(self, event: Entered) -> None:
         if event.seen is not None and event.seen < self.generation:
-            return  # said before the process heard that its last entry has led to a generation
+            return  # sent before the process knew that its last entry led to a generation
         self._holdings = event.holdings
         if self._asked is not None:
             self._asked = replace(self._asked, is_answered=True)
         if self.activity is not Activity.FINISHED:
             self.activity, self._blob = Activity.WAITING, None
             self._join()
-            if self._is_invited():  # else only this tells that its collective has failed
+            if self._is_invited():  # otherwise only a heartbeat tells that its collective failed
                 self._beat_at = self._now + self._policy.first_beat_s
             else:
                 self._heartbeat()
 
     def _is_invited(self) -> bool:
-        """Whether a round was offered that has not become this process's generation: its join then says it all."""
+        """Return whether a round is open that has not become this process's generation."""
         return self._offer is not None and (self._started is None or self._offer.round > self._started.round)
 
     def _join(self) -> None:
@@ -276,7 +274,7 @@ class AgentCore:
         self._send(Join(sender, offer.round, holdings))
 
     def _ask(self, holdings: Holdings, offer: Offer, place: Place | None) -> None:
-        """Let the process enter again, once for the same reason: what it brought does not fit the round."""
+        """Ask the process to enter again, once per reason: its holdings do not fit the round."""
         asked = Request(offer.round, place, offer.must_look and not holdings.looked, offer.back_to)
         if asked != self._asked:
             again = EnterAgain(place, look=asked.look, committed=offer.committed, back_to=offer.back_to)
@@ -289,7 +287,7 @@ class AgentCore:
 
     def _observed(self, body: Report) -> None:
         if body.delivery is Delivery.ONCE:
-            # A process that dies says why even if the scheduler has not answered on this connection yet.
+            # A dying process reports its error even before the scheduler has answered on this connection.
             sender = self._seat.sender if self._seat and isinstance(body, LastWords) else self._sender
             if sender is not None:
                 self._say(sender, [body])
@@ -315,12 +313,12 @@ class AgentCore:
 
     def _pass(self) -> None:
         self._call_keys()
-        is_unsure = self._link.is_registered and self._elsewhere.is_doubtful(self._now)
+        is_unsure = self._link.is_registered and self._failover.is_doubtful(self._now)
         if (self._link.state is LinkState.OPEN or is_unsure) and self._ask_at <= self._now:
             self._register()
-        if self._link.is_open and self._elsewhere.is_over(self._now):
-            said_nothing = f"the scheduler there has said nothing for {self._policy.elsewhere_s or 0:g} s"
-            self._look_elsewhere(LookElsewhere(said_nothing))
+        if self._link.is_open and self._failover.is_over(self._now):
+            said_nothing = f"the scheduler there has said nothing for {self._policy.failover_s or 0:g} s"
+            self._look_elsewhere(TryNextAddress(said_nothing))
         if self._beat_at <= self._now and (sender := self._sender):
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
@@ -334,7 +332,7 @@ class AgentCore:
 
     def _patience_ends_at(self) -> float | None:
         link = self._link
-        if self.activity is Activity.FINISHED or self._stage is not Stage.GOES_ON:
+        if self.activity is Activity.FINISHED or self._stage is not Stage.ACTIVE:
             return None
         if link.refused_since is not None:
             return link.refused_since + self._policy.topo_timeout_s
@@ -342,8 +340,8 @@ class AgentCore:
             return link.away_since + self._policy.topo_timeout_s
         return None
 
-    def _look_elsewhere(self, objection: LookElsewhere) -> None:
-        self._elsewhere.opened(self._now)  # until the connection is gone
+    def _look_elsewhere(self, objection: TryNextAddress) -> None:
+        self._failover.opened(self._now)  # until the connection is closed
         self._ready.notices.append(objection)
 
     def _lose_patience(self) -> None:
@@ -364,8 +362,8 @@ class AgentCore:
         speak_at = self._beat_at if self._link.is_registered else self._ask_at
         if self._link.is_registered and (say_at := self._key_calls.say_at) is not None:
             speak_at = min(speak_at, say_at)
-        if (elsewhere_at := self._elsewhere.wake_at(self._now)) is not None:
-            speak_at = min(speak_at, max(elsewhere_at, self._ask_at) if self._link.is_registered else elsewhere_at)
+        if (failover_at := self._failover.wake_at(self._now)) is not None:
+            speak_at = min(speak_at, max(failover_at, self._ask_at) if self._link.is_registered else failover_at)
         return speak_at if patience_ends_at is None else min(speak_at, patience_ends_at)
 
     # ---- the connection
@@ -430,11 +428,11 @@ class AgentCore:
     # ---- the scheduler
 
     def _hear(self, message: FromScheduler) -> None:
-        objection = self._elsewhere.objection(message, self.expected_job, self.term)
+        objection = self._failover.objection(message, self.expected_job, self.term)
         if objection is not None:
             self._look_elsewhere(objection)
             return
-        self._elsewhere.heard(message, self._now)
+        self._failover.heard(message, self._now)
         match message:
             case Admitted():
                 self._admitted(message)
@@ -479,10 +477,10 @@ class AgentCore:
                     self._end(EndKind.STUCK, message.text)
             case Depart():
                 if self._is_for_me(message) and not self._departs:
-                    self._departs = True  # it is asked until it has left, and owes one answer
+                    self._departs = True  # requests repeat until it has left; one answer is enough
                     self._ready.notices.append(AskedToLeave(message.text))
             case Finished():
-                if self.seated and message.job == self.job:  # true in whatever term it was said
+                if self.seated and message.job == self.job:  # true in every term
                     self._finished(message.point)
             case EndJob():
                 self._end_job(message)
@@ -494,23 +492,23 @@ class AgentCore:
         self,
         message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | EqualPoint | Explain | GiveUp | Depart,
     ) -> bool:
-        """Not the late word of a scheduler that was replaced, nor of another job's, which counts from 1 as well."""
+        """Return whether it is neither of a replaced scheduler nor of another job."""
         return self.seated and message.job == self.job and message.term >= self.term
 
     def _is_late(self, term: int) -> bool:
-        """Of an earlier scheduler of this job; a scheduler of an earlier release does not say which it is (0)."""
+        """Return whether it is from an earlier scheduler of this job; 0 is from an earlier release."""
         return 0 < term < self.term
 
     def _admitted(self, message: Admitted) -> None:
         if message.session != self._policy.session or message.term < self.term or not self._link.is_open:
-            return  # over a connection that is gone it is the word of a scheduler that may be gone, too
+            return  # on a closed connection it may be from a scheduler that is gone
         if self.expected_job not in ("", message.job):
             return  # another launcher's scheduler
         if self.seated and (message.job, message.incarnation) != (self.job, self.incarnation):
-            return  # a late word of another job's scheduler must not take this process away from its own
+            return  # a late message of another job's scheduler must not take this process over
         first, resumed = not self.seated, self.seated and not self._link.is_registered
-        if self._link.is_registered and self._elsewhere.has_choice:
-            return  # it was only asked for a word, and knows the rest
+        if self._link.is_registered and self._failover.has_choice:
+            return  # only a sign of life was requested
         sender = Credential(message.job, self._policy.node, self._policy.session, message.incarnation)
         slot = message.slot
         self._seat = HeldSeat(sender, slot, None if slot is None else Place(slot, slot, message.world_size))
@@ -525,7 +523,7 @@ class AgentCore:
         self._key_calls.say_all_again(self._now)
         self._reports.begin_connection()
         self._call_keys()
-        if first:  # its registration said it all
+        if first:  # its registration contained everything
             self._beat_at = self._now + self._policy.first_beat_s
         else:
             self._heartbeat()
@@ -584,12 +582,12 @@ class AgentCore:
             self._seat = replace(self._seat, slot=slot)
 
     def _is_ready_for(self, place: Place) -> bool:
-        """Whether what it brought was made for this place; where it did not say for which, for a full world's."""
+        """Return whether its holdings were made for this place, by default that in a full world."""
         full_place = self._seat.full_place if self._seat else None
         return self._holdings is not None and (self._holdings.place or full_place) == place
 
     def _was_asked_for(self, place: Place) -> bool:
-        """Whether it has entered again for this round and place already, whatever it has brought."""
+        """Return whether it has already entered again for this round and place."""
         asked = self._asked
         return asked is not None and asked.is_answered and (asked.round, asked.place) == (self.offered, place)
 
@@ -598,7 +596,7 @@ class AgentCore:
         if self._holdings is None or message.generation <= self.generation or message.round != self.joined:
             return
         if self._offer is not None and message.round < self._offer.round:
-            return  # it is over already: the round that replaces it was told first, and would not be told as new again
+            return  # it is outdated: the round that replaces it was announced first, and will not be again
         is_ready = self._is_ready_for(Place(message.slot, message.rank, message.world_size))
         blob = self._holdings.blob if is_ready else b""
         self.generation, self._blob, self._holdings = message.generation, blob or None, None
@@ -626,8 +624,8 @@ class AgentCore:
             self._end(message.kind, message.text)
 
     def _end(self, reason: EndKind, text: str, *, may_return: bool = False) -> None:
-        if self._stage is Stage.GOES_ON:
+        if self._stage is Stage.ACTIVE:
             self._ready.notices.append(MustEnd(reason, text, may_return))
-            # The seat stays held until the process really leaves; whoever holds none must not say another word.
+            # The seat stays held until the process exits; a process without a seat must send nothing more.
             is_unseated = reason in (EndKind.FENCED, EndKind.REFUSED, EndKind.NUMERICS, EndKind.DUPLICATE)
             self._stage = Stage.OVER if is_unseated else Stage.TOLD_TO_END

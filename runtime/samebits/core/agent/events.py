@@ -1,14 +1,13 @@
-"""What an agent is told and what it tells its process; frozen values, no behaviour.
+"""Events for an agent and notices for its process: frozen values without behaviour.
 
-Events come from the process, the clock and the connection; notices go to the process. The decisions between the two are
-in ``core/agent/agent.py``.
+Events come from the process, the clock and the connection. ``core/agent/agent.py`` decides on them and emits notices.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from samebits.core.agent.failover import LookElsewhere
+from samebits.core.agent.failover import TryNextAddress
 from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Admitted,
@@ -28,17 +27,17 @@ from samebits.core.reports import Report
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The connection to the scheduler stands."""
+    """The connection to the scheduler is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection to the scheduler is gone."""
+    """The connection to the scheduler is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The scheduler said something."""
+    """A message from the scheduler arrived."""
 
     message: FromScheduler
 
@@ -59,12 +58,12 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A collective failed: the process has left its generation and prepares to enter the rendezvous."""
+    """A collective failed: the process has left its generation and will enter the rendezvous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The process waits for a generation; ``seen`` is the last one that it knew of when it said this."""
+    """The process waits for a generation; ``seen`` is the last one that it knew of."""
 
     holdings: Holdings
     seen: int | None = None
@@ -72,7 +71,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Addressed:
-    """The process's part of its generation's address map, made when it knew its place."""
+    """The process's part of the address map, made once it knew its place."""
 
     generation: int
     blob: bytes
@@ -80,7 +79,7 @@ class Addressed:
 
 @dataclass(frozen=True, slots=True)
 class Trains:
-    """The group of this generation stands and the state is restored."""
+    """The group of this generation is formed and the state is restored."""
 
     generation: int
 
@@ -95,7 +94,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class KeyAsk:
-    """What a thread of the worker wants of a key; the fields are :class:`KeyCall`'s."""
+    """A worker thread's request for a key, with the fields of :class:`KeyCall`."""
 
     op: KeyOp
     key: bytes
@@ -106,13 +105,13 @@ class KeyAsk:
 
     @property
     def changes(self) -> bool:
-        """Whether it may change something: then it is to be done once."""
+        """Return whether it may change something and must be done exactly once."""
         return self.op not in (KeyOp.GET, KeyOp.WAIT)
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A thread of the process calls the scheduler's keys; ``ticket`` is its name for the call."""
+    """A thread calls the scheduler's keys; ``ticket`` is its id of the call."""
 
     ticket: int
     ask: KeyAsk
@@ -120,21 +119,21 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The thread does not wait for that call any more."""
+    """The thread no longer waits for that call."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedByAll:
-    """At each address where the scheduler may be, another job's refuses this process; what they have said."""
+    """Another job's scheduler refused this process at each address; ``text`` has the refusals."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The process ends now; ``status`` is its exit status, None if it cannot tell."""
+    """The process exits now; ``status`` is its exit status, None if unknown."""
 
     on_purpose: bool
     text: str
@@ -171,7 +170,7 @@ class Seated:
 
 @dataclass(frozen=True, slots=True)
 class ToldToWait:
-    """No seat yet; ask again in ``retry_after_s`` (0: the house is filling)."""
+    """No seat yet; ask again in ``retry_after_s`` (0: not all workers have registered)."""
 
     text: str
     retry_after_s: float
@@ -179,17 +178,18 @@ class ToldToWait:
 
 @dataclass(frozen=True, slots=True)
 class BreakGroup:
-    """Leave whatever collective the process is in, now."""
+    """Leave any collective now."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class EnterAgain:
-    """The round needs another answer: from the process in this place, and, to ``look``, with what its disk holds.
+    """Enter the round again in this place and, with ``look``, with the content of the disk.
 
-    ``committed``: every member has held it, so that what is older helps only those whose points are theirs alone.
-    ``back_to``: what is newer is not to be relied on; the process is to go back to what it has kept of this.
+    Attributes:
+        committed: every member held it. Older points help only members whose state is in their own points alone.
+        back_to: newer points are unreliable: restore the kept copy of this one.
     """
 
     place: Place | None
@@ -207,12 +207,12 @@ class LeaveGently:
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """A round is open, and the process has not come to it yet."""
+    """A round is open that the process has not joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The process waits in a round, for this."""
+    """The process waits in a round, for this reason."""
 
     text: str
 
@@ -222,7 +222,7 @@ class Began:
     """The process's place in a new generation."""
 
     started: GenerationStarted
-    is_addressed: bool = True  # it brought its part of the address map; else that is to be published
+    is_addressed: bool = True  # it brought its part of the address map; otherwise it must publish it
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +235,14 @@ class Mapped:
 
 @dataclass(frozen=True, slots=True)
 class CommittedByAll:
-    """Every rank holds this point on its disk; older ones may be deleted."""
+    """Every rank has this point on disk; older ones may be deleted."""
 
     point: Point
 
 
 @dataclass(frozen=True, slots=True)
 class FoundEqual:
-    """All ranks were the same at this point; older copies in memory are not needed any more."""
+    """All ranks were equal at this point; older copies in memory are no longer needed."""
 
     point: Point
 
@@ -256,23 +256,23 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class MustEnd:
-    """The process has no place in the job any more."""
+    """The process no longer has a place in the job."""
 
     reason: EndKind
     text: str
-    may_return: bool = False  # with a new session, once it is out of its generation
+    may_return: bool = False  # with a new session, after it has left its generation
 
 
 @dataclass(frozen=True, slots=True)
 class AskedToLeave:
-    """The process is to leave the job on purpose, as at SIGTERM: at its next commit."""
+    """Leave the job on purpose at the next commit, as after SIGTERM."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerAway:
-    """The connection closed; training goes on."""
+    """The connection closed; training continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ class SchedulerBack:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The scheduler's keys have answered a call."""
+    """The scheduler answered a call to a key."""
 
     ticket: int
     answer: KeyAnswer
@@ -294,7 +294,7 @@ class Answered:
 Notice = (
     Seated
     | ToldToWait
-    | LookElsewhere
+    | TryNextAddress
     | BreakGroup
     | EnterAgain
     | LeaveGently

@@ -1,8 +1,8 @@
-"""A worker's calls to the scheduler's keys: numbered, said again until they are answered; pure.
+"""A worker's calls to the scheduler's keys: numbered, and repeated until answered. Pure.
 
-Here lives what must be true of a caller so that each change is done once (``core.keys.key_store``): numbers rise, a
-call keeps its number, and ``floor`` never passes a call that may still be said. The one idea: a call is lost like any
-message, so it is said again, at once on every new connection and then at longer and longer intervals.
+Each change is made exactly once (``core.keys.key_store``) because numbers rise, a call keeps its number, and ``floor``
+never passes a call that may still be sent. A call may be lost like any message, so it is repeated at once on a new
+connection, then at growing intervals.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from samebits.core.messages import Credential, KeyCall
 SAY_AGAIN_S = 2.0
 SAY_AGAIN_MOST_S = 32.0
 MAX_OPEN_CALLS = 64
-"""Of one process: so many threads may have one under way."""
+"""Calls of one process that may be open at a time, in different threads."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A call that is not answered."""
+    """An unanswered call."""
 
     ticket: int
     ask: KeyAsk
@@ -31,16 +31,16 @@ class _Open:
 
 
 class KeyCalls:
-    """The calls of one session. A ticket is the caller's own name for a call."""
+    """The calls of one session. A ticket is the caller's own id of a call."""
 
     def __init__(self) -> None:
         self._last = 0
-        self._open: dict[int, _Open] = {}  # by number, rising
-        self._held: deque[_Open] = deque()  # changes that wait until an older one is answered; in order
+        self._open: dict[int, _Open] = {}  # by number, ascending
+        self._held: deque[_Open] = deque()  # changes that wait for an answer to an older one, in order
 
     @property
     def say_at(self) -> float | None:
-        """When :meth:`due` is worth asking; None where nothing is under way."""
+        """Return when :meth:`due` has calls to send, or None."""
         return min((one.say_at for one in self._open.values()), default=None)
 
     def begin(self, ticket: int, ask: KeyAsk, now: float) -> None:
@@ -49,7 +49,7 @@ class KeyCalls:
         self._number_held()
 
     def due(self, sender: Credential, now: float, term: int = 0) -> list[KeyCall]:
-        """What is to be said now, to the scheduler of this term."""
+        """Return the calls to send now, to the scheduler of this term."""
         floor, calls = self._floor(), []
         for number, one in self._open.items():
             if one.say_at <= now:
@@ -64,18 +64,18 @@ class KeyCalls:
         return calls
 
     def say_all_again(self, now: float) -> None:
-        """A new connection stands: nothing said before may have arrived."""
+        """Make all calls due on a new connection: earlier ones may not have arrived."""
         for one in self._open.values():
             one.say_at, one.pause_s = now, SAY_AGAIN_S
 
     def answered(self, number: int) -> int | None:
-        """The ticket of the call; None where it is not open any more."""
+        """Return the ticket of an answered call; None if it is no longer open."""
         one = self._open.pop(number, None)
         self._number_held()
         return None if one is None else one.ticket
 
     def give_up(self, ticket: int) -> None:
-        """Nobody waits for this call any more. Whether a change was done, or will be yet, is not known."""
+        """Abandon a call. Whether its change was or will be made is unknown."""
         self._held = deque(one for one in self._held if one.ticket != ticket)
         self._open = {number: one for number, one in self._open.items() if one.ticket != ticket}
         self._number_held()

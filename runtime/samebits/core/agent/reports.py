@@ -1,7 +1,7 @@
-"""The newest report of each kind that a worker's agent keeps, and when it is to be sent.
+"""The newest report of each kind, and when it is to be sent.
 
-Each class says when its bodies are sent (``reports.Delivery``). Because each body is the whole truth of its kind, only
-the newest is kept, and any of them may be lost.
+``reports.Delivery`` says when bodies of a class are sent. Each body is complete, so only the newest is kept, and any of
+them may be lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class Reports:
     """The reports of one process.
 
     Attributes:
-        to_explain: the point and the number of the commit whose digest is wanted with its parts.
+        to_explain: point and number of the commit whose digest was requested with its parts.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Reports:
         self._sent: dict[type[Body], Report] = {}
 
     def take(self, body: Report) -> None:
-        """Keep what a sensor has made."""
+        """Keep a sensor's report."""
         self._newest[type(body)] = body
 
     def now(self, kind: type[Body]) -> list[Report]:
-        """Return the newest body of a kind, to be sent now; nothing if there is nothing to say, or to take back."""
+        """Return the newest body of a kind to send now; none if there is nothing to report or withdraw."""
         body = self._newest.get(kind)
         if body is None or (body.is_empty and self._sent.get(kind, body).is_empty):
             return []
@@ -35,7 +35,7 @@ class Reports:
         return [body.explaining(self.to_explain) if isinstance(body, Digests) else body]
 
     def with_heartbeat(self, *, is_training: bool) -> list[Report]:
-        """Return what goes with a heartbeat."""
+        """Return the reports to send with a heartbeat."""
         if not is_training:
             self.end_training()
         due: list[Report] = []
@@ -46,13 +46,13 @@ class Reports:
         return due
 
     def end_training(self) -> None:
-        """Take back what is of use only in the generation that was trained in."""
+        """Withdraw reports that are valid only in the generation that has ended."""
         for kind in [kind for kind in self._newest if kind.in_training]:
             del self._newest[kind]
         if StallReport in self._sent:
             self._newest[StallReport] = StallReport()
 
     def begin_connection(self) -> None:
-        """Forget what was sent over an earlier connection: it may not have arrived."""
+        """Forget what was sent on an earlier connection, as it may not have arrived."""
         for kind in [kind for kind in self._sent if kind.delivery is Delivery.NEWS and not kind.in_training]:
             del self._sent[kind]

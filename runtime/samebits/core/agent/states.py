@@ -1,8 +1,7 @@
-"""What a worker's agent knows, as three values: its connection, its seat, and the round that it was offered.
+"""The worker agent's knowledge as three frozen values: its link, its seat and its offered round.
 
-Each is frozen: what an event changes is a new value, made where the event is decided (``agent``). Never here: a
-decision. The one idea: flags that are true only together are one state, so that there is no combination of them that
-nobody has thought of.
+Facts that are true only together are one value, which rules out inconsistent combinations of flags. ``agent`` makes the
+new value where it decides on the event.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from samebits.core.point import Point
 
 
 class LinkState(enum.Enum):
-    """How far the connection to the scheduler is. Whoever is not registered on it is not spoken to."""
+    """State of the connection to the scheduler. Messages are sent only when registered."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -24,13 +23,13 @@ class LinkState(enum.Enum):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """The connection to the scheduler, and how long it has been no help.
+    """The connection to the scheduler, and since when it has been useless.
 
     Attributes:
-        state: how far it is.
-        away_since: when a scheduler was last heard that this worker is a member of, or may become one of.
-        refused_since: when it was first refused for the present reason; None where it was not, or is only cooling down.
-        refusal: why, since then.
+        state: of the connection.
+        away_since: when the worker last heard from a scheduler of which it is, or may become, a member.
+        refused_since: when it was first refused for the present reason. None: it was not, or only for a cool-down.
+        refusal: that reason.
     """
 
     state: LinkState
@@ -40,22 +39,22 @@ class Link(msgspec.Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether anything can be sent."""
+        """Return whether anything can be sent."""
         return self.state is not LinkState.CLOSED
 
     @property
     def is_registered(self) -> bool:
-        """Whether the scheduler has admitted this worker on this connection."""
+        """Return whether the scheduler has admitted this worker on this connection."""
         return self.state is LinkState.REGISTERED
 
 
 class HeldSeat(msgspec.Struct, frozen=True):
-    """The seat as the scheduler has said it last.
+    """The seat, as last announced by the scheduler.
 
     Attributes:
-        sender: what every message of its holder begins with.
-        slot: None: a spare's.
-        full_place: in a world of full size, as admitted; None: a spare's.
+        sender: first field of all the holder's messages.
+        slot: None for a spare.
+        full_place: place in a world of full size, as admitted; None for a spare.
     """
 
     sender: Credential
@@ -68,11 +67,11 @@ class Offer(msgspec.Struct, frozen=True):
 
     Attributes:
         round: its id.
-        must_look: it wants to know what the disk holds.
-        is_gentle: it lets the generation go on to its next commit.
-        committed: the point that everybody has, as it was told.
-        text: why it is open, and whom it waits for.
-        back_to: what is newer is not to be relied on.
+        must_look: it requires the content of the disk.
+        is_gentle: the generation may continue to its next commit.
+        committed: the last announced point that all members hold.
+        text: why it is open, and which nodes are missing.
+        back_to: newer points are unreliable.
     """
 
     round: RoundId
@@ -84,7 +83,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the process was asked last to enter again for, and whether it has."""
+    """The last request to enter again, and whether the process has done so."""
 
     round: RoundId
     place: Place | None
@@ -94,8 +93,8 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Stage(enum.Enum):
-    """Of an agent: told to end, it still holds its seat until its process has really left; over, it says nothing."""
+    """Stage of an agent. TOLD_TO_END holds its seat until the process has exited; OVER sends nothing."""
 
-    GOES_ON = "goes on"
+    ACTIVE = "active"
     TOLD_TO_END = "told to end"
     OVER = "over"

@@ -1,8 +1,7 @@
-"""At which level a process that died is tried again, in its place, by its pod or by the whole job, and when the next.
+"""Escalate restarts of a dead process: in its place, then its pod, then the whole job.
 
-Only the choice lives here; who starts a process, a container or a job is the keeper's and its engine's. The one idea: a
-level is left for the next one when it was tried in vain so and so often, and a process that has held its seat for a
-while has shown that the level was enough, so everything is counted anew from there.
+A level is abandoned for the next after a fixed number of failed attempts. A process that has held its seat for a while
+shows that the level was sufficient, so counting starts again at the lowest level.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 STEADY_S = 60.0
-"""An attempt was a success where its process has held its seat for so long."""
+"""An attempt succeeded if its process has held its seat for this long."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 8.0
-"""Between a death and the second attempt in the process's place, doubled from then on; the first is made at once."""
+"""Seconds before the second attempt in place, doubled for each later one; the first is made at once."""
 
 
 class Level(Enum):
-    """What is started again."""
+    """The unit that is restarted."""
 
     PROCESS = "process"
     POD = "pod"
@@ -34,19 +33,19 @@ _LEVELS_OF_A_WORD = {
     "pod": Level.POD,
     "job": Level.JOB,
     "exit": Level.JOB,
-    "dump": None,  # a worker saves its last commit whatever becomes of it
-    "elastic-training": None,  # what the others do meanwhile is MIN_WORKER_NUM's to say
+    "dump": None,  # a worker saves its last commit in any case
+    "elastic-training": None,  # MIN_WORKER_NUM decides what the others do meanwhile
 }
 STRATEGY_WORDS = tuple(_LEVELS_OF_A_WORD)
 
 
 def levels_of(words: Sequence[str], *, process: bool | None = None, pod: bool | None = None) -> tuple[Level, ...]:
-    """The levels of RECOVER_STRATEGY, in the order in which they are tried.
+    """Return the levels of RECOVER_STRATEGY, in the order in which they are tried.
 
     Args:
-        words: of STRATEGY_WORDS: our own, and those of Ascend's ``recover-strategy``.
-        process: PROCESS_RECOVER, or None where it says nothing.
-        pod: POD_RESCHEDULING, likewise.
+        words: from STRATEGY_WORDS, which include those of Ascend's ``recover-strategy``.
+        process: PROCESS_RECOVER; None: not set.
+        pod: POD_RESCHEDULING; None: not set.
     """
     wanted = {level for word in words if (level := _LEVELS_OF_A_WORD[word]) is not None}
     for level, switch in ((Level.PROCESS, process), (Level.POD, pod)):
@@ -57,7 +56,7 @@ def levels_of(words: Sequence[str], *, process: bool | None = None, pod: bool | 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """How far a place has come: the level that was tried last, and how often. Kept while the pod lives."""
+    """The level that was tried last and how often. Kept while the pod exists."""
 
     level: Level
     attempts: int
@@ -67,14 +66,14 @@ class Tried:
 
     @classmethod
     def read(cls, text: str) -> Tried | None:
-        """The reverse of ``str``; None for anything else."""
+        """Parse the output of ``str``; return None for anything else."""
         found = re.fullmatch(r"(process|pod|job) ([1-9][0-9]{0,5})", text.strip(), re.ASCII)
         return None if found is None else cls(Level(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What follows from a death. ``level`` is None where no level is left."""
+    """The decision after a death. ``level`` is None if no level is left."""
 
     level: Level | None
     attempt: int
@@ -83,12 +82,12 @@ class Step:
 
 
 class Escalation:
-    """The levels of one place in the job.
+    """The escalation of one place in the job.
 
     Args:
         levels: that may be tried, lowest first.
-        attempts: RECOVER_ATTEMPTS: how often each.
-        tried: what is known from before.
+        attempts: RECOVER_ATTEMPTS, per level.
+        tried: state of an earlier start.
     """
 
     def __init__(self, levels: Sequence[Level], attempts: int, tried: Tried | None = None) -> None:
@@ -97,7 +96,7 @@ class Escalation:
         self.tried = tried if tried is not None and tried.level in self._levels else None
 
     def died(self, held_s: float) -> Step:
-        """The process has ended, and starting it again may help; it had held its seat for ``held_s`` seconds."""
+        """Decide on a restart after a death; the process had held its seat for ``held_s`` seconds."""
         in_vain = self.tried if held_s < STEADY_S else None
         level, attempt, spent = self._next(in_vain)
         if level is None:
@@ -111,7 +110,7 @@ class Escalation:
         return Step(level, attempt, wait_s, f"{said}, as {self._spent(spent)}" if spent and attempt == 1 else said)
 
     def _next(self, in_vain: Tried | None) -> tuple[Level | None, int, Level | None]:
-        """The level to try, the attempt's number, and the level that was spent for it."""
+        """Return the next level, the attempt's number, and the level that is exhausted, if any."""
         if in_vain is None:
             return (self._levels[0] if self._levels else None), 1, None
         if in_vain.attempts < self._most:

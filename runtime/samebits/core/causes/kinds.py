@@ -1,7 +1,6 @@
-"""What is said of causes: their classes, what can be done, what can be observed, and the shape of a row.
+"""Vocabulary of the cause table: classes, strategies, observations and the shape of a row.
 
-Only values live here, and whether a row fits an observation; the rows are ``causes.table``'s. The one idea: what is not
-known of a death or a hang is left out of its observation, and a row asks only for what it names.
+Unknown facts are left out of an observation, and a row tests only the conditions that it names.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from samebits.core.hangs import Hang
 
 
 class CauseClass(enum.Enum):
-    """Where a cause lies."""
+    """The domain of a cause."""
 
     NODE = "node"
     NETWORK = "network"
@@ -25,16 +24,16 @@ class CauseClass(enum.Enum):
 
 
 class Retry(enum.Enum):
-    """Whether trying again can help."""
+    """Whether a retry can help."""
 
-    YES = "it may help, however often"
+    YES = "it may help every time"
     ONCE = "it helps, or does the same again: then the job ends"
     NO = "it cannot help"
-    OVER = "the job is over, as the scheduler has told it"
+    OVER = "the job is over, according to the scheduler"
 
 
 class Strategy(enum.Enum):
-    """What is done about it."""
+    """Remedy for a cause."""
 
     WAIT = "wait"
     SPARE = "spare"
@@ -46,7 +45,7 @@ class Strategy(enum.Enum):
 
 
 class Signal(enum.IntEnum):
-    """Those that tell more than that a process was killed, as Linux numbers them (signal(7))."""
+    """Signals that tell more than that a process was killed, with their Linux numbers (signal(7))."""
 
     HUP = 1
     INT = 2
@@ -59,7 +58,7 @@ class Signal(enum.IntEnum):
 
 
 class Notice(enum.Enum):
-    """How a scheduler comes to know of what a process itself has not said."""
+    """How a scheduler notices a loss that the process itself did not report."""
 
     GONE = "its process is gone"
     CLOSED = "its connection closed and stayed closed"
@@ -69,13 +68,13 @@ class Notice(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is known of one death or hang; what is not known is left as it is.
+    """The known facts about one death or hang; unknown ones keep their defaults.
 
     Attributes:
-        status: exit status; None: a signal ended it, or nobody knows.
-        error: what its log or its last words say, an exception's type and text; shortened.
-        is_failure: an exception of the script's own ended it.
-        is_out_of_memory: the kernel killed it for want of memory.
+        status: exit status; None: a signal ended it, or unknown.
+        error: type and shortened text of the exception in its log or last message.
+        is_failure: an exception of the script ended it.
+        is_out_of_memory: the kernel killed it for lack of memory.
     """
 
     status: int | None = None
@@ -89,16 +88,16 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of cause. Every condition that is given must hold; a row without any fits everything.
+    """One kind of cause. All given conditions must hold; a row without conditions fits everything.
 
     Attributes:
-        fault: what it is called.
-        strategies: what is done, the first that can be.
+        fault: name of the fault.
+        strategies: remedies, of which the first possible one is applied.
         fix: what a person can do.
-        statuses, signals, hangs, notices: any of them.
-        texts: any of them is part of the error, whatever the case of its letters.
+        statuses, signals, hangs, notices: any of these.
+        texts: any of these is part of the error, ignoring case.
         is_failure, is_out_of_memory: None: either.
-        avoids_host: it is the host's fault, or its device's: whoever takes over had better run on another.
+        avoids_host: the host or device is at fault, so a successor should run on another host.
     """
 
     fault: str
@@ -116,7 +115,7 @@ class Row:
     avoids_host: bool = False
 
     def fits(self, seen: Observation) -> bool:
-        """Whether this is what was observed."""
+        """Return whether the row fits the observation."""
         error = seen.error.casefold()
         return (
             (not self.statuses or seen.status in self.statuses)
@@ -130,5 +129,5 @@ class Row:
 
 
 def _signal_of(status: int | None) -> int | None:
-    """What a shell shows of a signal."""
+    """Return the signal in a shell's exit status, or None."""
     return status - 128 if status is not None and status > 128 else None

@@ -1,8 +1,7 @@
-"""What a job does about a loss: the first strategy of the cause's row that it can follow, and its words.
+"""Choose the remedy for a loss: the first strategy of the cause's row that the job can follow.
 
-The choice lives here; the rows are ``causes.table``'s, and each strategy is carried out where it was before (a spare is
-promoted in ``world``, a process started again by ``restarts``). The one idea: what can be done depends on what is at
-hand at that moment, so the sentence says what is done here, not what is best anywhere.
+The rows are in ``causes.table``. The choice depends on the means at hand at that moment, so the sentence states what is
+done now, not what would be best.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ ENDS_AT_THE_SECOND = "the same twice at one step ends the job"
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a job has at hand when it loses a member. ``shrinks_after_s``: None where its world cannot be smaller."""
+    """The job's means at a loss. ``shrinks_after_s``: None if its world cannot shrink."""
 
     goes_on: bool = True  # ENABLE_RECOVERY
-    spare: str = ""  # where the one is that would take over; empty: none is at hand
-    has_launcher: bool = False  # that starts another process in its place
+    spare: str = ""  # location of the spare that would take over; "": none
+    has_launcher: bool = False  # which starts replacements
     shrinks_after_s: float | None = None
 
 
 def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
-    """The first of the row's strategies that this job can follow, and what that means, for a sentence."""
+    """Return the row's first feasible strategy, and a description of it."""
     if not means.goes_on:
         return Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"
     for strategy in row.strategies:
@@ -37,7 +36,7 @@ def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
             case Strategy.RESTART if means.has_launcher:
                 return strategy, "another process is to take its place"
             case Strategy.SHRINK if means.shrinks_after_s is not None:
-                return strategy, f"the others go on without it after {means.shrinks_after_s:g} s (SHRINK_GRACE)"
+                return strategy, f"the others continue without it after {means.shrinks_after_s:g} s (SHRINK_GRACE)"
             case Strategy.STOP if row.retry is not Retry.ONCE:
                 return strategy, "trying again cannot help: the job ends"
             case Strategy.WAIT:
@@ -46,5 +45,5 @@ def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
 
 
 def judged(row: Row, means: Means) -> str:
-    """``node; a spare on its host takes over``: what a first cause says behind its words."""
+    """Return class and remedy as shown after a first cause: ``node; a spare on its host takes over``."""
     return f"{row.cause.value}; {chosen(row, means)[1]}"

@@ -1,9 +1,8 @@
-"""Whether what died of a job is started again, and when: the restart budget of each of its places.
+"""Decide whether and when a dead process is restarted: the restart budget of each place.
 
-Decisions on deaths, one after the other; watching and starting are ``ops.supervising``'s. The one idea: a place is what
-is counted, not a process, a node id or a supervisor: whoever started the one that died, and whatever it was called, its
-death counts for the place. What comes from outside (a kill, a host, a network) is tried again for ever, ever more
-slowly where it does not stop; what the program itself does the same way twice is not tried a third time.
+Deaths are counted per place in the job, not per process, node id or supervisor. External causes (a kill, a host, a
+network) are retried forever, at growing intervals if they persist. A failure that the program itself repeats is not
+tried a third time.
 """
 
 from __future__ import annotations
@@ -16,36 +15,38 @@ from dataclasses import dataclass, field
 from samebits.core.causes.table import DEFAULT, CauseTable, Observation, Retry
 
 NO_WORKER_LEFT = "no worker is left"
-"""How the cause begins for which a scheduler gives a job up whose workers are all gone."""
+"""Beginning of the cause for which a scheduler gives up a job without workers."""
 WINDOW_S = 3600.0
-"""MAX_RESTARTS bounds the deaths of a place over any stretch of this length."""
+"""MAX_RESTARTS limits the deaths of a place in any period of this length."""
 FREE = 3
-"""Deaths that cost no wait while they are remembered: a worker that is killed twice in a minute is back at once."""
+"""Remembered deaths that cost no wait: a worker killed twice in a minute is restarted at once."""
 FORGOTTEN_BY_HALF_S = 10.0
-"""A place's deaths weigh half as much after this time."""
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0  # under 2 × NODE_TIMEOUT, after which a job without a worker is given up
+"""Time after which a place's deaths have half their weight."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0  # below 2 × NODE_TIMEOUT, after which a job without workers is given up
 SAME_ERRORS, SAME_ERROR_WITHIN_S = 10, 60.0
-"""So often in a row a place may meet one error of its program's own, each so soon after the last, at whatever step: the
-others may make steps without it."""
+"""Most repetitions of one program error in a place, each within this time after the last.
+
+They count at any step, because the others may make steps meanwhile.
+"""
 _USAGE_STATUS = 2
-_USAGE_ERROR = re.compile(r"^(?:\S+: error|Error): ")  # as the last line of a log
+_USAGE_ERROR = re.compile(r"^(?:\S+: error|Error): ")  # at the last line of a log
 OWN_ERROR_WAIT_S = 1.0
-"""What its own program ended: the others may meet the same error a moment later, and then the job's end is decided."""
+"""Wait after a program error: if the others meet it a moment later, the job ends instead."""
 
 
 class Backoff:
-    """When to try again what keeps failing: each wait is twice the last one, up to LONGEST_WAIT_S."""
+    """Computes retry times: each wait is twice the last one, up to LONGEST_WAIT_S."""
 
     def __init__(self) -> None:
         self._failures = 0
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last attempt failed."""
+        """Return whether the last attempt failed."""
         return self._failures > 0
 
     def failed(self, now: float) -> float:
-        """Take a failure into account; return the time of the next attempt."""
+        """Count a failure; return the time of the next attempt."""
         self._failures += 1
         return now + min(FIRST_WAIT_S * float(2 ** min(self._failures - 1, 10)), LONGEST_WAIT_S)
 
@@ -55,33 +56,33 @@ class Backoff:
 
 
 class Sort(enum.Enum):
-    """What kind of cause ended a process, by what trying again does about it."""
+    """Kind of cause that ended a process, by the effect of a retry."""
 
-    OUTSIDE = "it comes from outside, and trying again may help however often"
-    OWN = "the program's own: trying again helps, or does the same again"
+    OUTSIDE = "an external cause: a retry may help every time"
+    OWN = "the program's own: a retry helps, or fails in the same way"
     HOPELESS = "trying again cannot help"
     ARGUMENTS = "the script refused its arguments, and refuses them at every start"
-    ENDED = "the job is over, as the scheduler has told it"
+    ENDED = "the job is over, according to the scheduler"
 
 
 _SORTS = {Retry.YES: Sort.OUTSIDE, Retry.ONCE: Sort.OWN, Retry.NO: Sort.HOPELESS, Retry.OVER: Sort.ENDED}
 
 
 def sort_of(seen: Observation, table: CauseTable = DEFAULT) -> Sort:
-    """Return the kind of cause: by the table of causes, but for a script that refused its arguments."""
+    """Return the kind of cause, from the cause table or because a script refused its arguments."""
     if seen.status is not None and is_usage_error(seen.status, seen.error):
         return Sort.ARGUMENTS
     return _SORTS[table.of(seen).retry]
 
 
 def is_usage_error(status: int, error: str) -> bool:
-    """Return whether a process has ended as argparse and click end one whose arguments are wrong."""
+    """Return whether argparse or click ended the process because of wrong arguments."""
     return status == _USAGE_STATUS and _USAGE_ERROR.search(error) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One death of a place's process. ``essence`` tells two errors apart; ``step`` is the one it was at."""
+    """One death of a place's process. ``essence`` identifies the error, ``step`` is where it died."""
 
     sort: Sort
     essence: str = ""
@@ -90,14 +91,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The place is to have a process again, at this moment."""
+    """Restart the place's process at this time."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """The place gets no process any more, and why; ``ends_job``: nor does any other."""
+    """Do not restart the place; ``ends_job``: nor any other place."""
 
     why: str
     ends_job: bool = True
@@ -105,18 +106,18 @@ class Never:
 
 @dataclass(slots=True)
 class _Place:
-    deaths: deque[float] = field(default_factory=deque)  # of the last WINDOW_S
-    weight: float = 0.0  # of those remembered, at the last one
+    deaths: deque[float] = field(default_factory=deque)  # within the last WINDOW_S
+    weight: float = 0.0  # of remembered deaths, at the last one
     last_at: float = 0.0
-    own: tuple[str, int] | None = None  # the last error of its program's own
-    alike: int = 0  # in a row, each soon after the one before
+    own: tuple[str, int] | None = None  # its program's last error and step
+    alike: int = 0  # repetitions in a row, each soon after the last
 
 
 class Restarts:
-    """The budget of every place of one job on this machine.
+    """The restart budgets of all places of one job on this machine.
 
     Args:
-        most: MAX_RESTARTS: of one place, within WINDOW_S.
+        most: MAX_RESTARTS: for one place, within WINDOW_S.
     """
 
     def __init__(self, most: int) -> None:
@@ -124,7 +125,7 @@ class Restarts:
         self._places: dict[str, _Place] = {}
 
     def died(self, place: str, loss: Loss, now: float) -> Again | Never:
-        """A process of this place has died at ``now`` (monotonic seconds, never falling)."""
+        """Decide after a death at ``now`` (monotonic seconds, never falling)."""
         if loss.sort is Sort.ENDED:
             return Never("the job is over", ends_job=False)
         if loss.sort is Sort.HOPELESS:
@@ -135,7 +136,7 @@ class Restarts:
         if loss.sort is Sort.OWN:
             own = (loss.essence, loss.step)
             if known.own == own:
-                at = f" at step {loss.step}" if loss.step else ""  # a plain job's steps are not known
+                at = f" at step {loss.step}" if loss.step else ""  # the steps of a plain job are unknown
                 return Never(f"twice{at} with the same error: trying again does not help")
             is_alike = known.own is not None and known.own[0] == loss.essence
             known.alike = known.alike + 1 if is_alike and now - known.last_at <= SAME_ERROR_WITHIN_S else 1

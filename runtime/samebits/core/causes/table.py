@@ -1,12 +1,10 @@
-"""What ended or holds up a process: its class, whether trying again can help, and what is done. One table.
+"""The cause table: maps what ended or blocks a process to its class, retry and remedy.
 
-Here live the rows from what can be observed to what is done; a user's own rows are read in ``service.cause_rules``.
-Never here: observing, or carrying a strategy out. The one idea: every decision on a cause (is it started again, does it
-end the job, what do its sentence and the page of messages say) reads the same row, so they cannot differ; the first row
-that fits counts, and the user's rows come first.
+All decisions and texts about a cause (restart, end of the job, messages, documentation) read the same row, so they
+cannot differ. The first row that fits is used; a user's own rows (``service.cause_rules``) come first.
 
-Only what the program or its data do the same way twice at the same step ends a job (``Retry.ONCE``): whatever comes
-from outside (a kill, a node, a network, a disk, a device, a preemption) is tried again for ever, ever more slowly.
+Only failures that the program or its data repeat at the same step end a job (``Retry.ONCE``). External causes (a kill,
+node, network, disk, device or preemption) are retried forever, at growing intervals.
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ _ENDED = Row(
     ),
 )
 _WRONG = Row(
-    "a setting, a secret or a folder is wrong, or this machine computes otherwise",
-    *(CauseClass.SOFTWARE, Retry.NO, _STOP, "the message names the value that was found and the one that is expected"),
+    "a setting, a secret or a folder is wrong, or this machine computes differently",
+    *(CauseClass.SOFTWARE, Retry.NO, _STOP, "the message names the actual and the expected value"),
     statuses=_codes(
         errors.SettingsError,
         errors.RefusedError,
@@ -58,8 +56,8 @@ _WRONG = Row(
     ),
 )
 _TORN_OUT = Row(
-    "it lost its seat, its scheduler or its group, or did not come out of a collective",
-    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "nothing; where it goes on, look at the network between the hosts"),
+    "it lost its seat, its scheduler or its group, or did not leave a collective",
+    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "nothing; if it recurs, check the network between the hosts"),
     statuses=_codes(
         errors.FencedError,
         errors.DuplicateNodeError,
@@ -73,17 +71,17 @@ _TORN_OUT = Row(
 )
 _UNFIT = Row(
     "its host or device did not pass the check before training",
-    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "start it on another host, or have the one that is named looked at"),
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "start it on another host, or have the named one checked"),
     statuses=_codes(errors.PreflightError),
     avoids_host=True,
 )
 _TAKEN_OVER = Row(
     "another scheduler has taken the job over",
-    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "nothing: the job goes on with the one that the message names"),
+    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "nothing: the job continues with the one named in the message"),
     statuses=_codes(errors.SupersededError),
 )
 _OUT_OF_MEMORY = Row(
-    "the kernel killed it for want of memory",
+    "the kernel killed it for lack of memory",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
     "raise the memory limit, or start fewer workers or loader processes on this host",
     is_out_of_memory=True,
@@ -113,12 +111,12 @@ _PREEMPTED = Row(
 )
 _INTERRUPTED = Row(
     "it was interrupted (SIGINT), by a person or a launcher",
-    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; where it goes on, ask who sends the signal"),
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; if it recurs, find out what sends the signal"),
     texts=("KeyboardInterrupt",),
 )
 _KILLED = Row(
     "it was killed by a signal",
-    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; where it goes on, ask who sends the signal"),
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; if it recurs, find out what sends the signal"),
     signals=_ANY_SIGNAL,
 )
 _DEVICE = Row(
@@ -131,7 +129,7 @@ _DEVICE = Row(
         "fallen off the bus",
         "hardware stack error",
         "device(s) is/are busy or unavailable",
-        *("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR"),  # torch_npu's, as the next two rows have them
+        *("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR"),  # torch_npu's, like those in the next two rows
     ),
     avoids_host=True,
 )
@@ -142,14 +140,14 @@ _DEVICE_FULL = Row(
     texts=("OutOfMemoryError", "CUDA out of memory", "NPU out of memory"),
 )
 _HOST_FULL = Row(
-    "its host, or its limit, had no memory left for it",
+    "its host or its memory limit had no memory left",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
     "raise the memory limit, or start fewer workers or loader processes on this host",
     texts=("MemoryError", "can't allocate memory", "Cannot allocate memory"),
     avoids_host=True,
 )
 _DEVICE_STOPPED = Row(
-    "its device was stopped, so that a collective that could not end did end",
+    "its device was stopped to end a collective that could not end",
     *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "nothing: the runtime stops it where a group is broken"),
     texts=("FORCE STOP",),
 )
@@ -159,7 +157,7 @@ _STORAGE = Row(
         CauseClass.STORAGE,
         Retry.YES,
         (Strategy.RESTART, Strategy.WAIT),
-        "make room, or mend the disk that the message names",
+        "free some space, or repair the disk named in the message",
     ),
     texts=(
         "No space left on device",
@@ -191,17 +189,17 @@ _NETWORK = Row(
 )
 _NOT_FINITE = Row(
     "a loss or a gradient is not finite",
-    *(CauseClass.DATA, Retry.ONCE, _BACK, "look at the samples and the learning rate of the step that is named"),
+    *(CauseClass.DATA, Retry.ONCE, _BACK, "check the samples and the learning rate of the named step"),
     texts=("loss is nan", "loss is inf", "nan loss", "loss=nan", "non-finite", "FloatingPointError"),
 )
 _BAD_DATA = Row(
     "a sample cannot be read",
-    *(CauseClass.DATA, Retry.ONCE, _TRIED_ONCE_MORE, "mend or leave out the sample: the traceback names the line"),
+    *(CauseClass.DATA, Retry.ONCE, _TRIED_ONCE_MORE, "repair or skip the sample: the traceback names the line"),
     texts=("UnidentifiedImageError", "BadZipFile", "zlib.error", "UnicodeDecodeError", "JSONDecodeError", "corrupt"),
 )
 WRONG_GRADIENT = Row(
-    "a rank computed a gradient wrongly, and again: the state may hold the error",
-    *(CauseClass.DATA, Retry.NO, _STOP, "test the devices that are named, and go on elsewhere from the point that is"),
+    "a rank computed a wrong gradient twice: the state may contain the error",
+    *(CauseClass.DATA, Retry.NO, _STOP, "test the named devices, and continue on others from the named point"),
     texts=("UnequalError: step",),
     is_failure=True,
 )
@@ -211,29 +209,29 @@ _SCRIPT = Row(
     is_failure=True,
 )
 _LEFT_EARLY = Row(
-    "it ended by itself with a status of its own",
+    "it exited with a status of its own",
     *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE, "look at the end of its log"),
     statuses=frozenset(range(256)),
 )
 _STUCK = Row(
-    "its main thread stands still: it sleeps, or waits for a lock or another program",
+    "its main thread is stuck: it sleeps, or waits for a lock or another program",
     *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE),
-    "look at the line that is named; before a long pause call samebits.expect_pause(seconds)",
+    "check the named line; before a long pause call samebits.expect_pause(seconds)",
     hangs=frozenset({Hang.STUCK}),
 )
 _BUSY = Row(
     "it computes, and the others wait for it",
     *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE),
-    "look at the line that is named; before an evaluation on one rank call samebits.expect_pause(seconds)",
+    "check the named line; before an evaluation on one rank call samebits.expect_pause(seconds)",
     hangs=frozenset({Hang.BUSY}),
 )
 _LOADING = Row(
-    "its data does not come",
-    *(CauseClass.STORAGE, Retry.YES, _FROM_OUTSIDE, "look at the dataset's storage, and at the line that is named"),
+    "its data does not arrive",
+    *(CauseClass.STORAGE, Retry.YES, _FROM_OUTSIDE, "check the dataset's storage and the named line"),
     hangs=frozenset({Hang.LOADING}),
 )
 _SAVING = Row(
-    "its commit does not end",
+    "its commit does not finish",
     *(CauseClass.STORAGE, Retry.YES, _WAIT, "look at the disk of CHECKPOINT_PATH"),
     hangs=frozenset({Hang.SAVING}),
 )
@@ -255,7 +253,7 @@ _LINK = Row(
 )
 _NOBODY_WAITS = Row(
     "no rank makes a step, and none waits for another",
-    *(CauseClass.UNKNOWN, Retry.YES, _WAIT, "before a pause that all make call samebits.expect_pause(seconds)"),
+    *(CauseClass.UNKNOWN, Retry.YES, _WAIT, "before a pause of all ranks call samebits.expect_pause(seconds)"),
     hangs=frozenset({Hang.NOBODY_WAITS}),
 )
 _STOPPED = Row(
@@ -265,13 +263,13 @@ _STOPPED = Row(
 )
 _TRACED = Row(
     "a debugger holds its process",
-    *(CauseClass.NODE, Retry.YES, _WAIT, "let the debugger go on, or detach it"),
+    *(CauseClass.NODE, Retry.YES, _WAIT, "let the debugger continue, or detach it"),
     hangs=frozenset({Hang.TRACED}),
 )
 _LOCKED = Row(
     "its code holds Python's lock",
     *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE),
-    "let the lock go in the call that is named: ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS in C",
+    "release the lock in the named call: ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS in C",
     hangs=frozenset({Hang.LOCKED}),
 )
 _DISK = Row(
@@ -285,29 +283,29 @@ _CUT_OFF = Row(
     hangs=frozenset({Hang.CUT_OFF}),
 )
 _GONE = Row(
-    "its process is gone without a word",
+    "its process is gone without a message",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; `samebits logs` and dmesg may tell who killed it"),
     notices=frozenset({Notice.GONE}),
 )
 _CLOSED = Row(
-    "its connection is gone, and nobody can see its process",
+    "its connection is gone, and its process is not visible",
     *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at its host and at the network to it"),
     notices=frozenset({Notice.CLOSED}),
 )
 _UNEQUAL = Row(
     "a rank's weights or moments changed by themselves",
     *(CauseClass.DEVICE, Retry.YES, (Strategy.ROLL_BACK, Strategy.DRAIN)),
-    "test the memory of the host or device that is named: memtester, nvidia-smi -q -d ECC, npu-smi info -t ecc",
+    "test the memory of the named host or device: memtester, nvidia-smi -q -d ECC, npu-smi info -t ecc",
     notices=frozenset({Notice.UNEQUAL}),
     avoids_host=True,
 )
 _SILENT = Row(
-    "nothing comes from it, and nobody can see its process",
+    "it is silent, and its process is not visible",
     *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at its host and at the network to it"),
     notices=frozenset({Notice.SILENT}),
 )
 UNKNOWN = Row(
-    "nobody knows how it ended",
+    "it is unknown how it ended",
     *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at the end of its log"),
 )
 
@@ -330,21 +328,21 @@ TABLE: tuple[Row, ...] = (
     *(_STOPPED, _TRACED, _LOCKED, _DISK, _CUT_OFF),
     *(_GONE, _CLOSED, _SILENT, _UNEQUAL, UNKNOWN),
 )
-"""In this order: the first that fits counts."""
+"""In this order: the first row that fits is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CauseTable:
-    """The rows that count here: ``own``, a user's, before those of ``TABLE``."""
+    """The rows in effect: the user's (``own``), then ``TABLE``."""
 
     own: tuple[Row, ...] = ()
 
     def of(self, seen: Observation) -> Row:
-        """The row of what was observed."""
+        """Return the first row that fits the observation."""
         return next((row for row in (*self.own, *TABLE) if row.fits(seen)), UNKNOWN)
 
     def strategy_for(self, hang: Hang) -> Strategy:
-        """What is done about a hang."""
+        """Return the remedy for a hang."""
         return self.of(Observation(hang=hang)).strategies[0]
 
 

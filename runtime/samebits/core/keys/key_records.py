@@ -1,7 +1,8 @@
-"""What is written of the scheduler's keys, in a journal of their own: only of keys that are to be durable.
+"""Journal records of the scheduler's durable keys.
 
-Not in the job's journal: values are large where the job's records are small, and whoever reads that one, an earlier
-release as well, would have to know them. Replaying any prefix gives the keys at that record (``KeyStore.apply``).
+They have a journal of their own because values are large, while the job's records are small, and because all readers of
+the job's journal, including earlier releases, would have to know them. Replaying any prefix gives the keys at that
+record (``KeyStore.apply``).
 """
 
 from __future__ import annotations
@@ -12,29 +13,29 @@ from samebits.core.messages import Key, KeyValue
 from samebits.core.values import Count, Id, Meta, Schema, Value
 
 MAX_KEPT_ANSWERS = 1024
-"""Of one caller: it has no more calls that change something between the first unanswered one and the last."""
+"""Most changes of one caller between its first unanswered and its last one."""
 
 
 class KeysOf(Value, frozen=True, tag=1):
-    """Whose keys these are; the first record."""
+    """The job that the keys belong to; first record."""
 
     job: str
 
 
 class KeyWritten(Value, frozen=True, tag=2):
-    """The key has this value; a record of an older version than the key is at changes nothing."""
+    """The key has this value. A record older than the key's version has no effect."""
 
     key: Key
     value: KeyValue
     version: Count
-    session: Id = ""  # whose call it was; "": in a snapshot, where that is said apart
+    session: Id = ""  # the caller; "" in a snapshot, which keeps callers separately
     number: Count = 0
     floor: Count = 0
-    answer: KeyValue = b""  # what the call was answered besides the version
+    answer: KeyValue = b""  # the answer to the call, without the version
 
 
 class KeyDeleted(Value, frozen=True, tag=3):
-    """The key is gone."""
+    """The key was deleted."""
 
     key: Key
     version: Count
@@ -44,7 +45,7 @@ class KeyDeleted(Value, frozen=True, tag=3):
 
 
 class KeptAnswer(Value, frozen=True):
-    """What a call that was done was answered; it may yet be said again."""
+    """The answer to a completed call, which may be repeated."""
 
     number: Count
     version: Count
@@ -52,7 +53,7 @@ class KeptAnswer(Value, frozen=True):
 
 
 class CallerKept(Value, frozen=True, tag=4):
-    """Of a snapshot: what one caller was answered."""
+    """In a snapshot: one caller's answers."""
 
     session: Id
     floor: Count

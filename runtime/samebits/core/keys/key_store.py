@@ -1,19 +1,16 @@
-"""The keys that the scheduler keeps for its workers (``samebits.kv``): values, versions, answers, bounds; pure.
+"""The keys that the scheduler stores for its workers (``samebits.kv``). Pure.
 
-Here lives what a call does and what of it is written down; how a call travels is ``core.agent.key_calls``'. Three
-ideas:
-
-* Every change has a version, and versions of all keys rise together, over scheduler starts as well: the term stands in
-  the upper half. So a key that was deleted, or forgotten with the scheduler, never comes back under an old version.
-* A call that may change something is done once, however often it is said: its answer is kept under the caller's session
-  and the call's number until the caller says that it has it (``floor``; Lee et al., "Implementing Linearizability at
-  Large Scale and Low Latency", SOSP 2015). Where the key is durable the answer stands in the same record as the change.
-  That nothing was changed is kept as well, in memory: else a late repeat would do what the caller was told is not done.
-  What was not durable is forgotten with the scheduler, so callers take no answer of an earlier term for one, and a call
-  that was said to an earlier scheduler counts for nothing: its caller says it again.
-  A kept answer has no key's value in it, so it is small. What only reads is done anew, which nobody can tell apart.
-* Once a call asked for it, a key is durable until it is deleted: else a durable value could be followed by one that is
-  not, and come back.
+* Every change has a version. Versions of all keys rise together, also across scheduler starts, since the term is in the
+  upper half. So a deleted or forgotten key never returns under an old version.
+* A changing call is executed exactly once, however often it is sent. Its answer is kept by session and number until the
+  caller confirms it (``floor``; Lee et al., "Implementing Linearizability at Large Scale and Low Latency", SOSP 2015).
+  For a durable key the answer is in the same record as the change. Answers that nothing was changed are kept in memory
+  too, otherwise a late repetition might make a change whose failure was already reported.
+* Changes that were not durable are lost with the scheduler. So callers reject answers of an earlier term, and calls
+  sent to an earlier scheduler are ignored and sent again.
+* Kept answers contain no key's value, so they are small. Reads are simply repeated.
+* A key that a call made durable stays durable until it is deleted. Otherwise a volatile value could follow a durable
+  one, which would then return.
 """
 
 from __future__ import annotations
@@ -38,19 +35,19 @@ from samebits.core.values import Int
 
 MAX_KEYS = 1 << 16
 MAX_STORE_BYTES = 32 << 20
-"""Of all keys and values."""
+"""Limit for all keys and values together."""
 MAX_WAITS = 1 << 16
 MAX_WAITS_OF_ONE = 64
 CALLERS_A_SEAT = 2
 FEW_CALLERS = 64
-"""From so many callers more on than seats, those without one are forgotten: they are fenced, and call no more."""
+"""Callers without a seat are forgotten above this excess over seats. They are fenced and call no more."""
 _TERM_BITS = 32
 
 _NUMBERS = msgspec.msgpack.Decoder(Int)
 
 
 class Versioned(NamedTuple):
-    """A value and the version that it was written at; absent is version 0."""
+    """A value and the version of its write; version 0 means absent."""
 
     value: bytes
     version: int
@@ -60,7 +57,7 @@ ABSENT = Versioned(b"", 0)
 
 
 def newest(mine: Mapping[bytes, Versioned], others: Mapping[bytes, Versioned]) -> dict[bytes, Versioned]:
-    """Both, and of a key that both have the value of the higher version; of one version ``mine``."""
+    """Merge both, keeping the higher version of each key; of equal versions, ``mine``."""
     merged = dict(others)
     for key, held in mine.items():
         if key not in merged or merged[key].version <= held.version:
@@ -70,7 +67,7 @@ def newest(mine: Mapping[bytes, Versioned], others: Mapping[bytes, Versioned]) -
 
 @dataclass(slots=True)
 class KeyReady:
-    """What a call leads to, in this order: make durable, then send. The answers are for the sessions named in them."""
+    """Result of a call, in this order: make durable, then send to the sessions in the answers."""
 
     records: list[KeyRecord] = field(default_factory=list)
     answers: list[KeyAnswer] = field(default_factory=list)
@@ -80,12 +77,12 @@ class KeyReady:
 class _Caller:
     """One session's calls."""
 
-    floor: int = 0  # its calls below are done with
-    answers: dict[int, tuple[KeyAnswer, bool]] = field(default_factory=dict)  # by number; whether it is durable
-    waits: dict[int, bytes] = field(default_factory=dict)  # by number, the key
+    floor: int = 0  # calls below are settled
+    answers: dict[int, tuple[KeyAnswer, bool]] = field(default_factory=dict)  # by number; whether each is durable
+    waits: dict[int, bytes] = field(default_factory=dict)  # number → key
 
     def raise_floor(self, floor: int) -> None:
-        """The caller has the answers to all calls below."""
+        """Drop the answers to all calls below, which the caller has."""
         if floor > self.floor:
             self.floor = floor
             for number in [number for number in self.answers if number < floor]:
@@ -103,17 +100,15 @@ class KeyStore:
         self._term = term
         self._version = term << _TERM_BITS
         self._keys: dict[bytes, Versioned] = {}
-        self._durable: dict[bytes, None] = {}  # in the order they were written
+        self._durable: dict[bytes, None] = {}  # in order of writing
         self._bytes = 0
         self._callers: dict[str, _Caller] = {}
-        self._waits: dict[bytes, dict[tuple[str, int], int]] = {}  # by key and call, the version it must be above
+        self._waits: dict[bytes, dict[tuple[str, int], int]] = {}  # key → call → the version it must exceed
         self._waits_count = 0
         self._trouble = ""
 
-    # ---- what is durable
-
     def apply(self, record: KeyRecord) -> None:
-        """Take one record of the keys' journal into account; never one that this store has made itself."""
+        """Apply a record of the keys' journal, but none made by this store."""
         match record:
             case KeysOf():
                 return
@@ -146,7 +141,7 @@ class KeyStore:
             caller.answers[record.number] = (kept, True)
 
     def snapshot(self) -> Iterator[KeyRecord]:
-        """The fewest records whose replay gives the durable keys, and what was answered of them."""
+        """Return the fewest records whose replay gives the durable keys and their answers."""
         for key, value in self._keys.items():
             if key in self._durable:
                 yield KeyWritten(key, *value)
@@ -160,28 +155,28 @@ class KeyStore:
                 yield CallerKept(session, caller.floor, kept)
 
     def refuse(self, why: str) -> None:
-        """From now on every call is refused with this sentence."""
+        """Refuse every call from now on, with this message."""
         self._trouble = why
 
     # ---- callers
 
     @property
     def callers(self) -> int:
-        """How many sessions have called and are not forgotten."""
+        """Return how many sessions are remembered."""
         return len(self._callers)
 
     @property
     def keys(self) -> Mapping[bytes, Versioned]:
-        """All keys; read only."""
+        """Return all keys; read-only."""
         return self._keys
 
     @property
     def waits(self) -> int:
-        """How many calls wait for a key."""
+        """Return how many calls wait for a key."""
         return self._waits_count
 
     def forget_callers_but(self, sessions: Collection[str]) -> None:
-        """All other sessions are over: they are fenced before they reach these keys."""
+        """Forget all other sessions, which are fenced before they can call again."""
         for session in [session for session in self._callers if session not in sessions]:
             for number in list(self._callers[session].waits):
                 self._end_wait(session, number)
@@ -190,15 +185,15 @@ class KeyStore:
     # ---- calls
 
     def take(self, call: KeyCall) -> KeyReady:
-        """Do what a call asks for, unless that was done, and what follows for those who wait."""
+        """Execute a call unless it was done before, and answer calls that waited for it."""
         ready, session = KeyReady(), call.sender.session
-        if call.term not in (0, self._term):  # what an earlier scheduler answered to it, this one may not know
+        if call.term not in (0, self._term):  # an earlier scheduler's answer to it may be unknown here
             return ready
         caller = self._callers.setdefault(session, _Caller())
         caller.raise_floor(call.floor)
         if self._trouble:
             if call.number in caller.answers:
-                return ready  # whether it is durable is not known: its caller is told nothing
+                return ready  # whether it is durable is unknown, so no answer is sent
             ready.answers.append(self._refused(call, self._trouble))
         elif call.op is KeyOp.GET:
             ready.answers.append(self._got(call))
@@ -206,7 +201,7 @@ class KeyStore:
             self._wait(caller, call, ready)
         elif (kept := caller.answers.get(call.number)) is not None:
             ready.answers.append(kept[0])
-        elif caller.floor <= call.number < caller.floor + MAX_KEPT_ANSWERS:  # else it comes late: the answer is there
+        elif caller.floor <= call.number < caller.floor + MAX_KEPT_ANSWERS:  # else it is late, and was answered
             self._change(caller, call, ready)
         return ready
 
@@ -221,13 +216,13 @@ class KeyStore:
             self._end_wait(session, number)
             ready.answers.append(self._got(call))
         elif number not in caller.waits:
-            if len(caller.waits) >= MAX_WAITS_OF_ONE:  # it has fewer open: the oldest was given up
+            if len(caller.waits) >= MAX_WAITS_OF_ONE:  # it has fewer open calls: the oldest was abandoned
                 self._end_wait(session, min(caller.waits))
             if self._waits_count >= MAX_WAITS:
                 ready.answers.append(
                     self._refused(
                         call,
-                        f"{MAX_WAITS} calls wait for keys, the most there may be. Fix: let one thread of each process "
+                        f"{MAX_WAITS} calls wait for keys, the maximum. Fix: let one thread of each process "
                         "wait, and tell the others",
                     )
                 )
@@ -299,16 +294,14 @@ class KeyStore:
     def _refused(self, call: KeyCall, why: str) -> KeyAnswer:
         return KeyAnswer(call.sender.session, call.number, self._term, KeyOutcome.REFUSED, text=_said(call, why))
 
-    # ---- room
-
     def _no_room(self, key: bytes, held: Versioned, value: bytes) -> str:
         if not held.version and len(self._keys) >= MAX_KEYS:
-            return f"there are {MAX_KEYS} keys, the most there may be. Fix: delete those that are done with"
+            return f"there are {MAX_KEYS} keys, the maximum. Fix: delete those that are no longer needed"
         more = len(value) - (len(held.value) if held.version else -len(key))
         if more > 0 and self._bytes + more > MAX_STORE_BYTES:
             return (
                 f"all keys and values would have {self._bytes + more} bytes, at most {MAX_STORE_BYTES} are kept. Fix: "
-                "delete keys that are done with, or keep large values in files and their paths here"
+                "delete keys that are no longer needed, or keep large values in files and their paths here"
             )
         return ""
 
@@ -327,7 +320,7 @@ class KeyStore:
 
 
 def replay(records: Iterable[KeyRecord], term: int) -> KeyStore:
-    """The store that these records give."""
+    """Return the store after these records."""
     store = KeyStore(term)
     for record in records:
         store.apply(record)
@@ -335,11 +328,11 @@ def replay(records: Iterable[KeyRecord], term: int) -> KeyStore:
 
 
 def _sum(value: bytes, amount: int) -> int | str:
-    """The number and the amount; a text says why there is no such number."""
+    """Return the sum, or why there is none as a text."""
     try:
         total = _NUMBERS.decode(value) + amount
     except (msgspec.MsgspecError, UnicodeError):
-        return "its value is no whole number. Fix: add only to a key that add() or a whole number has made"
+        return "its value is not a whole number. Fix: add only to a key that add() or a whole number has made"
     if not -(2**63) <= total < 2**63:
         return f"the sum {total} has more than 64 bits. Fix: count in a coarser unit"
     return total
@@ -350,5 +343,5 @@ def _said(call: KeyCall, problem: str) -> str:
 
 
 def shown(key: bytes) -> str:
-    """A key as messages show it."""
+    """Return a key as messages show it."""
     return repr(key.decode(errors="replace")[:80])

@@ -1,13 +1,12 @@
-"""A queue of work that a job's ranks share, whose items count as done with the commit of the step that used them.
+"""A work queue shared by a job's ranks, whose items count as done with a step's commit. Pure.
 
-Here lives one queue's state and what a put, a take and a new generation make of it; pure. Never here: where the state
-is kept (``samebits.kv``) and how two that change it at once agree (by its version). Three ideas:
+``samebits.kv`` stores the state and resolves concurrent changes by its version. The design:
 
-* There is no "done" to be said and no time to run out. Who takes an item at ``step`` completed steps uses it for the
-  next one, so the item is in every state with more steps than that on the same line, and in no other.
-* A new generation goes on from ``restore`` completed steps: what was taken at fewer has been trained on, all else comes
-  back, whoever took it and whether he lives. So an item is lost with the step that was lost, and never without it.
-* It may be given back as long as the job may go back behind it: until every rank's disk holds a later point.
+* Items need no acknowledgement and have no timeout. A rank with ``step`` completed steps uses an item for the next
+  step, so the item is contained in exactly those states of the line that have more steps.
+* A new generation continues from ``restore`` completed steps. Items taken before that step have been trained on; all
+  others return to the queue, whether or not their taker is alive. So an item is lost exactly if its step is lost.
+* Taken items are remembered while the job may roll back before them: until every rank's disk has a later point.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from samebits.core.values import Count, Meta, Schema, Value, replace
 MAX_PUTS = 512
 DIGEST_BYTES = 16
 MAX_RUNS = 1024
-"""Of neighbouring items that were taken at like steps, or came back; a generation that begins may split a few more."""
+"""Most runs of neighbouring items that were taken or have returned. A new generation may split a few more."""
 
 Run = tuple[Count, Count]
-"""Numbers of items: from the first to the one before the second."""
+"""A range of item numbers, without its end."""
 
 
 class Put(Value, frozen=True):
-    """Items that were put together, and not all are done with."""
+    """Items that were put together and are not all done."""
 
-    key: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]  # a digest of it
+    key: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]  # digest of the put's key
     first: Count
     end: Count
 
 
 class Taken(Value, frozen=True):
-    """Items that were taken in one generation: as many at each of some steps in a row."""
+    """Items taken in one generation, the same number at each of ``steps`` consecutive steps."""
 
     generation: Count
-    step: Count  # the first of them
+    step: Count  # the first step
     first: Count
     end: Count
     steps: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
 
     def split(self, step: int) -> tuple[Taken | None, Taken | None]:
-        """Those of the steps before this one, and the others."""
+        """Split into the steps before this one and the others."""
         before = min(max(step - self.step, 0), self.steps)
         if not before:
             return None, self
@@ -56,7 +55,7 @@ class Taken(Value, frozen=True):
         )
 
     def with_next(self, other: Taken) -> Taken | None:
-        """Both in one, where the other is the next step and alike."""
+        """Return the union with the next step's items, or None if they do not fit."""
         is_next = (other.generation, other.step, other.first) == (self.generation, self.step + self.steps, self.end)
         if not is_next or (other.end - other.first) * self.steps != (self.end - self.first) * other.steps:
             return None
@@ -64,27 +63,27 @@ class Taken(Value, frozen=True):
 
 
 class WorkState(Value, frozen=True):
-    """One queue. Items are numbered as they were put."""
+    """State of one queue. Items are numbered in the order of puts."""
 
     puts: Annotated[tuple[Put, ...], Meta(max_length=MAX_PUTS)] = ()
-    end: Count = 0  # numbers below are given to items
-    next: Count = 0  # the first that was never taken
-    returned: Annotated[tuple[Run, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # to be taken before it; rising, apart
-    taken: Annotated[tuple[Taken, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # and may come back; in the order of taking
+    end: Count = 0  # the number after the last item
+    next: Count = 0  # the first item never taken
+    returned: Annotated[tuple[Run, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # to be taken first; ascending, disjoint
+    taken: Annotated[tuple[Taken, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # may still return; in the order of taking
     generation: Count = 0  # the last that is settled
 
     @property
     def waiting(self) -> int:
-        """How many items may be taken now."""
+        """Return how many items may be taken now."""
         return self.end - self.next + sum(end - first for first, end in self.returned)
 
     @property
     def open(self) -> int:
-        """How many were taken and may yet come back."""
+        """Return how many items were taken and may still return."""
         return sum(one.end - one.first for one in self.taken)
 
     def put_of(self, number: int) -> Put:
-        """What the item was put with."""
+        """Return the put that the item belongs to."""
         return next(one for one in self.puts if one.first <= number < one.end)
 
 
@@ -92,7 +91,7 @@ SCHEMA: Schema[WorkState] = Schema(WorkState)
 
 
 def put(state: WorkState, key: bytes, count: int) -> WorkState | None:
-    """With so many more items; the same where this key has been put. None: there is no room for another put."""
+    """Add items, once per key; return None if there is no room for another put."""
     if any(one.key == key for one in state.puts) or not count:
         return state
     if len(state.puts) >= MAX_PUTS:
@@ -101,7 +100,7 @@ def put(state: WorkState, key: bytes, count: int) -> WorkState | None:
 
 
 def settle(state: WorkState, generation: int, restore: int) -> WorkState:
-    """In this generation, which has gone on from so many completed steps; again does nothing."""
+    """Return taken items that are lost when this generation continues from ``restore`` steps. Idempotent."""
     if generation <= state.generation:
         return state
     halves = [one.split(restore) for one in state.taken]
@@ -115,9 +114,9 @@ def settle(state: WorkState, generation: int, restore: int) -> WorkState:
 
 
 def forget(state: WorkState, durable: int) -> tuple[WorkState, tuple[Put, ...]]:
-    """Without what no rank can go back behind, as every disk holds so many steps; and the puts that are done with.
+    """Forget what cannot return, as every disk has ``durable`` steps; return also the finished puts.
 
-    Those are in the state yet, so that whoever deletes their items can be killed between the two: ``dropped``.
+    Those puts stay in the state until :func:`dropped`, so that the process that deletes their items may be killed.
     """
     kept = tuple(after for one in state.taken if (after := one.split(durable)[1]) is not None)
     state = state if kept == state.taken else replace(state, taken=kept)
@@ -126,18 +125,18 @@ def forget(state: WorkState, durable: int) -> tuple[WorkState, tuple[Put, ...]]:
 
 
 def dropped(state: WorkState, done: tuple[Put, ...]) -> WorkState:
-    """Without these puts, whose items are deleted."""
+    """Remove these puts, whose items were deleted."""
     keys = {one.key for one in done}
     return replace(state, puts=tuple(one for one in state.puts if one.key not in keys)) if keys else state
 
 
 def take(state: WorkState, count: int, generation: int, step: int) -> tuple[WorkState, list[int]] | None:
-    """The next items for this step, at most so many; None: there is no room to remember one more taking.
+    """Take the next items for this step; return None if there is no room to remember them.
 
     Args:
         state: settled in this generation.
-        count: 1 or more.
-        generation, step: of who takes them, ``step`` its completed steps at its last commit.
+        count: the most items, at least 1.
+        generation, step: of the taker; ``step`` counts its completed steps at its last commit.
     """
     numbers: list[int] = []
     returned, taken, following = list(state.returned), list(state.taken), state.next
@@ -156,7 +155,7 @@ def take(state: WorkState, count: int, generation: int, step: int) -> tuple[Work
             taken[-1] = replace(last, end=end)
         else:
             if len(taken) > 1 and (both := taken[-2].with_next(taken[-1])) is not None:
-                taken[-2:] = [both]  # the last step is through: nobody takes for it any more
+                taken[-2:] = [both]  # the last step is complete: no rank takes items for it any longer
             taken.append(Taken(generation, step, first, end))
     if len(taken) + len(returned) > MAX_RUNS:
         return None
@@ -164,7 +163,7 @@ def take(state: WorkState, count: int, generation: int, step: int) -> tuple[Work
 
 
 def _merged(runs: list[Run]) -> tuple[Run, ...]:
-    """Rising, and neighbours made one."""
+    """Return the runs ascending, with neighbours joined."""
     merged: list[Run] = []
     for first, end in sorted(runs):
         if merged and merged[-1][1] == first:

@@ -1,1 +1,1 @@
-"""Who holds a seat: admission, leases, replacements, and the size of the world."""
+"""Membership: admission to seats, leases, replacements, and the size of the world."""

@@ -1,7 +1,7 @@
 """Admission to seats: rules 1 to 8 and 1b of docs/contributors/architecture.md.
 
-Every answer is a message to the session that asked. A refusal changes nothing but the list of those who wait, so it
-cannot extend a wait; an admission is a SeatGranted record first.
+Every answer is a message to the session that asked. A refusal changes only the list of waiting sessions, so it cannot
+extend a wait. An admission is journaled as a SeatGranted record before it is sent.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from samebits.core.restore import differing
 from samebits.core.state import Seat
 
 MIN_RETRY_S = 0.05
-EARLY_RETRY_S = 0.1  # its launcher has seen a death of which the scheduler hears at the next moment
+EARLY_RETRY_S = 0.1  # its launcher saw a death that the scheduler will notice in a moment
 MUST_LEAVE = ": this process must not touch the job again"
 MAY_RETURN = ": it must leave its generation, and may come back as a spare"
-MAX_REFUSED = 1000  # remembered beyond two a slot; the others are told the same, but not when the job ends
-MAX_DIGITS = 18  # of a number inside a name; what a peer may send must not decide how long int() takes
+MAX_REFUSED = 1000  # remembered beyond two per slot; others get the same answers, but not the job's end
+MAX_DIGITS = 18  # of a number inside a name; a peer must not determine how long int() takes
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A process that asked and has no seat yet."""
+    """A process that asked for a seat and has none yet."""
 
     register: Register
     until: float  # when it is forgotten unless it asks again
-    for_s: float  # how long that was when it asked
+    for_s: float  # the length of that wait
 
 
 class Admission:
-    """Answers Register; knows who waits for a seat.
+    """Answers Register messages and tracks the sessions that wait for a seat.
 
     Args:
-        give_slots: called when a spare is admitted, before it is told so: a lost slot may be its own at once.
+        give_slots: called for an admitted spare before it is informed, since it may get a lost slot at once.
     """
 
     def __init__(self, ledger: Ledger, leases: Leases, world: World, give_slots: Callable[[Seat], object]) -> None:
@@ -52,13 +52,13 @@ class Admission:
         self._world = world
         self._give_slots = give_slots
         self._replacements = Replacements(ledger)
-        self.pending: dict[str, Waiting] = {}  # by session: their slots are decided when the house is full
-        self.refused: dict[str, Waiting] = {}  # by session: told to wait and ask again
+        self.pending: dict[str, Waiting] = {}  # by session: waiting until all workers are registered
+        self.refused: dict[str, Waiting] = {}  # by session: refused for now
         self._pending_session: dict[str, str] = {}  # node → its session in ``pending``
-        self.check_at: float | None = None  # when one of them may have to be forgotten
+        self.check_at: float | None = None  # when an entry may expire
 
     def register(self, message: Register) -> Seat | None:
-        """Answer one Register. Returns the seat where the session holds one now."""
+        """Answer one Register; return the seat if the session holds one now."""
         before = self.refused.pop(message.session, None)
         stranger = self._is_stranger(message)
         if stranger is not None:
@@ -84,14 +84,14 @@ class Admission:
         return self._admit_known(message, seat)
 
     def forget(self, session: str) -> None:
-        """The session's connection is closed."""
+        """Forget a session whose connection closed."""
         waiting = self.pending.pop(session, None)
         if waiting is not None:
             self._pending_session.pop(waiting.register.node, None)
         self.refused.pop(session, None)
 
     def forget_silent(self) -> None:
-        """Drop those who waited and have not asked again."""
+        """Forget waiting sessions that have not asked again."""
         now = self._ledger.now
         if self.check_at is None or self.check_at > now:
             return
@@ -102,13 +102,13 @@ class Admission:
         self.check_at = min(rest, default=None)
 
     def longest_wait_s(self) -> float | None:
-        """How long the last of those who were told to wait has to wait yet; None where nobody was."""
+        """Return how long the last refused session still has to wait, or None."""
         ledger = self._ledger
         free_at = max((entry.until - ledger.policy.node_timeout_s for entry in self.refused.values()), default=None)
         return None if free_at is None else max(0.0, free_at - ledger.now)
 
     def shift(self, gap_s: float) -> None:
-        """The scheduler stood still: nobody is forgotten by that."""
+        """Extend all waits after a pause of the scheduler."""
         for waiting in (*self.pending.values(), *self.refused.values()):
             waiting.until = min(waiting.until + gap_s, self._ledger.now + waiting.for_s)
 
@@ -124,7 +124,7 @@ class Admission:
         return self.difference(message)
 
     def difference(self, message: Register) -> tuple[Refusal, str] | None:
-        """What makes the sender a stranger, whatever job it belongs to."""
+        """Return why the sender cannot belong to any job here, or None."""
         policy = self._ledger.policy
         if message.protocol != PROTOCOL:
             return Refusal.PROTOCOL, (
@@ -144,10 +144,8 @@ class Admission:
             )
         return None
 
-    # ---- a job that was rebuilt without this member's word
-
     def _late_member(self, message: Register) -> Seat | None:
-        """Its seat was kept for whoever can say the same as the members who rebuilt the job."""
+        """Return its reserved seat if its report agrees with the rebuilt generation."""
         state, standing = self._ledger.state, message.standing
         committed = state.generation
         if committed is None or standing is None or not 0 <= standing.rank < len(committed.slots):
@@ -158,25 +156,25 @@ class Admission:
         if kept is None or kept.slot is None or not is_placeholder(kept.session):
             return None
         if present is not None and present is not kept and (present.is_held and not present.is_retired):
-            return None  # another process has come for this node
+            return None  # another process of this node has registered
         slot = kept.slot
         if kept.node != message.node:
             self._ledger.write(SeatRetired(kept.node, slot))
         return self._seat(message, slot, incarnation=message.incarnation)
 
     def _is_late_spare(self, message: Register, seat: Seat | None) -> bool:
-        """A spare of the job that was rebuilt: the members, who knew nothing of it, could not report it."""
+        """Return whether it is a spare of the rebuilt job, which the members did not know and could not report."""
         is_spare = seat is None and message.incarnation > 0 and message.standing is None
-        was_replaced = self._replacements.is_spent(message.node)  # its record is gone, and was not unknown
+        was_replaced = self._replacements.is_spent(message.node)  # its record was dropped, so it looks unknown
         return is_spare and not was_replaced and self._has_room_for_spare(message)
 
     # ---- rule 1b
 
     def _admit_replacement(self, message: Register, claim: Claim, before: Waiting | None) -> Seat | None:
-        """Admit a new node in the line of a known one that is gone.
+        """Admit a new node in the line of a dead one.
 
-        It is a spare beyond SPARE_NUM until it is given a slot. Once training is finished no round gives any: then it
-        takes the lost one's slot and does what is left of its script.
+        It is a spare beyond SPARE_NUM until it gets a slot. Once training is finished no round assigns slots: then it
+        takes the lost one's slot and runs the rest of its script.
         """
         node, newest = message.node, self._replacements.newest(message.node)
         if claim is Claim.OF_A_LOST_ONE:
@@ -186,22 +184,22 @@ class Admission:
                 return self._grant(message, slot)
             return self._admit_spare(message)
         if claim is Claim.EARLY and newest is not None:
-            text = f"worker {node} comes for {newest.title}, which is held by {newest.process}"
+            text = f"worker {node} replaces {newest.title}, which is still held by {newest.process}"
             self._refuse(message, Refusal.ALIVE, text, self._early_retry_s(before))
         elif claim is Claim.FORGED:
             text = (
-                f"worker {node} says that this job's launcher started it, and cannot prove it with the job's token. "
+                f"worker {node} claims that this job's launcher started it, but cannot prove it with the job's token. "
                 "Fix: unset NODE_ID, which only a launcher sets to such a name"
             )
             self._refuse(message, Refusal.FULL, text)
         else:
-            last = newest.title if newest is not None else "nobody"
+            last = newest.title if newest is not None else "no node"
             text = f"worker {node} was replaced: {last} is the last of its line. Fix: unset NODE_ID"
             self._refuse(message, Refusal.FULL, text)
         return None
 
     def _early_retry_s(self, before: Waiting | None) -> float:
-        """Return twice the session's last wait: the process that it replaces may live on for good."""
+        """Return twice the session's last wait, since the process that it replaces may stay alive."""
         node_timeout_s = self._ledger.policy.node_timeout_s
         return EARLY_RETRY_S if before is None else min(2 * (before.for_s - node_timeout_s), node_timeout_s)
 
@@ -224,7 +222,7 @@ class Admission:
         self._ledger.ready.say(f"fenced {message.process}: {fenced.text}", Level.WARNING)
 
     def fenced(self, sender: Register | Credential, seat: Seat | None) -> Fenced:
-        """What a process is told that believes it holds this seat of its node."""
+        """Return the message to a process that wrongly believes it holds this node's seat."""
         policy = self._ledger.policy
         is_own = seat is not None and seat.is_retired and seat.session == sender.session
         may_return = is_own and policy.recovery and (policy.spare_num > 0 or policy.is_elastic)
@@ -248,7 +246,7 @@ class Admission:
         if seat.is_held:
             text = (
                 f"worker {seat.node} is held by {seat.process}, whose lease ends in {lease_left:.1f} s of silence; "
-                f"its seat is free {policy.cool_down_s:g} s (REGISTER_COOLDOWN) after its last word"
+                f"its seat is free {policy.cool_down_s:g} s (REGISTER_COOLDOWN) after its last message"
             )
             self._refuse(message, Refusal.ALIVE, text, max(retry, MIN_RETRY_S))
             return None
@@ -262,7 +260,7 @@ class Admission:
     # ---- rule 1
 
     def _admit_unknown(self, message: Register) -> Seat | None:
-        """A node that holds nothing: a free slot, a lost seat whose cool-down has passed, a spare's place."""
+        """Admit a node without a seat: into a free slot, a lost seat after its cool-down, or as a spare."""
         state = self._ledger.state
         first = root_of(message.node) if self._replacements.is_proven(message) else message.node
         wanted, known = _slot_named_by(first), state.seats.get(message.node)
@@ -281,7 +279,7 @@ class Admission:
         if named is not None:
             return self._grant(message, named)
         if holder is not None and known is None and not self._ledger.policy.is_elastic:
-            is_anothers = self._replacements.is_proven(message) and holder.is_held  # for good
+            is_anothers = self._replacements.is_proven(message) and holder.is_held  # permanently
             return self._take_over(message, self._holders() if is_anothers else [holder])
         free = self._world.free_slot()
         if free is None:
@@ -291,17 +289,17 @@ class Admission:
         return self._wait_for_full_house(message)
 
     def _holders(self) -> list[Seat]:
-        """Of all slots, whether or not they are believed alive."""
+        """Return the holders of all slots, alive or not."""
         state = self._ledger.state
         return [state.seats[node] for node in state.by_slot.values()]
 
     def _take_over(self, message: Register, holders: list[Seat]) -> Seat | None:
-        """No slot is free: a lost seat whose cool-down has passed is given away, the first by slot."""
+        """Give away the first lost seat whose cool-down has passed, as no slot is free."""
         is_trained = self._ledger.state.final is not None
         waits = [
             (max(self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)), seat.slot or 0, seat)
             for seat in holders
-            if not seat.is_held and not (is_trained and seat.has_left)  # whose script is done
+            if not seat.is_held and not (is_trained and seat.has_left)  # a seat whose script is complete is kept
         ]
         wait_s, slot, lost = min(waits, key=lambda entry: entry[:2], default=(0.0, 0, None))
         if lost is not None and wait_s <= 0:
@@ -314,7 +312,7 @@ class Admission:
             more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
             policy, limit = self._ledger.policy, ""
             if policy.is_elastic and not self._world.has_resets_left():
-                limit = f"; the world has begun anew {policy.reset_limit} times (RESET_LIMIT) and takes in nobody more"
+                limit = f"; training has restarted {policy.reset_limit} times (RESET_LIMIT) and admits no more workers"
             text = f"no seat for worker {message.node}: held by {names}{more}{limit}"
             self._refuse(message, Refusal.FULL, text, policy.node_timeout_s)
             return None
@@ -323,7 +321,7 @@ class Admission:
         return None
 
     def _wait_for_full_house(self, message: Register) -> Seat | None:
-        """Slots of nodes that name none are decided when all are in, before anything is written."""
+        """Assign slots to nodes that name none only when all have registered, before anything is journaled."""
         ledger, world_size = self._ledger, self._ledger.policy.world_size
         is_new = message.session not in self.pending
         older = self._pending_session.get(message.node)
@@ -341,7 +339,7 @@ class Admission:
         return ledger.state.seats[message.node]
 
     def seat_pending(self) -> None:
-        """The house is full, or has been waited for long enough: who waited gets a slot, by (host, node id)."""
+        """Assign slots to the waiting nodes, ordered by (host, node id)."""
         ledger = self._ledger
         waiting = sorted(
             (entry.register for entry in self.pending.values()),
@@ -349,11 +347,11 @@ class Admission:
         )
         free = sorted(set(range(ledger.policy.world_size)) - ledger.state.by_slot.keys())
         self.forget_pending()
-        for slot, register in zip(free, waiting, strict=False):  # a digit node may have taken one meanwhile
+        for slot, register in zip(free, waiting, strict=False):  # a node named by a number may have taken one meanwhile
             self._seat(register, slot)
 
     def forget_pending(self) -> None:
-        """Nobody waits for a full house: who still wants a seat asks again."""
+        """Forget all nodes that wait for a slot; they ask again."""
         self.pending.clear()
         self._pending_session.clear()
 
@@ -383,12 +381,12 @@ class Admission:
         return seat
 
     def _next_incarnation(self, before: Seat | None) -> int:
-        """Above all that the node can have had, also in a journal that was lost."""
+        """Return an incarnation above all that the node can have had, even in a lost journal."""
         known = 0 if before is None else before.incarnation
         return 1 + max(known, highest_unheard_incarnation(self._ledger.state.term))
 
     def _has_room_for_spare(self, message: Register) -> bool:
-        """Within SPARE_NUM; beyond it a replacement that was a spare has the place that its successor would have."""
+        """Return whether SPARE_NUM allows one more, or a replacement returns to its predecessor's spare place."""
         has_room = len(self._ledger.state.spares) < self._ledger.policy.spare_num
         return has_room or self._replacements.returns(message)
 
@@ -409,13 +407,13 @@ class Admission:
         return seat
 
     def _hold(self, message: Register, before: Seat | None) -> Seat:
-        """What was granted is this session's from now on."""
+        """Make the granted seat this session's."""
         ledger = self._ledger
         if before is not None:
             ledger.sessions.pop(before.session, None)
         seat = ledger.state.seats[message.node]
         ledger.sessions[seat.session] = seat.node
-        self.pending.pop(self._pending_session.pop(seat.node, ""), None)  # another process of this node, that waited
+        self.pending.pop(self._pending_session.pop(seat.node, ""), None)  # another process of this node that waited
         if self._replacements.is_proven(message):
             ledger.write(ReplacementShown(seat.node))
         self._leases.begin(seat, heard=True)
@@ -469,23 +467,23 @@ class Admission:
 
 
 def fenced_text(node: str, seat: Seat | None) -> str:
-    """Why a process that believes it holds the node's seat must leave."""
+    """Return why a process that believes it holds the node's seat must exit."""
     if seat is None:
         holder = "unknown to this scheduler"
     elif seat.is_retired:
-        holder = "taken away: another node has its slot, or the world went on without it"
+        holder = "taken away: another node has its slot, or the world continued without it"
     else:
         holder = f"now held by {seat.process}, incarnation {seat.incarnation}"
     return f"the seat of worker {node} is {holder}"
 
 
 def _slot_named_by(node: str) -> int | None:
-    """The slot that a node id of digits names; ``07`` is a name like any other."""
+    """Return the slot that a numeric node id names; ``07`` is an ordinary name."""
     is_number = len(node) <= MAX_DIGITS and node.isascii() and node.isdigit()
     return int(node) if is_number and str(int(node)) == node else None
 
 
 def _natural(text: str) -> tuple[tuple[int, int | str], ...]:
-    """Sort key in which 10.0.0.9 comes before 10.0.0.10."""
+    """Return a sort key that puts 10.0.0.9 before 10.0.0.10."""
     parts = [part for part in re.split(rf"([0-9]{{1,{MAX_DIGITS}}})", text) if part]
     return tuple((0, int(part)) if part.isascii() and part.isdigit() else (1, part) for part in parts)

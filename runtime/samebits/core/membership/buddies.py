@@ -1,10 +1,9 @@
-"""What follows for each member of a generation from the hosts of all: its place on its own, and its buddy on another.
+"""Places on a host, watched peers and buddies, computed from the hosts of all members.
 
-A rank watches the life of the next one on its host, in a ring; its buddy keeps a copy of its newest points. Only the
-choices live here, never the watching or the copying. The one idea, for buddies: order the ranks by host and shift them
-by as many places as the largest host has ranks. Nobody then meets its own host, everybody keeps exactly one other's
-copies, and all members who know the hosts would choose alike. Where one host has more than half of the ranks no such
-shift exists: its ranks are dealt out over the others', and theirs over its own.
+Each rank watches the next rank on its host, in a ring. Its buddy, on another host, keeps copies of its newest points.
+Buddies result from ordering the ranks by host and shifting them by the size of the largest host: then no rank is paired
+with its own host, each rank keeps exactly one other's copies, and all members compute the same result. If one host has
+more than half of the ranks, no such shift exists: its ranks are dealt out over the others, and theirs over it.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbourhood:
-    """One member's."""
+class BuddyPlacement:
+    """The local place, watched peer and buddies of one member."""
 
-    local_rank: int  # among its host's, in rank order
+    local_rank: int  # among the ranks of its host
     local_world_size: int
-    watches: int | None  # the next rank on its host; None where it is alone there
+    watches: int | None  # the next rank on its host; None if it is alone there
     buddy: int | None
-    is_apart: bool  # from its buddy, by host
-    keeps: tuple[int, ...]  # the ranks whose buddy it is
+    is_apart: bool  # the buddy is on another host
+    keeps: tuple[int, ...]  # the ranks for which it is the buddy
 
 
-def neighbourhoods(hosts: Sequence[str]) -> list[Neighbourhood]:
-    """By rank.
+def buddy_placements(hosts: Sequence[str]) -> list[BuddyPlacement]:
+    """Return each member's placement, by rank.
 
     Args:
         hosts: of the members, by rank.
@@ -41,13 +40,13 @@ def neighbourhoods(hosts: Sequence[str]) -> list[Neighbourhood]:
     found = []
     for rank, (host, keeper) in enumerate(zip(hosts, keepers, strict=True)):
         is_apart = keeper is not None and hosts[keeper] != host
-        found.append(Neighbourhood(seen[host], sizes[host], watched[rank], keeper, is_apart, tuple(kept[rank])))
+        found.append(BuddyPlacement(seen[host], sizes[host], watched[rank], keeper, is_apart, tuple(kept[rank])))
         seen[host] += 1
     return found
 
 
 def _next_on_host(hosts: Sequence[str]) -> list[int | None]:
-    """By rank, the next rank on its host, the first after the last; None where there is no other."""
+    """Return, by rank, the next rank on its host, cyclically; None if there is no other."""
     after: list[int | None] = [None] * len(hosts)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -63,7 +62,9 @@ def _next_on_host(hosts: Sequence[str]) -> list[int | None]:
 
 
 def buddies(hosts: Sequence[str]) -> tuple[int | None, ...]:
-    """By rank, the rank that keeps its copies: on another host where there is one; None in a world of one.
+    """Return, by rank, the rank that keeps its copies; None in a world of one.
+
+    It is on another host if there are several.
 
     Args:
         hosts: of the members, by rank.

@@ -1,8 +1,7 @@
-"""Asking workers to leave on purpose: a host goes, a smaller world is wanted, a machine is to be looked after.
+"""Ask workers to leave on purpose: for a departing host, a smaller world or maintenance.
 
-Only the asking lives here; leaving is the worker's own, at its next commit, and what follows from it is the world's.
-The one idea: nothing of it is written down. Whoever wants a node gone asks until it is, so a request that is lost with
-a scheduler costs a moment.
+A worker leaves at its next commit. Requests are not journaled: the requester repeats them until the node has left, so a
+request lost with a scheduler costs only a moment.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from samebits.core.messages import Depart
 
 
 def ask_to_leave(ledger: Ledger, nodes: Sequence[str], text: str) -> None:
-    """Ask those of these nodes who hold a seat and are believed alive; a text is said, and kept in the history."""
+    """Ask those of these nodes that hold a live seat to leave; log ``text`` if it is not empty."""
     state = ledger.state
     for node in dict.fromkeys(nodes):
         seat = state.seats.get(node)

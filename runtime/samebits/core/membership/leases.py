@@ -1,15 +1,15 @@
 """Leases and cool-downs of nodes (docs/contributors/architecture.md).
 
-One idea: a lease is renewed by every accepted message and ends by silence or by a closed connection; the cool-down runs
-from the last accepted message or observed close, whether or not the lease has ended. Deadlines sit in a lazy heap: one
-entry a seat, looked at again when it comes up, so that a heartbeat costs O(1) and a tick O(expired).
+Each accepted message renews a lease; silence or a closed connection ends it. The cool-down runs from the last accepted
+message or observed close, whether or not the lease has ended. Deadlines are in a lazy heap with one entry per seat,
+which is checked when it comes up. So a heartbeat costs O(1) and a tick O(expired).
 """
 
 from __future__ import annotations
 
 import heapq
 
-from samebits.core.hangs import Hang, fix_of, told_apart
+from samebits.core.hangs import Hang, classify_hang, fix_of
 from samebits.core.ledger import Ledger, Presence
 from samebits.core.ready import Level
 from samebits.core.records import SeatLeft, SeatLost, SeatResumed
@@ -17,16 +17,16 @@ from samebits.core.state import Seat
 
 
 class Leases:
-    """Renews, ends and measures leases; every change of who is alive goes through here."""
+    """Renews, ends and measures leases; every change of a node's liveness passes through here."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._deadlines: list[tuple[float, str, int]] = []
-        self._searched_until = 0.0  # workers may look for their scheduler elsewhere: this one stood still for long
-        self._closing: set[str] = set()  # live nodes whose connection is closed and has not come back
+        self._searched_until = 0.0  # workers may try other addresses until then, as this scheduler was paused
+        self._closing: set[str] = set()  # live nodes whose connection is closed
 
     def begin(self, seat: Seat, *, heard: bool) -> None:
-        """A lease starts: the seat was just granted, or read from the journal (then nothing was heard yet)."""
+        """Begin the lease of a seat just granted (``heard``) or read from the journal."""
         ledger = self._ledger
         presence = Presence(ledger.now + self._lease_s(is_heard=heard), ledger.now if heard else None)
         ledger.presences[seat.node] = presence
@@ -35,7 +35,7 @@ class Leases:
         heapq.heappush(self._deadlines, (presence.lease_until, seat.node, seat.incarnation))
 
     def renew(self, seat: Seat) -> bool:
-        """An accepted message. True where the node comes back: first heard in this term, or after it was lost."""
+        """Renew the lease; return True at the first message of this term or after a loss."""
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
         came_back = presence.heard_at is None or seat.is_lost
         if came_back:
@@ -52,16 +52,17 @@ class Leases:
         return came_back
 
     def close(self, seat: Seat, *, gone: bool, witness: Seat | None = None) -> str | None:
-        """The connection of the seat's session closed, or a ``witness`` beside it saw its process die before that.
+        """Note a closed connection, or a death that a ``witness`` on the same host saw before that.
 
-        Returns the reason where that ends the lease at once.
+        Returns:
+            The reason, if that ends the lease at once; else None.
         """
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
         if seat.has_left:
             return None
         presence.is_gone = presence.is_gone or gone
         if seat.is_lost:
-            if presence.heard_at is not None and presence.closed_at is None:  # a later start of the cool-down
+            if presence.heard_at is not None and presence.closed_at is None:  # restarts the cool-down
                 presence.closed_at = ledger.now
                 if seat.quiet_since is not None and seat.quiet_since.at == ledger.now:
                     return None
@@ -80,33 +81,33 @@ class Leases:
         return None
 
     def end(self, seat: Seat, reason: str, status: int = 0) -> None:
-        """Write down that the node is lost; ``status`` is not 0 if its script ended itself, with that status."""
+        """Record the node's loss; ``status`` is not 0 if its script exited with that status."""
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
         known = presence.last_words or (presence.ended.text if presence.ended is not None else "")
         ledger.write(SeatLost(seat.node, seat.incarnation, self._quiet_from(seat), known or reason, status))
         self._closing.discard(seat.node)
         if seat.slot is not None:
             ledger.miss(seat.slot)
-        hang = told_apart(presence.sight_now(), ledger.policy.node_timeout_s)
+        hang = classify_hang(presence.current_process_state(), ledger.policy.node_timeout_s)
         fix = fix_of(hang, seat.process.pid) if hang.value in reason else ""
         text = f"{seat.title} ({seat.process}) is lost: {seat.reason}"
         ledger.ready.say(f"{text}. Fix: {fix}" if fix else text, Level.WARNING)
 
     def closing(self) -> list[Seat]:
-        """Live seats whose connection is closed and has not come back: lost at once, if a collective failed too."""
+        """Return live seats with a closed connection, which are lost at once if a collective fails."""
         if not self._closing:
-            return []  # an emptied set is still walked at its greatest size, for every heartbeat in a round
+            return []  # a cleared set keeps its size, and every heartbeat in a round would walk it
         return [self._ledger.state.seats[node] for node in sorted(self._closing)]
 
     def leave(self, seat: Seat) -> None:
-        """The node gave its seat up on purpose: no cool-down."""
+        """Record a departure on purpose, which has no cool-down."""
         self._ledger.write(SeatLeft(seat.node, seat.incarnation))
         self._closing.discard(seat.node)
         if seat.slot is not None:
             self._ledger.miss(seat.slot, at_once=True)
 
     def expired(self) -> list[tuple[Seat, str]]:
-        """Seats whose lease is over now, with the reason. Ask only after the socket is drained."""
+        """Return seats whose lease is over, with the reason. Call only with a drained socket."""
         ledger, over = self._ledger, []
         again = set()
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
@@ -119,13 +120,13 @@ class Leases:
             if due <= ledger.now:
                 over.append((seat, reason))
             else:
-                again.add((due, node, incarnation))  # one entry again, however many came up
+                again.add((due, node, incarnation))  # one entry, however many came up
         for entry in sorted(again):
             heapq.heappush(self._deadlines, entry)
         return list({seat.node: (seat, reason) for seat, reason in over}.values())
 
     def silent(self) -> list[Seat]:
-        """Whom ``expired`` will name for their silence; that stays to be asked."""
+        """Return the seats that ``expired`` would name for their silence, without changing them."""
         ledger, due = self._ledger, []
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
             due.append(heapq.heappop(self._deadlines))
@@ -142,10 +143,10 @@ class Leases:
         ]
 
     def shift(self, gap_s: float) -> None:
-        """The scheduler itself stood still for ``gap_s``: nobody may lose a lease by that.
+        """Extend leases by a pause of the scheduler, so that no node loses its lease because of it.
 
-        What was renewed since (the queue may have been drained before) gets no more than a fresh lease; a cool-down
-        runs on, for it protects nobody from this scheduler.
+        A lease renewed since (the queue may have been drained before) gets at most its full length. Cool-downs are not
+        extended: they do not protect against pauses of this scheduler.
         """
         now = self._ledger.now
         if gap_s >= self._ledger.policy.node_timeout_s / 2:
@@ -159,23 +160,23 @@ class Leases:
                 presence.grace_until = min(presence.grace_until + longer_s, now + grace_s)
 
     def next_deadline(self) -> float | None:
-        """When ``expired`` is worth asking again."""
+        """Return when the next lease may expire, or None."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def lease_left_s(self, seat: Seat) -> float:
-        """Seconds until the lease can end; 0 where it has."""
+        """Return seconds until the lease can end; 0 if it has."""
         if not seat.is_held:
             return 0.0
         return max(0.0, self._due(self._ledger.presences[seat.node])[0] - self._ledger.now)
 
     def cool_down_left_s(self, seat: Seat) -> float:
-        """Seconds until another session of this node may be seated, whatever the lease says."""
+        """Return seconds until another session of this node may be seated, regardless of its lease."""
         if seat.has_left:
             return 0.0
         return max(0.0, self._quiet_from(seat) + self._ledger.policy.cool_down_s - self._ledger.now)
 
     def _lease_s(self, *, is_heard: bool) -> float:
-        """A node that was not heard in this term may still look for its scheduler at another address."""
+        """Return the lease's length; a node not heard in this term may still try other addresses."""
         policy = self._ledger.policy
         return policy.node_timeout_s if is_heard else policy.node_timeout_s + policy.search_s
 
@@ -191,11 +192,11 @@ class Leases:
         silent = f"silent for {silent_s:g} s (NODE_TIMEOUT{longer})"
         if presence.grace_until is not None and presence.grace_until <= presence.lease_until:
             return presence.grace_until, f"its connection closed and stayed closed for {policy.reconnect_grace_s:g} s"
-        hang = told_apart(presence.sight_now(), policy.node_timeout_s)
+        hang = classify_hang(presence.current_process_state(), policy.node_timeout_s)
         return presence.lease_until, silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
 
     def _quiet_from(self, seat: Seat) -> float:
-        """The last accepted message or observed close, or what the journal proves about it."""
+        """Return the time of the last accepted message or observed close, as far as it is known."""
         ledger, presence = self._ledger, self._ledger.presences.get(seat.node)
         if presence is not None and presence.heard_at is not None:
             return max(presence.heard_at, presence.closed_at or presence.heard_at)

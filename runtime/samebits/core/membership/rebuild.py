@@ -1,9 +1,8 @@
 """Rebuild a lost journal from the workers that are alive (docs/explanation/how-recovery-works.md).
 
-Here is decided whose reports may become a job again. Never here: what happens once they have. The one idea: whoever was
-a member of the last generation knows its place there, and a majority of one generation cannot be told the same places
-by two schedulers; so what a majority says in agreement is what the lost journal said, and a minority, a stale member or
-an older job's last process never defines anything (S15).
+A member of the last generation knows its place there, and two schedulers cannot give a majority of one generation the
+same places. So what a majority reports in agreement is what the lost journal contained. A minority, a stale member or
+the last process of an older job never defines anything (S15).
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from samebits.core.ready import Level
 from samebits.core.records import MAX_TERM, JobCreated, JobRebuilt, RebuiltGeneration, RebuiltSeat
 
 UNKNOWN_INCARNATION = 20
-"""Bits below a term: who was not heard, or is new, begins above all incarnations that its node can have had."""
+"""Bits below a term. A new or unheard node begins above all incarnations that it can have had."""
 UNHEARD_TERMS = 1000
-"""Starts of the scheduler that none of those who report need have heard of: who reports too late may."""
+"""Scheduler starts that no reporting member may know of; members may report too late."""
 UNHEARD_GENERATIONS = 10
-"""The same of generations, where not all members of the last one report."""
+"""The same for generations, if not all members of the last one report."""
 REPORTS_PER_SLOT = 4
-"""More than the members of one job can send; what strangers send beyond is dropped."""
+"""More than the members of one job can send; further reports, from strangers, are dropped."""
 EVERY_STEP = 2**62
-_TOO_MANY_GENERATIONS = 2**40  # no job has lived so long
+_TOO_MANY_GENERATIONS = 2**40  # more than any job can reach
 _TOO_MANY_INCARNATIONS = (MAX_TERM + 1) << UNKNOWN_INCARNATION
-_TOO_HIGH = MAX_TERM // 2  # a term that a stranger may have made up; a rebuilt job's own terms begin above it
+_TOO_HIGH = MAX_TERM // 2  # a term above this is made up by a stranger; a rebuilt job's own terms begin above it
 
 
 def highest_unheard_incarnation(term: int) -> int:
-    """What a node may have had in a journal that was lost before this term, without a word of it in the reports."""
+    """Return the highest incarnation in a journal lost before this term that no report may mention."""
     return (term // UNHEARD_TERMS) << UNKNOWN_INCARNATION
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What members of one generation must say alike."""
+    """What reports from members of one generation have to agree on."""
 
     job: str
     generation: int
@@ -49,22 +48,22 @@ class Agreement:
 
 
 class Rebuild:
-    """Collects the reports of an earlier job's members while no seat is granted, and judges them once."""
+    """Collects the reports of an earlier job's members, while no seat is granted, and judges them once."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._reports: dict[str, Register] = {}  # by session
-        self._terms: dict[str, int] = {}  # the latest that was heard of, also by spares, by job
+        self._terms: dict[str, int] = {}  # by job: the latest known term, also from spares
         self._until: float | None = None
         self._is_over = False
 
     @property
     def deadline(self) -> float | None:
-        """When the reports are judged, whoever is still missing."""
+        """Return when the reports are judged, even if some are missing; None before the first."""
         return self._until
 
     def takes(self, message: Register) -> bool:
-        """Whether this Register is a report, or has to wait until the reports are judged."""
+        """Return whether this Register is a report, or has to wait until the reports are judged."""
         ledger = self._ledger
         if self._is_over or not (ledger.policy.recovery and ledger.policy.rebuild) or ledger.state.seats:
             return False
@@ -90,18 +89,18 @@ class Rebuild:
         if self._until is None:
             self._until = ledger.now + ledger.policy.node_timeout_s
             text = (
-                f"RECOVERY_PATH holds no journal, but a worker of job {message.job} is alive: nobody is seated for "
-                f"at most {ledger.policy.node_timeout_s:g} s (NODE_TIMEOUT), until it is known what most of them say"
+                f"RECOVERY_PATH holds no journal, but a worker of job {message.job} is alive: no worker is seated for "
+                f"at most {ledger.policy.node_timeout_s:g} s (NODE_TIMEOUT), until a majority of them has reported"
             )
             ledger.ready.say(text, Level.WARNING)
 
     def _is_spare(self, message: Register) -> bool:
-        """Whether an earlier job's spare is here first: its members will follow."""
+        """Return whether a spare of the lost job came first: its members will follow."""
         is_spare = message.standing is None and message.incarnation > 0
         return self._ledger.policy.spare_num > 0 and is_spare and self._is_of_lost_job(message)
 
     def _is_of_lost_job(self, message: Register) -> bool:
-        """Whether the sender belongs to the job whose journal is gone: the launcher's, or any if there is none."""
+        """Return whether the sender belongs to the lost job: the launcher's, or any if there is none."""
         expected = self._ledger.policy.job
         return message.job == expected if expected else message.job not in ("", self._ledger.state.job)
 
@@ -119,19 +118,20 @@ class Rebuild:
         )
 
     def forget(self, session: str) -> None:
-        """The session's connection closed: what it said does not count."""
+        """Drop the report of a session whose connection closed."""
         self._reports.pop(session, None)
 
     def shift(self, gap_s: float) -> None:
-        """The scheduler stood still: those who report get the time they were promised."""
+        """Extend the deadline after a pause of the scheduler."""
         if self._until is not None:
             self._until = min(self._until + gap_s, self._ledger.now + self._ledger.policy.node_timeout_s)
 
     def judge(self) -> list[Register] | None:
-        """The members whose job is rebuilt, already written; None where it is too early, or never to be.
+        """Return the members of the rebuilt job, already journaled.
 
-        Ask only after the socket is drained. Who agrees first need not be the last: all members of an earlier
-        generation may be alive, cut off and replaced, and all of them here before the first of their successors.
+        None if it is too early or impossible. Call only with a drained socket. The first group to agree need not be the
+        newest: all members of an earlier generation may be alive, cut off and replaced, and may report before their
+        successors.
         """
         ledger = self._ledger
         if self._until is None or ledger.now < self._until:
@@ -151,7 +151,7 @@ class Rebuild:
     def _hold(self, message: Register) -> None:
         assert self._until is not None
         left_s = max(self._until - self._ledger.now, 0.1)
-        text = f"workers of an earlier job report: nobody is seated for another {left_s:.1f} s"
+        text = f"workers of an earlier job report: no worker is seated for another {left_s:.1f} s"
         self._ledger.ready.send(message.session, self._ledger.refusal(message.session, Refusal.ALIVE, text, left_s))
 
     def _write(self, last: Agreement, members: dict[int, Register]) -> None:
@@ -172,9 +172,9 @@ class Rebuild:
                 seats.append(RebuiltSeat(node, slot, term << UNKNOWN_INCARNATION, "", _NOWHERE))
         top = max(one.generation for one in standings)
         line = () if last.restore is None else (Cut(last.restore.generation, last.restore.step),)
-        if top > last.generation:  # it was committed, and hardly anybody was told: nobody is its member
+        if top > last.generation:  # it was committed, but so few were informed that it counts no members
             line = (*line, Cut(last.generation, EVERY_STEP))
-        if len(members) < last.world_size:  # the others may have gone on without these, and left points behind
+        if len(members) < last.world_size:  # the others may have continued without these and saved points
             line = (*line, Cut(top + UNHEARD_GENERATIONS, -1))
         in_it = tuple((seat.node, seat.incarnation) for seat in seats) if top == last.generation else ()
         ledger.write(
@@ -192,20 +192,20 @@ class Rebuild:
         )
         ledger.ready.say(
             f"job {last.job} is rebuilt from {len(members)} of {last.world_size} members of generation "
-            f"{last.generation}, who agree; term {term}"
+            f"{last.generation}, which agree; term {term}"
         )
 
 
 def from_points(
     job: str, name: str, settings: Pairs, boot_id: str, now: float, point: Point, top: int
 ) -> tuple[JobCreated, JobRebuilt]:
-    """What begins a journal of a job of which no process is left: it goes on from ``point``, and nobody has a seat.
+    """Return the first journal records of a job that has points but no processes.
 
     Args:
-        job, name, settings: whose points there are.
+        job, name, settings: of the job that saved the points.
         boot_id, now: of this start.
-        point: held, verified, by every rank; the points of its generation up to it are the line.
-        top: the greatest generation of which anything was found.
+        point: held and verified by every rank. Points of its generation up to it are the line.
+        top: the highest generation found anywhere.
     """
     term = 1 + UNHEARD_TERMS
     line = (Cut(point.generation, point.step), Cut(top + UNHEARD_GENERATIONS, -1))
@@ -217,16 +217,16 @@ def from_points(
 
 
 _NOWHERE = Process("", 0, 0, "")
-_MEND = "End the processes that are left and start anew with `bash scripts/recover.sh` or `bash scripts/run.sh`"
+_MEND = "End the remaining processes and start again with `bash scripts/recover.sh` or `bash scripts/run.sh`"
 
 
 def is_placeholder(session: str) -> bool:
-    """Whether a seat was rebuilt without a word of its holder."""
+    """Return whether a seat was rebuilt without a report of its holder."""
     return not session
 
 
 def _is_majority(said: Agreement, reports: int) -> bool:
-    """Of one generation there can be one majority only."""
+    """Return whether so many reports are a majority, of which a generation can have only one."""
     return 2 * reports > said.world_size
 
 
@@ -237,7 +237,7 @@ def _what_it_says(message: Register) -> Agreement:
 
 
 def _in_agreement(reports: Iterable[Register]) -> dict[Agreement, dict[int, Register]]:
-    """The reports by what they agree on, and by rank; where two claim one rank neither counts."""
+    """Return the reports by agreement and rank; two claims to one rank cancel each other."""
     groups: dict[Agreement, dict[int, Register]] = {}
     claimed_twice: set[tuple[Agreement, int]] = set()
     for message in reports:
@@ -253,7 +253,7 @@ def _in_agreement(reports: Iterable[Register]) -> dict[Agreement, dict[int, Regi
 
 
 def _slots_by_rank(world_size: int, members: Mapping[int, Register]) -> tuple[int, ...]:
-    """The slots that were reported, and for each of the others the first that keeps all of them rising."""
+    """Return the reported slots, and for each other rank the first slot that keeps the order."""
     slots: list[int] = []
     for rank in range(world_size):
         standing = members[rank].standing if rank in members else None
@@ -262,7 +262,7 @@ def _slots_by_rank(world_size: int, members: Mapping[int, Register]) -> tuple[in
 
 
 def _rises(members: Mapping[int, Register]) -> bool:
-    """Whether slots rise with ranks and leave room for the ranks between."""
+    """Return whether slots ascend with ranks and leave room for the ranks between."""
     reported = [(rank, members[rank].standing) for rank in sorted(members)]
     places = [(rank, standing.slot) for rank, standing in reported if standing is not None]
     return all(b_slot - a_slot >= b_rank - a_rank for (a_rank, a_slot), (b_rank, b_slot) in pairwise(places))

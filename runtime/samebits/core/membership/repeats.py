@@ -1,9 +1,8 @@
-"""Heartbeats that say what was said before, of which ten thousand come in a second: they renew a lease and no more.
+"""Recognise repeated heartbeats, which renew a lease and have no other effect.
 
-Here live those that changed nothing when they were said last, and what a repetition still does; what a heartbeat leads
-to otherwise is the scheduler's. The one idea: a message that is said again adds no further transition (invariant S17),
-so as long as nothing else has happened its sender need not be judged again. Whatever does happen, to whomever, forgets
-all of them: what is remembered is never older than the last change.
+A repeated message adds no transition (invariant S17), so it need not be judged again until something else happens. That
+matters with ten thousand heartbeats per second. Any other event, for any sender, clears the memory, so what is
+remembered is never older than the last change.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ MOST_A_SEAT = 2
 
 
 class Repeats:
-    """By session, what each said last, if it was without consequence."""
+    """The last heartbeat of each session, if it had no effect."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._said: dict[str, tuple[Heartbeat, Presence, int]] = {}
-        self._era = 0  # what was said in an earlier one is forgotten
+        self._era = 0  # entries of earlier eras are invalid
 
     def take(self, session: str, message: object) -> bool:
-        """Renew the sender's lease where the message is a repetition; only its step may have changed, in training."""
+        """Renew the sender's lease if the message is a repetition. In training the step may differ."""
         known = self._said.get(session)
         if known is None or known[2] != self._era:
             return False
@@ -36,14 +35,14 @@ class Repeats:
         return True
 
     def remember(self, session: str, message: Heartbeat, presence: Presence) -> None:
-        """The message was accepted from the holder of a seat and led to nothing."""
+        """Remember an accepted heartbeat that had no effect."""
         self._said[session] = (message, presence, self._era)
 
     def forget(self) -> None:
-        """Something has happened. Nothing is taken apart: with ten thousand, a loss would wait for that."""
+        """Invalidate all entries, without removing them: with ten thousand, that would delay a loss."""
         self._era += 1
         if len(self._said) > MOST_A_SEAT * len(self._ledger.state.seats):
-            self._said.clear()  # sessions that are over
+            self._said.clear()  # drop sessions that are over
 
 
 def _is_repeated(message: Heartbeat, before: Heartbeat) -> bool:

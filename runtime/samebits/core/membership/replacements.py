@@ -1,9 +1,9 @@
-"""Who is a replacement: a node that the job's own launcher starts for a process that is gone (rule 1b).
+"""Recognise replacements: nodes that the job's own launcher starts for dead ones (rule 1b).
 
-The proof that it brings and what it claims are judged here; seats are given in ``admission``. The one idea: a
-replacement is another node, ``2.1`` for node ``2``, so the cool-down of the known node stays as it is and costs nobody
-anything. Whoever says that it is one shows it with the launcher's token, which never leaves the launcher's machine. A
-number is good once: it must be above all that its line has had, so what somebody overheard opens nothing.
+This module judges the proof and the claim; ``admission`` assigns seats. A replacement is another node, ``2.1`` for node
+``2``, so the known node's cool-down needs no exception. It proves its origin with the launcher's token, which never
+leaves the launcher's machine. Each number is accepted once and must be above all earlier ones of its line, so an
+overheard proof is useless.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PERSON = b"samebits rule 1b"
 
 
 def proof_of(token: bytes, job: str, node: str, session: str) -> bytes:
-    """What only who holds the job's token can say of this session of this node: a keyed BLAKE2b (RFC 7693).
+    """Return the proof that the launcher started this session of this node: a keyed BLAKE2b (RFC 7693).
 
     Args:
         token: of the job's launcher, at most 64 bytes.
@@ -34,29 +34,29 @@ def proof_of(token: bytes, job: str, node: str, session: str) -> bytes:
 
 
 class Claim(enum.Enum):
-    """What a Register is as a replacement."""
+    """Result of judging a Register as a replacement's."""
 
-    NONE = "it does not say that it is one, or nobody here can tell"
+    NONE = "it does not claim to be one, or the claim cannot be checked"
     FORGED = "its proof was not made with this job's token"
-    SPENT = "its line has had this number, or one above it"
-    EARLY = "whom it replaces still holds its seat"
-    OF_A_LOST_ONE = "whom it replaces is lost, or left, and a slot waits for somebody"
-    OF_NOBODY = "whom it replaces holds nothing: it is as good as its line's first node"
+    SPENT = "its line has used this number or a higher one"
+    EARLY = "its predecessor still holds its seat"
+    OF_A_LOST_ONE = "its predecessor is lost or has left, and a slot is vacant"
+    OF_NOBODY = "its predecessor holds nothing: it is treated like its line's first node"
 
 
 class Replacements:
-    """Judges who comes as a replacement; changes nothing."""
+    """Judges whether a node is a replacement, without changing anything."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def claim(self, message: Register) -> Claim:
-        """What a session that holds no seat claims to be."""
+        """Return the claim of a session that holds no seat."""
         number, newest = number_of(message.node), self.newest(message.node)
         if number == 0:
             return Claim.NONE
         is_spent = self.is_spent(message.node)
-        if not self._says_so(message):  # the record of a number that was replaced is gone by now: it stays spent
+        if not self._says_so(message):  # the record of a replaced number is gone by now: the number stays spent
             return Claim.SPENT if is_spent else Claim.NONE
         if not self.is_proven(message):
             return Claim.FORGED
@@ -67,11 +67,11 @@ class Replacements:
         if newest.is_held and not newest.is_retired:
             return Claim.EARLY
         has_waited = newest.is_spare and number_of(newest.node) > 0
-        needs_one = len(self._ledger.vacated) > len(self._ledger.state.spares)  # its own may be another line's by now
+        needs_one = len(self._ledger.vacated) > len(self._ledger.state.spares)  # another line may have its slot by now
         return Claim.OF_A_LOST_ONE if newest.slot is not None or has_waited or needs_one else Claim.OF_NOBODY
 
     def is_spent(self, node: str) -> bool:
-        """Whether this node is a replacement whose line has had its number, or one above it."""
+        """Return whether this node is a replacement with a number that its line has already used."""
         return 0 < number_of(node) <= self._ledger.state.replacements.get(root_of(node), 0)
 
     def returns(self, message: Register) -> bool:
@@ -81,14 +81,14 @@ class Replacements:
         return is_it and number_of(message.node) > 0 and self.is_proven(message)
 
     def is_proven(self, message: Register) -> bool:
-        """Whether the job's own launcher has started this session's process."""
+        """Return whether the job's own launcher started this session's process."""
         policy, job = self._ledger.policy, self._ledger.state.job
         if not self._says_so(message):
             return False
         return hmac.compare_digest(message.proof, proof_of(policy.token, job, message.node, message.session))
 
     def newest(self, node: str) -> Seat | None:
-        """The seat of the last of this node's line that was ever admitted."""
+        """Return the seat of the last admitted node in this node's line."""
         state, root = self._ledger.state, root_of(node)
         number = state.replacements.get(root, 0)
         return (state.seats.get(f"{root}.{number}") if number else None) or state.seats.get(root)

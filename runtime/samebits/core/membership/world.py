@@ -1,9 +1,7 @@
 """The world's size, its expected members, and the successors of lost slots.
 
-Slots live here: which are free, which a spare takes, which the world goes on without, and each member's place among
-them. Never here: when a round opens or closes, and whether a node is alive. The one idea: a slot is expected from the
-moment it is held until it is durably taken away, so the world is what the journal says it is, and a round waits for
-exactly those slots; a member's rank is its slot's index among them.
+A slot is expected from the moment it is held until it is durably taken away. So the journal defines the world, and a
+round waits for exactly those slots. A member's rank is its slot's index among them.
 """
 
 from __future__ import annotations
@@ -19,38 +17,38 @@ from samebits.core.state import Seat
 
 
 def rank_of_slot(committed: GenerationCommitted, slot: int) -> int | None:
-    """The slot's rank in this generation; None where it has none."""
+    """Return the slot's rank in this generation, or None."""
     slots = committed.slots
-    rank = slot if slot < len(slots) and slots[slot] == slot else bisect_left(slots, slot)  # of a full world: itself
+    rank = slot if slot < len(slots) and slots[slot] == slot else bisect_left(slots, slot)  # in a full world: itself
     return rank if rank < len(slots) and slots[rank] == slot else None
 
 
 class World:
-    """Who is expected: slots, places, graces.
+    """Tracks slots, places and grace periods.
 
     Args:
-        is_unwell: whether a spare had better not take over: it would leave again.
+        is_unhealthy: returns whether a spare should not take over because it would leave again.
 
     Attributes:
-        coming: slots given to newcomers, while a generation trains, who are not ready to join one: no round waits for
-            them unless it would be too small without.
-        has_begun: the first round was opened, or a generation is committed: the house is not filling any more.
+        coming: slots given, while a generation trains, to newcomers that are not ready to join. A round waits for them
+            only if the world would be too small otherwise.
+        has_begun: the first round was opened, or a generation was committed.
     """
 
-    def __init__(self, ledger: Ledger, is_unwell: Callable[[str], bool]) -> None:
+    def __init__(self, ledger: Ledger, is_unhealthy: Callable[[str], bool]) -> None:
         self._ledger = ledger
-        self._is_unwell = is_unwell
+        self._is_unhealthy = is_unhealthy
         self.coming: set[int] = set()
         self.has_begun = False
-        self._places: tuple[int, dict[int, Place]] = (-1, {})  # of this version of who is present
+        self._places: tuple[int, dict[int, Place]] = (-1, {})  # cached for one version of the ledger
 
     def load(self) -> None:
-        """What the journal expects: nobody is here yet."""
+        """Expect the slots in the journal, all absent at first."""
         ledger, state = self._ledger, self._ledger.state
         expected = set(state.by_slot)
         if state.generation is None:
             expected.update(range(ledger.policy.world_size))
-        ledger.miss_nobody()
+        ledger.clear_absent()
         for slot in range(ledger.policy.max_world_size):  # a slot may have been taken away and not yet been given
             if len(expected) >= ledger.policy.min_world_size:
                 break
@@ -63,33 +61,33 @@ class World:
     # ---- slots
 
     def is_new(self, slot: int) -> bool:
-        """Whether the slot was made after the last generation began: nobody trains there yet."""
+        """Return whether the slot was created after the last generation began."""
         committed = self._ledger.state.generation
         return committed is not None and bool(committed.slots) and rank_of_slot(committed, slot) is None
 
     def size(self) -> int:
-        """How many slots the world has, held or not."""
+        """Return how many slots the world has, held or not."""
         ledger = self._ledger
         if not ledger.policy.is_elastic:
             return ledger.policy.world_size
         return len(ledger.state.by_slot) + len(ledger.absent) - len(ledger.vacated)
 
     def free_slot(self, wanted: int | None = None) -> int | None:
-        """A slot for one more worker: the one it names, or the first; None where there is none."""
+        """Return a slot for one more worker (the one it names, or the first), or None."""
         ledger = self._ledger
         candidates = range(ledger.policy.max_world_size) if wanted is None else (wanted,)
         grows, held = self.may_grow(), ledger.state.by_slot
         return next((slot for slot in candidates if slot not in held and (grows or slot in ledger.absent)), None)
 
     def may_grow(self) -> bool:
-        """Whether the world may have one slot more than it has."""
+        """Return whether the world may have one more slot."""
         policy, state = self._ledger.policy, self._ledger.state
         if not policy.is_elastic or state.final is not None:
             return False
         return not self.has_begun or (policy.recovery and self.has_resets_left())
 
     def has_resets_left(self) -> bool:
-        """Whether one more generation may begin (RESET_LIMIT)."""
+        """Return whether one more generation may begin (RESET_LIMIT)."""
         limit, state = self._ledger.policy.reset_limit, self._ledger.state
         interrupted_at = [record.generation for record in state.interruptions]
         line = () if state.generation is None else state.generation.line
@@ -97,30 +95,28 @@ class World:
         began_at = max((0, *interrupted_at, *made_anew_at))
         return limit == 0 or state.generation_number - began_at <= limit
 
-    # ---- the beginning
-
     def may_begin(self) -> bool:
-        """Whether the house is full."""
+        """Return whether enough workers are here for the first generation."""
         ledger = self._ledger
         return not ledger.absent or (ledger.policy.is_elastic and ledger.present() >= ledger.policy.world_size)
 
     def start_deadline(self, first_heard_at: float | None, pending: int) -> float | None:
-        """When the first generation forms with fewer than WORKER_NUM."""
+        """Return when the first generation forms with fewer than WORKER_NUM, or None."""
         policy = self._ledger.policy
         if self.has_begun or first_heard_at is None or policy.min_world_size == policy.world_size:
             return None
         enough = self._ledger.present() + pending >= policy.min_world_size
         return first_heard_at + policy.start_grace_s if enough else None
 
-    def begin_without_the_absent(self) -> None:
-        """The world begins with those who are here."""
+    def begin_without_absent(self) -> None:
+        """Begin without the absent slots."""
         for slot in sorted(self._ledger.absent):
             self._give_up(slot)
 
     # ---- losses
 
     def give_slots(self) -> list[Seat]:
-        """Spares take the slots of those who are lost, at once: another node has no cool-down."""
+        """Give lost slots to spares, at once, since another node has no cool-down."""
         ledger = self._ledger
         given: list[Seat] = []
         if not (ledger.absent and ledger.state.spares):
@@ -138,12 +134,12 @@ class World:
                 continue
             if (
                 is_filling and lost is not None and not lost.is_lost
-            ):  # it left, and comes again, or its replacement does
+            ):  # it left on purpose; the node or its replacement will return
                 fit = [one for one in spares if replaces(one.node, lost.node)]
             else:
                 fit = _fit(spares, lost, lines)
             if not fit:
-                continue  # those there are have come for the next ones
+                continue  # the spares left are reserved for other lines
             spare = self._readiest(fit, lost)
             spares.remove(spare)
             of_whom = ""
@@ -157,13 +153,13 @@ class World:
         return given
 
     def _here(self) -> list[Seat]:
-        """Spares that were heard and whose connection stands: the others are perhaps gone, too."""
+        """Return spares that were heard and are connected; the others may be dead as well."""
         ledger = self._ledger
         found = ((ledger.state.seats[node], ledger.presences[node]) for node in ledger.state.spares)
         return [seat for seat, presence in found if presence.heard_at is not None and presence.closed_at is None]
 
     def spare_said(self, lost: Seat) -> str:
-        """Where the spare is that takes over from this one, for a sentence; empty where none is at hand."""
+        """Return where the spare that would replace this seat is, for a sentence; "" if there is none."""
         fit = _fit(self._here(), lost, {root_of(lost.node)})
         if not fit:
             return ""
@@ -171,9 +167,10 @@ class World:
         return "on its host" if is_beside else "on another host"
 
     def _readiest(self, spares: Sequence[Seat], lost: Seat | None) -> Seat:
-        """One that waits before one that still starts, and one that is well; then by what the lost one is lost of.
+        """Return the spare that is best prepared to replace ``lost``.
 
-        Where its host or device has failed, one on another host; else the lost one's replacement, one on its host, the
+        Waiting spares come before starting ones, then healthy before unhealthy ones. If the lost one's host or device
+        failed, a spare on another host is preferred; then its own replacement, then a spare on its host, then the
         first.
         """
         presences = self._ledger.presences
@@ -184,20 +181,20 @@ class World:
             is_waiting = presences[seat.node].activity is Activity.WAITING
             is_beside = lost is not None and seat.process.host == lost.process.host
             is_its_own = lost is not None and root_of(seat.node) == root_of(lost.node)
-            is_unwell = self._is_unwell(seat.node)
-            return not is_waiting, is_unwell, avoids_host and is_beside, not is_its_own, not is_beside
+            is_unhealthy = self._is_unhealthy(seat.node)
+            return not is_waiting, is_unhealthy, avoids_host and is_beside, not is_its_own, not is_beside
 
         return min(spares, key=falls_short)
 
     def shortage(self) -> str:
-        """How many an elastic world lacks to its minimum, for messages; empty where it has enough."""
+        """Return how many workers an elastic world lacks, for messages; "" if it has enough."""
         ledger, least = self._ledger, self._ledger.policy.min_world_size
         if not ledger.policy.is_elastic or ledger.present() >= least:
             return ""
         return f"; {ledger.present()} of at least {least} (MIN_WORKER_NUM) are here"
 
     def shrink(self) -> None:
-        """The world goes on without the slots whose grace is over, if enough are left."""
+        """Continue without the slots whose grace is over, if enough members are left."""
         ledger = self._ledger
         deadline = self.shrink_deadline()
         if deadline is None or deadline > ledger.now:
@@ -206,10 +203,10 @@ class World:
         names = ledger.names_of(due)
         for slot in due:
             self._give_up(slot)
-        ledger.ready.say(f"the world goes on without worker {names}: {ledger.present()} are left")
+        ledger.ready.say(f"the world continues without worker {names}: {ledger.present()} are left")
 
     def shrink_deadline(self) -> float | None:
-        """When ``shrink`` is worth asking."""
+        """Return when ``shrink`` is due, or None."""
         ledger = self._ledger
         policy = ledger.policy
         if not (policy.is_elastic and policy.recovery and self.has_begun and ledger.absent):
@@ -229,7 +226,7 @@ class World:
         self._ledger.meet(slot)
 
     def shift(self, gap_s: float) -> None:
-        """The scheduler stood still: those who are waited for get the time they were promised."""
+        """Extend grace periods after a pause of the scheduler."""
         ledger = self._ledger
         latest = ledger.now + ledger.policy.shrink_grace_s
         for slot, until in ledger.absent.items():
@@ -238,35 +235,35 @@ class World:
     # ---- members and places
 
     def expect_later(self, slot: int) -> None:
-        """The slot's holder is new and not ready: nobody waits for it."""
+        """Mark a slot's new holder as not ready, so that no round waits for it."""
         self.coming.add(slot)
         self._ledger.version += 1
 
     def expect_now(self, slot: int) -> None:
-        """The slot's holder is ready, or not there any more."""
+        """Mark a slot's holder as ready, or as gone."""
         if slot in self.coming:
             self.coming.remove(slot)
             self._ledger.version += 1
 
     def is_awaited(self, slot: int) -> bool:
-        """Whether a round waits for the slot's holder."""
+        """Return whether a round waits for the slot's holder."""
         return slot not in self.coming or slot not in self._outside()
 
     def members(self) -> list[int]:
-        """The slots of which a generation would be made now, rising: all that are held, in any case."""
+        """Return the slots, ascending, that would form a generation now."""
         return sorted(self._ledger.state.by_slot.keys() - self._outside())
 
     def is_complete(self, joined: int) -> bool:
-        """Whether a round that so many have joined has everybody it waits for."""
+        """Return whether a round with this many members has all that it waits for."""
         return not self._ledger.absent and joined == len(self._ledger.state.by_slot) - len(self._outside())
 
     def _outside(self) -> set[int]:
-        """Newcomers that a round can do without."""
+        """Return newcomers that a round can do without."""
         enough = self.coming and self._ledger.present() - len(self.coming) >= self._ledger.policy.min_world_size
         return self.coming if enough else set()
 
     def place_of(self, slot: int) -> Place | None:
-        """The slot's place if a round closed with everybody who is here; at fixed size with everybody."""
+        """Return the slot's place in a round of all present members; at fixed size, of all members."""
         ledger = self._ledger
         if not ledger.policy.is_elastic:
             return Place(slot, slot, ledger.policy.world_size)
@@ -278,6 +275,6 @@ class World:
 
 
 def _fit(spares: Sequence[Seat], lost: Seat | None, lines: Collection[str]) -> list[Seat]:
-    """Those that may take the slot of the lost one: its own replacement, or nobody's whose line is among these."""
+    """Return spares that may take the lost slot: its own replacement, or spares of no other lost line."""
     own = None if lost is None else root_of(lost.node)
     return [one for one in spares if (line := root_of(one.node)) == own or line not in lines]

@@ -1,1 +1,1 @@
-"""Rounds: when members meet, the point at which a generation starts, and what ended the last one."""
+"""Rounds: meetings of members, durable restore points, and first losses of generations."""

@@ -1,9 +1,7 @@
-"""Restore points that every member holds on disk: until one is there, nobody may delete what came before it.
+"""Find restore points that every member has on disk; until then no member may delete older ones.
 
-Here lives who has reported which point, and the decision that one is committed: all hold it, and all hold the same.
-Never here: which point a generation resumes (``restore``), what a rank deletes, whether states are equal
-(``equality``). The one idea: each report is the whole truth of its sender, so it may be
-lost, doubled or late, and a point is counted where reports change, never by asking everybody again.
+Each report lists all newest points of its sender, so reports may be lost, duplicated or late. A point is counted when
+reports change, and committed once all members hold it with the same digest.
 """
 
 from __future__ import annotations
@@ -21,18 +19,18 @@ from samebits.core.watch.equality import Equality
 
 
 class DurablePoints:
-    """Whose disk holds what, of the members of the last generation."""
+    """Counts, for the last generation's members, the points on their disks."""
 
     def __init__(self, ledger: Ledger, equality: Equality) -> None:
         self._ledger = ledger
         self._equality = equality
-        self._counted: GenerationCommitted | None = None  # for whose members the holders are counted
-        self._incarnations: dict[str, int] = {}  # of them
-        self._held: dict[str, tuple[int, frozenset[Point]]] = {}  # node → incarnation, what it reported last
-        self._holders: Counter[Point] = Counter()  # how many of them hold each
+        self._counted: GenerationCommitted | None = None  # the generation that the holders are counted for
+        self._incarnations: dict[str, int] = {}  # of its members
+        self._held: dict[str, tuple[int, frozenset[Point]]] = {}  # node → incarnation and last reported points
+        self._holders: Counter[Point] = Counter()  # point → number of holders
 
     def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
-        """A member says what it holds; with its first word in this term it may not know yet which point all do."""
+        """Take a member's report. After its first one it is sent the known committed point."""
         committed = self._ledger.state.generation
         if committed is None:
             return
@@ -52,7 +50,7 @@ class DurablePoints:
             self._tell(seat, known)
 
     def commit_newest(self, points: Collection[Point]) -> bool:
-        """Commit the newest of these that every member holds, the same everywhere; whether there is one."""
+        """Commit the newest of these points that all members hold equally; return whether one was found."""
         committed, known = self._ledger.state.generation, self._ledger.state.committed_point
         if committed is None or committed is not self._counted:
             return False
@@ -73,7 +71,7 @@ class DurablePoints:
         self._ledger.tell(seat.node, CommittedPoint(state.job, state.term, state.generation_number, point))
 
     def _count_for(self, committed: GenerationCommitted) -> None:
-        """Count anew where the members have changed: what those who stay have reported stays true."""
+        """Recount after the members changed; reports of those that stay remain valid."""
         if committed is self._counted:
             return
         self._counted, self._incarnations = committed, dict(committed.members)

@@ -1,9 +1,8 @@
-"""What ended a generation: which of its members were lost first, when, at which step and of what.
+"""The first losses of a generation: which members, when, at which step and why.
 
-Here lives what is believed about causes, and their sentence. Never here: what is done about a loss. The one idea: the
-first loss is the cause and what comes later follows from it, so the first is written to the journal before anybody is
-told, and every later message names it; processes that die within ``AT_ONCE_S`` of it without a word, or of another
-error, are causes, too, for nobody can tell which of them was first.
+The first loss is the cause and later ones follow from it. So it is journaled before any member is informed, and every
+later message names it. Other deaths within ``AT_ONCE_S``, without an error or with a different one, count as causes
+too, because their order is unknown.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from samebits.core.causes.table import Notice, Observation
-from samebits.core.hangs import Hang, told_apart
+from samebits.core.hangs import Hang, classify_hang
 from samebits.core.ledger import Presence
 from samebits.core.messages import Process
 from samebits.core.records import CauseFound
@@ -23,31 +22,31 @@ NAMED_FOLLOWERS = 8
 
 
 class Causes:
-    """Of generations whose end was not made good yet.
+    """Causes of generations that no later generation has replaced yet.
 
     Args:
-        known: what the journal says of the last generation.
+        known: the journal's causes of the last generation.
     """
 
     def __init__(self, known: Sequence[CauseFound] = ()) -> None:
         self._of: dict[int, list[CauseFound] | str] = {known[0].generation: list(known)} if known else {}
-        self._followers: dict[int, set[int]] = {}  # generation → the ranks that were lost later
-        self._made_good: list[CauseFound] = []  # of the generation that was made good last: more may be known of them
+        self._followers: dict[int, set[int]] = {}  # generation → ranks lost later
+        self._made_good: list[CauseFound] = []  # of the last replaced generation, for details that arrive late
 
     @property
     def first(self) -> str:
-        """The first loss since the job trained last, in a sentence; empty where it trains."""
+        """Return the first loss since the job last trained, as a sentence; "" while it trains."""
         for generation, found in self._of.items():
             return found if isinstance(found, str) else sentence(found, self._followers.get(generation, ()))
         return ""
 
     def take(self, cause: CauseFound, *, spoke: bool, is_echo: bool = False) -> bool:
-        """A member of a generation is lost, or dies; whether that is to be remembered as a cause.
+        """Record that a member is lost or dying; return whether that is a new cause.
 
         Args:
-            cause: its loss; once more where it had said that it dies.
-            spoke: it has said what error it dies of: where another one has said the same, they met it together.
-            is_echo: that error is a broken connection, which behind an earlier loss is its consequence.
+            cause: its loss; once more if it had announced its death.
+            spoke: it sent the error that it dies of. An equal error of another rank means that both met it together.
+            is_echo: that error is a broken connection, which after an earlier loss is its consequence.
         """
         found = self._of.setdefault(cause.generation, [])
         followers = self._followers.setdefault(cause.generation, set())
@@ -62,7 +61,7 @@ class Causes:
         return False
 
     def explain(self, node: str, process: Process, text: str) -> CauseFound | None:
-        """More is known of the end of this process: the cause that says so now; None where its end is none."""
+        """Add details on a process's end; return the changed cause, or None if there is none."""
         for found in (*self._of.values(), self._made_good):
             if isinstance(found, str):
                 continue
@@ -74,11 +73,11 @@ class Causes:
         return None
 
     def blame(self, generation: int, text: str) -> None:
-        """Something else has ended the generation, or keeps one from forming."""
+        """Record another reason why the generation ended or none forms."""
         self._of.setdefault(generation, text)
 
     def made_good(self, generation: int) -> None:
-        """A member trains in this generation: what ended those before it is over."""
+        """Settle earlier causes: a member trains in this generation."""
         for earlier in [one for one in self._of if one < generation]:
             found = self._of.pop(earlier)
             self._made_good = found if isinstance(found, list) else []
@@ -86,7 +85,7 @@ class Causes:
 
 
 def observed(presence: Presence, words: str, lease_s: float) -> Observation:
-    """What a scheduler knows of the loss of a process; ``words`` are its own, empty where it has said none."""
+    """Return the scheduler's knowledge of a lost process; ``words`` is its own error message, or ""."""
     if presence.hang is not None:
         return Observation(hang=presence.hang)
     if words:
@@ -97,12 +96,12 @@ def observed(presence: Presence, words: str, lease_s: float) -> Observation:
         return Observation(notice=Notice.GONE)
     if presence.closed_at is not None:
         return Observation(notice=Notice.CLOSED)
-    hang = told_apart(presence.sight_now(), lease_s)
+    hang = classify_hang(presence.current_process_state(), lease_s)
     return Observation(notice=Notice.SILENT) if hang is Hang.SILENT else Observation(hang=hang)
 
 
 def sentence(causes: Sequence[CauseFound], followers: Collection[int] = ()) -> str:
-    """``rank 3 (node 3, host a, pid 4711) failed first, at step 412: …; ranks 0–2 followed``."""
+    """Return ``rank 3 (node 3, host a, pid 4711) failed first, at step 412: …; ranks 0–2 followed``."""
     first, *others = causes
     text = f"{_who(first)} failed first{_when(first)}: {first.text}"
     if others:
@@ -114,12 +113,12 @@ def sentence(causes: Sequence[CauseFound], followers: Collection[int] = ()) -> s
 
 
 def _reason(cause: CauseFound) -> str:
-    """Without what is done about it, which stands behind it in parentheses."""
+    """Return the cause without the remedy in parentheses at its end."""
     return cause.text.rpartition(" (")[0] or cause.text
 
 
 def _as_it_was_made_good(text: str, before: str) -> str:
-    """Words and class of the one, what was done of the other: it is done, whatever is at hand by now."""
+    """Return the new text with the old one's remedy, which was already carried out."""
     return f"{text.rpartition('; ')[0]}; {before.rpartition('; ')[2]}"
 
 
@@ -133,7 +132,7 @@ def _when(cause: CauseFound) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 2``, ``ranks 0–2``, ``ranks 0, 2 and 5 more``."""
+    """Return ``rank 2``, ``ranks 0–2`` or ``ranks 0, 2 and 5 more``."""
     if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"ranks {ranks[0]}–{ranks[-1]}"
     shown, more = ranks[:NAMED_FOLLOWERS], len(ranks) - NAMED_FOLLOWERS

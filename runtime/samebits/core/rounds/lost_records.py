@@ -1,9 +1,8 @@
-"""A journal that ends too early, at a record's end: nothing in the file tells, but its job's workers know of more.
+"""Detect a journal that lost its last records, which only its job's workers can reveal.
 
-Here is found out, from what workers say, that records are gone, and said; and the next generation's number, so that
-none is ever given twice. Nothing is brought back: what the journal does not know of is left behind. The one idea:
-generations and incarnations only rise, and whoever was told one the journal does not have was told it by a scheduler
-whose record is lost ("save, then speak").
+A journal cut at a record's end looks intact. But generations and incarnations only rise, and workers are sent one only
+after it is durable ("save, then speak"). So a worker that knows a higher one proves that records are missing. Nothing
+is restored, but the next generation gets an unused number.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from samebits.core.messages import Holdings, Register
 from samebits.core.state import JobState
 
 MOST = 2**40
-"""Generations and incarnations: no job has lived so long."""
+"""Upper limit for generations and incarnations that a job can reach."""
 _WHAT = (
     "the journal's last records are gone (its file was cut at a record's end, or an older one was put back); what it "
     "does not know of is left behind"
@@ -26,7 +25,7 @@ _MEND = (
 
 
 def told_more(message: Register, state: JobState) -> str:
-    """What is to be said of a worker of this job that was told more than the journal holds; empty where it was not."""
+    """Return a warning if a worker knows of more than the journal holds; "" if not."""
     if not message.job or message.job != state.job:
         return ""
     seat, standing = state.seats.get(message.node), message.standing
@@ -40,10 +39,10 @@ def told_more(message: Register, state: JobState) -> str:
 
 
 def next_generation(state: JobState, joined: Iterable[Holdings]) -> tuple[int, str]:
-    """A number that no generation ever had, as far as those who join know, and what is to be said of it, if anything.
+    """Return an unused generation number, and a warning if the journal lacks generations.
 
-    A point of a generation that the journal does not know would pass for one of the next generation's, were its number
-    given again, and each rank may hold another one.
+    If a number were reused, points of the generation missing from the journal would pass for points of the new one, and
+    each rank might hold a different one.
     """
     held = {point.generation for one in joined for point in (*one.points, *(copy.point for copy in one.copies))}
     held |= {one.live.generation for one in joined if one.live is not None}

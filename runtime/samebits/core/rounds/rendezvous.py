@@ -1,8 +1,8 @@
 """Rounds and generations: how members meet and start together (docs/contributors/architecture.md).
 
-One round is open at a time and takes in every loss that happens meanwhile. It closes when everybody the world awaits
-has joined; then the generation is written, and only then is anybody told its place. The address map of a generation is
-volatile: members repeat their part until their group stands, so a restarted scheduler collects it again.
+One round is open at a time and covers every loss that happens meanwhile. It closes when all expected members have
+joined. The generation is journaled first, then each member is sent its place. A generation's address map is volatile:
+members repeat their part until their group is formed, so a restarted scheduler collects it again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from samebits.core.ledger import Ledger
-from samebits.core.membership.buddies import Neighbourhood, neighbourhoods
+from samebits.core.membership.buddies import BuddyPlacement, buddy_placements
 from samebits.core.membership.world import World, rank_of_slot
 from samebits.core.messages import (
     AddressMap,
@@ -32,24 +32,29 @@ from samebits.core.restore import (
     Restore,
     choose,
     differing,
+    drop_doubtful_points,
     lost_progress,
     lost_steps,
     must_look,
-    without_the_doubtful,
 )
 from samebits.core.rounds.lost_records import next_generation
 from samebits.core.state import Seat, next_line
 from samebits.core.values import replace
 
 LEAVE_TOGETHER_S = 1.0
-"""How long after the first one all others have left a generation at its commit; later they cannot come to another."""
+"""Seconds that all members have to leave a generation at its commit after the first one has left.
+
+Later ones cannot reach another commit.
+"""
 
 MOST_FAILURES = 8
-"""So many generations in a row may fail by the runtime's own error at one restore point: a permanent one is no fault of
-a network or a host."""
+"""Most generations in a row that may fail at one restore point through the runtime's own error.
+
+A permanent error of this kind is not the fault of a network or host.
+"""
 
 CROSSING_S = 0.5
-"""So long after everybody was invited, a heartbeat that knows nothing of it has only crossed the invitation."""
+"""Seconds after an invitation of all in which a heartbeat may have crossed it."""
 
 
 @dataclass(slots=True)
@@ -59,31 +64,31 @@ class Round:
     id: RoundId
     text: str
     opened_at: float
-    blames_nobody: bool = False  # opened because a collective failed, before it was known whose fault that is
+    blames_nobody: bool = False  # opened for a failed collective whose cause is not known yet
     joined: dict[str, Holdings] = field(default_factory=dict)
-    came: set[str] = field(default_factory=set)  # who has joined, be it that more was asked of it then
+    came: set[str] = field(default_factory=set)  # nodes that joined, even if more is required of them now
     blobs: dict[str, tuple[bytes, Place | None]] = field(default_factory=dict)
-    """Of those who joined with their part of the address map, and what place it was made for."""
-    look: bool = False  # memories do not hold enough: everybody is asked what its disk holds
-    gently: bool = False  # the generation goes on until its members leave it at a commit
-    leave_by: float | None = None  # and the first of them has
-    told: dict[str, Place | None] = field(default_factory=dict)  # in an elastic world: each one's place, as told last
-    version: int = -1  # of who was present when the places were told
-    told_at: float = 0.0  # when everybody was invited last
-    invitations: Invitations | None = None  # as the round was when somebody was invited last
-    numerics: Pairs = ()  # of who has joined last
-    failed_with: dict[str, str] = field(default_factory=dict)  # by node: the error that ended its generation
+    """Each joined node's part of the address map and the place that it was made for."""
+    look: bool = False  # memories do not hold enough: all must read their disks
+    gently: bool = False  # the generation continues until its members leave at a commit
+    leave_by: float | None = None  # deadline for the others, once a member has left
+    told: dict[str, Place | None] = field(default_factory=dict)  # in an elastic world: places as last sent
+    version: int = -1  # the ledger's version when the places were sent
+    told_at: float = 0.0  # when all were last invited
+    invitations: Invitations | None = None  # cached invitations for the round's present state
+    numerics: Pairs = ()  # of the member that joined last
+    failed_with: dict[str, str] = field(default_factory=dict)  # by node: the runtime error that ended its generation
 
 
 @dataclass(slots=True)
 class Invitations:
-    """To one round as it stands: thousands are told at once, and nearly all of them the same, which is made once."""
+    """Invitations to the present state of one round, cached because thousands are nearly identical."""
 
-    alike: RoundOpened  # but for incarnation and place
+    alike: RoundOpened  # without incarnation and place
     made: dict[tuple[int, Place | None], RoundOpened] = field(default_factory=dict)
 
     def to(self, incarnation: int, place: Place | None) -> RoundOpened:
-        """The invitation of a seat with this incarnation and, where it is to be told, this place."""
+        """Return the invitation for this incarnation and place."""
         message = self.made.get((incarnation, place))
         if message is None:
             same = self.alike
@@ -104,62 +109,62 @@ class Invitations:
 
 
 class Rendezvous:
-    """Opens and closes rounds; starts generations and hands out their address maps."""
+    """Opens and closes rounds, starts generations and distributes their address maps."""
 
     def __init__(self, ledger: Ledger, world: World) -> None:
         self._ledger = ledger
         self._world = world
         self._rounds_opened = 0
         self.round: Round | None = None
-        self._restore: Restore | None = None  # of the last generation this term committed
+        self._restore: Restore | None = None  # of the last generation committed in this term
         self._blobs: dict[int, bytes] = {}
-        self._placed: tuple[int, Sequence[Neighbourhood]] = (0, ())  # the generation whose places these are
-        self.is_held = False  # something is to be decided before the open round may close
-        self.has_no_way_back = False  # no point is left that the members may go back to
-        self.points_lost = ""  # why training must not start again from step 0
-        self._failures = 0  # generations in a row that the runtime itself ended in vain
-        self.in_vain = ""  # the same failure again and again: why another generation would meet it too
+        self._placed: tuple[int, Sequence[BuddyPlacement]] = (0, ())  # generation, and its members' placements
+        self.is_held = False  # a decision is pending that the open round has to wait for
+        self.has_no_way_back = False  # no point is left that the members may return to
+        self.points_lost = ""  # why training must not restart from step 0
+        self._failures = 0  # generations in a row that the runtime's own errors ended
+        self.in_vain = ""  # why another generation would fail in the same way; "": it may succeed
 
     # ---- rounds
 
     def open(self, reason: str, *, blames_nobody: bool = False, gently: bool = False) -> None:
-        """A new round: every live member is told to leave its generation and join."""
+        """Open a round and ask every live member to leave its generation and join."""
         ledger = self._ledger
         self._rounds_opened += 1
         self._restore, self._blobs, self._world.has_begun = None, {}, True
         round_id = RoundId(ledger.state.term, self._rounds_opened)
         self.round = Round(round_id, reason, ledger.now, blames_nobody, gently=gently)
         ledger.ready.say(f"round {self.round.id} opened: {reason}")
-        self._invite_everybody()
+        self._invite_all()
 
     def is_urgent(self) -> bool:
-        """Whether a round is open and the last generation is over, not only to be left at its next commit."""
+        """Return whether a round is open whose generation cannot continue to its next commit."""
         return self.round is not None and not self.round.gently
 
     def blame(self, reason: str, *, breaks: bool) -> None:
-        """Somebody is gone: tell those who wait, once, and, if that ``breaks`` the generation, those who train on."""
+        """Inform waiting members, once, of a loss; if it ``breaks`` the generation, training members too."""
         if breaks:
             self.harden(reason)
         if self.round is not None and self.round.blames_nobody:
             self.round.text, self.round.blames_nobody = reason, False
-            self._invite_everybody_again()
+            self._invite_all_again()
 
     def harden_if_stuck(self) -> None:
-        """Whoever has not left with the others waits for them in a collective."""
+        """Harden a gentle round in which late members wait for the others in a collective."""
         round_ = self.round
         if round_ is not None and round_.leave_by is not None and round_.leave_by <= self._ledger.now:
             self.harden("the others have left the generation at a commit")
 
     def harden(self, reason: str) -> None:
-        """The generation that was to be left at its next commit cannot go on."""
+        """Turn a gentle round into an urgent one: its generation cannot reach its next commit."""
         if self.round is not None and self.round.gently:
             self.round.text, self.round.gently, self.round.leave_by = reason, False, None
             self.round.opened_at = self._ledger.now
-            self._ledger.ready.say(f"round {self.round.id} waits for no commit: {reason}")
-            self._invite_everybody_again()
+            self._ledger.ready.say(f"round {self.round.id} does not wait for a commit: {reason}")
+            self._invite_all_again()
 
     def begin_again(self, reason: str) -> None:
-        """What was brought into the open round is void: everybody is to go back first."""
+        """Discard what members brought into the open round: all must roll back first."""
         round_ = self.round
         if round_ is None:
             return
@@ -169,29 +174,29 @@ class Rendezvous:
             self.harden(reason)
         else:
             round_.text = reason
-            self._invite_everybody_again()
+            self._invite_all_again()
 
-    def _invite_everybody_again(self) -> None:
-        """At once; where the world may go on without somebody, after that is decided, for the round may close by it."""
+    def _invite_all_again(self) -> None:
+        """Invite all now. In an elastic world, wait for ``refresh``, as the round may close."""
         if self.round is not None and self._ledger.policy.is_elastic:
             self.round.told.clear()
             self.round.version = -1
         else:
-            self._invite_everybody()
+            self._invite_all()
 
-    def _invite_everybody(self) -> None:
+    def _invite_all(self) -> None:
         if self.round is not None:
             self.round.version, self.round.told_at = self._ledger.version, self._ledger.now
             self._invite(self.round, self._ledger.live_seats())
 
     def refresh_at(self) -> float | None:
-        """At once where ``refresh`` is due: when the socket is drained, so that many losses are told as one."""
+        """Return the present time if ``refresh`` is due: losses seen in one drain are announced together."""
         ledger, round_ = self._ledger, self.round
         is_due = round_ is not None and round_.version != ledger.version and ledger.policy.is_elastic
         return ledger.now if is_due else None
 
     def refresh(self) -> None:
-        """Who is present has changed: close the round if all of them are in, or tell whose place is another now."""
+        """Close the round if all present members have joined, or send places that have changed."""
         ledger, round_ = self._ledger, self.round
         if round_ is None or self.refresh_at() is None:
             return
@@ -203,14 +208,14 @@ class Rendezvous:
         self._invite(round_, [seat for seat, slot in seats if self._world.place_of(slot) != round_.told.get(seat.node)])
 
     def remind(self, seat: Seat) -> bool:
-        """A member shows that it knows nothing of the open round; False while that is too early to say."""
+        """Invite a member that seems not to know of the round; False while it is too early to tell."""
         has_crossed = self.round is not None and self._ledger.now < self.round.told_at + CROSSING_S
         if not has_crossed:
             self.invite(seat)
         return not has_crossed
 
     def invite(self, seat: Seat) -> None:
-        """Tell one member about the open round (again)."""
+        """Invite one member to the open round (again)."""
         if self.round is not None:
             self._invite(self.round, [seat])
 
@@ -220,7 +225,7 @@ class Rendezvous:
         for seat in seats:
             if seat.slot is None or not world.is_awaited(seat.slot):
                 continue
-            # In a world of fixed size who was a member knows its place: it does not change.
+            # In a world of fixed size a former member's place does not change.
             place = world.place_of(seat.slot) if is_elastic or self.rank_of(seat) is None else None
             if is_elastic:
                 round_.told[seat.node] = place
@@ -245,7 +250,7 @@ class Rendezvous:
         return round_.invitations
 
     def _missing(self) -> str:
-        """Who is not there, and what becomes of that."""
+        """Return the missing nodes and how long an elastic world waits for them."""
         ledger, policy = self._ledger, self._ledger.policy
         names = ledger.names_of(ledger.absent)
         if not (names and policy.is_elastic):
@@ -253,7 +258,7 @@ class Rendezvous:
         return names + (self._world.shortage() or f", at most {policy.shrink_grace_s:g} s (SHRINK_GRACE)")
 
     def forget(self, node: str) -> None:
-        """The node was lost or left: what it brought into the open round is void."""
+        """Discard what a lost or departed node brought into the open round."""
         if self.round is not None:
             self.round.came.discard(node)
             self.round.told.pop(node, None)
@@ -261,7 +266,7 @@ class Rendezvous:
             self.round.blobs.pop(node, None)
 
     def join(self, seat: Seat, message: Join) -> None:
-        """A member joins the open round; with the last one the generation is committed."""
+        """Add a member to the open round; the last one commits the generation."""
         ledger, round_ = self._ledger, self.round
         if round_ is None or message.round != round_.id or seat.slot is None:
             self._join_late(seat, message)
@@ -269,11 +274,11 @@ class Rendezvous:
         committed, back_to = ledger.state.generation, ledger.state.back_to
         holdings = message.holdings
         if back_to is not None and holdings.back_to != back_to:
-            return  # it was said before this was known there
+            return  # sent before the rollback was known there
         if committed is not None and committed.numerics and holdings.numerics != committed.numerics:
             self._refuse_numerics(seat, holdings.numerics, committed.numerics, "the job")
             return
-        if holdings.numerics != round_.numerics:  # all say them alike, and each brings a copy: one is kept
+        if holdings.numerics != round_.numerics:  # all send equal numerics: one copy is kept
             round_.numerics = holdings.numerics
         round_.came.add(seat.node)
         if holdings.failed_with:
@@ -288,7 +293,7 @@ class Rendezvous:
 
     @property
     def joined(self) -> int:
-        """How many members have come to the open round."""
+        """Return how many members have joined the open round."""
         return 0 if self.round is None else len(self.round.joined)
 
     def waits_for(self) -> str:
@@ -300,7 +305,7 @@ class Rendezvous:
         )
 
     def shift(self, gap_s: float) -> None:
-        """The scheduler stood still: the open round waits as much longer."""
+        """Extend the open round's deadlines after a pause of the scheduler."""
         now, round_ = self._ledger.now, self.round
         if round_ is not None:
             round_.opened_at = min(round_.opened_at + gap_s, now)
@@ -308,16 +313,16 @@ class Rendezvous:
                 round_.leave_by = min(round_.leave_by + gap_s, now + LEAVE_TOGETHER_S)
 
     def timed_out(self) -> bool:
-        """Whether the open round has waited TOPO_TIMEOUT."""
+        """Return whether the open round has waited TOPO_TIMEOUT."""
         deadline = self.deadline() if self.is_urgent() else None
         return deadline is not None and deadline <= self._ledger.now
 
     def deadline(self) -> float | None:
-        """When the open round has waited long enough."""
+        """Return when the open round has waited long enough, or None."""
         if self.round is None or (not self._ledger.policy.recovery and not self.round.joined):
-            return None  # with recovery off a script may never enter elastic.run: nobody waits in this round
+            return None  # with recovery off, a script may never enter elastic.run
         if self.round.gently:
-            return self.round.leave_by  # the generation trains: it comes to its next commit when it does
+            return self.round.leave_by  # the generation trains and reaches its next commit in its own time
         return self.round.opened_at + self._ledger.policy.topo_timeout_s
 
     def _close_if_complete(self, round_: Round) -> None:
@@ -332,10 +337,10 @@ class Rendezvous:
         seats = [state.seats[state.by_slot[slot]] for slot in slots]
         by_rank = {rank: round_.joined[seat.node] for rank, seat in enumerate(seats)}
         if state.is_in_doubt:
-            by_rank = without_the_doubtful(by_rank, state.known_point)
+            by_rank = drop_doubtful_points(by_rank, state.known_point)
         suspects: set[int] = set()
         if state.rolled_back is not None:
-            by_rank = without_the_doubtful(by_rank, state.rolled_back.to)
+            by_rank = drop_doubtful_points(by_rank, state.rolled_back.to)
             named = set(state.rolled_back.suspects)
             suspects = {rank for rank, seat in enumerate(seats) if (seat.node, seat.incarnation) in named}
         if not self._same_numerics(seats, by_rank) or self._asks_disks(round_, seats, by_rank):
@@ -355,7 +360,7 @@ class Rendezvous:
         generation, lost = next_generation(state, by_rank.values())
         if lost:
             ledger.announce(lost)
-        if state.rolled_back is None:  # else all begin with what they were equal at
+        if state.rolled_back is None:  # after a rollback all begin with equal state
             ledger.witnesses.begin(generation, members, restore.sources)
         ledger.write(
             GenerationCommitted(
@@ -375,13 +380,13 @@ class Rendezvous:
             if blob and self._is_in_place(made_for, Place(slots[rank], rank, len(slots))):
                 self._blobs[rank] = blob
         ledger.ready.say(f"generation {state.generation_number} starts with {len(seats)} workers; {restore.text}")
-        self._start_everybody()
+        self._start_all()
         self._tell_address_map([seat.node for seat in seats])
 
     def _is_in_vain(self, round_: Round, members: tuple[tuple[str, int], ...], restore: Point | None) -> bool:
-        """Count generations without a commit that only an error of the runtime's own has ended.
+        """Count generations without a commit that ended only by the runtime's own error.
 
-        A lost process, a broken connection or a commit begins the count anew: what comes from outside may pass.
+        A lost process, a broken connection or a commit restarts the count, because external causes may pass.
         """
         committed, failed_with = self._ledger.state.generation, next(iter(round_.failed_with.items()), None)
         is_again = committed is not None and committed.members == members and committed.restore == restore
@@ -397,12 +402,12 @@ class Rendezvous:
         return True
 
     def _is_in_place(self, made_for: Place | None, place: Place) -> bool:
-        """Whether what was made for one place, by default that of a full world, is good in this one."""
+        """Return whether a blob made for one place, by default that in a full world, fits this one."""
         default = Place(place.slot, place.slot, self._ledger.policy.world_size)
         return (made_for or default) == place
 
     def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Holdings]) -> bool:
-        """Where memories do not hold enough, the round goes on with those who have looked at their disks."""
+        """Ask members to read their disks if memories do not hold enough; return whether that is so."""
         if not must_look(by_rank, self._ledger.state.generation, [seat.slot for seat in seats]):
             return False
         round_.look = True
@@ -425,7 +430,7 @@ class Rendezvous:
         ledger = self._ledger
         assert isinstance(ours, tuple)
         text = (
-            f"worker {seat.node} would compute other bits than {whose}: {differing(theirs, ours)}. "
+            f"worker {seat.node} would compute different bits than {whose}: {differing(theirs, ours)}. "
             "Start it with the same values"
         )
         ledger.tell(seat.node, ledger.refusal(seat.session, Refusal.NUMERICS, text))
@@ -438,7 +443,7 @@ class Rendezvous:
     # ---- generations
 
     def rank_of(self, seat: Seat) -> int | None:
-        """The seat's rank in the last committed generation; None where this incarnation is no member."""
+        """Return the seat's rank in the last generation; None if this incarnation is no member."""
         committed = self._ledger.state.generation
         rank = None if committed is None or seat.slot is None else rank_of_slot(committed, seat.slot)
         if committed is None or rank is None or committed.members[rank] != (seat.node, seat.incarnation):
@@ -446,33 +451,33 @@ class Rendezvous:
         return rank
 
     def can_tell(self) -> bool:
-        """Whether a member that missed its GenerationStarted can still be told; not after a scheduler restart."""
+        """Return whether a member that missed its GenerationStarted can still get it: not after a restart."""
         return self._restore is not None
 
     def start(self, seat: Seat) -> None:
-        """Tell one member its place in the last committed generation (again)."""
+        """Send one member its place in the last generation (again)."""
         rank = self.rank_of(seat)
         assert rank is not None
         self._start(rank, seat, self._places())
         self._tell_address_map([seat.node])
 
-    def _start_everybody(self) -> None:
+    def _start_all(self) -> None:
         committed = self._ledger.state.generation
         assert committed is not None
         places, seats = self._places(), self._ledger.state.seats
         for rank, (node, _) in enumerate(committed.members):
             self._start(rank, seats[node], places)
 
-    def _places(self) -> Sequence[Neighbourhood]:
-        """Of the last committed generation, by rank."""
+    def _places(self) -> Sequence[BuddyPlacement]:
+        """Return the members' placements in the last generation, by rank."""
         committed = self._ledger.state.generation
         assert committed is not None
         if self._placed[0] != committed.generation:
             hosts = [self._ledger.process_of(node).host for node, _ in committed.members]
-            self._placed = (committed.generation, neighbourhoods(hosts))
+            self._placed = (committed.generation, buddy_placements(hosts))
         return self._placed[1]
 
-    def _start(self, rank: int, seat: Seat, places: Sequence[Neighbourhood]) -> None:
+    def _start(self, rank: int, seat: Seat, places: Sequence[BuddyPlacement]) -> None:
         ledger, restore, place = self._ledger, self._restore, places[rank]
         committed = ledger.state.generation
         assert committed is not None and restore is not None
@@ -504,7 +509,7 @@ class Rendezvous:
         )
 
     def _join_late(self, seat: Seat, message: Join) -> None:
-        """The round was closed by an earlier join of the same member, made for another place: this brings its part."""
+        """Take an address part from a member whose earlier join, for another place, closed the round."""
         committed, rank = self._ledger.state.generation, self.rank_of(seat)
         if committed is None or rank is None or message.round != committed.round or not message.holdings.blob:
             return
@@ -512,7 +517,7 @@ class Rendezvous:
             self.publish(seat, Publish(message.sender, committed.generation, message.holdings.blob))
 
     def publish(self, seat: Seat, message: Publish) -> None:
-        """A member's part of the address map; with the last one everybody gets the whole."""
+        """Take a member's part of the address map; with the last part all get the map."""
         committed = self._ledger.state.generation
         rank = self.rank_of(seat)
         if self.round is not None or committed is None or rank is None or message.generation != committed.generation:
@@ -522,7 +527,7 @@ class Rendezvous:
         self._tell_address_map([node for node, _ in committed.members] if is_new else [seat.node])
 
     def _tell_address_map(self, nodes: Sequence[str]) -> None:
-        """Give these members the whole map, if every part is in."""
+        """Send these members the whole map if every part has arrived."""
         ledger, committed = self._ledger, self._ledger.state.generation
         assert committed is not None
         if len(self._blobs) < len(committed.members):

@@ -1,1 +1,1 @@
-"""Judges of what the workers report: stalls, health, pace, equality, audits."""
+"""Judgement of the workers' reports: stalls, health, pace, equality, audits."""

@@ -1,9 +1,9 @@
-"""Who computes whose gradient again (AUDIT=K), who is believed where two differ, and what follows.
+"""Audit gradients (AUDIT=K): assign the ranks that recompute them, and judge the results.
 
-Pure. Here live the roles of an audited step, the judgement of what was computed, and the sentences. Never here: what is
-kept and computed (``training.state.data.audited_batch``), how it travels (``training.run.audits``). The one idea: a
-wrong local gradient reaches all replicas alike, so only who computes it again sees it; two of three who agree are
-right, and a device that was wrong once is not wrong in the same way a second time unless it fails for good.
+A wrong local gradient reaches all replicas alike, so only a rank that recomputes it can see the error. Two matching
+results out of three decide. A device that was wrong once is not wrong in the same way again unless it is defective.
+These are pure functions; ``training.state.data.audited_batch`` keeps the inputs, and ``training.run.audits`` exchanges
+the results.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MOST_AT_ONE_STEP = 2
-"""A gradient that differed so often at one step does so for good."""
+"""A gradient that differed this often at one step is wrong permanently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The ranks of one audit; ``third``: who decides where two differ, None in a world of two."""
+    """The ranks of one audit; ``third`` decides if two differ, and is None in a world of two."""
 
     audited: int
     auditor: int
@@ -26,9 +26,9 @@ class Roles:
 
 
 def roles(step: int, every: int, world_size: int) -> Roles | None:
-    """Whose gradient of this step is computed again, and by whom: by the step alone, so that all ranks agree.
+    """Return who recomputes whose gradient, from the step alone, so that all ranks agree.
 
-    None where it is no audited step, or where there is nobody else.
+    None if the step is not audited or there is no other rank.
     """
     if not every or step % every or world_size < 2:
         return None
@@ -38,24 +38,24 @@ def roles(step: int, every: int, world_size: int) -> Roles | None:
 
 
 class Fault(enum.Enum):
-    """What was wrong."""
+    """Result of an audit."""
 
     NOBODY = "all computed the same"
-    AUDITED = "two others computed another gradient"
-    AUDITOR = "two computed the same, and the auditor another"
+    AUDITED = "two others computed a different gradient"
+    AUDITOR = "two computed the same, and the auditor a different one"
     UNKNOWN = "nobody knows who is right"
-    LOOP = "what was kept of the batch does not give its gradient, on no device"
+    LOOP = "the stored batch does not reproduce its gradient on any device"
 
 
 def judge(who: Roles, values: Mapping[int, int], own: int, times: int) -> Fault:
-    """What is wrong.
+    """Return what is wrong.
 
     Args:
-        who: of the audited step.
-        values: what each of these ranks computed; the audited one in training, the others again.
-        own: what the audited rank computed again itself.
-        times: so often the gradient of this step differed, with this time. An error that passes does not differ twice,
-            and a device that is wrong for good is wrong in what it computes again: what is neither is the loop's.
+        who: roles in the audited step.
+        values: each rank's result; the audited rank's from training, the others' recomputed.
+        own: the audited rank's recomputed result.
+        times: how often this step's gradient differed, including now. A transient error does not differ twice, and a
+            defective device is also wrong when it recomputes. Anything else is an error of the training loop.
     """
     audited, auditor = values[who.audited], values[who.auditor]
     third = None if who.third is None else values[who.third]
@@ -70,35 +70,35 @@ def judge(who: Roles, values: Mapping[int, int], own: int, times: int) -> Fault:
 
 
 class Follows(enum.Enum):
-    """What is done."""
+    """Consequence of an audit."""
 
     GO_ON = "the step stands"
-    TAKE_AGAIN = "everybody goes back to the last commit and takes the step again"
+    TAKE_AGAIN = "all ranks roll back to the last commit and repeat the step"
     GIVE_UP = "the step stands, and no other is audited"
     STOP = "the job ends"
 
 
 def follows(fault: Fault, times: int) -> Follows:
-    """What is done; ``times``: as :func:`judge`'s."""
+    """Return the consequence; ``times`` as in :func:`judge`."""
     if fault is Fault.LOOP:
         return Follows.GIVE_UP
-    if fault in (Fault.NOBODY, Fault.AUDITOR):  # the auditor's own value is in no step
+    if fault in (Fault.NOBODY, Fault.AUDITOR):  # the auditor's value was not used in any step
         return Follows.GO_ON
     return Follows.TAKE_AGAIN if times < MOST_AT_ONE_STEP else Follows.STOP
 
 
 def teller(who: Roles, fault: Fault) -> int:
-    """The rank that tells the scheduler: who was wrong, where that is known."""
+    """Return the rank that reports to the scheduler: the faulty one, if known."""
     return who.auditor if fault is Fault.AUDITOR else who.audited
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of the audited rank.
+    """Audit history of the audited rank.
 
     Attributes:
-        clean: the last step at which an audit found its gradient right; 0: none is known.
-        saved: the step of the newest checkpoint that is not newer than that; 0: none is known.
+        clean: the last step at which an audit found its gradient right; 0: none.
+        saved: step of the newest checkpoint up to ``clean``; 0: none.
     """
 
     clean: int = 0
@@ -106,8 +106,8 @@ class Known:
 
 
 def sentence(who: Roles, fault: Fault, part: str, then: Follows) -> str:
-    """What is said of a difference; ``part``: the first parameter whose gradient differs."""
-    again = ", also when the step was taken again" if then is Follows.STOP else ""
+    """Describe a difference; ``part`` is the first parameter whose gradient differs."""
+    again = ", also when the step was repeated" if then is Follows.STOP else ""
     return f"{_what(who, fault, part)}{again}; {then.value}"
 
 
@@ -115,8 +115,8 @@ def _what(who: Roles, fault: Fault, part: str) -> str:
     audited, auditor, third = (f"rank {one}" for one in (who.audited, who.auditor, who.third))
     if fault is Fault.AUDITOR:
         return (
-            f"{auditor} computed {audited}'s gradient of {part} again and got another than {audited} and {third}: most "
-            f"likely {auditor}'s device is at fault"
+            f"{auditor} computed {audited}'s gradient of {part} again and got a different one than {audited} and "
+            f"{third}: most likely {auditor}'s device is at fault"
         )
     if fault is Fault.AUDITED:
         return (
@@ -126,14 +126,14 @@ def _what(who: Roles, fault: Fault, part: str) -> str:
     if fault is Fault.LOOP:
         return (
             f"{audited}'s gradient of {part} is not what {audited} itself computes from the same inputs, twice: the "
-            "loop cannot be audited (a loss that is no output of the module, or kernels that give other bits each time)"
+            "loop cannot be audited (a loss that is not an output of the module, or kernels whose bits vary)"
         )
     ranks = ", ".join(str(one) for one in (who.audited, who.auditor, who.third) if one is not None)
-    return f"{audited}'s gradient of {part} came out differently on rank {ranks}: nobody knows who is right"
+    return f"{audited}'s gradient of {part} came out differently on rank {ranks}: it is unknown which rank is right"
 
 
 def why_it_ends(step: int, text: str, who: Roles, known: Known) -> str:
-    """The error that ends the job; ``text``: :func:`sentence`'s. Its row is ``cause_table.WRONG_GRADIENT``."""
+    """Return the error that ends the job (row ``table.WRONG_GRADIENT``); ``text`` from :func:`sentence`."""
     return f"step {step}: {text}. {_remedy(who, known)}"
 
 
@@ -141,13 +141,13 @@ def _remedy(who: Roles, known: Known) -> str:
     if not known.clean:
         return (
             f"No audit in this process has found rank {who.audited}'s gradient right: any step may hold its error. "
-            "Fix: test the devices of the ranks that are named, and start the job anew on others"
+            "Fix: test the devices of the named ranks, and restart the job on others"
         )
     since = (
         f"Rank {who.audited}'s gradient was last found right at step {known.clean}: any later step may hold its error"
     )
     if not known.saved:
-        return f"{since}, and no checkpoint is that old. Fix: start the job anew on other hosts"
+        return f"{since}, and no checkpoint is that old. Fix: restart the job on other hosts"
     return (
         f"{since}. Fix: `samebits ckpt export 0/{known.saved} clean --format dcp` writes the newest checkpoint that is "
         'that old; a new job on other hosts begins with it by samebits.elastic.load_dcp(state, "clean")'

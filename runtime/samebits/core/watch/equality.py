@@ -1,8 +1,8 @@
-"""Whether all ranks hold the same state, from the digests that they report, and the sentence that names a difference.
+"""Compare the ranks' digests of their states and name differences.
 
-A digest is a few bytes, so every rank reports it and none waits. Only if two digests differ are two ranks asked for the
-parts they were made of. What is hashed is ``training.state.compared``'s; what follows from a difference is decided by
-``consistency``. ``judge`` and ``sentence`` are pure functions of what was reported.
+A digest is a few bytes, so every rank reports it and none waits. Only if digests differ, two ranks are asked for the
+parts behind them. ``training.state.compared`` determines what is hashed, ``consistency`` what follows. ``judge`` and
+``sentence`` are pure functions of the reports.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from samebits.core.reports import FINAL, Digest, Digests, Part, PartKind
 from samebits.core.state import Seat, is_on_line
 
 EXPLAIN_S = 2.0
-"""How long the parts of two digests are waited for; then the job ends without a name of what differs."""
+"""How long the parts of two digests are awaited before the job ends without naming the difference."""
 NAMED_PARTS = 8
 MOST_EQUAL = 16
-"""Of the last commits that all were equal at, so many are remembered."""
+"""How many of the latest equal commits are remembered."""
 
 Key: TypeAlias = tuple[Point, int]
-"""A commit: its point, and which of several commits after one step it is."""
+"""A commit: its point, and its number among several commits after one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Of one commit: the ranks that agree with each other, the largest group first; of equal ones that of rank 0."""
+    """Groups of ranks with equal values, the largest first; among equal sizes that of the lowest rank."""
 
     groups: tuple[tuple[int, ...], ...]
 
     @property
     def is_equal(self) -> bool:
-        """Whether all agree."""
+        """Return whether all agree."""
         return len(self.groups) <= 1
 
     @property
     def has_majority(self) -> bool:
-        """Whether more than half agree."""
+        """Return whether more than half agree."""
         return 2 * len(self.groups[0]) > sum(map(len, self.groups)) if self.groups else False
 
 
 def judge(values: Mapping[int, bytes]) -> Judgement:
-    """Who agrees with whom, by rank."""
+    """Group the ranks by value."""
     groups: dict[bytes, list[int]] = {}
     for rank, value in sorted(values.items()):
         groups.setdefault(value, []).append(rank)
@@ -56,14 +56,13 @@ def judge(values: Mapping[int, bytes]) -> Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Ranks that are not equal after a commit.
+    """Ranks that differ after a commit.
 
     Attributes:
-        judgement: who agrees with whom.
-        one, other: the digests of a rank of the first group and of one of the second, with their parts if those were
-            told in time.
+        judgement: which ranks agree.
+        one, other: digests of one rank from each of the first two groups, with parts if those arrived in time.
         values: the digests of all, by rank.
-        equal: the last point before it at which all were equal; None where none is known.
+        equal: the last earlier point at which all were equal, or None.
     """
 
     judgement: Judgement
@@ -74,16 +73,16 @@ class Difference:
 
     @property
     def step(self) -> int:
-        """At which they were seen to differ."""
+        """Return the step at which they were seen to differ."""
         return max(self.one.point.step, self.other.point.step)
 
     @property
     def is_apart(self) -> bool:
-        """Whether they have come to the same step by unlike numbers of commits."""
+        """Return whether they reached the same step after different numbers of commits."""
         return self.one.commits != self.other.commits
 
     def first_part(self) -> str:
-        """What differs first, for a sentence; empty where nobody has said so in time."""
+        """Return the first difference, for a sentence; "" if no parts arrived in time."""
         mine, theirs = (f"rank {group[0]}" for group in self.judgement.groups[:2])
         if self.is_apart:
             return f"the number of commits ({self.one.commits} on {mine}, {self.other.commits} on {theirs})"
@@ -91,13 +90,13 @@ class Difference:
 
     @property
     def is_of_steps(self) -> bool:
-        """Whether a rank has made more or fewer steps than the others, so that no device is to blame."""
+        """Return whether a rank made more or fewer steps than the others, so that no device is at fault."""
         first = _that_matter(self.one, self.other)[:1]
         return self.is_apart or any(part.kind is PartKind.STEPS for part, _ in first)
 
 
 def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, Part | None]]:
-    """The parts that two ranks do not have alike, what matters most first; None where only the first has it."""
+    """Return the different parts, most important first; None if only one rank has the part."""
     theirs = {(part.kind, part.name): part for part in other}
     found = [(part, theirs.pop((part.kind, part.name), None)) for part in one]
     found += [(part, None) for part in theirs.values()]
@@ -105,11 +104,11 @@ def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, 
 
 
 _ORDER = sorted(PartKind, key=lambda kind: 2.5 if kind is PartKind.SETTING else float(kind))
-"""What comes first is named: a cause before its effects."""
+"""Order in which differences are named: causes before their effects."""
 
 
 def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
-    """Who differs, where first, of what likely cause, and the fix.
+    """Describe a difference: the ranks, the first part, the likely cause and a fix.
 
     Args: as in :class:`Difference`.
     """
@@ -131,14 +130,14 @@ def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
 
 
 def _that_matter(one: Digest, other: Digest) -> list[tuple[Part, Part | None]]:
-    """Return the parts that differ and must not; none if the ranks have not told theirs in time."""
+    """Return the parts that differ and must not; none if the parts did not arrive in time."""
     if not (one.parts and other.parts):
         return []
     return [pair for pair in differences(one.parts, other.parts) if pair[0].kind is not PartKind.LOOSE]
 
 
 def _first_of(found: Sequence[tuple[Part, Part | None]], mine: str, theirs: str) -> str:
-    """Return ``completed_steps (3 on rank 0, 4 on rank 1) and 1 more``; empty if nothing was found."""
+    """Return ``completed_steps (3 on rank 0, 4 on rank 1) and 1 more``; "" if nothing was found."""
     if not found:
         return ""
     part, its = found[0]
@@ -148,13 +147,13 @@ def _first_of(found: Sequence[tuple[Part, Part | None]], mine: str, theirs: str)
 
 
 def ranks_of(group: tuple[int, ...]) -> str:
-    """``rank 0, 2 and 5 more``."""
+    """Return ``rank 0, 2 and 5 more``."""
     shown = ", ".join(map(str, group[:NAMED_PARTS]))
     return f"rank {shown}" + (f" and {len(group) - NAMED_PARTS} more" if len(group) > NAMED_PARTS else "")
 
 
 _FIXES = {
-    PartKind.SETTING: "Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule)",
+    PartKind.SETTING: "Fix: pass it to the state, as in TorchState(model, optimizer, schedule=schedule)",
     PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
     PartKind.SAMPLER: "Fix: move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
     PartKind.TRAINED: (
@@ -169,7 +168,7 @@ _FIXES = {
 def _cause(part: Part, *, averages: bool) -> str:
     cause = {
         PartKind.STEPS: "a rank has stepped without the others",
-        PartKind.SAMPLER: "somebody else than the state has moved a sampler",
+        PartKind.SAMPLER: "code outside the state has moved a sampler",
         PartKind.SETTING: "something outside the state sets it, such as a learning-rate schedule",
         PartKind.UNTRAINED: "this parameter is in no optimizer of the state, and something else changes it",
         PartKind.SHARED: "the state marks it as shared",
@@ -181,7 +180,7 @@ def _cause(part: Part, *, averages: bool) -> str:
 
 @dataclass(slots=True)
 class _Inquiry:
-    """Two ranks are asked for the parts of a commit's digests."""
+    """A request to two ranks for the parts of their digests."""
 
     judgement: Judgement
     nodes: tuple[str, str]
@@ -191,7 +190,7 @@ class _Inquiry:
 
     @property
     def is_answered(self) -> bool:
-        """Whether both have told their parts."""
+        """Return whether both have sent their parts."""
         return all(digest.parts for digest in self.digests)
 
 
@@ -200,22 +199,22 @@ class Equality:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._counted: GenerationCommitted | None = None  # for whose members they are counted
-        self._rank_of: dict[tuple[str, int], int] = {}  # of them
-        self._told: dict[tuple[str, int], dict[Key, Digest]] = {}  # (node, incarnation) → what it said last
-        self._tellers: Counter[Key] = Counter()  # how many of them have told each
-        self._values: Counter[tuple[Key, bytes]] = Counter()  # and how many the same
-        self._kept: Counter[Point] = Counter()  # how many keep a copy of each
-        self._differs: _Inquiry | None = None  # the first difference that was found
-        self._may_differ: _Inquiry | None = None  # the same, of values that may differ
-        self.odd_values = ""  # which values a rank has of its own, and since when; empty if none were seen
-        self._equal: list[Key] = []  # commits that all were equal at, rising
+        self._counted: GenerationCommitted | None = None  # the generation that digests are counted for
+        self._rank_of: dict[tuple[str, int], int] = {}  # of its members
+        self._told: dict[tuple[str, int], dict[Key, Digest]] = {}  # (node, incarnation) → last reported digests
+        self._tellers: Counter[Key] = Counter()  # how many reported each commit
+        self._values: Counter[tuple[Key, bytes]] = Counter()  # how many reported each value
+        self._kept: Counter[Point] = Counter()  # how many keep a copy of each point
+        self._differs: _Inquiry | None = None  # the first difference found
+        self._may_differ: _Inquiry | None = None  # the first among values that may differ
+        self.odd_values = ""  # which values differ on one rank, and since when; "": none seen
+        self._equal: list[Key] = []  # commits at which all were equal, ascending
 
     def take(self, seat: Seat, body: Digests, said: Said) -> None:
-        """A member says what its state was."""
+        """Take a member's digests."""
         state = self._ledger.state
         committed, teller = state.generation, (seat.node, seat.incarnation)
-        if committed is None or state.rolled_back is not None:  # what comes now is of the line that is left
+        if committed is None or state.rolled_back is not None:  # digests now are still from the abandoned line
             return
         self._count_for(committed)
         if teller not in self._rank_of:
@@ -233,29 +232,29 @@ class Equality:
                 self._compare_numbers(key[0])
 
     def is_equal(self, point: Point) -> bool:
-        """Whether all members have told of this point, and the same."""
+        """Return whether all members reported this point with equal digests."""
         keys = {key for told in self._told.values() for key in told if key[0] == point and key[1] != FINAL}
         return bool(keys) and all(self._is_equal(key) for key in keys)
 
     @property
     def is_final_equal(self) -> bool:
-        """Whether all members have told with which state they are through, and the same; and nothing has differed."""
+        """Return whether all members reported equal final states and nothing has differed."""
         committed = self._ledger.state.generation
         return committed is not None and self._differs is None and self._is_equal(_final_key(committed.generation))
 
     @property
     def deadline(self) -> float | None:
-        """When an answer is waited for no longer."""
+        """Return when the wait for an answer ends, or None."""
         waits = (one.until for one in (self._differs, self._may_differ) if one is not None)
         return min(waits, default=None)
 
     @property
     def is_in_question(self) -> bool:
-        """Whether a difference was found, of whose kind and cause nothing can be said yet."""
+        """Return whether a difference was found that cannot be described yet."""
         return self._differs is not None
 
     def difference(self) -> Difference | None:
-        """The first that was found, once two ranks have said what it is, or that was waited for in vain."""
+        """Return the first difference, once its parts have arrived or the wait is over."""
         self._name_what_may_differ()
         found = self._differs
         if found is None or not (found.is_answered or found.until <= self._ledger.now):
@@ -264,7 +263,7 @@ class Equality:
         return Difference(found.judgement, one, other, found.values, self._equal_before(_key(one)))
 
     def settle(self) -> None:
-        """Something is done about the difference: what was told after it counts no more, and nobody is asked again."""
+        """Forget all digests: the difference was acted on."""
         self._differs = self._may_differ = None
         self._told.clear()
         for counter in (self._tellers, self._values, self._kept):
@@ -280,7 +279,7 @@ class Equality:
         return max(points, default=None)
 
     def shift(self, gap_s: float) -> None:
-        """The scheduler stood still: answers are waited for as much longer."""
+        """Extend the wait for answers after a pause of the scheduler."""
         for inquiry in (self._differs, self._may_differ):
             if inquiry is not None:
                 inquiry.until = min(inquiry.until + gap_s, self._ledger.now + EXPLAIN_S)
@@ -309,7 +308,7 @@ class Equality:
                 del self._kept[key[0]]
 
     def _count_for(self, committed: GenerationCommitted) -> None:
-        """Count anew where the members have changed: what those who stay have told stays true."""
+        """Recount after the members changed; digests of those that stay remain valid."""
         if committed is self._counted:
             return
         self._counted = committed
@@ -326,13 +325,13 @@ class Equality:
         self._equal = [key for key in self._equal if is_on_line(key[0], committed)]
         for inquiry in (self._differs, self._may_differ):
             if inquiry is not None and not is_on_line(inquiry.digests[0].point, committed):
-                self._differs = self._may_differ = None  # the line it was on was left
+                self._differs = self._may_differ = None  # its line was abandoned
                 break
 
     # ---- differences
 
     def _compare(self, key: Key) -> None:
-        """Everybody has told of this commit."""
+        """Compare a commit that all members have reported."""
         told = {self._rank_of[teller]: digests[key] for teller, digests in self._told.items()}
         if self._is_equal(key):
             self._found_equal(key, told)
@@ -344,7 +343,7 @@ class Equality:
                 self._may_differ = self._asked(told, judgement)
 
     def _found_equal(self, key: Key, told: Mapping[int, Digest]) -> None:
-        """Remember it once; and tell those who keep a copy of it that they need none before."""
+        """Remember an equal commit, and tell holders of copies that older ones are no longer needed."""
         if key in self._equal or key[1] == FINAL:
             return
         self._equal = sorted([*self._equal, key])[-MOST_EQUAL:]
@@ -355,7 +354,7 @@ class Equality:
                 ledger.tell(node, message)
 
     def _compare_numbers(self, point: Point) -> None:
-        """Everybody keeps this step, and not after the same number of commits: some have skipped a step, say."""
+        """Compare the numbers of commits of a step that all keep: a rank may have skipped a step."""
         told = {
             self._rank_of[teller]: one
             for teller, digests in self._told.items()
@@ -396,13 +395,13 @@ class Equality:
         self._may_differ = None
         names = [part.name for part, _ in differences(found.digests[1].parts, found.digests[0].parts)]
         if not names:
-            return  # not told in time: another commit may tell
+            return  # not reported in time: a later commit may tell
         shown = ", ".join(names[:NAMED_PARTS])
         more = f" and {len(names) - NAMED_PARTS} more" if len(names) > NAMED_PARTS else ""
         alike, odd = map(ranks_of, found.judgement.groups[:2])
         self.odd_values = f"{odd} differs from {alike} in {shown}{more} after step {found.digests[0].point.step}"
         self._ledger.announce(
-            f"{self.odd_values}. Training goes on, but a process that joins or replaces a rank gets another rank's "
+            f"{self.odd_values}. Training continues, but a process that joins or replaces a rank gets another rank's "
             "values. Fix: keep values of a single rank out of the state, or make them equal on all ranks; for batch "
             "statistics, use SyncBatchNorm"
         )
@@ -413,5 +412,5 @@ def _key(digest: Digest) -> Key:
 
 
 def _final_key(generation: int) -> Key:
-    """Of the end, which is one commit whatever number of steps each rank has come to."""
+    """Return the key of the final state, equal for all ranks whatever their steps."""
     return Point(0, generation), FINAL

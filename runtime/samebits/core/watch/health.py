@@ -1,9 +1,7 @@
-"""Whether a host and its device are well enough to train on: limits with hysteresis, and their sentences; pure.
+"""Judge a host's and device's readings: limits with hysteresis, and messages. Pure.
 
-Here lives what a worker makes of the numbers that ``service.health`` and ``service.device_look`` read. A reading is a
-share of what there is: 0.95 of a disk is full. The one idea: a worker judges its own host and says only what is wrong,
-so ten thousand that are well say nothing. Who leaves because of it is the scheduler's to decide
-(``core.watch.host_health``).
+A reading is a share: a disk at 0.95 is 95 % full. Each worker judges its own host and reports only problems, so ten
+thousand healthy workers send nothing. The scheduler decides who leaves because of them (``core.watch.host_health``).
 """
 
 from __future__ import annotations
@@ -15,23 +13,23 @@ from samebits.core.reports import MAX_AILMENTS, MAX_PLACE_CHARS, Ailment, Sign
 from samebits.printable import printable
 
 CALM_SHARE = 0.05
-"""So far below its limit a reading must come back to be well again."""
+"""How far below its limit a reading must fall to be healthy again."""
 LOOKS = 2
-"""So many looks in a row must agree, that it is over the limit or that it is well again."""
+"""How many readings in a row must agree on a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One number of one look: a share of what there is, from 0 on, or what its sign says."""
+    """One measured number: a share of the total, or the unit of its sign."""
 
     sign: Sign
-    where: str  # a path, a device, or ""
+    where: str  # a path, a device or ""
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """From which share on a sign is an ailment, and whether who has it is to leave, or not even to come."""
+    """From which share a sign is a problem, and whether the worker then leaves or must not start."""
 
     share: float
     drains: bool = False
@@ -40,18 +38,18 @@ class Limit:
 
 @dataclass(slots=True)
 class _Seen:
-    """One sign at one place."""
+    """State of one sign at one place."""
 
     is_over: bool = False
-    looks: int = 0  # in a row that say otherwise
+    looks: int = 0  # in a row that contradict ``is_over``
     share: float = 0.0
 
 
 class HealthWatch:
-    """One process's host.
+    """Watches the host of one process.
 
     Args:
-        limits: by sign; a sign without one is not looked at.
+        limits: by sign; signs without a limit are ignored.
     """
 
     def __init__(self, limits: Mapping[Sign, Limit]) -> None:
@@ -60,7 +58,7 @@ class HealthWatch:
 
     @property
     def ailments(self) -> tuple[Ailment, ...]:
-        """What is wrong now."""
+        """Return the present problems."""
         found = tuple(
             Ailment(sign, printable(where, MAX_PLACE_CHARS), min(seen.share, 1e6), limit.share, limit.drains)
             for (sign, where), seen in sorted(self._seen.items())
@@ -70,9 +68,9 @@ class HealthWatch:
         return found[:MAX_AILMENTS]
 
     def look(self, readings: Iterable[Reading]) -> bool:
-        """Take one look's readings; whether anything became an ailment, or stopped being one.
+        """Take a round of readings; return whether any problem appeared or ended.
 
-        A place that is not read any more is forgotten.
+        A place without a reading is forgotten.
         """
         before = {place for place, seen in self._seen.items() if seen.is_over}
         read: dict[tuple[Sign, str], _Seen] = {}
@@ -93,7 +91,7 @@ def _judged(seen: _Seen, share: float, limit: float) -> _Seen:
 
 
 def unfit(limits: Mapping[Sign, Limit], readings: Iterable[Reading]) -> list[Ailment]:
-    """For what a process is not to ask for a seat at all, by one look before it does."""
+    """Return the problems, in one round of readings, for which a process must not ask for a seat."""
     found = [(one, limits[one.sign]) for one in readings if one.sign in limits]
     return [
         Ailment(one.sign, printable(one.where, MAX_PLACE_CHARS), min(one.share, 1e6), limit.share, limit.drains)
@@ -125,7 +123,7 @@ _LIMITS = {
 
 
 def said(ailment: Ailment) -> str:
-    """``the disk of /ckpt is 95 % full (limit 90 %, HEALTH=disk)``."""
+    """Return ``the disk of /ckpt is 95 % full (limit 90 %, HEALTH=disk)``."""
     what = _filled(_WORDS[ailment.sign], ailment, ailment.share)
     return f"{what} ({_filled(_LIMITS[ailment.sign], ailment, ailment.limit)})"
 
@@ -138,7 +136,7 @@ def _filled(text: str, ailment: Ailment, value: float) -> str:
 
 
 def place_said(sign: Sign, where: str) -> str:
-    """What is well again."""
+    """Return the name of what is healthy again."""
     return {
         Sign.CPU: "its CPUs",
         Sign.MEMORY: "its memory",
@@ -149,5 +147,5 @@ def place_said(sign: Sign, where: str) -> str:
         Sign.DEVICE_ERRORS: f"the memory of {where}",
         Sign.DEVICE_FAULT: where,
         Sign.DEVICE_SLOWED: f"the clock of {where}",
-        Sign.DEVICE_SHARED: f"{where}, which nobody else keeps busy",
+        Sign.DEVICE_SHARED: f"{where}, which no other process keeps busy",
     }[sign]

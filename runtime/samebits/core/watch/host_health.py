@@ -1,9 +1,8 @@
-"""What the workers have said of their hosts, and who leaves for a spare because of it. The scheduler's side of health.
+"""Collect the workers' health reports and ask unhealthy workers to leave for a spare.
 
-Here lives who was said to be unwell, once a host, and the asking of one worker at a time to leave; what an ailment is
-stands in ``core.watch.health``, who is slow in ``core.watch.stragglers``. The one idea: a worker that says its host is
-full asks for nothing yet. Only where a spare is warm and well, nothing else is under way, and nobody else is on the way
-out does one leave, so a disk that all share never empties a job. Nothing of it is written down: a worker says it again.
+Health problems alone do not remove a worker. One at a time is asked to leave, and only if a healthy spare is waiting
+and no other change is in progress, so a full shared disk never empties a job. Nothing is journaled: workers repeat
+their reports.
 """
 
 from __future__ import annotations
@@ -19,29 +18,31 @@ from samebits.core.state import Seat
 from samebits.core.watch.health import place_said, said
 
 ANOMALY_S = 30.0
-"""Only one report of odd numbers is shown in this time, because all ranks have the same loss. Of the ends of threads
-and of hidden state, one in the same words."""
+"""Seconds in which only one report of an implausible number is shown, since all ranks share the loss.
+
+Ends of threads and hidden state are limited to one per text.
+"""
 MOST_ANOMALIES = 16
-"""From this many on, no further end of a thread and no hidden state is shown in that time."""
+"""Most reports that are remembered before further ends of threads and hidden state are dropped."""
 NAMED = 16
 """Readings that a status lists."""
 
 
-class UnwellHosts:
-    """Of one job."""
+class HostHealth:
+    """The health of one job's hosts."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._hosts: dict[str, dict[str, tuple[Ailment, ...]]] = {}  # by host and node; of those who have any
+        self._hosts: dict[str, dict[str, tuple[Ailment, ...]]] = {}  # host → node → problems
         self._host_of: dict[str, str] = {}
-        self._wanting: dict[str, Ailment] = {}  # who is to leave, and why
-        self._leaving = ""  # who was asked to
+        self._wanting: dict[str, Ailment] = {}  # node → why it should leave
+        self._leaving = ""  # the node that was asked to leave
         self._why = ""
-        self._again = 0, ""  # in which generation a step has to be computed again, and why
-        self._quiet_until: dict[object, float] = {}  # about odd numbers; about what was at fault; about a thread's end
+        self._again = 0, ""  # generation in which a step must be recomputed, and why
+        self._quiet_until: dict[object, float] = {}  # subject → until when it is not shown again
 
     def take(self, seat: Seat, body: HealthReport, _said: Said) -> None:
-        """Take all that is wrong with a worker's host now, and log what is new of that host."""
+        """Take a worker's full health report and log what is new on that host."""
         host, before = seat.process.host, self._of_host(seat.process.host)
         self._drop(seat.node)
         if body.ailments:
@@ -55,18 +56,18 @@ class UnwellHosts:
                 text = f"host {name} (worker {seat.node}): {said(one)}"
                 if one.drains:
                     self._ledger.announce(text)
-                else:  # a status lists it; busy CPUs, for one, are what training is for
+                else:  # shown in the status only: busy CPUs are normal in training
                     self._ledger.ready.say(text, Level.WARNING)
         for place in before:
             if place not in after:
-                self._ledger.ready.say(f"host {name} is well again: {place_said(*place)}", Level.WARNING)
+                self._ledger.ready.say(f"host {name} is healthy again: {place_said(*place)}", Level.WARNING)
         if self._leaving == seat.node and seat.node in self._wanting:
-            self._ask(seat, said(self._wanting[seat.node]))  # the first word may be lost
+            self._ask(seat, said(self._wanting[seat.node]))  # the first request may be lost
 
     def note(self, seat: Seat, body: Anomaly, rank: int | None) -> None:
-        """Show the first rank's report of an odd number, of a thread that an error ended, or of hidden state."""
+        """Show one rank's report of an implausible number, an ended thread or hidden state."""
         if body.comes_again:
-            why = f"worker {seat.node} reported what training cannot have: step {body.step} is computed again"
+            why = f"worker {seat.node} reported an implausible number: step {body.step} is repeated"
             self._again = self._ledger.state.generation_number, why
         now = self._ledger.now
         has_own_words = body.text.startswith((OF_A_THREAD, OF_HIDDEN_STATE))
@@ -79,22 +80,22 @@ class UnwellHosts:
             self._ledger.announce(f"worker {seat.node}{place}, step {body.step}: {body.text}")
 
     def computed_again(self) -> str:
-        """Why all leave the present generation, where a number that was reported is the reason."""
+        """Return why all leave the generation to recompute a step; "" if they do not."""
         generation, why = self._again
         return why if generation == self._ledger.state.generation_number else ""
 
     def forget(self, node: str) -> None:
-        """The node's process is gone: what it said is over."""
+        """Forget a node whose process is gone."""
         self._drop(node)
         if self._leaving == node:
             self._leaving = ""
 
     def is_to_leave(self, node: str) -> bool:
-        """Whether it, or a spare as it is, is to leave for what its host or device has."""
+        """Return whether the node's host or device has a problem for which it should leave."""
         return node in self._wanting
 
     def lines(self) -> list[str]:
-        """What is wrong now, one sentence a host and place, for a status."""
+        """Return the present problems for a status, one sentence per host and place."""
         found = [
             f"host {host.partition('#')[0]}: {said(one)}"
             for host in sorted(self._hosts)
@@ -104,15 +105,15 @@ class UnwellHosts:
         return [*found[:NAMED], *([f"{more} more such readings"] if more > 0 else [])]
 
     def remind(self, seat: Seat) -> None:
-        """It still trains: the word that asked it to leave may be lost."""
+        """Repeat a request to leave that may be lost, as the node still trains."""
         if self._leaving == seat.node:
             self._ask(seat, self._why)
 
     def judge(self, slow: Mapping[str, str] = MappingProxyType({})) -> None:
-        """While all train: ask the first member that is to leave, where a spare is warm whose own host is well.
+        """Ask the first member that should leave, if a healthy spare is waiting. Call while all train.
 
         Args:
-            slow: who is to leave besides, by node, and why: it holds the others up.
+            slow: by node, why it should leave for being slow.
         """
         ledger, state = self._ledger, self._ledger.state
         if not (self._wanting or slow) or self._leaving or state.generation is None:

@@ -1,10 +1,8 @@
-"""Which of the nodes that are to train together is slow, or adds up wrong: by their figures and by pairs of them. Pure.
+"""Find nodes that are slow or compute wrong results before training, alone and in pairs. Pure functions.
 
-Here live who is paired with whom, and what follows from what the pairs found. Never here: computing anything, or how
-the figures travel (``training.process.node_check``). Two ideas. Who needs a multiple of what the others need for the
-same work is slow, and is named when a second measurement, while the others rest, says the same. Of a pair that is slow
-or wrong nobody can say which member it is; but whoever does well in another pair is cleared, so the other is named.
-With two nodes there is no other pair.
+A node that needs a multiple of the others' time for the same work is slow if a second measurement, while the others are
+idle, confirms it. In a slow or wrong pair the faulty member is unknown, but a member that succeeds in another pair is
+cleared, which leaves the other. With two nodes there is no other pair. ``training.process.node_check`` measures.
 """
 
 from __future__ import annotations
@@ -16,22 +14,22 @@ from statistics import median_low
 from typing import NamedTuple
 
 FACTOR = 2.0
-"""Of the others' median, for computing and memory."""
+"""Limit relative to the others' median, for computing and memory."""
 SUM_FACTOR = 3.0
-"""Of the other pairs' median: what lies between two nodes differs more."""
+"""The same relative to the other pairs' median; connections between nodes differ more."""
 DISK_FACTOR = 5.0
-"""Disks of one kind differ most, and so does one disk from one minute to the next."""
+"""The same for disks, which vary most, even from one minute to the next."""
 MOST_ROUNDS = 4
-"""Of pairs."""
+"""Most rounds of pairs."""
 WRONG = "wrong"
 SILENT = "silent"
 UNMET = "unmet"
-"""They did not come to know each other's address in time, which says nothing of what lies between them."""
+"""They did not learn each other's address in time, which says nothing about their connection."""
 Pair = tuple[int, int]
 
 
 class Figures(NamedTuple):
-    """Seconds that a node needs for the same work as every other; 0: it was not measured."""
+    """Seconds that a node needs for the standard work; 0: not measured."""
 
     compute_s: float
     memory_s: float
@@ -39,21 +37,20 @@ class Figures(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What a member of a pair found when the two added something up."""
+    """A pair member's result of adding something up together."""
 
     took_s: float
-    problem: str = ""  # WRONG, SILENT; UNMET, which is none of a pair
+    problem: str = ""  # WRONG, SILENT or UNMET; the last is not held against the pair
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whom the check names.
+    """Result of the check.
 
     Attributes:
-        bad: by slot, why that node is not to train.
-        said: what is only told.
-        either: of pairs that are wrong or silent, where nothing tells which member it is, what is said: neither is to
-            train.
+        bad: by slot, why that node must not train.
+        said: informational messages.
+        either: messages about pairs that are wrong or silent while the faulty member is unknown. Neither may train.
     """
 
     bad: Mapping[int, str]
@@ -65,10 +62,10 @@ _PARTS = (("computes", FACTOR), ("memory", FACTOR), ("disk", DISK_FACTOR))
 
 
 def by_host(figures: Mapping[int, Figures], hosts: Mapping[int, bytes], *, shares_all: bool) -> dict[int, Figures]:
-    """What nodes of one host share is as fast as the fastest of them saw it: they measure at the same time.
+    """Replace each node's figures by the best ones of its host, whose nodes measure at the same time.
 
     Args:
-        shares_all: processors and memory as well; else only the disk.
+        shares_all: nodes of a host also share processors and memory; False: only the disk.
     """
     best: dict[tuple[bytes, int], float] = {}
     for slot, one in figures.items():
@@ -83,11 +80,11 @@ def by_host(figures: Mapping[int, Figures], hosts: Mapping[int, bytes], *, share
 
 
 def slow(figures: Mapping[int, Figures], again: Mapping[int, Figures] | None = None) -> dict[int, str]:
-    """Who needs a multiple of the others' median, and for what; with ``again`` only who does so there as well."""
+    """Return slow nodes and their problem; with ``again``, only those that were slow in both."""
     found: dict[int, str] = {}
     for place, (part, factor) in enumerate(_PARTS):
         known = sorted((one[place], slot) for slot, one in figures.items() if one[place] > 0)
-        median_s = known[(len(known) - 2) // 2][0] if len(known) > 1 else 0.0  # of the others, for whoever is above it
+        median_s = known[(len(known) - 2) // 2][0] if len(known) > 1 else 0.0  # of the others, for any node above it
         for took_s, slot in known[1:]:
             second_s = took_s if again is None else again[slot][place] if slot in again else 0.0
             if min(took_s, second_s) > factor * median_s:
@@ -97,7 +94,7 @@ def slow(figures: Mapping[int, Figures], again: Mapping[int, Figures] | None = N
 
 
 def across_hosts(hosts: Mapping[int, bytes]) -> list[int]:
-    """The slots in an order in which neighbours are on two hosts, as far as there are two."""
+    """Return the slots ordered such that neighbours are on different hosts where possible."""
     counts: Counter[bytes] = Counter()
     places: dict[int, int] = {}
     for slot in sorted(hosts):
@@ -107,10 +104,10 @@ def across_hosts(hosts: Mapping[int, bytes]) -> list[int]:
 
 
 def next_pairs(waiting: Sequence[int], sums: Mapping[Pair, Sum]) -> tuple[Pair, ...]:
-    """Whom to pair next, none twice at once; nobody where nothing is left that pairs could tell.
+    """Return the next pairs, each node at most once; () if more pairs would tell nothing.
 
     Args:
-        waiting: whom to pair; first the neighbours.
+        waiting: the slots to pair; at first, neighbours are paired.
     """
     if not sums:
         return tuple(_pair(waiting[at], waiting[at + 1]) for at in range(0, len(waiting) - 1, 2))
@@ -138,12 +135,12 @@ def _pair(one: int, other: int) -> Pair:
 
 
 def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mapping[Pair, Sum]) -> Verdict:
-    """What follows, once nothing more is to be tried.
+    """Return the verdict once no more pairs are to be tried.
 
     Args:
-        names: how each node is called, by slot.
-        slow_ones: who is slow by itself, and at what.
-        sums: what each pair found; its slower or wrong member's word counts.
+        names: by slot, names for messages.
+        slow_ones: nodes that are slow alone, and at what.
+        sums: by pair, the result of its slower or wrong member.
     """
     bad, either = {slot: f"it is slow ({text})" for slot, text in slow_ones.items()}, {}
     said: list[str] = []

@@ -1,9 +1,8 @@
-"""How long a rank's own part of a step takes, and how the ranks compare: what is slow, and its sentence. Pure.
+"""Compare how long the ranks' own parts of a step take. Pure functions.
 
-Here live the mean of a window of steps, the comparison and its words. Never here: how times are taken
-(``training.run.step_times``), or from when on a rank is said to be slow (``stragglers``). The one idea: ranks that
-train together end every step at the same moment, so only the time that a rank does *not* wait for the others tells who
-they wait for. A mean leaves out the slowest steps and the fastest: a save, or a host's pause, makes nobody slow.
+Ranks that train together end every step at the same moment. So only the time in which a rank does *not* wait for others
+shows which one is slow. Means leave out the slowest and fastest steps, so that a save or a pause of the host counts for
+nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from statistics import median_low
 from samebits.core.reports import MAX_STEP_US, StepTime
 
 STEPS = 20
-"""Of one window: a rank is compared over so many steps, or a multiple of it where they are fast."""
+"""Steps in a window. Fast ranks are compared over a multiple of it."""
 LEFT_OUT = 5
-"""Of a window, the fastest and the slowest so many are not looked at: what is left is the interquartile mean."""
+"""Fastest and slowest steps of a window that are left out, which gives an interquartile mean."""
 LEAST_EXCESS_US = 1000
-"""Who takes less than so much longer for a step holds nobody up to speak of."""
+"""A smaller excess over the median does not count as slow."""
 OWN = ("data", "compute", "commit")
 """The parts of a step in which a rank waits for no other."""
 
 
 def mean_of(steps: Sequence[StepTime]) -> StepTime:
-    """The mean of the steps that are left once the slowest and the fastest are taken away."""
+    """Return the mean without the slowest and fastest steps."""
     kept = sorted(steps, key=own_us)
     if len(kept) > 2 * LEFT_OUT:
         kept = kept[LEFT_OUT:-LEFT_OUT]
@@ -33,20 +32,20 @@ def mean_of(steps: Sequence[StepTime]) -> StepTime:
 
 
 def own_us(time: StepTime) -> int:
-    """What a rank needs for a step by itself, in microseconds."""
+    """Return a rank's own part of a step, in microseconds."""
     return time.data_us + time.compute_us + time.commit_us
 
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """One rank beside the others.
+    """One rank compared with the others.
 
     Attributes:
-        ratio: its own part of a step, of the median of all ranks'.
-        part: what in it is longest beyond the others'.
-        part_us: how long that takes.
-        usual_us: how long that takes for the median rank.
-        excess_us: of its own part, beyond the median.
+        ratio: its own part of a step, relative to the median of all ranks.
+        part: the part of the step with the largest excess.
+        part_us: its duration.
+        usual_us: the median rank's duration of that part.
+        excess_us: excess of its whole own part over the median.
     """
 
     ratio: float
@@ -56,16 +55,16 @@ class Slowness:
     excess_us: int
 
     def exceeds(self, factor: float) -> bool:
-        """Whether it is slower than that, and by more than nothing."""
+        """Return whether it is slower by this factor, and by a noticeable time."""
         return self.ratio > factor and self.excess_us >= LEAST_EXCESS_US
 
 
 def compare(times: Mapping[str, StepTime], of: Collection[str] | None = None) -> dict[str, Slowness]:
-    """Each rank beside the median; of an even number the faster of the two in the middle, so two can be compared.
+    """Compare each rank with the median, the lower one for an even number so that two can be compared.
 
     Args:
         times: of all ranks.
-        of: those that are asked for; None: all. With ten thousand, few are new at a time.
+        of: the ranks to compare; None: all. Of ten thousand, few are new at a time.
     """
     if not times:
         return {}
@@ -82,7 +81,7 @@ def _beside(time: StepTime, usual_us: int, parts: Mapping[str, int]) -> Slowness
 
 
 def sentence(node: str, slowness: Slowness, steps: int) -> str:
-    """``worker 2 is 1.8 × slower than the median over 20 steps: data (96 ms a step, 12 ms elsewhere)``."""
+    """Return ``worker 2 is 1.8 × slower than the median over 20 steps: data (96 ms a step, …)``."""
     times = f"{_ms(slowness.part_us)} a step, {_ms(slowness.usual_us)} elsewhere"
     return (
         f"worker {node} is {slowness.ratio:.1f} × slower than the median over {steps} steps: {slowness.part} ({times})"

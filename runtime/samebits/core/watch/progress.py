@@ -1,12 +1,10 @@
-"""Whether the generation comes on, and who is to blame where it does not.
+"""Watch whether a generation makes progress, and end members that hold up the others.
 
-Here lives when anybody came on last, how long that may take, and when whoever holds the others up is ended. Never here:
-who that is (``core.watch.standstill``), how a process finds out where it stands, or how it is ended. The one idea:
-ranks that train together wait for each other, so nothing is wrong as long as anybody comes on.
+Ranks that train together wait for each other, so all is well while any of them makes progress. A member reports only if
+it stands still for longer than ever before, so a healthy job has no overhead. ``standstill`` determines the culprits.
 
-A member speaks only where it stands still for longer than it ever did, so a job that comes on pays nothing. How long a
-step may take is learned: the longest that any member has seen, times ``FACTOR``, and never less than ``LEAST_S``. The
-first steps of a generation have their own allowance: they build, compile and warm up.
+The time limit for a step is learned: the longest step that any member has seen, times ``FACTOR``, at least ``LEAST_S``.
+The first steps of a generation have their own limit, because they build, compile and warm up.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from samebits.core.watch.standstill import Member, Standstill, hang_of, judge, s
 LEAST_S = 5.0
 FACTOR = 3.0
 FIRST_STEPS = 2
-"""So many steps of a generation are its first: DistributedDataParallel lays out its buckets anew after one."""
+"""First steps of a generation: DistributedDataParallel lays out its buckets again after one."""
 FIRST_STEPS_S = 600.0
 LOOK_AGAIN_S = 0.5
 SOONEST_S = 0.01
@@ -34,15 +32,15 @@ MOST_DOUBLINGS = 10
 
 
 class Cure(enum.Enum):
-    """What is done once patience is over: what the table of causes has for it, as far as it can be done from here."""
+    """Remedy once patience is over: that of the cause table, as far as it is possible here."""
 
-    END = "the process is ended, and replaced"
-    FORM_ANEW = "the group is formed anew, from the last commit"
-    NONE = "nothing: trying again would not help, or is somebody else's to decide"
+    END = "the process is ended and replaced"
+    FORM_ANEW = "the group is formed again, from the last commit"
+    NONE = "nothing: a retry would not help, or is decided elsewhere"
 
 
 TIMEOUTS = 2.0
-"""So many step timeouts a hang is looked on."""
+"""Step timeouts that a hang is tolerated for."""
 LEAST_PATIENCE_S: dict[Hang, float] = {
     Hang.STUCK: 30.0,  # the script may be waiting for another program
     Hang.BUSY: 600.0,  # an evaluation on one rank is no hang
@@ -51,38 +49,38 @@ LEAST_PATIENCE_S: dict[Hang, float] = {
     Hang.APART: 30.0,
     Hang.LINK: 30.0,
 }
-"""Where the timeouts are learned, at least so many seconds."""
+"""Least patience in seconds if timeouts are learned."""
 _CURES = {Strategy.SPARE: Cure.END, Strategy.RESTART: Cure.END, Strategy.ROLL_BACK: Cure.FORM_ANEW}
 
 
 def cure_of(hang: Hang, table: CauseTable = DEFAULT) -> Cure:
-    """What is done about it."""
-    if hang in SILENT_KINDS:  # it would not hear; its lease will end
+    """Return the remedy for a hang."""
+    if hang in SILENT_KINDS:  # it would not receive the order; its lease will end
         return Cure.NONE
     return _CURES.get(table.strategy_for(hang), Cure.NONE)
 
 
 class Watch:
-    """Follows the members of the last generation.
+    """Watches the members of the last generation.
 
     Attributes:
-        said: what was said of the present standstill; empty where the job comes on.
-        found: who holds the others up in it; None where the job comes on.
+        said: the message about the present standstill; "" while the job makes progress.
+        found: the culprits of the present standstill, or None.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._told: dict[str, tuple[Said, Progress, float]] = {}  # node → its report, and when it came
+        self._told: dict[str, tuple[Said, Progress, float]] = {}  # node → its report, and when it arrived
         self._look_at: float | None = None
         self._is_in_round = False
-        self._seen_since: float | None = None  # the standstill, for longer than a step may take
-        self._held_by: tuple[Hang | None, frozenset[str]] = (None, frozenset())  # in it
-        self._ended_at_step: dict[int, int] = {}  # step → how often somebody was ended there
+        self._seen_since: float | None = None  # when the present standstill exceeded the limit
+        self._held_by: tuple[Hang | None, frozenset[str]] = (None, frozenset())  # the culprits of that standstill
+        self._ended_at_step: dict[int, int] = {}  # step → how often a member was ended there
         self.said = ""
         self.found: Standstill | None = None
 
     def take(self, seat: Seat, body: StallReport, said: Said) -> None:
-        """Take a member's report that it stands still, or makes steps again."""
+        """Take a member's report that it stands still or makes progress again."""
         self._told.pop(seat.node, None)
         if body.progress is not None and said.generation == self._ledger.state.generation_number:
             self._told[seat.node] = said, body.progress, self._ledger.now
@@ -90,24 +88,24 @@ class Watch:
             self._look_at = self._ledger.now
 
     def end(self) -> None:
-        """The generation is over."""
+        """Forget everything: the generation is over."""
         if self._told or self._look_at is not None:
             self._told.clear()
             self._look_at, self._seen_since, self.said, self.found = None, None, "", None
 
     def deadline(self) -> float | None:
-        """When ``tick`` is worth calling."""
+        """Return when ``tick`` is due, or None."""
         return self._look_at if self._ledger.policy.watches else None
 
     def shift(self, gap_s: float) -> None:
-        """The scheduler stood still: what was said before that is not known to have gone on."""
+        """Extend reported standstills after a pause of the scheduler."""
         now = self._ledger.now
         self._told = {
             node: (still, progress, min(at + gap_s, now)) for node, (still, progress, at) in self._told.items()
         }
 
     def tick(self) -> str:
-        """Say who holds the others up, and end who does so for too long; why the group is to be formed anew, if so."""
+        """Report a standstill and end its culprits in time; return why the group must form again, or ""."""
         deadline, now, self._is_in_round = self.deadline(), self._ledger.now, False
         if deadline is None or now < deadline:
             return ""
@@ -135,10 +133,9 @@ class Watch:
         return self._cure(found, still_s, timeout_s, step)
 
     def tick_in_round(self, came: Collection[str]) -> None:
-        """A round is open, and waits for members of the last generation: end who stands still for too long elsewhere.
+        """End members that stand still while an open round waits for them.
 
-        Whoever stands in a collective comes out of it, or its own process sees to that; and as long as nobody has come
-        nobody is waited for.
+        Members in a collective leave it, or their own process ends them. If no member has joined yet, none is awaited.
         """
         ledger, deadline, now = self._ledger, self.deadline(), self._ledger.now
         if not self._is_in_round:
@@ -171,7 +168,7 @@ class Watch:
     def _come_on(self) -> None:
         self._seen_since = None
         if self.said:
-            self._ledger.ready.say("the job comes on")
+            self._ledger.ready.say("the job makes progress again")
             self.said, self.found = "", None
 
     def _timeout_s(self, still: Sequence[Progress]) -> float:
@@ -181,7 +178,7 @@ class Watch:
         return fixed_s or max(LEAST_S, FACTOR * max(one.longest_s for one in still))
 
     def _members(self) -> list[Member] | None:
-        """Where all of them stand; None where one comes on, or is on its way into the generation or out of it."""
+        """Return the position of every member; None if any makes progress or is changing generation."""
         committed = self._ledger.state.generation
         members: list[Member] = []
         for node, _ in () if committed is None else committed.members:
@@ -192,32 +189,32 @@ class Watch:
         return members
 
     def _standing_of(self, node: str) -> Member | None:
-        """Where it stands; None where it comes on, is not there, or says nothing of this generation."""
+        """Return a member's position; None if it makes progress, is absent or reports nothing."""
         ledger, presence, told = self._ledger, self._ledger.presences.get(node), self._told.get(node)
         number = ledger.state.generation_number
         if presence is None or presence.closed_at is not None or presence.generation != number:
             return None
-        silent_s, sight = self._silent_s(presence), presence.sight_now()
+        silent_s, process_state = self._silent_s(presence), presence.current_process_state()
         if presence.activity is Activity.DONE:
-            return Member(node, presence.step, None, silent_s, sight)
+            return Member(node, presence.step, None, silent_s, process_state)
         if told is not None and told[0].step == presence.step and self._is_of_now(told[0]):
             progress = told[1]._replace(still_s=told[1].still_s + ledger.now - told[2])
-            return Member(node, presence.step, progress, silent_s, sight)
-        return Member(node, presence.step, None, silent_s, sight) if silent_s else None
+            return Member(node, presence.step, progress, silent_s, process_state)
+        return Member(node, presence.step, None, silent_s, process_state) if silent_s else None
 
     def _is_of_now(self, said: Said) -> bool:
-        """Return whether the report's sender still holds its seat, and was in the last generation."""
+        """Return whether the sender still holds its seat and was in the last generation."""
         seat = self._ledger.state.seats.get(said.sender.node)
         is_its = seat is not None and seat.session == said.sender.session
         return is_its and said.generation == self._ledger.state.generation_number
 
     def _silent_s(self, presence: Presence) -> float:
-        """How long nothing has come from it; 0 where that is nothing to speak of."""
+        """Return how long the member has been silent; 0 if that is short."""
         silent_s = self._ledger.now - (presence.heard_at or self._ledger.now)
         return silent_s if silent_s > self._ledger.policy.node_timeout_s / 2 else 0.0
 
     def silent(self) -> list[Seat]:
-        """Members of whom it may be said at the next tick that nothing comes from them."""
+        """Return members that the next tick may report as silent."""
         deadline, committed = self.deadline(), self._ledger.state.generation
         if deadline is None or self._ledger.now < deadline or not self._told or committed is None:
             return []
@@ -226,13 +223,16 @@ class Watch:
         return [self._ledger.state.seats[node] for node in nodes]
 
     def _patience_s(self, hang: Hang, timeout_s: float, step: int) -> float:
-        """Longer where somebody was ended at this step before: it did not help."""
+        """Return the patience in seconds, which doubles each time ending a member at this step did not help."""
         before = min(self._ended_at_step.get(step, 0), MOST_DOUBLINGS)
         least_s = 0.0 if self._ledger.policy.step_timeout_s else LEAST_PATIENCE_S.get(hang, 0.0)
         return float(max(TIMEOUTS * timeout_s, least_s) * 2**before)
 
     def _is_over(self, hang: Hang, still_s: float, timeout_s: float, step: int) -> bool:
-        """Whether patience is, and was looked on: whose machine was suspended has stood still, and comes on now."""
+        """Return whether patience is over and the standstill was watched for as long.
+
+        The second condition spares members whose machine was suspended and has just resumed.
+        """
         patience_s, now = self._patience_s(hang, timeout_s, step), self._ledger.now
         seen_s = 0.0 if self._seen_since is None else now - self._seen_since
         return still_s >= patience_s and seen_s >= patience_s - timeout_s - LOOK_AGAIN_S
@@ -248,7 +248,7 @@ class Watch:
         if not self._ledger.policy.ends_stuck:
             return "; nothing is done about it (HANG=tell)"
         cure, hang = next(iter(cures.items()))
-        what = "it is ended and replaced" if cure is Cure.END else "the group is formed anew"
+        what = "it is ended and replaced" if cure is Cure.END else "the group is formed again"
         before = self._ended_at_step.get(step, 0)
         again = f", as {before} times before" if before > 1 else ", as once before" if before else ""
         return f"; {what} after {self._patience_s(hang, timeout_s, step):.0f} s (HANG=end){again}"
@@ -265,7 +265,7 @@ class Watch:
         return "" if over else sentence(found, still_s)
 
     def _end_them(self, over: Sequence[tuple[Member, Hang]], step: int) -> None:
-        """And remember at which step: the next time it takes longer."""
+        """End these members, and remember the step so that the next attempt waits longer."""
         ledger = self._ledger
         self._ended_at_step[step] = self._ended_at_step.pop(step, 0) + 1
         while len(self._ended_at_step) > NAMED:

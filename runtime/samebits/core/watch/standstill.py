@@ -1,8 +1,7 @@
-"""Who holds whom up where nobody makes a step, and the sentence that says so: functions of where everybody stands.
+"""Determine which ranks block the others in a standstill. Pure functions of the ranks' positions.
 
-Here live one rank's place, the judgement and its words. Never here: since when, how long that may last and what is done
-about it (``core.watch.progress``). The one idea: ranks that train together wait for each other, so whoever is *not*
-waiting is the one that all the others wait for.
+Ranks that train together wait for each other, so the rank that is *not* waiting is the one that all others wait for.
+``progress`` decides when a standstill has lasted too long and what to do.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samebits.core.hangs import SILENT_KINDS, Hang, Sight, told_apart
+from samebits.core.hangs import SILENT_KINDS, Hang, ProcessState, classify_hang
 from samebits.core.ledger import NAMED
 from samebits.core.reports import MAX_PLACE_CHARS, Phase, Progress
 from samebits.printable import printable
@@ -20,23 +19,23 @@ _BY_PHASE = {Phase.DATA: Hang.LOADING, Phase.COMMIT: Hang.SAVING, Phase.COMPILIN
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Where one rank stands; ``progress`` is None of one whose function has returned."""
+    """Position of one rank; ``progress`` is None if its training function has returned."""
 
     node: str
     step: int
     progress: Progress | None
-    silent_s: float = 0.0  # where that is too long: what it told is old, if it told anything
-    sight: Sight | None = None  # of one that is silent
+    silent_s: float = 0.0  # not 0: it has been silent for too long, and its report is old
+    process_state: ProcessState | None = None  # the process's state, if it is silent
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for the others."""
+        """Return whether it waits for the others."""
         return self.progress is None or self.progress.phase is Phase.COMMUNICATION
 
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """Nobody comes on: who holds the others up, by rank, and what each is in; nobody where ``common`` says it all."""
+    """A standstill: its culprits by rank, with the kind of hang; none if ``common`` covers all."""
 
     culprits: tuple[tuple[Member, Hang], ...]
     waiting: tuple[Member, ...]
@@ -44,13 +43,13 @@ class Standstill:
 
     @property
     def held_by(self) -> tuple[Hang | None, frozenset[str]]:
-        """What must stay so for the standstill to be the same one: what they have in common, and who holds them up."""
+        """Return what identifies the standstill: the common hang and the culprits."""
         return self.common, frozenset(member.node for member, _ in self.culprits)
 
 
 def judge(members: Sequence[Member]) -> Standstill:
-    """Who holds up whom, where nobody has come on for a while. A function of where everybody stands."""
-    silent = [(member, told_apart(member.sight, member.silent_s)) for member in members if member.silent_s]
+    """Return which ranks block which, given that none has made progress for a while."""
+    silent = [(member, classify_hang(member.process_state, member.silent_s)) for member in members if member.silent_s]
     heard = [member for member in members if not member.silent_s]
     waiting = tuple(member for member in heard if member.waits)
     holding = [(member, hang_of(member.progress)) for member in heard if member.progress and not member.waits]
@@ -65,27 +64,27 @@ def judge(members: Sequence[Member]) -> Standstill:
             (member, Hang.APART) for member in waiting if member.progress and member.progress.collectives != usual
         )
         return Standstill(apart, tuple(member for member in waiting if (member, Hang.APART) not in apart))
-    if len(numbers) < len(waiting):  # some have returned, and others are in a collective that those will never enter
+    if len(numbers) < len(waiting):  # some have returned, others wait in a collective that those will never enter
         apart = tuple((member, Hang.APART) for member in waiting if member.progress is None)
         return Standstill(apart, tuple(member for member in waiting if member.progress))
     return Standstill((), waiting, Hang.LINK)
 
 
 def hang_of(progress: Progress) -> Hang:
-    """What holds one that does not wait."""
+    """Return the kind of hang of a rank that waits for no other."""
     if progress.phase in _BY_PHASE:
         return _BY_PHASE[progress.phase]
     return Hang.STUCK if progress.rests else Hang.BUSY
 
 
 def sentence(found: Standstill, still_s: float) -> str:
-    """``no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait for it in all_reduce #812``."""
+    """Return ``no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait …``."""
     begin = f"no step for {still_s:.0f} s: "
     if found.common is Hang.LINK:
-        return f"{begin}all workers wait in the same collective, {_collective(found.waiting)}, and none comes out of it"
+        return f"{begin}all workers wait in the same collective, {_collective(found.waiting)}, and none leaves it"
     if found.common is Hang.NOBODY_WAITS:
         where = ", ".join(standing(member, hang) for member, hang in found.culprits[:NAMED])
-        return f"{begin}{where}, and nobody waits for another"
+        return f"{begin}{where}, and no rank waits for another"
     parts = [standing(member, hang) for member, hang in found.culprits[:NAMED]]
     if len(found.culprits) > NAMED:
         parts.append(f"{len(found.culprits) - NAMED} more workers hold the others up, too")
@@ -100,10 +99,10 @@ def sentence(found: Standstill, still_s: float) -> str:
 
 
 def standing(member: Member, hang: Hang) -> str:
-    """``worker 2 is in train.py:46 (time.sleep)``."""
+    """Return ``worker 2 is in train.py:46 (time.sleep)``."""
     who, progress = f"worker {member.node}", member.progress
     if hang in SILENT_KINDS:
-        silent = f"{who} has not been heard of for {member.silent_s:.0f} s"
+        silent = f"{who} has not been heard from for {member.silent_s:.0f} s"
         return silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
     if progress is None:
         return f"{who} has returned from the training function"
@@ -113,7 +112,7 @@ def standing(member: Member, hang: Hang) -> str:
 
 
 def where(progress: Progress, hang: Hang) -> str:
-    """``train.py:46 (time.sleep) and computes``."""
+    """Return ``train.py:46 (time.sleep) and computes``."""
     doing = {
         Hang.BUSY: " and computes",
         Hang.LOADING: " and waits for data",
@@ -124,7 +123,7 @@ def where(progress: Progress, hang: Hang) -> str:
 
 
 def shown_place(progress: Progress) -> str:
-    """Where a main thread is, for a sentence: what it has told, on one line."""
+    """Return the main thread's reported place on one line."""
     return printable(progress.place, MAX_PLACE_CHARS) or "code that is not the script's"
 
 

@@ -1,8 +1,7 @@
-"""Which worker is slower than the others, told and asked for a while; its hysteresis. The scheduler's side of pace.
+"""Report slow workers, with hysteresis.
 
-Here live what each member told last and who is said to be slow; what slow is stands in ``core.watch.pace``, who leaves
-because of it in ``host_health``. The one idea: a worker is believed slow, and believed to keep up again, only after
-some seconds in a row, so that nobody is named for what was over before it was read.
+A worker counts as slow, or as recovered, only after some seconds in a row, so that a passing slowness is not reported.
+``pace`` defines what slow means; ``host_health`` decides who leaves.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from samebits.core.state import Seat
 from samebits.core.watch.pace import STEPS, Slowness, compare, own_us, sentence
 
 LEAST_S = 5.0
-"""A rank is named once it was slow for so long, and keeps up again once it did for so long."""
+"""Least time for which a rank must be slow, or must keep up again, before that is reported."""
 LOOK_S = 1.0
 NAMED = 16
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One node: for how long, and how many steps, it has been on the other side of the limit than it is said to be."""
+    """One node's time and steps on the other side of the limit than reported."""
 
-    text: str = ""  # what was said of it; empty: it keeps up
+    text: str = ""  # the last message about it; "": it keeps up
     other_us: int = 0
     other_steps: int = 0
 
     def take(self, *, differs: bool, timing: StepTiming) -> bool:
-        """One more window; whether it has changed sides for good."""
+        """Add a window; return whether the node has changed sides permanently."""
         time = timing.time
         spent_us = (own_us(time) + time.communication_us) * timing.steps
         self.other_us, self.other_steps = (
@@ -41,17 +40,17 @@ class _Watched:
 
 
 class Stragglers:
-    """Of one job. Nothing of it is written down: workers say it again."""
+    """The slow workers of one job. Not journaled, since workers repeat their reports."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._told: dict[str, tuple[int, StepTiming]] = {}  # node → generation, and its last window
-        self._new: set[str] = set()  # nodes whose window was not compared yet
+        self._told: dict[str, tuple[int, StepTiming]] = {}  # node → generation and last window
+        self._new: set[str] = set()  # nodes with a window not compared yet
         self._watched: dict[str, _Watched] = {}
         self._look_at: float | None = None
 
     def take(self, seat: Seat, body: StepTiming, said: Said) -> None:
-        """Take a member's times of its last steps."""
+        """Take a member's step times."""
         if self._ledger.policy.straggler_factor is None or said.generation != self._ledger.state.generation_number:
             return
         self._told[seat.node] = said.generation, body
@@ -60,27 +59,27 @@ class Stragglers:
             self._look_at = self._ledger.now + LOOK_S
 
     def forget(self, node: str) -> None:
-        """The node's process is gone."""
+        """Forget a node whose process is gone."""
         self._told.pop(node, None)
         self._watched.pop(node, None)
         self._new.discard(node)
 
     def deadline(self) -> float | None:
-        """When ``tick`` is worth calling."""
+        """Return when ``tick`` is due, or None."""
         return self._look_at
 
     def slow(self) -> dict[str, str]:
-        """Who is slow now, and what was said of it."""
+        """Return the slow nodes, each with its message."""
         return {node: one.text for node, one in sorted(self._watched.items()) if one.text}
 
     def lines(self) -> list[str]:
-        """The same, for a status."""
+        """Return the same for a status."""
         found = list(self.slow().values())
         more = len(found) - NAMED
         return [*found[:NAMED], *([f"{more} more workers are slow"] if more > 0 else [])]
 
     def tick(self) -> None:
-        """Compare what is new, once all members have told; say who has become slow, and who is so no longer."""
+        """Compare new windows once all members have reported; announce changes."""
         factor, committed = self._ledger.policy.straggler_factor, self._ledger.state.generation
         if self._look_at is None or self._ledger.now < self._look_at:
             return

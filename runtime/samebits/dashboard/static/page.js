@@ -1,5 +1,5 @@
 "use strict";
-// One page for a live job, a dead one and a report: what changes is where its data come from.
+// One page for a live job, a finished job and a report; only the source of the data differs.
 (() => {
   const $ = (id) => document.getElementById(id);
   const MOST_EVENTS = 5000, SHOWN_EVENTS = 400, MOST_POINTS = 3000, MANY = 64;
@@ -29,7 +29,7 @@
     fillKinds(true); fillKey(); dirty = true; paint();
   }
 
-  // ---- small things
+  // ---- formatting
   const make = (tag, name, text) => { const node = document.createElement(tag); if (name) node.className = name; if (text !== undefined) node.textContent = text; return node; };
   const put = (id, text) => { if (drawn[id] !== text) { drawn[id] = text; $(id).textContent = text; } };
   const two = (n) => String(n).padStart(2, "0");
@@ -38,7 +38,7 @@
   const long = (s) => s < 1 ? `${Math.round(s * 1000)} ms` : s < 60 ? `${Number.isInteger(s) ? s : s.toFixed(1)} s` : s < 3600 ? `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s` : `${Math.floor(s / 3600)} h ${Math.floor(s % 3600 / 60)} min`;
   const now = () => embedded ? state?.now ?? 0 : Date.now() / 1000 + skew;
 
-  // ---- painting; what did not change is not touched
+  // ---- painting; unchanged elements are not touched
   function paint() {
     if (!state) { put("link", word(alive ? "nojob" : "gone")); return; }
     const job = state.job, over = !job || job.finished || job.from_journal;
@@ -47,7 +47,7 @@
     put("name", job ? `${job.name || ""} ${job.id.slice(0, 8)}` : "");
     document.title = job ? `${job.phase}${job.step ? ` · ${job.step}` : ""} · SameBits` : "SameBits";
     if (job) {
-      put("phase", phaseOf(job.phase)); put("step", String(job.step || "–")); // a plain job's steps are its script's
+      put("phase", phaseOf(job.phase)); put("step", String(job.step || "–")); // a plain job's steps are unknown
       put("workers", `${job.alive}/${job.world_size}${job.world_size < job.wanted_size ? ` (${job.wanted_size})` : ""}${job.spares_alive ? ` · ${job.spares_alive} ${word("spares")}` : ""}${job.joining ? `, ${job.joining} ${word("joining")}` : ""}`);
     }
     put("goodput", state.goodput === null ? "–" : `${(state.goodput * 100).toFixed(1)} %`);
@@ -79,7 +79,7 @@
   }
 
   const lookOf = (rank) => rank.role === "retired" ? "retired" : rank.state !== "alive" ? rank.state : rank.role === "spare" ? (rank.activity === "seated" ? "warming" : "warm") : rank.activity;
-  const stepOf = (rank) => rank.step > 0 ? `${word("step")} ${rank.step}` : ""; // of a spare, or of a dead job's rank, nobody knows one
+  const stepOf = (rank) => rank.step > 0 ? `${word("step")} ${rank.step}` : ""; // unknown for a spare, or a rank of a dead job
   function paintRanks() {
     const box = $("ranks"), ranks = state.ranks.filter((rank) => rank.role !== "retired");
     box.classList.toggle("many", ranks.length > MANY);
@@ -119,7 +119,7 @@
       strip.style.width = `${100 * (row.total_ms || 0) / longest}%`;
       for (const name of PHASES) if (row.phases_ms[name] > 0) { const part = make("span", name); part.style.flexGrow = row.phases_ms[name]; strip.append(part); }
       bars.append(strip);
-      const named = (name, label, text) => { const cell = make("td", name, text); cell.dataset.label = label; return cell; }; // a phone has no head
+      const named = (name, label, text) => { const cell = make("td", name, text); cell.dataset.label = label; return cell; }; // the narrow layout has no table head
       line.append(make("td", "", String(row.number)), make("td", "", clock(row.noticed_at)), named("step", word("step"), String(row.step)), make("td", "why", row.cause), bars,
         make("td", row.total_ms === null ? "num" : "num ms", row.total_ms === null ? word("running") : String(Math.round(row.total_ms))), named("num redo", word("redone"), String(row.steps_lost)), make("td", "wait", row.last_to_join));
       return line;
@@ -142,7 +142,7 @@
       const event = events[at];
       if (event.kind === "step" || event.kind === "carried" || (kind && event.kind !== kind)) continue;
       if (sought && !`${event.kind} ${textOf(event)}`.toLowerCase().includes(sought)) continue;
-      if (event.kind === "committed" && quiet === "committed" && kind !== "committed") continue; // of several in a row the last
+      if (event.kind === "committed" && quiet === "committed" && kind !== "committed") continue; // show only the newest of several in a row
       quiet = event.kind;
       const line = make("li", event.kind);
       line.append(make("time", "", stamp(event.at)), make("span", "what", of("k", event.kind)), make("span", "at", event.step ? `${word("step")} ${event.step}` : ""), make("span", "text", textOf(event)));
@@ -155,7 +155,7 @@
   const plots = {};
   function speeds() {
     const at = [], rate = [];
-    let from = 0; // over half a second at least: a shorter stretch says more of when it was looked at than of the pace
+    let from = 0; // over at least half a second, since a shorter interval mostly shows when samples were taken
     for (let i = 1; i < steps.length; i++) {
       const seconds = steps[i][0] - steps[from][0], done = steps[i][1] - steps[from][1];
       if (seconds < 0) from = i; // the clock was set back
@@ -193,7 +193,7 @@
   }
   addEventListener("resize", () => { for (const id of Object.keys(plots)) plots[id].setSize({ width: Math.max(200, $(id).clientWidth), height: 210 }); });
 
-  // ---- what comes in
+  // ---- incoming data
   const STEPPED = new Set(["step", "round", "training", "trained", "interrupted"]);
   function takeEvents(more) {
     events.push(...more); if (events.length > MOST_EVENTS) events.splice(0, events.length - MOST_EVENTS);
@@ -209,7 +209,7 @@
   }
   function takeAll(all) { events = []; steps = all.steps; losses = all.losses; takeEvents(all.events.filter((event) => !STEPPED.has(event.kind))); events = all.events; takeState({ ...all.state, loss: [] }); }
 
-  // ---- acting
+  // ---- actions
   function choose(node) { chosen = node; drawn.who = drawn.facts = null; $("log").textContent = ""; paintRanks(); readLog(); }
   async function readLog() {
     if (chosen === null) return;
@@ -246,14 +246,14 @@
   const deeds = [...document.querySelectorAll("[data-deed]")];
   for (const button of deeds) button.addEventListener("click", () => act(button.dataset.deed));
   async function askWhatMayBeDone() {
-    try { const answer = await fetch("api/health"); const may = answer.ok && (await answer.json()).may_act; for (const button of deeds) button.hidden = !may; } catch { /* the stream tells */ }
+    try { const answer = await fetch("api/health"); const may = answer.ok && (await answer.json()).may_act; for (const button of deeds) button.hidden = !may; } catch { /* the stream reports it */ }
   }
   $("filter").addEventListener("input", () => paintEvents());
   $("kind").addEventListener("change", () => paintEvents());
   $("language").addEventListener("click", () => { language = language === "zh" ? "en" : "zh"; keep(); dress(); });
   $("theme").addEventListener("click", () => { theme = theme === "dark" ? "light" : "dark"; keep(); dress(); });
 
-  // ---- the beginning
+  // ---- start
   async function begin() {
     const answer = await fetch("api/everything");
     if (!answer.ok) throw new Error(String(answer.status));

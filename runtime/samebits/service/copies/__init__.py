@@ -1,1 +1,1 @@
-"""Copies of a rank's newest point on another host: who sends, who keeps, and the writer that does both."""
+"""Copies of a rank's newest point on another host: sending, keeping, and the writer process that does both."""

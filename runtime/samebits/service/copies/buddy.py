@@ -1,8 +1,7 @@
-"""Buddy copies as a trainer sees them: where its writer will listen, and what it is told when a generation begins.
+"""The trainer's side of buddy copies: the writer's listening socket and the brief for a generation.
 
-Here live the listening socket, made before anybody knows whether it will be needed, and the brief; the exchange itself
-is ``writer_process``'s. The one idea: a port that is open from the start can be told to the peers in the one message in
-which a generation meets, and whoever connects before the writer runs waits in the kernel.
+The port is opened before it is known whether it is needed. So it can be sent to the peers in the one message in which a
+generation meets, and connections made before the writer runs wait in the backlog.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _BACKLOG = 64
 
 
 class Brief(Value, frozen=True, tag=1):
-    """What a generation means for a rank's copies.
+    """A rank's copies in one generation.
 
     Attributes:
-        base, job: where in memory copies are kept, and whose.
-        keeper: where this rank's are to go, :class:`samebits.net.copies.Keeper` as text; empty where there is nobody.
+        base, job: folder in memory for copies, and job.
+        keeper: destination of this rank's copies, a :class:`samebits.net.copies.Keeper` as text; "" without a buddy.
         who: the keeper, for people.
         keeps: the slots whose copies come here.
-        ticket: by which they come, this process's own.
-        public_key, secret_key: both ends', where there is a secret.
+        ticket: proof that these copies must carry, this process's own.
+        public_key, secret_key: of both ends, if there is a secret.
     """
 
     base: str
@@ -44,12 +43,12 @@ class Brief(Value, frozen=True, tag=1):
     secret_key: bytes = b""
 
     def pack(self) -> bytes:
-        """For :meth:`samebits.store.checkpoint.Writer.brief`."""
+        """Serialise for :meth:`samebits.store.checkpoint.Writer.brief`."""
         return _SCHEMA.pack(self)
 
     @classmethod
     def unpack(cls, words: bytes) -> Brief:
-        """The reverse of :meth:`pack`."""
+        """Parse the output of :meth:`pack`."""
         return _SCHEMA.unpack(words, MAX_BRIEF_BYTES)
 
 
@@ -59,41 +58,41 @@ _SCHEMA: Schema[Brief] = Schema(Brief)
 def brief_of(
     keys: ClusterKeys | None, base: str, job: str, keeper: str, who: str, keeps: tuple[int, ...], ticket: bytes
 ) -> Brief:
-    """A :class:`Brief` with the cluster's keys."""
+    """Return a :class:`Brief` with the cluster's keys."""
     pair = (b"", b"") if keys is None else (keys.worker.public, keys.worker.secret)
     return Brief(base, job, keeper, who, keeps, ticket, *pair)
 
 
 class CopyListener:
-    """A TCP socket of this process that its writer will take copies in from.
+    """A TCP socket of this process on which its writer receives copies.
 
     Args:
-        address: a numeric IP address of this host that all peers reach.
+        address: a numeric IP address of this host that all peers can reach.
 
     Attributes:
-        keeper: what the members of a generation are told.
+        keeper: the address and ticket that the members of a generation get.
     """
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.bind((address, 0))
         self._socket.listen(_BACKLOG)
-        self._socket.setblocking(False)  # ZeroMQ asks for connections when there may be none any more
+        self._socket.setblocking(False)  # ZeroMQ accepts after a connection may have been closed
         self.keeper = Keeper(endpoint(address, self._socket.getsockname()[1]), secrets.token_bytes(TICKET_BYTES))
         _open_listeners.add(self)
 
     @property
     def descriptor(self) -> int:
-        """To be inherited by the writer."""
+        """Return the descriptor, to be inherited by the writer."""
         return self._socket.fileno()
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What starts a writer that exchanges copies here; it must inherit the descriptor."""
+        """Return the command for a writer that exchanges copies; it must inherit the descriptor."""
         return *command_of("samebits.service.copies.writer_process"), "--listener", str(self.descriptor)
 
     def close(self) -> None:
-        """Close this process's copy."""
+        """Close this process's copy of the socket."""
         self._socket.close()
 
 

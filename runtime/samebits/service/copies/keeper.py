@@ -1,8 +1,7 @@
-"""The keeping half of buddy copies: what other ranks send is put into memory slots of this host, compared, and kept.
+"""Keep buddy copies: receive points of other ranks into memory slots of this host.
 
-Here lives whose copies this process takes, and what it answers; the slots are ``store``'s, the words ``net.copies``'.
-The one idea: a copy is good only when every chunk of it has been compared where it lies; until then the one before it
-stays, and a refusal is a sentence to its sender, who alone has to act on it.
+A copy is valid only once all of its chunks have been verified in place; until then the previous copy stays. Refusals
+are sent to the sender, which alone can act on them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from samebits.store.checkpoint.copied_buffer import CopyOffer, IncomingCopy, has
 
 @dataclass(slots=True)
 class _Incoming:
-    """What one sender is sending."""
+    """The transfer of one sender."""
 
     sender: bytes
     transfer: int
@@ -31,15 +30,15 @@ class _Incoming:
 
 
 class CopyKeeper:
-    """Takes in the copies of some slots.
+    """Receives and keeps the copies of some slots.
 
     Args:
         context: of the process.
-        descriptor: of a TCP socket that listens.
-        keys: both ends' where there is a secret.
+        descriptor: of a listening TCP socket.
+        keys: of both ends, if there is a secret.
         base: the folder in memory.
-        job: whose.
-        ticket: what an offer must carry.
+        job: the job's id.
+        ticket: proof that an offer must carry.
     """
 
     def __init__(
@@ -53,23 +52,23 @@ class CopyKeeper:
 
     @property
     def sources(self) -> list[zmq.Socket[Any]]:
-        """The sockets to watch."""
+        """Return the sockets to poll."""
         return self._socket.sources
 
     @property
     def look_within_s(self) -> float | None:
-        """Seconds after which ``look`` is due although nothing is readable; None: any number."""
+        """Return seconds after which ``look`` is due without a readable socket; None: never."""
         return self._socket.look_within_s
 
     def keep(self, slots: frozenset[int]) -> None:
-        """From now on take copies of these slots; what is here of others stays, and is nobody's."""
+        """Keep copies of these slots from now on; existing copies of others stay, unused."""
         self._slots = slots
         for slot in self._rooms.keys() - slots:
             self._incoming.pop(slot, None)
             self._rooms.pop(slot).close()
 
     def look(self) -> None:
-        """Read what has come, and answer."""
+        """Read and answer what has arrived."""
         for said in self._socket.drain():
             answer = self._offered(said, said.message) if isinstance(said.message, Offer) else self._brought(said)
             if answer is not None:
@@ -82,7 +81,7 @@ class CopyKeeper:
         self._socket.settle(said)
         if offer.job != self._job:
             return Declined(number, f"it keeps copies of job {self._job}, not of job {offer.job}", again=False)
-        if offer.slot not in self._slots:  # or not yet: not every member hears of a generation at once
+        if offer.slot not in self._slots:  # or not yet: not all members learn of a generation at the same time
             return Declined(number, f"it does not keep copies of slot {offer.slot}", again=True)
         copied = CopyOffer(offer.job, offer.slot, offer.point, offer.digest, offer.manifest_bytes, offer.data_bytes)
         try:
@@ -92,9 +91,9 @@ class CopyKeeper:
             if has_copy(room, copied):
                 return Whole(number)
             self._incoming[offer.slot] = _Incoming(said.sender, number, IncomingCopy(room, copied))
-        except CheckpointError as error:  # what is offered cannot be: nothing of what is here is touched
+        except CheckpointError as error:  # the offer is invalid: existing copies are not touched
             return Declined(number, _short(error), again=False)
-        except LockedError:  # whoever kept it before has not heard yet that it does not any more
+        except LockedError:  # its last keeper does not know yet that it is no longer one
             return Declined(number, "another process of its host still has the copies", again=True)
         except StoreError as error:
             self._give_up(offer.slot)
@@ -113,7 +112,7 @@ class CopyKeeper:
             None,
         )
         if found is None:
-            return None  # of a transfer that is over
+            return None  # of an earlier transfer
         slot, incoming = found
         try:
             is_whole = incoming.copy.take(said.data)
@@ -126,13 +125,13 @@ class CopyKeeper:
         return Whole(number)
 
     def _give_up(self, slot: int) -> None:
-        """What was coming in is none; the room is opened anew for what comes next, for it may be gone itself."""
+        """Discard an incoming copy and close its room, which may be gone; the next copy opens a new one."""
         self._incoming.pop(slot, None)
         if (room := self._rooms.pop(slot, None)) is not None:
             room.close()
 
     def close(self) -> None:
-        """Let go of everything; the copies stay."""
+        """Release everything; the copies stay."""
         self.keep(frozenset())
         self._socket.close()
 

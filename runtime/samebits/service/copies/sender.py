@@ -1,9 +1,8 @@
-"""The sending half of buddy copies: the newest hashed slot of a rank goes to its keeper, one at a time.
+"""Send buddy copies: a rank's newest hashed slot goes to its keeper, one at a time.
 
-Here lives which slot is sent next, and when a keeper is given up for this time; never sockets' details (``net.copies``)
-or what a slot is (``store``). The one idea: nobody waits for this. What cannot be sent now is passed over for the next
-point, which is the better copy anyway, and the reason is reported once with it. A keeper that is silent is asked again
-later: it may have been busy, and the next point may be an hour away.
+No process waits for copies. A point that cannot be sent now is skipped for the next one, which is the better copy, and
+the reason is reported once. A silent keeper is tried again later, because it may have been busy and the next point may
+be an hour away.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ LATER_S = 30.0
 """How long a silent keeper is left alone."""
 
 Report = Callable[[int, str], object]
-"""Takes the sequence of a point, and why there is no copy of it; empty where there is one."""
+"""Takes a point's sequence number and why it was not copied; "" if it was."""
 
 
 class CopySender:
-    """What one rank's writer has to send.
+    """Sends the points of one rank's writer.
 
     Args:
         context: of the process.
         room: the folder of the rank's slots.
         room_descriptor: that folder, open.
-        root: the job's checkpoint folder, where each point goes as well.
-        report: told what became of each point that was taken up.
+        root: the job's checkpoint folder, which also receives each point.
+        report: called with the result for each point.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class CopySender:
         self._keys: KeyPair | None = None
         self._socket: SenderSocket | None = None
         self._newest: tuple[int, str] | None = None  # sequence, slot
-        self._settled = 0  # up to this sequence there is nothing to do any more
+        self._settled = 0  # points up to this sequence are done
         self._outgoing: OutgoingCopy | None = None
         self._transfer = 0
         self._sent_bytes = self._answered_bytes = 0
@@ -64,17 +63,17 @@ class CopySender:
 
     @property
     def socket(self) -> zmq.Socket[Any] | None:
-        """To be watched; another one after each call of any method."""
+        """Return the socket to poll, which may change with each call of any method."""
         return None if self._socket is None else self._socket.socket
 
     @property
     def wake_at(self) -> float | None:
-        """When :meth:`look` is to be called at the latest."""
+        """Return the latest time for the next :meth:`look`."""
         deadlines = [at for at in (self._give_up_at, self._again_at) if at is not None]
         return min(deadlines, default=None)
 
     def go_to(self, keeper: Keeper | None, who: str, keys: KeyPair | None, now: float) -> None:
-        """From now on this is the keeper, who has nothing yet; None where there is none."""
+        """Use this keeper, which has no copies yet, from now on; None: there is none."""
         if keeper == self._keeper:
             return
         self._drop()
@@ -85,10 +84,10 @@ class CopySender:
         self._begin(now)
 
     def _newest_there_is(self) -> tuple[int, str] | None:
-        """What a predecessor of this process has left."""
+        """Return the newest point left by a predecessor of this process."""
         found = []
         for name in NAMES:
-            with contextlib.suppress(StoreError):  # whoever looks for points says why
+            with contextlib.suppress(StoreError):  # the search for points reports the reason
                 outgoing = outgoing_copy(self._room_descriptor, self._room / name)
                 if outgoing is not None:
                     found.append((outgoing.sequence, name))
@@ -96,15 +95,15 @@ class CopySender:
         return max(found, default=None)
 
     def hashed(self, name: str, sequence: int, now: float) -> None:
-        """This slot is the newest."""
+        """Note that this slot is the newest."""
         self._newest = (sequence, name)
         if self._outgoing is None:
             self._begin(now)
 
     def look(self, now: float) -> None:
-        """Read what was answered, and act on what was not."""
+        """Read answers, and act on missing ones."""
         if self._socket is not None:
-            for message in list(self._socket.drain()):  # what is done about it may close the socket
+            for message in list(self._socket.drain()):  # handling a message may close the socket
                 if message.transfer == self._transfer and self._outgoing is not None:
                     self._take(message, now)
         if self._give_up_at is not None and self._give_up_at <= now:
@@ -139,7 +138,7 @@ class CopySender:
             self._settled = sequence
             self._report(sequence, str(error))
             return
-        if outgoing is None or outgoing.sequence != sequence:  # being filled anew: what is hashed next is newer
+        if outgoing is None or outgoing.sequence != sequence:  # being overwritten: the next hashed point is newer
             if outgoing is not None:
                 outgoing.close()
             return
@@ -172,7 +171,7 @@ class CopySender:
             piece = self._outgoing.piece(self._sent_bytes, size_bytes)
             if piece is None:
                 self._settle(
-                    "it was overtaken: points are saved faster than they are copied, and go from the disk before that",
+                    "it was overtaken: points are saved faster than they are copied, and leave the disk first",
                     now,
                 )
                 return
@@ -182,7 +181,7 @@ class CopySender:
             self._sent_bytes += len(piece)
 
     def _settle(self, problem: str, now: float, *, hangs_up: bool = False) -> None:
-        """This point is through; on to the newest one."""
+        """Finish this point and continue with the newest one."""
         assert self._outgoing is not None
         sequence = self._outgoing.sequence
         self._drop()
@@ -193,7 +192,7 @@ class CopySender:
         self._begin(now)
 
     def _leave_alone(self, now: float) -> None:
-        """Nobody answers: the newest point there is then is offered later, were it the same."""
+        """Give up a silent keeper for now; the newest point, even if unchanged, is offered later."""
         assert self._outgoing is not None
         self._report(self._outgoing.sequence, f"{self._who} has not answered for {SILENT_S:g} s")
         self._drop()
@@ -211,6 +210,6 @@ class CopySender:
             self._socket = None
 
     def close(self) -> None:
-        """Leave what is not sent."""
+        """Discard what is not sent."""
         self._drop()
         self._hang_up()

@@ -1,9 +1,8 @@
-"""The checkpoint writer that also exchanges copies with other hosts: the process a rank starts where it has a buddy.
+"""The checkpoint writer that also exchanges copies with other hosts, for a rank with a buddy.
 
-Here lives the thread beside the writer's own, which runs the sending and the keeping half, and what it is told; the
-writing is ``store.checkpoint.writer_process``'s. The one idea: the process that has the hashed slot at hand, holds no
-interpreter lock of the trainer's and outlives a kill of it, is the one to send it; what it keeps for others it lets go
-of as soon as its own trainer is gone, so that whoever takes the place finds it free.
+A thread beside the writer's own runs the sender and the keeper. This process sends because it has the hashed slot,
+holds no interpreter lock of the trainer and survives its death. It releases the copies that it keeps as soon as its own
+trainer is gone, so that a successor finds them free.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from samebits.store.process_identity import ProcessIdentity
 
 
 class Copies:
-    """The thread; made and closed by the writer's own.
+    """The thread for copies, created and closed by the writer's thread.
 
     Args:
         room, room_descriptor: the rank's slots.
         root: the job's checkpoint folder.
-        listener: a descriptor of a TCP socket that listens.
-        trainer: with whose end this ends.
-        tell: takes a word to the trainer.
+        listener: descriptor of a listening TCP socket.
+        trainer: the process whose end also ends this.
+        tell: sends a result to the trainer.
     """
 
     def __init__(
@@ -64,23 +63,21 @@ class Copies:
     # ---- the writer's thread
 
     def brief(self, words: bytes) -> None:
-        """A generation begins."""
+        """Begin a generation."""
         self._post(lambda: self._begin(Brief.unpack(words)))
 
     def hashed(self, name: str, sequence: int) -> None:
-        """This slot is the newest."""
+        """Note that this slot is the newest."""
         self._post(lambda: self._sender.hashed(name, sequence, time.monotonic()))
 
     def close(self) -> None:
-        """Leave what is not sent, and let go of what is kept."""
+        """Discard what is not sent, and release what is kept."""
         self._post(self._end)
         self._thread.join()
 
     def _post(self, task: Callable[[], None]) -> None:
         self._tasks.append(task)
         self._waker.wake()
-
-    # ---- its own
 
     def _begin(self, brief: Brief) -> None:
         keys = KeyPair(brief.public_key, brief.secret_key) if brief.secret_key else None
@@ -133,9 +130,9 @@ class Copies:
         return ready
 
     def _trainer_descriptor(self) -> int | None:
-        """Readable with the trainer's death; None where it is gone, or the system has no such thing: the writer tells.
+        """Return a descriptor that is readable at the trainer's death; None if unsupported.
 
-        The writer may be in the middle of a long save by then.
+        The writer also learns of the death, but possibly only after a long save.
         """
         try:
             return os.pidfd_open(self._trainer.pid)

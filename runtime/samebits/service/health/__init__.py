@@ -1,1 +1,1 @@
-"""What a worker sees of its host and devices: their health, and that the host is about to go."""
+"""Health of a worker's host and devices, and announcements that the host will go."""

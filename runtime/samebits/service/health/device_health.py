@@ -1,7 +1,7 @@
-"""What the vendors' own tools say of this machine's accelerators: ``nvidia-smi`` and ``npu-smi``, where they are there.
+"""Query this machine's accelerators through the vendors' tools, ``nvidia-smi`` and ``npu-smi``.
 
-Here lives what is asked, and which answer is a fault. Never here: torch, or what follows. The one idea: a tool that is
-not there, hangs or says something else is no fault of the device; only what its tool calls one is.
+A tool that is missing, hangs or gives unexpected output is no fault of the device; only a fault reported by its tool
+is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO_FAULT = {"OK", "NA", "UNKNOWN", "-"}
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator: what its tool says of it, and what is wrong with it, if anything."""
+    """One accelerator: its tool's description of it, and its problem, if any."""
 
     name: str
     found: str
@@ -25,13 +25,13 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """Those of this machine; none where no tool is there."""
+    """Return this machine's accelerators; none without a tool."""
     told = [*(NvidiaTool().look() or []), *(AscendTool().look() or [])]
     return [Device(one.name, _found(one), "; ".join(problems(one))) for one in told]
 
 
 def problems(told: Told) -> list[str]:
-    """What its tool calls a fault of it, whatever the limits are."""
+    """Return what the tool reports as faults, regardless of limits."""
     found = []
     if told.errors:
         found.append(f"{told.errors:.0f} uncorrected memory errors since it was started")
@@ -41,36 +41,36 @@ def problems(told: Told) -> list[str]:
 
 
 def fault_of(told: Told) -> str:
-    """``its health is Alarm``, or nothing."""
+    """Return ``its health is Alarm``, or ""."""
     return "" if told.state.upper() in _NO_FAULT or not told.state else f"its health is {told.state}"
 
 
 class NvidiaTool:
-    """``nvidia-smi``, asked by one thread."""
+    """``nvidia-smi``, used by one thread."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._tool = VendorTool("nvidia-smi", timeout_s)
         self._slowed: tuple[str, ...] = SLOWED_FIELDS
 
     def look(self, uuid: str = "") -> list[Told] | None:
-        """Its devices, or the one with this UUID; None where it gives no answer."""
+        """Return its devices, or the one with this UUID; None without an answer."""
         which = (f"--id={uuid}",) if uuid else ()
         for fields in (*((*NVIDIA_FIELDS, one) for one in self._slowed), NVIDIA_FIELDS):
             text = self._tool.ask(f"--query-gpu={','.join(fields)}", *which, "--format=csv,noheader,nounits")
             if text is not None:
-                self._slowed = fields[len(NVIDIA_FIELDS) :]  # the first that this driver knows
+                self._slowed = fields[len(NVIDIA_FIELDS) :]  # the first that this driver supports
                 return vendor_tool.nvidia(text)
         return None
 
 
 class AscendTool:
-    """``npu-smi``, asked by one thread."""
+    """``npu-smi``, used by one thread."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._tool = VendorTool("npu-smi", timeout_s)
 
     def look(self, wanted: Callable[[int], bool] = lambda place: True) -> list[Told] | None:
-        """Its devices whose place in its list is wanted; None where it gives no answer."""
+        """Return its devices whose position in its list is wanted; None without an answer."""
         text = self._tool.ask("info")
         if text is None:
             return None

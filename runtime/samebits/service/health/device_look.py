@@ -1,9 +1,8 @@
-"""How the device is that this worker trains on, looked at every few seconds in a thread of its own.
+"""Monitor the worker's training device every few seconds, in its own thread.
 
-Here live the readings: what the vendor's tool says, what the kernel has logged of the device, what the training thread
-has left of its memory. Never here: the tool's texts (``vendor_texts``), or from when on a reading is an ailment
-(``core.watch.health``). The one idea: no thread of this process asks the driver but the one that trains anyway: whoever
-asks a driver that hangs cannot be ended. A tool that gives no answer changes nothing of what was known.
+It combines the vendor tool's readings, the kernel log's faults and the free memory seen by the training thread. No
+other thread of this process calls the driver, because a thread blocked in a hanging driver cannot be ended. A tool
+without an answer leaves the known readings unchanged.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from samebits.service.health.kernel_log import OF_DEVICE, KernelLog, bus_of
 from samebits.service.health.vendor_tool import Told
 
 OTHERS_SHARE = 0.1
-"""Of a device's memory: who has so much of it besides this process is no driver's context, but another user."""
+"""A process with this share of a device's memory besides ours is a user, not a driver's context."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Of a device, in bytes, as the training thread saw it at a commit."""
+    """A device's memory in bytes, as the training thread saw it at a commit."""
 
     total: int
     free: int
     held: int  # by this process's allocator
-    used: int  # of that, by tensors
+    used: int  # part of ``held`` that is used by tensors
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedDevice:
-    """Which device, in the words of those who are asked.
+    """A device, as named by torch and the tools.
 
     Args:
         name: torch's.
-        uuid: NVIDIA's; empty where there is none.
-        place: in Ascend's own list; None where it is another's.
-        memory: the newest figures.
+        uuid: NVIDIA's; "" if there is none.
+        place: in Ascend's own list; None for other vendors.
+        memory: returns the newest figures.
     """
 
     name: str
@@ -51,7 +50,7 @@ class WatchedDevice:
 
 
 def limits_of(settings: Settings) -> dict[Sign, Limit]:
-    """The limits that the settings give; a sign that is off has none."""
+    """Return the limits from the settings; signs that are off have none."""
     of = settings.health.of
     heat = of("device_heat")
     return limits_in(
@@ -67,7 +66,7 @@ def limits_of(settings: Settings) -> dict[Sign, Limit]:
 
 
 def limits_in(looks: Mapping[Sign, Look]) -> dict[Sign, Limit]:
-    """Return the limit of each sign that is looked at, and what follows there."""
+    """Return the limit of each enabled sign, and its consequence."""
     return {
         sign: Limit(look.limit, drains=look.policy in ("drain", "refuse"), refuses=look.policy == "refuse")
         for sign, look in looks.items()
@@ -76,12 +75,12 @@ def limits_in(looks: Mapping[Sign, Look]) -> dict[Sign, Limit]:
 
 
 class DeviceReadings:
-    """Of one device, asked by one thread.
+    """The readings of one device, used by one thread.
 
     Args:
-        device: which.
-        log: the kernel's.
-        timeout_s: how long a tool may take; None: as long as they may.
+        device: the device.
+        log: the kernel's; None: opened here.
+        timeout_s: how long a tool may take; None: its default.
     """
 
     def __init__(self, device: WatchedDevice, log: KernelLog | None = None, timeout_s: float | None = None) -> None:
@@ -93,14 +92,14 @@ class DeviceReadings:
         self._logged: dict[int, Reading] = {}
 
     def look(self) -> list[Reading]:
-        """What is known after this look."""
+        """Take new readings; return all known ones."""
         told = self._told()
         if told is not None:
             self._name, self._bus = told.name, told.bus or self._bus
             self._take(told)
         memory = self._device.memory()
         if memory is not None and memory.total > 0:
-            taken = memory.total - memory.free - max(0, memory.held - memory.used)  # what is cached is to be had
+            taken = memory.total - memory.free - max(0, memory.held - memory.used)  # cached memory is available
             self._know(Sign.DEVICE_MEMORY, taken / memory.total)
         others = self._others(memory, told)
         if others is not None and told is not None and told.busy is not None:
@@ -113,7 +112,7 @@ class DeviceReadings:
         return [*self._known.values(), *self._logged.values()]
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the kernel log."""
         self._log.close()
 
     def _told(self) -> Told | None:
@@ -138,7 +137,7 @@ class DeviceReadings:
                 self._known[Sign.DEVICE_FAULT] = Reading(Sign.DEVICE_FAULT, f"{told.name}: {fault}", 1.0)
 
     def _others(self, memory: DeviceMemory | None, told: Told | None) -> float | None:
-        """The share of its memory that others have."""
+        """Return the share of the device's memory that other processes use."""
         if memory is None or memory.total <= 0:
             return None
         return max(0, memory.total - memory.free - memory.held) / memory.total
@@ -148,12 +147,12 @@ class DeviceReadings:
 
 
 class DeviceLook:
-    """Looks as often as HEALTH says; ``told`` is called, in this object's thread, after each look.
+    """Monitors at the interval of HEALTH and calls ``told`` in its own thread after each round.
 
     Args:
         settings: the limits.
-        device: which.
-        told: takes what is wrong, and whether that has changed.
+        device: the device.
+        told: called with the problems and whether they have changed.
     """
 
     def __init__(
@@ -165,11 +164,11 @@ class DeviceLook:
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Begin, in a thread that ends with the process."""
+        """Start a daemon thread."""
         threading.Thread(target=self._run, name="samebits-device", daemon=True).start()
 
     def stop(self) -> None:
-        """No further look."""
+        """Stop monitoring."""
         self._over.set()
 
     def _run(self) -> None:

@@ -1,9 +1,7 @@
-"""What this worker's host has left, and what the worker uses, read every few seconds in a thread of its own.
+"""Monitor the worker's host and the worker's usage every few seconds, in its own thread.
 
-Here live the sensors (psutil, the control group's files, statvfs); the device's are ``device_look``'s. Never here: from
-when on a number is an ailment, and what follows (``core.watch.health``). The one idea: a disk that hangs must not cost
-the seat, so nothing is read in the thread that beats; and who is well says nothing. A host's clock is not compared with
-another's: no decision here depends on it.
+The sensors are psutil, the control group's files and statvfs. Nothing is read in the thread that sends heartbeats,
+because a hanging disk must not cost the seat. A healthy worker sends no report. ``core.watch.health`` has the limits.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ CPUS_OVER_S = 0.5
 
 
 def limits_of(settings: Settings) -> dict[Sign, Limit]:
-    """The limits that the settings give; a sign that is off has none."""
+    """Return the limits from the settings; signs that are off have none."""
     chosen = {sign: settings.health.of(sign.name.lower()) for sign in (Sign.CPU, Sign.MEMORY, Sign.DISK)}
     return device_look.limits_in({**chosen, Sign.DESCRIPTORS: Look("tell", DESCRIPTORS_SHARE)})
 
 
 def places_of(settings: Settings) -> list[Path]:
-    """The folders that a job fills: those that are on this host, one of each file system."""
+    """Return the folders that a job fills, one for each local file system."""
     named = [settings.checkpoint_path, settings.log_dir, settings.recovery_path, SHARED_MEMORY]
     found: dict[int, Path] = {}
     for path in named:
@@ -47,21 +45,21 @@ def places_of(settings: Settings) -> list[Path]:
 
 
 def nearest(path: Path) -> Path:
-    """The path, or the folder above it that is there already."""
+    """Return the path, or its nearest existing parent."""
     path = path.absolute()
     return next(one for one in (path, *path.parents) if one.exists())
 
 
 def may_refuse(settings: Settings) -> bool:
-    """Whether any reading keeps this process from asking for a seat."""
+    """Return whether any reading can keep this process from asking for a seat."""
     return any(one.refuses for one in (*limits_of(settings).values(), *device_look.limits_of(settings).values()))
 
 
 def require(settings: Settings, device: WatchedDevice | None) -> None:
-    """Look once, before this process asks for a seat.
+    """Check the host once, before this process asks for a seat.
 
     Raises:
-        PreflightError: a reading whose policy is ``refuse`` is over its limit; the message names all that are.
+        PreflightError: a reading with policy ``refuse`` exceeds its limit; the message names all of them.
     """
     limits = {**limits_of(settings), **device_look.limits_of(settings)}
     found = list(readings(places_of(settings), cpus_over_s=CPUS_OVER_S if limits.get(Sign.CPU) else None))
@@ -73,19 +71,19 @@ def require(settings: Settings, device: WatchedDevice | None) -> None:
     if wrong:
         node = settings.node_id or "this worker"
         raise PreflightError(
-            f"the host of {node} is not well, so it asks for no seat: {'; '.join(map(said, wrong))}. Fix: start it on "
-            "another host, or set what the brackets name to tell"
+            f"the host of {node} is not healthy, so it asks for no seat: {'; '.join(map(said, wrong))}. Fix: start it "
+            "on another host, or set the signs in brackets to tell"
         )
 
 
 def readings(places: list[Path], cpus_over_s: float | None = None) -> Iterator[Reading]:
-    """One look. What cannot be read is left out.
+    """Yield one round of readings, without those that cannot be read.
 
     Args:
-        places: the folders whose disks are looked at.
-        cpus_over_s: how long the CPUs are watched; None: since the last look, so the first one sees none busy.
+        places: the folders whose disks are read.
+        cpus_over_s: how long to watch the CPUs; None: since the last round, so the first one shows none busy.
     """
-    import psutil  # type: ignore[import-untyped]  # in the thread that looks: a start does not wait for it
+    import psutil  # type: ignore[import-untyped]  # slow, so not at start
 
     yield Reading(Sign.CPU, "", psutil.cpu_percent(cpus_over_s) / 100)
     if (taken := taken_share()) is not None:
@@ -100,12 +98,12 @@ def readings(places: list[Path], cpus_over_s: float | None = None) -> Iterator[R
 
 
 class HealthLook:
-    """Looks every ``interval_s``; reports in this object's threads, at every change and while anything is wrong.
+    """Monitors the host; reports every change, and repeatedly while anything is wrong.
 
     Args:
         settings: the limits and the folders.
-        report: takes all that is wrong, from one thread at a time.
-        used: takes, in this object's thread, what the worker uses, in a world that may change its size.
+        report: called with all present problems, from one thread at a time.
+        used: called in this object's thread with the worker's usage, if the world may change its size.
     """
 
     def __init__(
@@ -125,17 +123,17 @@ class HealthLook:
         self._one_tells = threading.Lock()
 
     def start(self) -> None:
-        """Begin, in a thread that ends with the process."""
+        """Start a daemon thread."""
         threading.Thread(target=self._run, name="samebits-health", daemon=True).start()
 
     def watch_device(self, device: WatchedDevice) -> None:
-        """Look at this device as well, once, in another thread: a tool may take long."""
+        """Monitor this device as well, once, in another thread, because a tool may be slow."""
         if self._device is None and device_look.limits_of(self._settings):
             self._device = DeviceLook(self._settings, device, self._take_of_device)
             self._device.start()
 
     def stop(self) -> None:
-        """No further look."""
+        """Stop monitoring."""
         self._over.set()
         if self._device is not None:
             self._device.stop()
@@ -146,7 +144,7 @@ class HealthLook:
             self._tell()
 
     def _tell(self) -> None:
-        with self._one_tells:  # who comes second says the newer
+        with self._one_tells:  # the later report must be the newer one
             self._report(HealthReport((self._watch.ailments + self._of_device)[:MAX_AILMENTS]))
 
     def _run(self) -> None:
@@ -162,14 +160,16 @@ class HealthLook:
 
 
 class Usage:
-    """What this process uses, by which a world finds its size."""
+    """This process's usage, from which a world's size is chosen."""
 
     def __init__(self) -> None:
         self._before = (time.monotonic(), time.process_time())
 
     def look(self) -> tuple[Figure, ...]:
-        """``cpu``: how many cores its threads have used since the last look; ``memory``: the host's share taken, or of
-        its control group's limit."""
+        """Return ``cpu``, the cores used since the last call, and ``memory``, the host's used share.
+
+        With a control group, the share is that of its limit.
+        """
         before, now = self._before, (time.monotonic(), time.process_time())
         self._before = now
         elapsed_s = now[0] - before[0]

@@ -1,8 +1,7 @@
-"""The Xids that NVIDIA's driver writes into the kernel's log, where this process may read it: a device's own faults.
+"""Read NVIDIA's Xid errors, which report device faults, from the kernel log if permitted.
 
-Only reading and finding live here. The one idea: what the kernel has said is there whatever the device does now, so a
-device that has fallen off its bus, and of which no tool says anything any more, is named all the same. What Xids mean:
-NVIDIA, "XID Errors"; those that a program causes (13, 31, 43, 45 and others) are no fault of the device.
+The kernel's messages remain when a device has fallen off its bus and no tool reports it any more. Xids are explained in
+NVIDIA's "XID Errors"; those caused by programs (13, 31, 43, 45 and others) are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 
 LOG = Path("/dev/kmsg")
 MOST_RECORDS = 1000
-"""That are read in one look."""
+"""Most records read in one round."""
 OF_DEVICE = {
     48: "an uncorrected memory error",
     62: "its own processor halted",
@@ -36,7 +35,7 @@ Bus = tuple[int, ...]
 
 
 class KernelLog:
-    """What is written into it from now on."""
+    """The kernel log from now on."""
 
     def __init__(self, path: Path = LOG) -> None:
         self._log: int | None = None
@@ -45,19 +44,19 @@ class KernelLog:
             os.lseek(self._log, 0, os.SEEK_END)
 
     def close(self) -> None:
-        """Read no further."""
+        """Close the log."""
         if self._log is not None:
             os.close(self._log)
             self._log = None
 
     def faults(self) -> list[tuple[Bus, int]]:
-        """The devices' own Xids since the last look: the device's place on the bus, and the number."""
+        """Return new Xids that are device faults, with the device's position on the bus."""
         found: list[tuple[Bus, int]] = []
         for _ in range(MOST_RECORDS if self._log is not None else 0):
             try:
                 record = os.read(self._log, _RECORD_BYTES) if self._log is not None else b""
             except BrokenPipeError:
-                continue  # what was not read in time is overwritten: the next read goes on behind it
+                continue  # unread records were overwritten: the next read continues after them
             except OSError:
                 break
             if not record:
@@ -69,6 +68,6 @@ class KernelLog:
 
 
 def bus_of(text: str) -> Bus | None:
-    """``00000000:65:00.0`` as :meth:`KernelLog.faults` has it."""
+    """Parse ``00000000:65:00.0`` into the form that :meth:`KernelLog.faults` returns."""
     parts = _BUS.fullmatch(text)
     return None if parts is None else tuple(int(one, 16) for one in parts.groups())

@@ -1,9 +1,8 @@
-"""Whether this worker's machine is about to be taken away: the user's command is asked every few seconds.
+"""Detect that this worker's machine will be taken away, by running a user's command periodically.
 
-Clouds announce it by a metadata server, clusters by a file or a node's mark, each differently; so it is a command of
-the user's, whose status 0 means yes. Here lives the asking, in a thread of its own. Never here: what follows, which is
-the same as at SIGTERM. The one idea: a command that fails, hangs or does not exist is no announcement, and is said
-once.
+Clouds announce it by a metadata server, clusters by a file or a node's label. So a user's command decides, whose status
+0 means yes. A command that fails, hangs or does not exist is no announcement and is logged once. The result is handled
+like SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from samebits.store.child_processes import end_group
 EVERY_S = 5.0
 TIMEOUT_S = 10.0
 _SHELLS_OWN = 126
-"""From here on a status is of the shell, or of env: the command cannot be run (127: it is not there)."""
+"""From here on a status is from the shell or env: the command cannot be run (127: not found)."""
 
 
 class PreemptionLook:
-    """Asks until the answer is yes; ``told`` is then called once, in this object's thread, with a sentence.
+    """Asks until the answer is yes, then calls ``told`` once, in its own thread, with a sentence.
 
     Args:
-        command: split into words as a shell does, and read by none.
-        told: takes why this worker is to leave.
-        every_s: seconds from one answer to the next question.
+        command: split into words like a shell does, but not run by one.
+        told: called with the reason to leave.
+        every_s: seconds between an answer and the next run.
         timeout_s: how long the command may take.
     """
 
@@ -46,16 +45,16 @@ class PreemptionLook:
 
     @classmethod
     def of(cls, settings: Settings) -> PreemptionLook | None:
-        """This process's, whose main thread then leaves at its next commit; None where there is nothing to ask."""
+        """Return this process's look, which makes it leave at its next commit; None if not configured."""
         command = settings.preemption_command
         return None if command is None else cls(command, _leave)
 
     def start(self) -> None:
-        """Begin, in a thread that ends with the process."""
+        """Start a daemon thread."""
         threading.Thread(target=self._run, name="samebits-preemption", daemon=True).start()
 
     def stop(self) -> None:
-        """No further question."""
+        """Stop asking."""
         self._over.set()
 
     def _run(self) -> None:
@@ -86,7 +85,7 @@ class PreemptionLook:
         return False
 
     def _status(self) -> int:
-        """Run the command and return its exit status; what it has started ends with it.
+        """Run the command and return its exit status; processes that it started end with it.
 
         Raises:
             subprocess.TimeoutExpired: it hung.
@@ -106,7 +105,7 @@ class PreemptionLook:
 
 
 def _problem_of(status: int) -> str:
-    """Say what is wrong with a command that ended with this status; empty if it may just have said no."""
+    """Return what is wrong with a command that ended with this status; "" if it may have meant no."""
     if status < 0:
         return f"was killed by signal {-status}"
     return f"ended with status {status}" if status >= _SHELLS_OWN else ""
@@ -114,4 +113,4 @@ def _problem_of(status: int) -> str:
 
 def _leave(why: str) -> None:
     log.say(f"asked to leave: {why}")
-    os.kill(os.getpid(), signal.SIGTERM)  # the main thread knows when it may
+    os.kill(os.getpid(), signal.SIGTERM)  # the main thread decides when it may leave

@@ -1,7 +1,7 @@
-"""``nvidia-smi`` and ``npu-smi``, run in a process of their own within bounds of time and size, and what they print.
+"""Run ``nvidia-smi`` and ``npu-smi`` with limits of time and size, and parse their output.
 
-A driver that hangs holds the process that asks it in the kernel, where not even SIGKILL ends it. So a worker asks no
-driver itself; a tool that does not end is left alone, and asked again once it has ended.
+A driver that hangs blocks the calling process in the kernel, where not even SIGKILL ends it. So no worker calls a
+driver itself. A tool that does not end is abandoned, and run again once it has ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NVIDIA_FIELDS = (
     "ecc.errors.uncorrected.volatile.total",
 )
 SLOWED_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""The same of newer and of older drivers: a mask. A field that a driver does not know makes its tool fail."""
+"""The same mask in newer and older drivers. A tool fails on a field that its driver does not know."""
 _SHOWN_CHARACTERS = 80
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
-"""Hardware slowdown, software and hardware thermal slowdown, power brake. Not idle (1) nor the power cap (4)."""
+"""Hardware slowdown, software and hardware thermal slowdown, power brake. Not idle (1) or power cap (4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a tool says of one device; None: it does not say it."""
+    """A tool's readings of one device; None: not reported."""
 
     name: str
     model: str
@@ -42,13 +42,13 @@ class Told:
     used_mib: float | None = None
     total_mib: float | None = None
     busy: float | None = None  # a share
-    errors: float | None = None  # of its memory, that were not corrected
+    errors: float | None = None  # uncorrected memory errors
     is_slowed: bool | None = None
     state: str = ""  # Ascend's health
 
 
 def nvidia(text: str) -> list[Told]:
-    """Of ``--query-gpu`` with NVIDIA_FIELDS, and one of SLOWED_FIELDS or none, in CSV without header and units."""
+    """Parse ``--query-gpu`` with NVIDIA_FIELDS and at most one of SLOWED_FIELDS, as CSV without header or units."""
     found = []
     for line in text.splitlines()[:MOST_DEVICES]:
         parts = [part.strip() for part in line.split(",")]
@@ -74,7 +74,7 @@ def nvidia(text: str) -> list[Told]:
 
 
 def ascend(text: str) -> list[Told]:
-    """Of ``npu-smi info``: two lines a chip, the NPU's and the chip's; a second chip of an NPU has its own two."""
+    """Parse ``npu-smi info``, which has two lines per chip: the NPU's and the chip's."""
     found: list[Told] = []
     first: tuple[str, ...] | None = None
     for line in text.splitlines():
@@ -105,7 +105,7 @@ def ascend(text: str) -> list[Told]:
 
 
 def ascend_errors(text: str) -> float | None:
-    """Of ``npu-smi info -t ecc``: how many errors of its memory were not corrected."""
+    """Parse ``npu-smi info -t ecc``: return the number of uncorrected memory errors."""
     counts = re.findall(r"^\s*(?:HBM|DDR) Double Bit Error Count\s*:\s*([0-9]{1,9})\s*$", text, re.MULTILINE)
     return float(sum(map(int, counts))) if counts else None
 
@@ -135,19 +135,19 @@ _PART = 1 << 16
 
 
 class VendorTool:
-    """One program, asked by one thread.
+    """One program, used by one thread.
 
     Args:
-        name: found in PATH at each question.
+        name: searched in PATH at each call.
         timeout_s: how long an answer may take.
     """
 
     def __init__(self, name: str, timeout_s: float | None = None) -> None:
         self._name, self._timeout_s = name, timeout_s
-        self._left: subprocess.Popen[bytes] | None = None  # killed, and not gone yet
+        self._left: subprocess.Popen[bytes] | None = None  # killed but still running
 
     def ask(self, *arguments: str) -> str | None:
-        """What it prints; None where it is not there, fails, hangs or prints without end."""
+        """Return its output; None if it is missing, fails, hangs or prints too much."""
         path = shutil.which(self._name)
         if path is None or (self._left is not None and self._left.poll() is None):
             return None
@@ -176,7 +176,7 @@ class VendorTool:
 
 
 def _all_of(pipe: int, until_s: float) -> bytes | None:
-    """All that is written to the pipe; None where that takes too long, or is too much."""
+    """Return all data from the pipe; None if that takes too long or is too much."""
     parts: list[bytes] = []
     size = 0
     poll = select.poll()

@@ -1,1 +1,1 @@
-"""The scheduler's process: its loop, what comes in at its socket, and its key file."""
+"""The scheduler's process: its loop, inbound messages, followers and key file."""

@@ -1,8 +1,8 @@
-"""Those who watch the job: who asked for its snapshot once, who follows it, and what each was told last.
+"""Answer status queries and push snapshots to followers, at a bounded cost.
 
-Here live the answers to ``StatusQuery`` and the pushes; the snapshot itself is ``service.status``'. The one idea:
-whoever can connect may ask, as often as he likes, so the cost of answering is bounded and not the asking: everybody is
-answered once a pass from one snapshot, and making snapshots takes at most ``SNAPSHOT_SHARE`` of the scheduler's time.
+Any process that can connect may ask, as often as it likes. So not the queries but the cost of answers is limited: all
+queries of one pass get the same snapshot, and making snapshots takes at most ``SNAPSHOT_SHARE`` of the scheduler's
+time.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from samebits.service import clock
 from samebits.service.status import message_of, snapshot
 
 MAX_FOLLOWERS = 64
-MAX_ASKING = 1024  # in one pass; who is not among them asks again
-FOLLOW_INTERVAL_S = 0.5  # progress is pushed at most this often; every other change at once
+MAX_ASKING = 1024  # queries in one pass; further ones must be repeated
+FOLLOW_INTERVAL_S = 0.5  # progress is pushed at most this often, other changes at once
 SNAPSHOT_SHARE = 0.1
-"""A snapshot that took t s to make serves for t × (1 / share - 1) s: a ms for few workers, a blink for thousands."""
+"""A snapshot that took t s is used for t × (1 / share - 1) s: 1 ms for few workers, longer for thousands."""
 NOTHING = Status(b"")
 
 
 class _Snapshot:
-    """The latest one of a kind, made anew only when its share of the time allows."""
+    """The latest snapshot of a kind, renewed when its share of the time allows."""
 
     def __init__(self, *, whole: bool) -> None:
         self._is_whole = whole
@@ -40,7 +40,7 @@ class _Snapshot:
         return self._latest
 
     def serves_for_s(self, now: float) -> float:
-        """How long from ``now`` on ``latest`` will give the same one."""
+        """Return for how long after ``now`` the present snapshot stays in use."""
         return max(0.0, self._serves_until - now)
 
 
@@ -51,33 +51,33 @@ class _Told:
 
 
 class Followers:
-    """Answers and pushes; both happen at the end of a pass, when what they tell is durable."""
+    """Answers queries and pushes snapshots at the end of a pass, when their content is durable."""
 
     def __init__(self) -> None:
         self._following: dict[str, _Told] = {}  # by peer
         self._asking: dict[str, None] = {}  # by peer, in order
         self._whole = _Snapshot(whole=True)
         self._pushed = _Snapshot(whole=False)
-        self._doubted: dict[str, float] = {}  # who follows and may be gone, and when to look
-        self._is_owed = False  # a change was not pushed, because snapshots had had their share
+        self._doubted: dict[str, float] = {}  # followers that may be gone → when to check
+        self._is_owed = False  # a change was not pushed yet, to limit the cost of snapshots
 
     def __len__(self) -> int:
         return len(self._following)
 
     def ask(self, peer: str, *, follow: bool) -> None:
-        """The peer wants a snapshot, and with ``follow`` one at every change."""
+        """Answer this peer and, with ``follow``, push to it at every change."""
         if len(self._asking) < MAX_ASKING:
             self._asking[peer] = None
         if follow and len(self._following) < MAX_FOLLOWERS:
             self._following[peer] = _Told(NOTHING, clock.now_s())
 
     def doubt(self, peer: str) -> None:
-        """A connection of the peer's is closed; it may be back over another one, and have asked over that."""
+        """Note a closed connection of the peer, which may have asked again over another one."""
         if peer in self._following:
             self._doubted[peer] = clock.now_s() + FOLLOW_INTERVAL_S
 
     def look_for_doubted(self, server: Server) -> None:
-        """Forget who cannot be reached, once ZeroMQ has had its time to notice."""
+        """Drop followers that cannot be reached, once ZeroMQ has had time to notice."""
         now = clock.now_s()
         for peer in [peer for peer, due_at in self._doubted.items() if due_at <= now]:
             del self._doubted[peer]
@@ -86,13 +86,13 @@ class Followers:
                 del self._following[peer]
 
     def pause_s(self, now: float) -> float | None:
-        """How long the scheduler may sleep for their sake; None where nobody follows."""
+        """Return how long the scheduler may sleep before the next push; None without followers."""
         if not self._following:
             return None
         return min(FOLLOW_INTERVAL_S, self._pushed.serves_for_s(now)) if self._is_owed else FOLLOW_INTERVAL_S
 
     def tell(self, server: Server, core: SchedulerCore, *, changed: bool) -> None:
-        """Answer who asked; push to who follows and does not know yet."""
+        """Answer queries and push to followers with outdated snapshots."""
         self.look_for_doubted(server)
         if self._asking:
             asking, self._asking = self._asking, {}

@@ -1,8 +1,7 @@
-"""What comes in at the scheduler's socket, made into what its core is told; strangers get no further than this.
+"""Turn data from the scheduler's socket into events for its core, and reject the rest.
 
-Here live the checks that need no knowledge of the job: is it a message, may a process of ours say it, does its sender
-speak for itself; and the answers that need no decision. Who holds a seat, and what follows, is the core's. The one
-idea: everything that reaches the core has passed ``event_of``, whatever was sent.
+These checks need no knowledge of the job: is it a message, may a process of ours send it, and does its sender speak for
+itself. Nothing reaches the core without passing ``event_of``.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ from samebits.core.messages import (
     StatusQuery,
 )
 from samebits.core.ready import Note, Ready
-from samebits.core.scheduler import Event, FromAnybody, Received
+from samebits.core.scheduler import Event, FromAnyProcess, Received
 from samebits.net.server import Arrived, Garbled, Rejected
 from samebits.service import clock
 from samebits.service.scheduling.followers import Followers
 from samebits.service.scheduling.unknown_peers import UnknownPeers, implausible
 
 MOST_DECISIONS, DECISIONS_S = 64, 10.0
-"""So many decisions are taken in such a time: a history that anybody could fill would tell nothing any more."""
+"""Limit for decisions per period, so that no peer can flood the history."""
 MOST_ENDS = 256
-"""And so many ends of processes, or sights of them."""
+"""The same limit for reports of ended or observed processes."""
 
 
-Told = Received | FromAnybody
-"""What a core can be told by what arrives."""
+Told = Received | FromAnyProcess
+"""Events for the core that arrive over the socket."""
 
 
 class Line(Protocol):
-    """The part of a server that is needed here."""
+    """The part of a server that is used here."""
 
     def send(self, peer: str, message: object) -> object:
-        """Send, or drop where the peer is gone."""
+        """Send, or drop the message if the peer is gone."""
 
     def address_of(self, peer: str) -> str:
-        """Where the peer's connection comes from."""
+        """Return the address of the peer's connection."""
 
 
 class Inbound:
@@ -52,8 +51,8 @@ class Inbound:
 
     Args:
         line: the server.
-        followers: told who asks for snapshots.
-        strangers: told who is turned away, and why.
+        followers: receives status queries.
+        strangers: counts rejected peers.
     """
 
     def __init__(self, line: Line, followers: Followers, strangers: UnknownPeers) -> None:
@@ -64,7 +63,7 @@ class Inbound:
         self._ended_at: deque[float] = deque()
 
     def event_of(self, incoming: Arrived | Garbled | Rejected) -> Told | None:
-        """What the core is told of it; None where that is nothing."""
+        """Return the event for the core, or None."""
         match incoming:
             case Rejected(address, why):
                 self._strangers.rejected(address, why)
@@ -81,7 +80,7 @@ class Inbound:
                     self._strangers.garbled(self._line.address_of(peer), event)
                     return None
                 if isinstance(event, Decision) and _is_too_often(self._decided_at, MOST_DECISIONS):
-                    return None  # whoever wants a node gone asks again
+                    return None  # the requester repeats a drain
                 is_about_process = isinstance(event, ProcessEnded | ProcessSeen)
                 return None if is_about_process and _is_too_often(self._ended_at, MOST_ENDS) else event
 
@@ -91,7 +90,7 @@ class Inbound:
             self._line.send(garbled.peer, Refused(garbled.peer, Refusal.PROTOCOL, 0.0, garbled.problem))
 
     def worth_saying(self, event: Event, ready: Ready, now: float) -> list[Note]:
-        """The notes on what the core made of an event; fewer where many registrations are refused."""
+        """Return the notes on an event to log; fewer if many registrations are refused."""
         is_register = isinstance(event, Received) and isinstance(event.message, Register)
         if not is_register or ready.records or not ready.notes:
             return ready.notes
@@ -100,7 +99,7 @@ class Inbound:
 
 
 def _is_too_often(before: deque[float], most: int) -> bool:
-    """Whether one more is one too many, after those at these moments; else it is one of them now."""
+    """Return whether the limit is reached; if not, count this occurrence."""
     now = clock.now_s()
     while before and now - before[0] >= DECISIONS_S:
         before.popleft()
@@ -111,11 +110,11 @@ def _is_too_often(before: deque[float], most: int) -> bool:
 
 
 def _event_in(peer: str, message: object) -> Told | str:
-    """What a message asks of the core; a text says why it asks nothing."""
+    """Return the event in a message, or why it has none."""
     problem = implausible(message)
     if problem is not None:
         return problem
-    if isinstance(message, FromAnybody):
+    if isinstance(message, FromAnyProcess):
         return message
     if not isinstance(message, FromWorker):
         return f"{type(message).__name__} is not a worker's message"

@@ -1,8 +1,7 @@
-"""The durable half of the scheduler's keys: a journal of their own, in ``RECOVERY_PATH/keys``.
+"""The journal of the scheduler's durable keys, in ``RECOVERY_PATH/keys``.
 
-Here lives when it is opened, whose it is and when it is compacted; what is written is the core's, how it is written the
-job journal's (``store.journal``). Two ideas: a job that keeps no key durably has no such folder; and no trouble with
-it, short of a disk that refuses, ends a training: where it cannot be read every call is refused with the reason.
+A job without durable keys has no such folder. Unless the disk fails, no problem with it ends a training: if it cannot
+be read, every call is refused with the reason.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from samebits.store.term_claim import TermClaim
 KEYS_FOLDER = "keys"
 COMPACT_BYTES = 4 << 20
 APPEND_BYTES = 16 << 20
-"""Of one append: a pass may bring more than the journal takes at once."""
+"""Limit for one append: a pass may bring more than the journal takes at once."""
 
 
 class KeyFile:
-    """The keys' journal of one scheduler, who holds the folder's lock.
+    """The keys' journal of one scheduler, which holds the folder's lock.
 
     Args:
-        recovery_path: of the job; None where nothing outlives the scheduler (ENABLE_RECOVERY=0).
+        recovery_path: of the job; None if nothing outlives the scheduler (ENABLE_RECOVERY=0).
 
     Attributes:
-        is_loaded: what was written before is known to the core.
+        is_loaded: the core has the stored keys.
     """
 
     def __init__(self, recovery_path: Path | None) -> None:
         self._path = None if recovery_path is None else recovery_path / KEYS_FOLDER
         self._journal: Journal | None = None
         self._claim: TermClaim | None = None
-        self._is_named = False  # whose keys they are is written
-        self._uncompacted_bytes = 0  # its size when it could not be compacted
+        self._is_named = False  # the job's id is written
+        self._uncompacted_bytes = 0  # its size when compaction failed
         self.is_loaded = False
 
     def claimed(self, claim: TermClaim) -> None:
-        """From now on nobody but who has this claim writes the keys: what an earlier one was about to publish goes.
+        """Write under this claim from now on, and remove an earlier scheduler's unpublished files.
 
         Raises:
             StoreError: the disk refuses.
@@ -54,7 +53,7 @@ class KeyFile:
             remove_leftovers(self._path)
 
     def load(self, core: SchedulerCore) -> None:
-        """Give the core what is written, once it is known which job this is. Another job's keys are moved aside.
+        """Load the stored keys into the core once the job is known. Another job's keys are moved aside.
 
         Raises:
             StoreError: the disk refuses.
@@ -65,10 +64,10 @@ class KeyFile:
         try:
             records = self._read(self._path)
         except JournalDamagedError as error:
-            log.warn(f"{error}. Training goes on; samebits.kv is refused")
+            log.warn(f"{error}. Training continues; samebits.kv is refused")
             core.keys.refuse(f"the keys cannot be read: {error}")
             return
-        if not records:  # killed between the folder and its first record
+        if not records:  # killed between creating the folder and the first record
             return
         self._is_named = records[0] == KeysOf(core.state.job)
         if self._is_named:
@@ -89,19 +88,19 @@ class KeyFile:
         except ProtocolError as error:
             self.close()
             raise JournalDamagedError(
-                f"{path / JOURNAL_FILE}: a record is none that this version knows ({error}). Fix: run the version that "
-                "wrote it, or move the folder away: the keys then begin anew"
+                f"{path / JOURNAL_FILE}: a record is unknown to this version ({error}). Fix: run the version that "
+                "wrote it, or move the folder away: the keys then start empty"
             ) from None
 
     def append(self, records: Sequence[KeyRecord], core: SchedulerCore) -> bool:
-        """Make these durable, in this order; nothing of them may be said before.
+        """Make these records durable, in order, before their effects are sent.
 
         Returns:
-            False where there was no room: what the calls of these records were answered may not be said, and from now
-            on every call is refused. Training goes on.
+            False if there was no room. Then the answers to these calls must not be sent, and all later calls are
+            refused. Training continues.
 
         Raises:
-            StoreError: the disk refuses, and nobody can know what it holds: the next scheduler reads it.
+            StoreError: the disk refuses and its content is unknown; the next scheduler reads it.
             ClaimRemovedError: they are durable after :meth:`begin_again`.
         """
         if self._path is None or not records:
@@ -113,12 +112,12 @@ class KeyFile:
             for part in _parts([key_records.SCHEMA.pack(record) for record in named]):
                 journal.append(part)
         except ClaimRemovedError:
-            self._is_named = True  # the core has what was to be written: it is, when the keys are written anew
+            self._is_named = True  # the core has these changes, so rewriting the keys includes them
             raise
         except StoreError as error:
             if journal is not None and not journal.goes_on:
                 raise
-            log.warn(f"{error}. Training goes on; samebits.kv is refused until a scheduler is started again")
+            log.warn(f"{error}. Training continues; samebits.kv is refused until a scheduler is started again")
             core.keys.refuse(f"the keys cannot be written: {error}. Fix: make room, then start the scheduler again")
             return False
         self._is_named = True
@@ -127,7 +126,7 @@ class KeyFile:
         return True
 
     def begin_again(self, claim: TermClaim, core: SchedulerCore) -> None:
-        """Write all durable keys anew: the folder, or the claim before this one, was removed.
+        """Write all durable keys again, because the folder or the previous claim was removed.
 
         Raises:
             StoreError: the disk refuses.
@@ -148,11 +147,11 @@ class KeyFile:
         except StoreError as error:
             if not journal.goes_on:
                 raise
-            self._uncompacted_bytes = journal.size_bytes  # tried again when it is twice as long
+            self._uncompacted_bytes = journal.size_bytes  # tried again when the file has doubled
             log.warn(f"{error}. The keys are durable as they are")
 
     def close(self) -> None:
-        """Let go of the file; again does nothing."""
+        """Close the file. Idempotent."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None

@@ -1,10 +1,9 @@
-"""The scheduler's loop: drain the socket, decide, make durable, speak, sleep until something happens.
+"""The scheduler's loop: drain the socket, decide, make durable, send, sleep until the next event.
 
-One pass takes in everything that has arrived, lets the core decide on each, writes all records with one fsync (group
-commit; losses do not wait for the rest and have one of their own) and only then sends. Deadlines are judged after the
-socket is drained, and what follows from all that came in together, as a round to which ten thousand are invited, is
-decided then, too. A pass that comes late by more than a heartbeat says so to the core first, so that a stopped or
-starved scheduler loses nobody.
+One pass takes in everything that has arrived, lets the core decide on each event, writes all records with one fsync
+(losses get their own, first) and then sends. Deadlines are judged once the socket is drained. Consequences of all
+events together, such as a round with ten thousand invitations, are decided at that point too. A pass that is late by
+more than a heartbeat is reported to the core first, so that a stopped or starved scheduler loses no worker.
 """
 
 from __future__ import annotations
@@ -58,17 +57,17 @@ from samebits.store.process_identity import ProcessIdentity, host_id
 from samebits.store.term_claim import TermClaim, impossible_claims
 
 COMPACT_BYTES = 4 << 20
-COLLECT_AFTER = 50_000  # objects made and not freed: a few MB
-CONNECTIONS_A_WORKER = 2  # its own, and one that is dying or waits to replace it
+COLLECT_AFTER = 50_000  # objects allocated but not freed: a few MB
+CONNECTIONS_A_WORKER = 2  # its own, and that of a dying process or a waiting replacement
 CONNECTIONS_OTHER = 1000  # tools, and room for strangers
-SAVES_AGAIN = 3  # in a row, where RECOVERY_PATH is removed while it is written
-MOST_LOOKS = 32  # at silent processes, in one pass: each takes a ms
+SAVES_AGAIN = 3  # in a row, if RECOVERY_PATH is removed during writes
+MOST_LOOKS = 32  # at silent processes, in one pass: each takes 1 ms
 _LOG_LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING}
 
 
 @dataclass(slots=True)
 class _Pass:
-    """What one pass of the loop collects before anything leaves the process."""
+    """The results of one pass, collected before anything is written or sent."""
 
     records: list[records.Record] = field(default_factory=list)
     key_records: list[KeyRecord] = field(default_factory=list)
@@ -85,21 +84,21 @@ class _Pass:
 
 
 class SchedulerService:
-    """One scheduler process's service; ``serve`` returns when the job is over.
+    """The service of one scheduler process.
 
     Args:
         settings: role scheduler.
-        on_job: told the job's id and name once somebody has a seat in it, durably, and before anybody is told.
-        on_ready: called once the journal is read and the address is listened on.
-        is_guest: this is a thread of a process that has other things to do: how it collects garbage is left alone.
+        on_job: called with the job's id and name once a seat in it is durable, before any worker is informed.
+        on_ready: called once the journal is read and the socket listens.
+        is_guest: it runs in a thread of another program, whose garbage collection is left alone.
 
     Attributes:
-        strangers: what was refused, counted by kind.
+        strangers: refused connections and messages, counted by kind.
 
     Raises (from ``serve``):
-        SettingsError: CLUSTER_SECRET_FILE holds no usable secret, or one is needed to listen there.
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret, or one is required to listen there.
         LockedError: another scheduler writes in RECOVERY_PATH.
-        SupersededError: another one has claimed a later term there: nothing was said of what was written since.
+        SupersededError: another one has claimed a later term there; nothing written since was sent.
         JournalDamagedError: the journal cannot be read.
         ListenError: the address cannot be listened on.
     """
@@ -117,7 +116,7 @@ class SchedulerService:
         self._on_ready = on_ready
         self._is_guest = is_guest
         role = f"scheduler on port {settings.sched_port}"
-        # Where another host may have one, a scheduler that has nothing to write must find out that it was replaced.
+        # A scheduler on another host may have replaced this one, so an idle one must check its claim.
         self._doubt_s = math.inf if names_one(settings.sched_host) else settings.node_timeout_s / 2
         self._doubts_at = clock.now_s() + self._doubt_s
         self._lock = DirectoryLock(settings.recovery_path.resolve(), role, is_needed=not settings.enable_recovery)
@@ -126,29 +125,29 @@ class SchedulerService:
         self._server: Server | None = None
         self._followers = Followers()
         self.strangers = UnknownPeers()
-        self._gone: dict[int, str] = {}  # pidfd → session whose process it watches
+        self._gone: dict[int, str] = {}  # pidfd → session of the process that it watches
         self._events: EventWriter | None = None
         self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
 
     def stop(self, by: str) -> None:
-        """Ask for a graceful end; callable from any thread and from a signal handler."""
+        """Request a graceful end. Callable from any thread and from a signal handler."""
         self._stop_by.append(by)
         if self._server is not None:
             self._server.wake()
 
     def abandon(self) -> None:
-        """Leave the job to itself: nothing is told to anybody, and the journal stays as it is. From any thread."""
+        """Stop serving without notice and leave the journal as it is. Callable from any thread."""
         self._abandoned = True
         if self._server is not None:
             self._server.wake()
 
     def let_go_in_child(self) -> None:
-        """In a forked child: it is not to keep the folder locked after this process's death."""
+        """Close the lock in a forked child, which must not hold it after this process's death."""
         if self._lock.is_held:
             os.close(self._lock.descriptor)
 
     def serve(self) -> Ended:
-        """Serve until the job is over; returns how it ended."""
+        """Serve until the job is over; return how it ended."""
         settings = self._settings
         path = settings.recovery_path.resolve()
         inherited = taken_over(inherited_sockets())
@@ -166,14 +165,14 @@ class SchedulerService:
             )
             if self._lock.is_unknown_here:
                 log.warn(
-                    f"{path}: its file system knows no locks: a second scheduler that is started for this folder takes "
+                    f"{path}: its file system has no locks: a second scheduler started for this folder takes "
                     "the job over from this one"
                 )
             journal: Journal | None = None
             try:
                 journal, core = self._load(path)
                 shown = ", ".join(addresses)
-                protected = "; encrypted, only for who has the secret" if keys is not None else ""
+                protected = "; encrypted, the secret is required" if keys is not None else ""
                 log.say(f"listening on {shown}, port {port}{protected}; recovery path {path}")
                 self._on_ready()
                 ProbeBeat(settings.probe_file).ready()
@@ -212,12 +211,12 @@ class SchedulerService:
             )
         policy = replace(policy_of(settings), token=read_token(settings.log_dir))
         ours = dict(policy.settings)
-        if any(ours.get(name) != value for name, value in state.settings):  # what a later release has added is new
+        if any(ours.get(name) != value for name, value in state.settings):  # ours may be newer, and have more
             raise ForeignFolderError(
                 f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
                 f"with {_shown(policy.settings)}: start it with the job's values, or `{spelled('run', '--fresh')}`"
             )
-        # Once a worker had a seat, an empty journal is a lost one, and the id that the launcher chose is spent.
+        # After the first seat, an empty journal means a lost one, and the launcher's id is used up.
         has_begun = read_owner(settings.log_dir) is not None
         core = SchedulerCore(
             policy,
@@ -247,12 +246,12 @@ class SchedulerService:
             pause_s = self._pause_s(wake_at, clock.now_s())
             dead = server.wait(pause_s)
             if self._abandoned:
-                goes_on = f"the job goes on without one. Fix: {spelled('recover')} starts it again"
+                goes_on = f"the job continues without one. Fix: {spelled('recover')} starts it again"
                 ends = "with ENABLE_RECOVERY=0 its job ends with it"
                 then = goes_on if self._settings.enable_recovery else ends
-                raise SchedulerLeftError(f"this scheduler was told to leave; {then}")
+                raise SchedulerLeftError(f"this scheduler was asked to leave; {then}")
             now = clock.now_s()
-            # A slow disk, or a SIGSTOP while it wrote, counts like one while it slept.
+            # A slow disk, or a SIGSTOP during a write, counts like one while it slept.
             late_s = now - decided_at - pause_s
             events = self._take_in(server, core, inbound, now)
             events += self._seen_dead(server, dead)
@@ -262,7 +261,7 @@ class SchedulerService:
             for part in closes_first(events):
                 for event in part:
                     this_pass.add(self._decide(inbound, core, event, now))
-                if this_pass.records:  # durable, and said, before everybody's invitation to a round is written
+                if this_pass.records:  # durable and sent before all invitations to a round are written
                     self._carry_out(server, journal, core, this_pass)
                     this_pass = _Pass(ended=this_pass.ended)
             if events or wake_at is None or wake_at <= now:
@@ -291,7 +290,7 @@ class SchedulerService:
         return ready
 
     def _take_in(self, server: Server, core: SchedulerCore, inbound: Inbound, now: float) -> list[Event]:
-        """What has come in, but for heartbeats that only say again what was said before: they are done with."""
+        """Return the events that have arrived, without repeated heartbeats, which are done with."""
         events: list[Event] = []
         while self._stop_by:
             events.append(StopJob(self._stop_by.pop()))
@@ -312,13 +311,13 @@ class SchedulerService:
                 return inbound.event_of(incoming)
 
     def _carry_out(self, server: Server, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> None:
-        """Save, then speak."""
+        """Save the pass's records, then send its messages."""
         if journal is not None:
             try:
                 self._save(journal, core, this_pass)
             except ClaimRemovedError as error:
                 self._save_all_again(journal, core, error)
-        if core.state.seats and not self._keys.is_loaded:  # before that it may still become another job's, rebuilt
+        if core.state.seats and not self._keys.is_loaded:  # until then it may still become another, rebuilt job
             self._keys.load(core)
             if self._on_job is not None:
                 self._on_job(core.state.job, core.state.name)
@@ -350,14 +349,14 @@ class SchedulerService:
             return True
 
     def _save_all_again(self, journal: Journal, core: SchedulerCore, why: ClaimRemovedError) -> None:
-        """RECOVERY_PATH was emptied under a running scheduler: claim it again, and write everything from memory.
+        """Claim an emptied RECOVERY_PATH again and write everything from memory.
 
         Raises:
             SupersededError: another scheduler is there.
-            StoreError: the disk refuses, or the folder is removed again and again.
+            StoreError: the disk refuses, or the folder is removed repeatedly.
         """
         path = self._settings.recovery_path.resolve()
-        log.warn(f"{why}. This scheduler writes all it knows there again")
+        log.warn(f"{why}. This scheduler rewrites everything there from memory")
         for attempt in range(SAVES_AGAIN):
             try:
                 private.make_folder(path, "RECOVERY_PATH")
@@ -369,9 +368,9 @@ class SchedulerService:
             except LockedError as error:
                 raise SupersededError(
                     f"{path}: it was removed, and another scheduler has begun there ({error}), so this one has "
-                    "stopped. Fix: nothing, the job goes on with the other one"
+                    "stopped. Fix: nothing, the job continues with the other one"
                 ) from None
-            except StoreError:  # the folder may be removed once more while it is written
+            except StoreError:  # the folder may be removed again during the write
                 if attempt + 1 == SAVES_AGAIN:
                     raise
         if self._events is not None:
@@ -384,8 +383,8 @@ class SchedulerService:
             return
         seats = len(state.by_slot)
         log.say(
-            f"job {state.job} goes on, term {state.term}: {seats} seats and generation {state.generation_number} read "
-            f"from the journal; leases start anew, and a worker that was started again waits at most "
+            f"job {state.job} resumes, term {state.term}: {seats} seats and generation {state.generation_number} read "
+            "from the journal; leases start again, and a restarted worker waits at most "
             f"{settings.register_cooldown_s:g} s (REGISTER_COOLDOWN), once"
         )
 
@@ -402,7 +401,7 @@ class SchedulerService:
         ]
 
     def _is_gone(self, server: Server, core: SchedulerCore, session: str) -> bool:
-        """Whether the session's process is dead already; if it is only dying, watch it."""
+        """Return whether the session's process is dead; watch it if it is only dying."""
         process = core.process_of_session(session)
         if process is None or process.host != host_id():
             return False
@@ -423,12 +422,12 @@ class SchedulerService:
         return False
 
     def _seen_silent(self, core: SchedulerCore, now: float) -> list[Seen]:
-        """What those of this host are seen to do of whom it will be said that nothing comes from them."""
+        """Look at the silent processes on this host that the next Tick will report."""
         here, found = host_id(), []
         for seat in core.silent(now)[:MOST_LOOKS]:
             if seat.process.host == here:
-                sight = process_state.look(ProcessIdentity(seat.process.pid, seat.process.started_at))
-                found += [Seen(seat.session, sight)] if sight is not None else []
+                state = process_state.look(ProcessIdentity(seat.process.pid, seat.process.started_at))
+                found += [Seen(seat.session, state)] if state is not None else []
         return found
 
     def _seen_dead(self, server: Server, descriptors: set[int]) -> list[Closed]:
@@ -441,9 +440,9 @@ class SchedulerService:
 
 
 def closes_first(events: list[Event]) -> list[list[Event]]:
-    """A loss does not wait until hundreds of heartbeats are judged that came with it: it goes first, and alone.
+    """Split off losses, which must not wait for hundreds of heartbeats that arrived with them.
 
-    What the closed ones themselves had said stays before their close; between connections there is no order to keep.
+    Earlier messages of the closed sessions stay before their close; there is no order between connections.
     """
     closed = {event.session for event in events if isinstance(event, Closed)}
     if not closed:
@@ -458,9 +457,9 @@ def closes_first(events: list[Event]) -> list[list[Event]]:
 
 @contextlib.contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Let Python look for cycles less often: ten thousand registrations are many objects and none.
+    """Collect garbage less often: ten thousand registrations are many objects without cycles.
 
-    With its own thresholds it walked through all of them again and again, a sixth of what forming a job cost.
+    With Python's thresholds, collections took a sixth of the time that forming a job cost.
     """
     before = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER, *before[1:])
@@ -471,13 +470,13 @@ def seldom_collected() -> Iterator[None]:
 
 
 def most_connections(settings: Settings) -> int:
-    """How many connections may stand at a time, whoever opens them."""
+    """Return the limit for open connections of all kinds."""
     workers = settings.max_worker_num + settings.spare_num
     return CONNECTIONS_A_WORKER * workers + MAX_FOLLOWERS + CONNECTIONS_OTHER
 
 
 def policy_of(settings: Settings) -> Policy:
-    """The part of the settings that the core decides by."""
+    """Return the settings that the core's decisions depend on."""
     return Policy(
         world_size=settings.worker_num,
         job_name=settings.job_name,

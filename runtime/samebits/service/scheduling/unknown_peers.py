@@ -1,9 +1,7 @@
-"""What strangers may cost a scheduler: every bound on what they say, and the few lines that are said about them.
+"""Limit and report what peers without a seat send: port scanners, wrong secrets, floods.
 
-A stranger is whoever holds no seat: a port scanner, a worker with another secret, a flood. Here live the counting, the
-rate of the lines, and the limits of a message's fields; what a well-formed message leads to is the core's. The one
-idea: whatever strangers do is counted in a table of fixed size and said at most once in ``LINE_INTERVAL_S`` a kind, so
-that neither memory nor log grows with them.
+Their actions are counted in a table of fixed size and reported at most once per ``LINE_INTERVAL_S`` and kind, so that
+neither memory nor the log grows with them. The module also checks fields that the schema does not limit.
 """
 
 from __future__ import annotations
@@ -20,27 +18,27 @@ from samebits.net.server import Rejection
 
 LINE_INTERVAL_S = 30.0
 LOOK_S = 0.05  # ten thousand heartbeats wake the scheduler a thousand times a second
-GATHER_S = 0.5  # whoever is refused tries again at once: the first line waits so long, to tell how many and from where
+GATHER_S = 0.5  # refused peers retry at once: the first line waits this long to count them and their addresses
 MAX_ADDRESSES = 64
-"""Addresses told apart in one line's counting; memory is at most len(Offence) × this many short texts."""
+"""Addresses counted separately per line. Memory is at most len(Offence) × this many short texts."""
 NAMED_ADDRESSES = 3
 UNSAID = 64
-"""So many in ``LINE_INTERVAL_S`` are everyday life: whoever only asks whether a port is open says nothing more."""
+"""Normal number in ``LINE_INTERVAL_S`` of connections that send nothing, such as port checks."""
 REFUSALS_SAID = 64
-"""Refused registrations that are said one by one in ``LINE_INTERVAL_S``: a host's worth of waiting workers."""
+"""Refused registrations that are logged individually in ``LINE_INTERVAL_S``: a host's waiting workers."""
 
-MAX_PID = 1 << 22  # Linux's own bound (proc(5), pid_max)
+MAX_PID = 1 << 22  # Linux's own limit (proc(5), pid_max)
 
 
 class Offence(enum.Enum):
-    """What a stranger did; the value goes after "refused N"."""
+    """Offence of an unknown peer, as worded after "refused N"."""
 
     SECRET = "connections with another secret"
     MECHANISM = "connections with a secret on one side only"
     HANDSHAKE = "connections that ended in the handshake (not a samebits process, or no secret, or cut off)"
-    SILENT = "connections that closed without a word, or over which too long a message came"
-    TOO_MANY = "connections beyond the most that may stand"
-    ENDLESS = "connections with a message without end"
+    SILENT = "connections that closed without a message, or sent one that is too long"
+    TOO_MANY = "connections beyond the limit"
+    ENDLESS = "connections with an endless message"
     GARBLED = "messages"
     REGISTRATION = "more registrations"
 
@@ -61,36 +59,36 @@ _OFFENCE_OF = {
 
 @dataclass(slots=True)
 class _Tally:
-    """One kind of offence since its last line."""
+    """Offences of one kind since its last line."""
 
     count: int = 0
     by_address: Counter[str] = field(default_factory=Counter)
     example: str = ""
-    since: float | None = None  # when it was first looked at
+    since: float | None = None  # when it was first checked
     quiet_until: float = float("-inf")
 
 
 class UnknownPeers:
-    """Counts offences and words the lines about them; ``totals`` since the start, by kind."""
+    """Counts offences and words the lines about them. ``totals`` counts by kind since the start."""
 
     def __init__(self) -> None:
         self.totals: Counter[Offence] = Counter()
         self._tallies = {offence: _Tally() for offence in Offence}
-        self._is_counting = False  # something was counted that may have to be said
+        self._is_counting = False  # something was counted that may have to be logged
         self._look_at = float("-inf")
         self._refusals_said = 0
         self._refusals_from = float("-inf")
 
     def rejected(self, address: str, why: Rejection) -> None:
-        """A connection that did not become a peer."""
+        """Count a connection that did not become a peer."""
         self._count(_OFFENCE_OF[why], address)
 
     def garbled(self, address: str, problem: str) -> None:
-        """Something that was said and is no worker's message."""
+        """Count data that is no worker's message."""
         self._count(Offence.GARBLED, address, problem)
 
     def refused(self, address: str, notes: Sequence[Note], now: float) -> list[Note]:
-        """What is said of one refused registration: its notes, or nothing where many were said just before."""
+        """Return the notes on a refused registration to log; none if many were logged just before."""
         if now - self._refusals_from >= LINE_INTERVAL_S:
             self._refusals_from, self._refusals_said = now, 0
         self._refusals_said += 1
@@ -100,7 +98,7 @@ class UnknownPeers:
         return []
 
     def lines(self, now: float, *, is_last: bool = False) -> list[Note]:
-        """What is to be said now, an empty list nearly always; ``is_last``: whatever was counted and not said."""
+        """Return the lines due now, nearly always none; ``is_last``: all that is counted but not logged."""
         said: list[Note] = []
         if not self._is_counting or (now < self._look_at and not is_last):
             return said
@@ -136,16 +134,13 @@ class UnknownPeers:
         text += f" (for example: {tally.example})" if tally.example else ""
         text += _FIXES.get(offence, "")
         if tally.quiet_until > float("-inf"):
-            text += f"; said at most every {LINE_INTERVAL_S:g} s"
+            text += f"; logged at most every {LINE_INTERVAL_S:g} s"
         self._tallies[offence] = _Tally(quiet_until=now + LINE_INTERVAL_S)
         return text
 
 
-# ---- the limits of what a message may say, besides the lengths that are bounded where it is read
-
-
 def implausible(message: object) -> str | None:
-    """Return why no process of ours says this, though it is well-formed; None if one may say it."""
+    """Return why no process of ours would send this well-formed message, or None."""
     if isinstance(message, Register):
         process = message.process
         if not 0 < process.pid <= MAX_PID or process.started_at < 0:

@@ -1,10 +1,11 @@
-"""The checkpoint of one rank: what a point is on disk, and how it is saved, found, verified, read, sent and removed.
+"""The checkpoints of one rank: write, find, verify, read, copy and remove them.
 
-A point is a directory with a safetensors file of the tensors and a manifest that holds everything else together with a
-hash of every chunk of the data. The same two files may lie in a slot of shared memory first, from which a process of
-their own writes them out, and which outlives the process that filled it. Callers use the names below. A point is
-written once, under a name that it gets only when it is whole, and it is never handed out before its hashes were
-compared. torch, and the choice of the point to resume, are elsewhere.
+A point is a directory with a safetensors file of the tensors, and a manifest of everything else with a hash of every
+chunk of the data. The same two files may first lie in a slot of shared memory, which survives the process that filled
+it, and from which a separate process writes them to disk. A point gets its name once it is complete, and is returned
+only after its hashes were compared.
+
+This package does not import torch. The choice of the point to resume is made elsewhere.
 """
 
 from __future__ import annotations

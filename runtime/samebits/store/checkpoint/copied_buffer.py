@@ -1,11 +1,12 @@
-"""A hashed memory slot on its way to another host: read in pieces at one end, and made the same slot at the other.
+"""Copy a hashed memory slot to another host: read it in pieces at one end, rebuild it at the other.
 
-Here live the order of the bytes (the manifest, then the data file, as one stream) and what is compared when; how they
-travel is not known. The one idea: the manifest comes first and brings the hash of every chunk, so the receiving end
-compares each chunk as it completes, in the memory where it will stay, and a point that changed on the way, or in its
-slot while it was read, never becomes a copy. Until the whole manifest has come and says what was offered nothing is
-touched of what is kept, and the newest copy stays until the new one is whole. A slot is filled anew two saves later,
-whoever still reads it; by then the same bytes are on disk, and the rest is read there.
+The manifest and the data file form one stream, in this order. The manifest has the hash of every chunk, so the receiver
+compares each chunk as it completes, in its final place in memory. A point that changed on the way, or in its slot while
+it was read, never becomes a copy.
+
+The receiver overwrites nothing until the complete manifest has arrived and matches the offer, and the newest copy stays
+until the new one is complete. The sender refills a slot two saves later even if it is still being read. By then the
+same bytes are on disk, and the rest is read from there.
 """
 
 from __future__ import annotations
@@ -36,17 +37,20 @@ from samebits.store.checkpoint.reading import require_digest
 
 _DIGEST_BYTES = 16
 MAX_DATA_BYTES = 1 << 46
-"""More than any rank's state; behind it begin numbers that no system call takes."""
+"""More than any rank's state; larger numbers are not valid in system calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyOffer:
-    """What is about to be copied.
+    """The point that is about to be copied.
 
     Attributes:
-        job, slot, point: whose point it is.
-        digest: xxh3_128 of its manifest, by which a copy that is there already is known.
-        manifest_bytes, data_bytes: the parts of the stream.
+        job: id of the point's job.
+        slot: the point's slot.
+        point: its step and generation.
+        digest: xxh3_128 of its manifest; identifies an existing copy.
+        manifest_bytes: first part of the stream.
+        data_bytes: second part of the stream.
     """
 
     job: str
@@ -58,20 +62,21 @@ class CopyOffer:
 
     @property
     def stream_bytes(self) -> int:
-        """Of everything."""
+        """The size of the whole stream."""
         return self.manifest_bytes + self.data_bytes
 
 
 class OutgoingCopy:
-    """The hashed point of one slot, held open to be read.
+    """The hashed point of one slot, held open for reading.
 
     Args:
         descriptor: of the slot.
-        header, manifest_data: what was read there.
-        folder: of the rank's points on disk, if they are on one.
+        header: read from the slot.
+        manifest_data: read from the slot.
+        folder: of the rank's points on disk; None for an object store.
 
     Attributes:
-        offer: what it is.
+        offer: describes the point.
         sequence: of the slot's content.
     """
 
@@ -94,7 +99,12 @@ class OutgoingCopy:
         self._durable = None if folder is None else folder / point_name(whose.point)
 
     def piece(self, offset: int, size_bytes: int) -> bytes | None:
-        """So much of the stream from there on, or up to its end; None where it is nowhere any more."""
+        """Return this part of the stream, or None if the data is no longer available.
+
+        Args:
+            offset: in the stream.
+            size_bytes: at most this many bytes, up to the end of the stream.
+        """
         begin = offset - len(self._manifest_data)
         if begin < 0:
             return self._manifest_data[offset : offset + size_bytes]
@@ -102,13 +112,16 @@ class OutgoingCopy:
         try:
             data = os.pread(self._descriptor, size_bytes, self._data_offset + begin)
         except OSError:
-            return None  # of a disk that fails; its own writer says so
+            return None  # the disk fails; the point's own writer reports that
         if len(data) == size_bytes and self._is_unchanged():
             return data
         return self.piece(offset, size_bytes) if self._turns_to_disk() else None
 
     def _is_unchanged(self) -> bool:
-        """Whoever fills a slot takes its header away first. A point on disk never changes."""
+        """Whether the slot still holds this point; a slot's header is cleared before a refill.
+
+        A point on disk never changes.
+        """
         if self._header is None:
             return True
         try:
@@ -117,7 +130,7 @@ class OutgoingCopy:
             return False
 
     def _turns_to_disk(self) -> bool:
-        """From now on read the data file, if this very point is on disk."""
+        """Switch to the data file on disk if it holds this very point; return whether it does."""
         if self._durable is None or self._header is None:
             return False
         try:
@@ -126,26 +139,26 @@ class OutgoingCopy:
                     return False
             descriptor = durable.open_regular(self._durable / DATA_FILE)
         except OSError:
-            return False  # it never got there, or is gone already: a newer one is being saved
+            return False  # never written, or removed because a newer one is being saved
         os.close(self._descriptor)
         self._descriptor, self._data_offset, self._header = descriptor, 0, None
         return True
 
     def close(self) -> None:
-        """Let go of the slot."""
+        """Close the slot."""
         os.close(self._descriptor)
 
 
 def outgoing_copy(directory: int, path: Path, root: Location | None = None) -> OutgoingCopy | None:
-    """The hashed point of the slot; None where there is none.
+    """Return the hashed point of the slot; None if there is none.
 
     Args:
         directory: an open descriptor of the slot's folder.
         path: of the slot.
-        root: the job's checkpoint folder, where the point goes as well.
+        root: the job's checkpoint folder, where the point is written as well.
 
     Raises:
-        CheckpointError: what is there cannot be used.
+        CheckpointError: the slot's content cannot be used.
     """
     descriptor = open_slot(directory, path, os.O_RDONLY)
     if descriptor is None:
@@ -163,14 +176,14 @@ def outgoing_copy(directory: int, path: Path, root: Location | None = None) -> O
 
 
 class IncomingCopy:
-    """A point that is coming in, piece by piece and in order, into the slot of a room that can best be spared.
+    """A point that is being received, in order, into the least valuable slot of a room.
 
     Args:
         room: of the copies of that slot.
-        offer: what is to come.
+        offer: describes the point.
 
     Raises:
-        CheckpointError: no such point can be.
+        CheckpointError: there can be no such point.
     """
 
     def __init__(self, room: MemoryRoom, offer: CopyOffer) -> None:
@@ -180,15 +193,15 @@ class IncomingCopy:
         self._room = room
         self._manifest_data = bytearray()
         self._manifest: Manifest | None = None
-        self._slot: MemoryBuffer | None = None  # from when the manifest is there
+        self._slot: MemoryBuffer | None = None  # once the manifest is there
         self._data = memoryview(b"")
         self._compared_bytes = 0  # of the data
 
     def take(self, piece: bytes | memoryview) -> bool:
-        """The next bytes of the stream; whether the point is whole, and found again from now on.
+        """Store the next bytes of the stream; return whether the point is complete and can be found from now on.
 
         Raises:
-            CheckpointError: it is not what was offered, or not what was saved.
+            CheckpointError: it is not the point that was offered, or its hashes differ.
             StoreError: there is no memory for it; the newest copy stays.
         """
         if self.received_bytes + len(piece) > self.offer.stream_bytes:
@@ -216,7 +229,7 @@ class IncomingCopy:
         return is_abandoned(point, self.offer.point)
 
     def _opened(self) -> MemoryBuffer:
-        """The slot that is filled from now on; what was in it is gone."""
+        """Open the slot to fill; its old content is gone."""
         slot = self._room.next_slot(self._is_abandoned)
         slot.reserve(self.offer.manifest_bytes, self.offer.data_bytes)
         slot.open()
@@ -224,10 +237,10 @@ class IncomingCopy:
         return slot
 
     def _decoded(self) -> Manifest:
-        """The manifest, all of which is there."""
+        """Decode the complete manifest and compare it with the offer."""
         offer = self.offer
         if xxhash.xxh3_128_digest(self._manifest_data) != offer.digest:
-            raise CheckpointError(f"its manifest's {offer.manifest_bytes} bytes are not those that were offered")
+            raise CheckpointError(f"its manifest of {offer.manifest_bytes} bytes is not the one that was offered")
         manifest = decode_manifest(bytes(self._manifest_data))
         whose = manifest.header
         if (whose.job, whose.slot, whose.point, manifest.data_bytes) != (
@@ -241,7 +254,7 @@ class IncomingCopy:
         return manifest
 
     def _compare(self, manifest: Manifest, filled_bytes: int) -> None:
-        """Every chunk that is complete by now."""
+        """Compare every chunk that is complete by now."""
         size = manifest.chunk_bytes
         while self._compared_bytes < filled_bytes:
             start, end = self._compared_bytes, min(self._compared_bytes + size, self.offer.data_bytes)
@@ -253,17 +266,17 @@ class IncomingCopy:
 
 
 def _require_possible(offer: CopyOffer) -> None:
-    """Refuse what no rank offers, whatever its numbers are."""
+    """Refuse an offer that no rank can make."""
     if not 0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES or not 0 <= offer.data_bytes <= MAX_DATA_BYTES:
         raise CheckpointError(f"a manifest of {offer.manifest_bytes} bytes, {offer.data_bytes} of data")
     if offer.slot < 0 or offer.point.step < 0 or offer.point.generation < 1:
-        raise CheckpointError(f"{offer.point} of slot {offer.slot}: no rank ever has saved that")
+        raise CheckpointError(f"{offer.point} of slot {offer.slot}: no rank can have saved that")
     if len(offer.digest) != _DIGEST_BYTES:
         raise CheckpointError(f"a manifest's digest of {len(offer.digest)} bytes, expected {_DIGEST_BYTES}")
 
 
 def has_copy(room: MemoryRoom, offer: CopyOffer) -> bool:
-    """Whether the room has that very point already."""
+    """Whether the room already has this very point."""
     return any(found.point == offer.point and _digest_of(room, found) == offer.digest for found in room.points())
 
 

@@ -1,16 +1,16 @@
-"""A rank's folder: the names in it, and what lies there, found without reading the data.
+"""A rank's folder: the names in it, and its points, found without reading their data.
 
 ::
 
-    <root>/<rank>/step_0000000120_gen_000003/{data.safetensors,manifest.msgpack}    a point
-    <root>/<rank>/.tmp-<pid>-<start time>-<n>-step_…                                being written or being removed
-    <root>/<rank>/damaged-<n>-step_…                                                a damaged point, kept
-    <root>/<prefix>/<rank>/…                                                        the same, below a prefix
+  <root>/<rank>/step_0000000120_gen_000003/{data.safetensors,manifest.msgpack}    a point
+  <root>/<rank>/.tmp-<pid>-<start time>-<n>-step_…                                being written or being removed
+  <root>/<rank>/damaged-<n>-step_…                                                a damaged point, kept
+  <root>/<prefix>/<rank>/…                                                        the same, below a prefix
 
-A directory has a point's name only while both its files are complete: it gets and loses that name by one rename.
-:func:`scan` lists the points with a reason for each that cannot be used; it reads manifests and the sizes of data files
-only. :func:`survey` lists everything of ours for people. It takes no lock and may run beside a training job, so what a
-writer renames or removes meanwhile is left out instead of being called damaged.
+A directory has a point's name only while both of its files are complete: one rename gives it that name, and one takes
+it away. :func:`scan` lists the points, with a reason for each that cannot be used; it reads only manifests and the
+sizes of data files. :func:`survey` lists all entries for people. It takes no lock and may run beside a training job, so
+entries that a writer renames or removes meanwhile are left out instead of being reported as damaged.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _temporary_numbers = itertools.count()
 
 
 def rank_directory(root: Path, rank: int) -> Path:
-    """Where the points of ``rank`` lie; its live writer holds that folder's lock."""
+    """Return the folder of a rank's points; its live writer holds that folder's lock."""
     return root / str(rank)
 
 
 def slots_in(root: Path) -> list[int]:
-    """The slots that have a folder there, in order.
+    """Return the slots that have a folder there, in order.
 
     Raises:
-        StoreError: the folder cannot be looked into.
+        StoreError: the folder cannot be read.
     """
     with durable.disk_errors(root, "looking for checkpoints"):
         if not root.is_dir():
@@ -62,17 +62,17 @@ def slots_in(root: Path) -> list[int]:
 
 
 def point_name(point: Point) -> str:
-    """The name of the point's directory."""
+    """Return the name of the point's directory."""
     return f"step_{point.step:010d}_gen_{point.generation:06d}"
 
 
 def is_prefix(name: str) -> bool:
-    """Whether a folder below the job's may take the ranks' folders under this name: never what has another meaning."""
+    """Whether a folder of this name below the job's may hold the ranks' folders; names in use otherwise may not."""
     return _PREFIX.fullmatch(name) is not None and parse_point_name(name) is None
 
 
 def parse_point_name(name: str) -> Point | None:
-    """The point a directory's name stands for; none for any other name."""
+    """Return the point that a directory's name stands for; None for any other name."""
     match = _POINT_NAME.fullmatch(name)
     if match is None:
         return None
@@ -81,34 +81,34 @@ def parse_point_name(name: str) -> Point | None:
 
 
 def oldest_step_in(directory: Path) -> int:
-    """The step of the oldest point in a rank's folder, by the names there; 0 where there is none."""
+    """Return the step of the oldest point in a rank's folder, by name; 0 if there is none."""
     with durable.disk_errors(directory, "looking for the oldest point"):
         points = [parse_point_name(entry.name) for entry in directory.iterdir()]
     return min((point.step for point in points if point is not None), default=0)
 
 
 def parse_temporary_name(name: str) -> tuple[ProcessIdentity, Point | None] | None:
-    """Who writes or removes a directory of this name, and which point; none for any other name."""
+    """Return the process that writes or removes a directory of this name, and its point; None for other names."""
     match = _TEMPORARY_NAME.fullmatch(name)
     return None if match is None else (ProcessIdentity(int(match[1]), int(match[2])), parse_point_name(match[3]))
 
 
 def parse_aside_name(name: str) -> Point | None:
-    """The damaged point that was moved aside under this name; none for any other name."""
+    """Return the damaged point that was moved aside under this name; None for other names."""
     match = _ASIDE_NAME.fullmatch(name)
     return None if match is None else parse_point_name(match[1])
 
 
 def temporary_directory(directory: Path, name: str) -> Path:
-    """A new name for what this process is writing or removing; it tells a dead writer's from a live one's."""
+    """Return a new temporary name, which contains this process's identity."""
     identity = ProcessIdentity.current()
     return directory / f".tmp-{identity.pid}-{identity.started_at}-{next(_temporary_numbers)}-{name}"
 
 
 def sweep_temporaries(directory: Path) -> None:
-    """Remove what dead writers left half written or half removed. The caller holds the folder's lock.
+    """Remove what dead writers left half written or half removed; the caller holds the folder's lock.
 
-    It frees space, no more: temporary names are never reused, so what cannot be removed is in nobody's way.
+    This only frees space: temporary names are never reused, so an entry that cannot be removed does no harm.
     """
     for entry in list(directory.iterdir()):
         temporary = parse_temporary_name(entry.name)
@@ -121,7 +121,7 @@ def sweep_temporaries(directory: Path) -> None:
 
 
 def move_damaged_aside(path: Path) -> Path:
-    """Rename a damaged point so that its name is free; nothing of it is deleted."""
+    """Rename a damaged point so that its name is free; nothing is deleted."""
     for number in itertools.count(1):
         aside = path.with_name(f"damaged-{number}-{path.name}")
         if not os.path.lexists(aside):
@@ -132,13 +132,16 @@ def move_damaged_aside(path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class FoundPoint:
-    """One point on disk or in memory. Either ``manifest`` is there, or ``problem`` says why the point cannot be used.
+    """A point on disk or in memory, with its ``manifest`` or with the ``problem`` that makes it unusable.
 
-    A found point with a manifest may still have a changed byte in its data: only verifying or reading it tells.
+    A point with a manifest may still have a changed byte in its data; only verifying or reading it can tell.
 
     Attributes:
         path: the point's directory, or the memory slot that holds it.
-        data_offset: where in the slot the bytes of the data file begin; None for a directory.
+        point: its step and generation.
+        manifest: None if the point cannot be used.
+        problem: why it cannot be used; None if it can.
+        data_offset: where the data file's bytes begin in the slot; None for a directory.
     """
 
     path: Path
@@ -149,34 +152,37 @@ class FoundPoint:
 
     @property
     def data_file(self) -> Path:
-        """The file the tensors' bytes are in."""
+        """The file that holds the tensors' bytes."""
         return self.path / DATA_FILE if self.data_offset is None else self.path
 
     @property
     def where(self) -> str:
-        """The path, for people."""
+        """The path, for messages."""
         return str(self.path)
 
     @property
     def is_usable(self) -> bool:
-        """Whether manifest and sizes are as they should be."""
+        """Whether manifest and sizes are valid."""
         return self.manifest is not None
 
     def require_manifest(self) -> Manifest:
-        """The manifest; :class:`CheckpointError` with the problem where there is none."""
+        """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
         if self.manifest is None:
             raise CheckpointError(self.problem or f"{self.path}: cannot be used")
         return self.manifest
 
 
 def scan(directory: Path, job: str | None) -> list[FoundPoint]:
-    """The points in a rank's folder (``rank_directory``), the newest first; names of other kinds are ignored.
+    """Return the points in a rank's folder (``rank_directory``), newest first; other entries are ignored.
 
-    A point that another job, another rank or another step saved is listed as unusable, like a damaged one. ``job`` is
-    None for who only looks at points of whatever job.
+    A point of another job, rank or step is listed as unusable, like a damaged one.
+
+    Args:
+        directory: the rank's folder.
+        job: the job that the points must belong to; None accepts any.
 
     Raises:
-        StoreError: the folder itself cannot be read. A missing one has no points.
+        StoreError: the folder cannot be read. A missing one has no points.
     """
     with durable.disk_errors(directory, "listing the points"):
         try:
@@ -188,7 +194,7 @@ def scan(directory: Path, job: str | None) -> list[FoundPoint]:
 
 
 def inspect_point(path: Path, point: Point, job: str | None) -> FoundPoint:
-    """One point of a rank's folder, as :func:`scan` lists it."""
+    """Describe one point of a rank's folder, as :func:`scan` does."""
     try:
         manifest = _manifest_in(path)
         _require_identity(path, point, job, manifest.header)
@@ -198,10 +204,10 @@ def inspect_point(path: Path, point: Point, job: str | None) -> FoundPoint:
 
 
 def point_in(path: Path) -> FoundPoint:
-    """The point in a directory of any name and place, by what its manifest says it is.
+    """Describe the point in a directory of any name and place, as its manifest identifies it.
 
     Raises:
-        CheckpointError: there is no manifest that can be read, or its data file has another size.
+        CheckpointError: there is no readable manifest, or the data file has another size.
     """
     try:
         manifest = _manifest_in(path)
@@ -245,7 +251,7 @@ def _require_identity(path: Path, point: Point, job: str | None, header: PointHe
 
 
 class EntryState(Enum):
-    """What an entry of a rank's folder is; ``WHOLE`` goes by the manifest and the sizes, not by the data's hashes."""
+    """The state of an entry in a rank's folder; ``WHOLE`` is by manifest and sizes, not by the data's hashes."""
 
     WHOLE = "whole"
     DAMAGED = "damaged"
@@ -259,11 +265,12 @@ class Entry:
     """One directory of a rank's folder.
 
     Attributes:
-        slot: whose folder.
+        slot: the rank's slot.
         path: the directory.
-        point: which point it is, or was to be, by its name.
-        state, why: and, where it is not whole, the reason.
-        header: what its manifest says; of a whole point only.
+        point: by the directory's name.
+        state: what the directory is.
+        why: the reason if it is not whole.
+        header: from the manifest; of a whole point only.
         size_bytes: of the files in it.
         changed_at_s: when its newest file was written, in seconds since 1970.
     """
@@ -279,7 +286,7 @@ class Entry:
 
 
 def survey(root: Path) -> list[Entry]:
-    """Everything of ours below a job's checkpoint folder, by slot, each slot's newest point first.
+    """Return all entries of ranks' folders below a job's checkpoint folder, by slot, newest point first.
 
     Raises:
         StoreError: a folder cannot be read.
@@ -288,9 +295,9 @@ def survey(root: Path) -> list[Entry]:
 
 
 def newest_common_point(entries: list[Entry]) -> tuple[Point, int] | None:
-    """The newest point that every rank of its world holds whole, and the size of that world; none where there is none.
+    """Return the newest point that all ranks of its world hold whole, with that world's size, or None.
 
-    By manifests and sizes, as :func:`survey` saw them.
+    Decided by manifests and sizes, as :func:`survey` found them.
     """
     ranks: dict[tuple[Point, int], set[int]] = {}
     for entry in entries:
@@ -300,7 +307,7 @@ def newest_common_point(entries: list[Entry]) -> tuple[Point, int] | None:
 
 
 def folders_with_points(root: Path) -> list[Path]:
-    """The job's folder where ranks have folders in it, and those below it that CheckpointConfig(prefix=…) made."""
+    """Return the job's folder if ranks have folders in it, and those that CheckpointConfig(prefix=…) made below."""
     with durable.disk_errors(root, "looking for checkpoints"):
         try:
             below = sorted(entry for entry in root.iterdir() if is_prefix(entry.name) and entry.is_dir())
@@ -310,11 +317,11 @@ def folders_with_points(root: Path) -> list[Path]:
 
 
 def job_of(directory: Path) -> str | None:
-    """The job whose points lie in a rank's folder; None where that is not said."""
+    """Return the job whose points are in a rank's folder; None if unknown."""
     try:
         owner = read_owner(directory)
     except StoreError:
-        return None  # whoever writes there is told; to look at the points it is not needed
+        return None  # reported to the folder's writer; not needed for looking at points
     return None if owner is None else owner.job
 
 
@@ -355,7 +362,7 @@ def _described(path: Path, job: str | None) -> tuple[Point | None, EntryState, s
         return point, EntryState.DAMAGED, found.problem or "", None
     aside = parse_aside_name(path.name)
     if aside is not None:
-        return aside, EntryState.MOVED_ASIDE, "it was damaged when its step was saved anew; yours to delete", None
+        return aside, EntryState.MOVED_ASIDE, "it was damaged when its step was saved again; it may be deleted", None
     temporary = parse_temporary_name(path.name)
     if temporary is None:
         return None
@@ -371,7 +378,7 @@ def _described(path: Path, job: str | None) -> tuple[Point | None, EntryState, s
 
 
 def _measured(path: Path) -> tuple[int, float] | None:
-    """The bytes in the directory, and when it was last written to; none where it is gone."""
+    """Return the bytes in the directory and the time of its newest change; None if it is gone."""
     try:
         stats = [entry.stat() for entry in path.iterdir()] if path.is_dir() else [path.stat()]
         manifest = path / MANIFEST_FILE

@@ -1,19 +1,19 @@
-"""One point in memory that outlives its process: a plain file in /dev/shm, mapped, with a header that is flipped last.
+"""A slot: one point in a mapped file in /dev/shm, which survives its process.
 
 ::
 
-    header (one page) | manifest.msgpack, and room for a longer one | data.safetensors, from a page's start on
+  header (one page) | manifest.msgpack, and room for a longer one | data.safetensors, from a page's start on
 
-The steps of filling it are: reserve, open, copy (the caller's), seal, hash. The bytes lie as they will lie on disk, so
-that the writer streams them out unchanged. The header says what is true of them and carries a hash of itself, so a
-kill at any instruction leaves a slot that is what its header says, or has no header. The data is hashed where it lies,
-before it is written to disk or, if it is large, beside that.
+To fill a slot: reserve, open, copy (by the caller), seal, hash. The bytes have the layout of the files on disk, so the
+writer streams them out unchanged. The header states which bytes are valid, is written last, and carries a hash of
+itself. So a kill at any instruction leaves a slot that matches its header, or has none. The data is hashed in place,
+before it is written to disk or, if it is large, at the same time.
 
-A slot goes through three stages: open (no header: bytes are being copied), sealed (all bytes are there, unproven, good
-only for the writer that hashes them at once), hashed (its manifest holds the digests: it may be found after a crash).
+A slot has three stages. Open: no header, bytes are being copied. Sealed: all bytes are there but not hashed, valid only
+for the writer that hashes them next. Hashed: the manifest has the digests, and the point may be found after a crash.
 
-A file in /dev/shm counts as memory of the process that fills it, so room in the file system is not enough: how much
-memory may be reserved is read from proc(5) and the control groups' files.
+The kernel charges a file in /dev/shm to the process that fills it, so free space in the file system is not enough. How
+much memory may be reserved is read from proc(5) and the control groups' files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MAPPED_AT_ONCE = 16 * 1024 * 1024
 
 
 class Stage(enum.IntEnum):
-    """How far a slot's content is; a slot without any has no header."""
+    """How complete a slot's content is; an empty slot has no header."""
 
     SEALED = 1
     HASHED = 2
@@ -64,13 +64,14 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotHeader:
-    """What a slot says of itself.
+    """The header of a slot.
 
     Attributes:
-        sequence: grows with every point of the slot's rank; the newer of two slots has the greater.
-        stage: what may be done with it.
-        manifest_bytes: of the manifest, which begins behind the header.
-        data_offset, data_bytes: where the data file's bytes lie.
+        sequence: grows with every point of the rank; the newer of two slots has the greater one.
+        stage: how the content may be used.
+        manifest_bytes: of the manifest, which follows the header.
+        data_offset: where the data file's bytes begin.
+        data_bytes: size of the data file.
     """
 
     sequence: int
@@ -80,49 +81,49 @@ class SlotHeader:
     data_bytes: int
 
     def encode(self) -> bytes:
-        """The bytes of the header, its own hash last."""
+        """Return the bytes of the header, its own hash last."""
         sizes = (self.manifest_bytes, self.data_offset, self.data_bytes)
         fields = _FIELDS.pack(_MAGIC, self.sequence, self.stage, *sizes)
         return fields + xxhash.xxh3_128_digest(fields)
 
 
 def decode_header(data: bytes, file_bytes: int) -> SlotHeader | None:
-    """The header of a slot's file; None where it holds nothing.
+    """Decode the header of a slot's file; None if the slot is empty.
 
     Raises:
-        CheckpointError: these bytes were not written as a header, or say what the file cannot hold.
+        CheckpointError: the bytes are not a valid header, or describe more than the file can hold.
     """
     spoken = data[:_SPOKEN_BYTES]
     if not any(spoken):
         return None
     fields, digest = spoken[: _FIELDS.size], spoken[_FIELDS.size :]
     if len(spoken) < _SPOKEN_BYTES or digest != xxhash.xxh3_128_digest(fields):
-        raise CheckpointError("its header is torn: the hash of it differs")
+        raise CheckpointError("its header is torn: its hash differs")
     magic, sequence, stage, manifest_bytes, data_offset, data_bytes = _FIELDS.unpack(fields)
     if magic != _MAGIC or stage not in set(Stage):
-        raise CheckpointError("its header is of another format: it was made by another version of this program")
+        raise CheckpointError("its header has another format, from another version of this program")
     is_in_order = HEADER_BYTES + manifest_bytes <= data_offset and data_offset + data_bytes <= file_bytes
     if not is_in_order or manifest_bytes > MAX_MANIFEST_BYTES or data_offset % HEADER_BYTES:
-        raise CheckpointError(f"its header describes another file than this one of {file_bytes} bytes")
+        raise CheckpointError(f"its header does not describe this file of {file_bytes} bytes")
     return SlotHeader(sequence, Stage(stage), manifest_bytes, data_offset, data_bytes)
 
 
 class BufferGoneError(StoreError):
-    """Somebody removed the slot's file, or its folder, under the process that uses it; a room opened anew has both."""
+    """The slot's file or its folder was removed while in use; opening the room again creates both."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"{path}: was removed while it was in use (see who empties {path.parents[2]}; systemd-logind does at a "
+            f"{path}: was removed while in use (see what empties {path.parents[2]}; systemd-logind does at a "
             "user's last logout, unless RemoveIPC=no)"
         )
 
 
 class MemoryBuffer:
-    """A slot as its rank's trainer fills it; whoever has one holds the lock of the room it is in.
+    """A slot, as its rank's trainer fills it; the caller holds the lock of its room.
 
     Args:
-        path: for messages, and for who looks for the point by name.
-        directory: an open descriptor of the folder the file is in, checked to be this user's.
+        path: for messages and for finding the point by name.
+        directory: an open descriptor of the file's folder, already checked to belong to this user.
     """
 
     def __init__(self, path: Path, directory: int) -> None:
@@ -133,32 +134,32 @@ class MemoryBuffer:
         self._data_offset = 0
 
     def header(self) -> SlotHeader | None:
-        """What it holds; None for nothing, and for what nobody can use."""
+        """Return its header; None if it is empty or its content cannot be used."""
         descriptor = open_slot(self._directory, self.path, os.O_RDONLY)
         if descriptor is None:
             return None
         try:
             return read_header(descriptor)
         except CheckpointError:
-            return None  # whoever looks for points says so; here it is a slot to be filled
+            return None  # reported when points are looked for; here the slot only needs to be filled
         finally:
             os.close(descriptor)
 
     def needs_room(self, manifest_bytes: int, data_bytes: int) -> bool:
-        """Whether a point of that size fits only into new memory."""
+        """Whether a point of that size needs new memory."""
         if self._memory is None or self._data_offset < HEADER_BYTES + manifest_bytes:
             return True
         return self._data_offset + data_bytes > len(self._view)
 
     def reserve(self, manifest_bytes: int, data_bytes: int) -> bool:
-        """Have room for a point of that size: whether it is mapped anew, so that views into it must be made anew.
+        """Reserve room for a point of that size; return whether the memory was mapped again.
 
-        The old content is gone then; no view of it may be used any more. The memory it was in is taken over, also a
-        predecessor's: to clear new memory takes several times as long as to fill it.
+        If it was, the old content is gone and all views must be made again. Existing memory is reused, even a
+        predecessor's, because the kernel takes several times as long to clear new memory as it takes to fill it.
 
         Raises:
             BufferGoneError: its folder is gone.
-            StoreError: there is not so much memory; what was reserved is given back.
+            StoreError: there is not enough memory; the reservation is released.
         """
         if not self.needs_room(manifest_bytes, data_bytes):
             return False
@@ -191,59 +192,59 @@ class MemoryBuffer:
                 f"{self.path}: {missing_bytes} bytes of memory are needed and {available} are available (see `free` "
                 "and the container's limit): the rest is left to the training"
             )
-        os.pwrite(descriptor, _SILENT, 0)  # before the file is another one than its header says
+        os.pwrite(descriptor, _SILENT, 0)  # clear the header before the file changes
         os.ftruncate(descriptor, size_bytes)
-        os.posix_fallocate(descriptor, 0, size_bytes)  # else a full /dev/shm is a SIGBUS while copying
+        os.posix_fallocate(descriptor, 0, size_bytes)  # otherwise a full /dev/shm raises SIGBUS while copying
         self._memory = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED)
         if hasattr(mmap, "MADV_DONTFORK"):
-            self._memory.madvise(mmap.MADV_DONTFORK)  # a child that is left over must not keep the memory
+            self._memory.madvise(mmap.MADV_DONTFORK)  # an orphaned child must not keep the memory
         _map_all(self._memory)
         self._view = memoryview(self._memory)
 
     def open(self) -> None:
-        """From now on it holds nothing: bytes may be copied into :meth:`data`."""
+        """Mark the slot as empty, so that bytes may be copied into :meth:`data`."""
         self._view[:_SPOKEN_BYTES] = _SILENT
 
     def data(self, data_bytes: int) -> memoryview:
-        """Where the bytes of the data file belong, page-aligned."""
+        """Return the page-aligned view for the data file's bytes."""
         return self._view[self._data_offset : self._data_offset + data_bytes]
 
     def seal(self, sequence: int, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED) -> None:
-        """All bytes are there. Before the slot is hashed the manifest has no digests.
+        """Mark all bytes as present; until the slot is hashed, the manifest has no digests.
 
         Raises:
-            BufferGoneError: they are, in memory that has no name any more: no writer would find them.
+            BufferGoneError: the memory has lost its name, so no writer could find it.
         """
         self._view[HEADER_BYTES : HEADER_BYTES + len(manifest)] = manifest
         header = SlotHeader(sequence, stage, len(manifest), self._data_offset, data_bytes)
         self._view[:_SPOKEN_BYTES] = header.encode()
         with durable.disk_errors(self.path, "sealing the memory slot"):
             try:
-                os.utime(self.path.name, dir_fd=self._directory)  # a store through a mapping changes no file time
+                os.utime(self.path.name, dir_fd=self._directory)  # a store through a mapping does not update file times
             except FileNotFoundError:
                 raise BufferGoneError(self.path) from None
 
     def discard(self) -> None:
-        """Give the memory back. Who still has a view of it must not look at it again."""
+        """Release the memory; existing views of it must not be used again."""
         self.close()
         descriptor = open_slot(self._directory, self.path, os.O_WRONLY)
         if descriptor is None:
             return
         try:
-            os.ftruncate(descriptor, 0)  # at once, also where a view is left
+            os.ftruncate(descriptor, 0)  # frees the memory at once, even if a view remains
         finally:
             os.close(descriptor)
         os.unlink(self.path.name, dir_fd=self._directory)
 
     def close(self) -> None:
-        """Let go of the mapping; it goes with the last view of it."""
+        """Drop the mapping; the memory is unmapped with the last view of it."""
         self._view = memoryview(b"")
         self._memory = None
         self._data_offset = 0
 
 
 def open_slot(directory: int, path: Path, flags: int) -> int | None:
-    """Open a slot's file in its folder, if it is a plain file of this user's that is nowhere else; None without one.
+    """Open a slot's file if it is a plain file of this user with one link; None if there is none.
 
     Raises:
         StoreError: something else has its name.
@@ -256,23 +257,24 @@ def open_slot(directory: int, path: Path, flags: int) -> int | None:
         found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
         os.close(descriptor)
-        raise StoreError(f"{path}: is no plain file of this user's alone; remove it")
+        raise StoreError(f"{path}: is not a plain file of this user alone. Fix: remove it")
     return descriptor
 
 
 def read_header(descriptor: int) -> SlotHeader | None:
-    """As :func:`decode_header`, of an open slot."""
+    """Decode the header of an open slot; see :func:`decode_header`."""
     return decode_header(os.pread(descriptor, _SPOKEN_BYTES, 0), os.fstat(descriptor).st_size)
 
 
 def read_manifest(descriptor: int, header: SlotHeader) -> bytes:
-    """The bytes of an open slot's manifest."""
+    """Return the bytes of an open slot's manifest."""
     return os.pread(descriptor, header.manifest_bytes, HEADER_BYTES)
 
 
 def _map_all(memory: mmap.mmap) -> None:
-    """Map every page now, not one by one while a step waits; in slices, because Python waits as well (mmap does not
-    give its lock away).
+    """Map every page now, so that no training step waits for page faults.
+
+    In slices, because ``mmap`` does not release the GIL.
     """
     with contextlib.suppress(OSError):  # before Linux 5.14
         for start in range(0, len(memory), _MAPPED_AT_ONCE):
@@ -284,18 +286,18 @@ def _in_pages(size_bytes: int) -> int:
 
 
 BESIDE_BYTES = 1 << 30
-"""From here on the hash, which takes a quarter of the time that writing does, is worth a thread beside that.
+"""From this size on, hashing runs in a thread beside the writing, which takes four times as long.
 
-At 64 and 512 MiB that made a save durable no sooner, cost half as much processor again, and slowed the training down.
+At 64 and 512 MiB a thread made a save durable no sooner, cost half as much CPU again, and slowed training down.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class HashedPoint:
-    """A point in memory and its hashes, or these as soon as they are known: the bytes of its two files.
+    """A point in memory, and the bytes of its two files; the hashes may still be in progress.
 
     Attributes:
-        header: whose it is.
+        header: identifies the point.
         data: the data file.
     """
 
@@ -304,7 +306,7 @@ class HashedPoint:
     _manifest: Future[bytes]
 
     def manifest_data(self) -> bytes:
-        """The manifest's file, as soon as the hashes are known.
+        """Wait for the hashes, and return the manifest's file.
 
         Raises:
             StoreError: the slot could not be marked.
@@ -314,15 +316,15 @@ class HashedPoint:
 
 @contextlib.contextmanager
 def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda: None) -> Iterator[HashedPoint]:
-    """Hash a sealed slot, unless that was done: before the block, or beside it, and then by its end.
+    """Hash a sealed slot unless it is hashed: before the block, or at the latest by its end.
 
     Args:
         path: of the slot, for messages.
         directory: an open descriptor of its folder.
-        on_hashed: called, perhaps in a thread of its own, as soon as the slot says that it is.
+        on_hashed: called, possibly in a thread of its own, once the slot is marked as hashed.
 
     Raises:
-        CheckpointError: nothing is sealed there, or it is not what was sealed.
+        CheckpointError: the slot is not sealed, or its header and manifest disagree.
     """
     descriptor = open_slot(directory, path, os.O_RDWR)
     if descriptor is None:
@@ -334,9 +336,9 @@ def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda:
         manifest_data = read_manifest(descriptor, header)
         manifest = decode_manifest(manifest_data)
         if manifest.data_bytes != header.data_bytes:
-            raise CheckpointError(f"{path}: its header and its manifest are of two points")
+            raise CheckpointError(f"{path}: its header and its manifest belong to different points")
         end = header.data_offset + header.data_bytes
-        # Not closed here: an error on its way up may still hold a view, and the mapping goes with the last of them.
+        # Not closed here: a propagating error may still hold a view, and the mapping ends with the last one.
         memory = mmap.mmap(descriptor, end, mmap.MAP_SHARED, mmap.PROT_READ)
         data = memoryview(memory)[header.data_offset :]
 
@@ -360,7 +362,8 @@ def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda:
 def _hash(descriptor: int, path: Path, header: SlotHeader, manifest: Manifest, data: memoryview) -> bytes:
     size = manifest.chunk_bytes
     digests = [xxhash.xxh3_128_digest(data[start : start + size]) for start in range(0, len(data), size)]
-    encoded = encode_manifest(dataclasses.replace(manifest, chunks=tuple(digests)))  # as long: digests are of one size
+    # of the same length, since all digests have one size
+    encoded = encode_manifest(dataclasses.replace(manifest, chunks=tuple(digests)))
     with durable.disk_errors(path, "marking the memory slot as hashed"):
         os.pwrite(descriptor, encoded, HEADER_BYTES)
         os.pwrite(descriptor, dataclasses.replace(header, stage=Stage.HASHED).encode(), 0)
@@ -371,20 +374,20 @@ _RECLAIMABLE = ("inactive_file", "active_file")
 
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The least of what the machine and this process's control groups (version 2) have left; None where none tells."""
+    """Return the least memory left by the machine and this process's control groups (v2), or None if unknown."""
     return min((left for left, _ in _rooms(proc, groups)), default=None)
 
 
 def taken_share(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The greatest share that is taken of the machine's memory or of a limit of this process's control groups.
+    """Return the greatest used share of the machine's memory or of a control group's limit.
 
-    None where nothing tells.
+    None if unknown.
     """
     return max((max(0.0, 1 - left / limit) for left, limit in _rooms(proc, groups) if limit > 0), default=None)
 
 
 def _rooms(proc: Path, groups: Path) -> list[tuple[int, int]]:
-    """What is left and the limit, of the machine and of each control group that has one."""
+    """Return bytes left and limit, of the machine and of each control group that has a limit."""
     rooms = [_on_machine(proc)]
     with contextlib.suppress(OSError, ValueError):
         line = (proc / "self" / "cgroup").read_text().strip().rpartition("\n")[2]
@@ -405,7 +408,7 @@ def _on_machine(proc: Path) -> tuple[int, int] | None:
 
 
 def _in_group(group: Path) -> tuple[int, int] | None:
-    """None where there is no limit (``max``) or no such file."""
+    """Return bytes left and limit; None if there is no limit (``max``) or no such file."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())

@@ -1,14 +1,14 @@
-"""The two memory slots of one rank: where they are, whose, and which points are found in them after a crash.
+"""The two memory slots of one rank: their names, owner and lock, and the points found in them after a crash.
 
 ::
 
-    /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}         what the rank of this slot saves, on this host
-    /dev/shm/samebits-<uid>/<job>/<slot>/page          the states of its random number generators (``kept_generators``)
-    /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    what it saved elsewhere, kept here by its buddy
+  /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}         what the rank of this slot saves, on this host
+  /dev/shm/samebits-<uid>/<job>/<slot>/page          the states of its random number generators (``kept_generators``)
+  /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    what it saved elsewhere, kept here by its buddy
 
-Names, ownership and the lock; what is in a slot is ``memory_buffer``'s. Every user can write to /dev/shm, so nothing
-below it is used that is not this user's alone, and it is checked by descriptor, never by name twice. The kernel's lock
-on the folder tells whether a live process has it, so that what finished jobs have left can be removed.
+``memory_buffer`` defines what is in a slot. Every user can write to /dev/shm, so only entries that belong to this user
+alone are used, and they are checked on open descriptors, since a name could change between check and use. The kernel's
+lock on the folder shows whether a live process uses it, so that leftovers of finished jobs can be removed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAMES = ("a", "b")
 PAGE = "page"
 COPY = ".copy"
 SWEPT_AFTER_S = 3600.0
-"""How long a job's slots may lie untouched and unlocked before another job of the user's takes their memory."""
+"""How long another job's slots must be untouched and unlocked before a job of the same user frees them."""
 
 _JOB = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}", re.ASCII)
 _MOST_SWEPT = 256
@@ -45,16 +45,17 @@ _ATTEMPTS = 8
 
 
 class MemoryRoom:
-    """The slots of one rank of one job on this host, locked for this process and whoever inherits the lock.
+    """The slots of one rank of one job on this host, locked for this process and those that inherit the lock.
 
     Args:
-        base: a folder in memory; ``SHARED_MEMORY`` but in tests.
-        job, slot: whose points.
+        base: a folder in memory; ``SHARED_MEMORY`` except in tests.
+        job: id of the points' job.
+        slot: the points' slot.
         is_copy: they are copies that another rank, the slot's buddy, keeps.
 
     Raises:
-        LockedError: another live process has them.
-        StoreError: there is no such folder, or something in it is not this user's alone.
+        LockedError: another live process uses them.
+        StoreError: there is no such folder, or something in it does not belong to this user alone.
     """
 
     def __init__(self, base: Path, job: str, slot: int, *, is_copy: bool = False) -> None:
@@ -72,7 +73,7 @@ class MemoryRoom:
         let_go_in_children(self)
 
     def next_slot(self, is_unwanted: Callable[[Point], bool] = lambda point: False) -> MemoryBuffer:
-        """The slot to be filled: one that nobody can use, else one whose point is unwanted, else the older one."""
+        """Return the slot to fill: an unusable one, else one whose point is unwanted, else the older one."""
         headers = {slot: slot.header() for slot in self._slots}
 
         def worth(slot: MemoryBuffer) -> tuple[bool, int]:
@@ -84,20 +85,20 @@ class MemoryRoom:
         return min(self._slots, key=worth)
 
     def empty_slots(self) -> list[MemoryBuffer]:
-        """Those that hold nothing anybody could use."""
+        """Return the slots without usable content."""
         return [slot for slot in self._slots if slot.header() is None]
 
     def seal(
         self, slot: MemoryBuffer, point: Point, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED
     ) -> int:
-        """All bytes of the slot's point are there: its sequence.
+        """Mark all bytes of the slot's point as present; return its sequence.
 
         Args:
-            slot: of this room, filled.
-            point: which it is.
-            manifest: with the data's hashes, and they were compared, where ``stage`` is hashed.
+            slot: a filled slot of this room.
+            point: the point in it.
+            manifest: if ``stage`` is hashed, with the data's digests, already compared.
             data_bytes: of the data file.
-            stage: what the slot says of itself from now on.
+            stage: the slot's new stage.
         """
         self.sequence += 1
         self._points[self.sequence] = point
@@ -106,23 +107,26 @@ class MemoryRoom:
         return self.sequence
 
     def points(self) -> list[FoundPoint]:
-        """What can be used of it, once verified."""
+        """Return the points that can be used once verified."""
         found = []
         for slot in self._slots:
-            with contextlib.suppress(StoreError):  # whoever looks for points says why
+            with contextlib.suppress(StoreError):  # reported by :func:`points_in_memory`
                 one = _inspect(self.descriptor, slot.path, self._job, self._rank_slot)
                 found += [] if one is None else [one]
         return found
 
     def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
-        """Empty the slots whose point is unwanted; no save may be in hand."""
+        """Empty the slots whose point is unwanted; call it only when no save is in progress."""
         for slot in self._slots:
             point = self._point_of(slot)
             if point is not None and is_unwanted(point):
                 slot.discard()
 
     def _point_of(self, slot: MemoryBuffer) -> Point | None:
-        """Which point can be resumed from the slot. For one that was sealed here no manifest is read: a step waits."""
+        """Return the point that can be resumed from the slot.
+
+        For a point that was sealed by this process no manifest is read, because a training step waits.
+        """
         header = slot.header()
         if header is None or header.stage is not Stage.HASHED:
             return None
@@ -135,22 +139,22 @@ class MemoryRoom:
         return None if found is None else found.point
 
     def close(self) -> None:
-        """Let go of the slots; what is in them stays."""
+        """Close the slots; their content stays."""
         for slot in self._slots:
             slot.close()
         self.let_go()
 
     def let_go(self) -> None:
-        """Close this process's copy of the lock alone: what a forked child does."""
+        """Close only this process's copy of the lock, as a forked child does."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 def room_path(base: Path, job: str, slot: int, *, is_copy: bool = False) -> Path:
-    """The folder of one rank's memory slots, or of the copies of what it saved."""
+    """Return the folder of one rank's memory slots, or of the copies of what it saved."""
     if not _JOB.fullmatch(job):
-        raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler makes them")
+        raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler chooses them")
     return base / f"samebits-{os.geteuid()}" / job / (f"{slot}{COPY}" if is_copy else str(slot))
 
 
@@ -160,18 +164,18 @@ def copied_slots(base: Path, job: str) -> list[int]:
 
 
 def slots_in_memory(base: Path, job: str, suffix: str = "") -> list[int]:
-    """Return the slots that have a room on this host, whose name ends so."""
+    """Return the slots that have a room on this host, with this suffix of its name."""
     names: list[str] = []
-    with contextlib.suppress(OSError):  # nothing is kept here, or it is not this user's
+    with contextlib.suppress(OSError):  # nothing is kept here, or it belongs to another user
         names = [entry.name for entry in room_path(base, job, 0).parent.iterdir()]
     numbers = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def points_in_memory(base: Path, job: str, slot: int, *, is_copy: bool = False) -> tuple[list[FoundPoint], list[str]]:
-    """The hashed points of a rank's slots, the newest first, and why others cannot be used, one sentence each.
+    """Return the hashed points of a rank's slots, newest first, and a sentence for each unusable one.
 
-    A slot that was being filled when its process died holds nothing, and is not spoken of.
+    A slot that was being filled when its process died is empty and not reported.
     """
     path = room_path(base, job, slot, is_copy=is_copy)
     points: list[FoundPoint] = []
@@ -195,7 +199,7 @@ def points_in_memory(base: Path, job: str, slot: int, *, is_copy: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class RoomInUse:
-    """A folder of memory slots: how much memory it takes, and whether a live process has it."""
+    """A folder of memory slots, its size, and whether a live process uses it."""
 
     path: Path
     size_bytes: int
@@ -203,21 +207,21 @@ class RoomInUse:
 
 
 def rooms_of(base: Path, job: str) -> list[RoomInUse]:
-    """The memory slots of all ranks of a job on this host, and the copies of others' that are kept here."""
+    """Return the memory slots of all ranks of a job on this host, and the copies that are kept here."""
     above = room_path(base, job, 0).parent
     found = []
     with contextlib.suppress(OSError):  # nothing is kept here
         for path in sorted(above.iterdir()):
             if not path.name.removesuffix(COPY).isdecimal():
                 continue
-            with contextlib.suppress(StoreError), opened_room(base, path) as room:  # another's memory is left out
+            with contextlib.suppress(StoreError), opened_room(base, path) as room:  # another user's memory is left out
                 if room is not None:
                     found.append(RoomInUse(path, _bytes_in(room), is_locked(room)))
     return found
 
 
 def newest_in_memory(base: Path, job: str) -> Point | None:
-    """The newest point of any rank of the job that this host's memory holds, hashed; None where there is none."""
+    """Return the newest hashed point of any rank of the job in this host's memory; None if there is none."""
     names = [room.path.name for room in rooms_of(base, job)]
     slots = [(int(name.removesuffix(COPY)), name.endswith(COPY)) for name in names]
     points = [points_in_memory(base, job, slot, is_copy=is_copy)[0] for slot, is_copy in slots]
@@ -225,12 +229,12 @@ def newest_in_memory(base: Path, job: str) -> Point | None:
 
 
 def free_rooms(base: Path, job: str) -> list[Path]:
-    """Give the memory of all these back, unless a live process has it; those that are gone."""
+    """Free all rooms of the job that no live process uses; return the paths of those freed."""
     return [room.path for room in rooms_of(base, job) if _remove(base, room.path, lambda descriptor: True)]
 
 
 def _bytes_in(descriptor: int) -> int:
-    """Of the room's slots: what they take of the memory (stat(2): blocks are of 512 bytes)."""
+    """Return the memory that the room's slots use (stat(2): blocks have 512 bytes)."""
     total = 0
     for name in NAMES:
         with contextlib.suppress(FileNotFoundError):
@@ -239,7 +243,7 @@ def _bytes_in(descriptor: int) -> int:
 
 
 def is_being_hashed(base: Path, job: str, slot: int) -> bool:
-    """Whether a live process has a sealed point of these slots in hand, so that it will soon be good."""
+    """Whether a live process is hashing a sealed point of these slots, so that it will soon be usable."""
     path = room_path(base, job, slot)
     with contextlib.suppress(StoreError), opened_room(base, path) as room:
         return room is not None and is_locked(room) and any(_is_sealed(room, path / name) for name in NAMES)
@@ -247,20 +251,20 @@ def is_being_hashed(base: Path, job: str, slot: int) -> bool:
 
 
 def remove_room(base: Path, job: str, slot: int, *, is_copy: bool = False) -> bool:
-    """Give the memory of a rank's slots back, unless a live process has them; whether they are gone."""
+    """Free a rank's slots unless a live process uses them; return whether they are gone."""
     return _remove(base, room_path(base, job, slot, is_copy=is_copy), lambda descriptor: True)
 
 
 def sweep(base: Path, job: str, now_s: float | None = None) -> list[Path]:
-    """Remove the slots of this user's other jobs that no live process has and that were not filled for an hour.
+    """Remove slots of this user's other jobs that are unlocked and were not filled for an hour.
 
     Args:
         base: as for :class:`MemoryRoom`.
-        job: whose slots stay.
+        job: the job whose slots stay.
         now_s: seconds since 1970.
 
     Returns:
-        The rooms that are gone.
+        The paths of the removed rooms.
     """
     before_s = (time.time() if now_s is None else now_s) - SWEPT_AFTER_S
     rooms = _rooms_of_others(base, job)
@@ -272,7 +276,7 @@ def _remove(base: Path, path: Path, may_go: Callable[[int], bool]) -> bool:
         try:
             room = opened.enter_context(opened_room(base, path))
         except StoreError:
-            return False  # no memory of ours
+            return False  # not this user's memory
         if room is None or not may_go(room) or not try_lock(room):
             return False
         for name in NAMES:
@@ -280,14 +284,18 @@ def _remove(base: Path, path: Path, may_go: Callable[[int], bool]) -> bool:
         if not _is_page_held(room):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(PAGE, dir_fd=room)
-    with contextlib.suppress(OSError):  # the job's other ranks have slots, or someone else keeps files there
+    with contextlib.suppress(OSError):  # other ranks of the job have slots, or there are other files
         path.rmdir()
         path.parent.rmdir()
     return True
 
 
 def _inspect(descriptor: int, path: Path, job: str, slot: int) -> FoundPoint | None:
-    """The hashed point of one slot; :class:`CheckpointError` where what is there cannot be used."""
+    """Return the hashed point of one slot.
+
+    Raises:
+        CheckpointError: the content cannot be used.
+    """
     opened = open_slot(descriptor, path, os.O_RDONLY)
     if opened is None:
         return None
@@ -297,7 +305,7 @@ def _inspect(descriptor: int, path: Path, job: str, slot: int) -> FoundPoint | N
             return None
         manifest = decode_manifest(read_manifest(opened, header))
         if header.stage is not Stage.HASHED:
-            raise CheckpointError(f"of {manifest.header.point}: its writer died before it was hashed")
+            raise CheckpointError(f"of {manifest.header.point}: its writer died before hashing it")
     finally:
         os.close(opened)
     whose = manifest.header
@@ -330,18 +338,18 @@ def _newest_change_s(descriptor: int) -> float:
 
 
 def _lock(base: Path, path: Path) -> int:
-    """The room's folder, made where it is missing, and locked."""
+    """Open and lock the room's folder, created if missing."""
     for _ in range(_ATTEMPTS):
         descriptor = open_room(base, path)
         if descriptor is None:
-            continue  # removed by another job's sweep in this moment
+            continue  # another job's sweep has just removed it
         if not try_lock(descriptor):
             os.close(descriptor)
-            raise LockedError(f"{path}: another live process has the memory slots of this rank; end it first")
+            raise LockedError(f"{path}: another live process uses the memory slots of this rank. Fix: end it first")
         if os.fstat(descriptor).st_nlink > 0:
             return descriptor
         os.close(descriptor)
-    raise StoreError(f"{path}: is removed as often as it is made; see who else writes below {base}")
+    raise StoreError(f"{path}: is removed as often as it is made. Fix: see what else writes below {base}")
 
 
 @contextlib.contextmanager
@@ -356,10 +364,10 @@ def opened_room(base: Path, path: Path, *, make: bool = False) -> Iterator[int |
 
 
 def open_room(base: Path, path: Path, *, make: bool = True) -> int | None:
-    """Open a room level by level, each this user's alone; None where it is missing, and where it is removed just now.
+    """Open a room level by level; None if it is missing or was just removed.
 
     Raises:
-        StoreError: something on the way is not this user's alone.
+        StoreError: a level does not belong to this user alone.
     """
     with durable.disk_errors(base, "opening the shared memory"):
         above = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -386,12 +394,12 @@ def _open_level(above: int, name: str, path: Path, *, make: bool) -> int | None:
     found = os.fstat(level)
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         os.close(level)
-        raise StoreError(f"{path}: {name} in it is not this user's alone (see `ls -ld`); remove it")
+        raise StoreError(f"{path}: {name} in it does not belong to this user alone (see `ls -ld`). Fix: remove it")
     return level
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or folder for this process; whether that was possible."""
+    """Lock an open file or folder for this process; return whether that succeeded."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -404,7 +412,7 @@ def _is_page_held(room: int) -> bool:
     try:
         page = os.open(PAGE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=room)
     except OSError:
-        return False  # there is none, or nobody's
+        return False  # there is none, or none that can be opened
     try:
         return is_locked(page)
     finally:
@@ -412,7 +420,7 @@ def _is_page_held(room: int) -> bool:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Whether another process has the lock; a shared attempt, and gone with the descriptor."""
+    """Whether another process holds the lock; tested with a shared lock that ends with the descriptor."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -422,14 +430,14 @@ def is_locked(descriptor: int) -> bool:
 
 class _Holder(Protocol):
     def let_go(self) -> None:
-        """Close what keeps the lock."""
+        """Close the descriptor that holds the lock."""
 
 
 _holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
 
 
 def let_go_in_children(holder: _Holder) -> None:
-    """Have a forked child close its copy of what the holder has locked: the lock is this process's alone."""
+    """Close the holder's copy of its lock in forked children, so that this process alone holds it."""
     _holders.add(holder)
 
 

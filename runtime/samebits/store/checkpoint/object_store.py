@@ -1,12 +1,12 @@
-"""A folder in an object store, through fsspec: listing, ranged reads, uploads and removal, and what each failure means.
+"""A folder in an object store, through fsspec: list, read ranges, upload and remove, with clear errors.
 
-Every call into fsspec is in this file, and no name of a point, no format and no policy is. A failure is either final
-(credentials, a missing bucket, a request that makes no sense) and reported at once, or it may pass (network, an
-overloaded server) and is tried again for a bounded time. Either way it leaves here as one sentence with the URL, what
-was tried, and the fix, and never with a credential.
+All calls to fsspec are in this file. It knows no names of points and no formats. A failure is either final
+(credentials, a missing bucket, an invalid request) and raised at once, or it may pass (network, an overloaded server)
+and is retried for a bounded time. Either way the error is one sentence with the URL, the operation and the fix, and
+without credentials.
 
 s3fs reads an object until the server stops sending, and lists a folder for as long as the server names a next page. The
-functions at the end bound both. They rely on the inside of s3fs and aiobotocore: ``_lsdir`` with ``max_items``,
+functions at the end bound both. They rely on internals of s3fs and aiobotocore: ``_lsdir`` with ``max_items``,
 ``_call_s3`` and its ``Body``, the session class, and that a response keeps its body in ``_content``.
 """
 
@@ -29,25 +29,25 @@ from samebits.urls import without_credentials, words_without_credentials
 Value = TypeVar("Value")
 
 PATIENCE_S = 60.0
-"""How long a failure that may pass is tried again, besides what the protocol's own library does."""
+"""How long a failure that may pass is retried, in addition to the protocol library's own retries."""
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _PIECE_BYTES = 8 * 1024 * 1024
 _PART_BYTES = 32 * 1024 * 1024
-_MOST_PARTS = 9_000  # S3 takes 10,000 parts of one object
+_MOST_PARTS = 9_000  # S3 accepts 10,000 parts per object
 _BUCKET_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "cos"})
 _FINAL_NUMBERS = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.EPERM})
 
 _CREDENTIALS_MEND = (
     "give this process credentials that may list, read, write and delete there (for s3: AWS_ACCESS_KEY_ID and "
-    "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or an instance's role), and see that its clock is right"
+    "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or an instance's role), and check that its clock is right"
 )
 _NETWORK_MEND = (
-    "see that the server answers from this host (name, port, proxy, firewall; for s3: AWS_ENDPOINT_URL) and start "
-    "again; what was saved is unharmed"
+    "check that the server answers from this host (name, port, proxy, firewall; for s3: AWS_ENDPOINT_URL) and start "
+    "again; saved data is intact"
 )
-_OTHER_MEND = "see what the server says and that CHECKPOINT_PATH is right; what was saved is unharmed"
+_OTHER_MEND = "check the server's answer and CHECKPOINT_PATH; saved data is intact"
 
 
 class ObjectStore:
@@ -55,10 +55,10 @@ class ObjectStore:
 
     Args:
         url: such as ``s3://bucket/folder``.
-        patience_s: how long a failure that may pass is tried again.
+        patience_s: how long a failure that may pass is retried.
 
     Raises:
-        StoreError: fsspec, or what it needs for this scheme, is not installed, or the URL makes no sense to it.
+        StoreError: fsspec, or the package it needs for this scheme, is not installed, or the URL is invalid.
     """
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
@@ -71,7 +71,7 @@ class ObjectStore:
 
     @functools.cached_property
     def _opened(self) -> tuple[Any, str]:
-        """The file system and the folder's path in it. Importing what is needed takes a second: not before it is."""
+        """The file system and the folder's path in it, opened on first use because the import takes a second."""
         try:
             from fsspec.core import url_to_fs
 
@@ -94,24 +94,24 @@ class ObjectStore:
 
     def _not_installed(self, found: str) -> StoreError:
         return StoreError(
-            f"{self.url}: what reads {self._scheme}:// is not installed ({found}): `pip install samebits[remote]` "
-            "brings s3://, `samebits[hdfs]` hdfs://, another scheme needs the package that fsspec names for it"
+            f"{self.url}: the package for {self._scheme}:// is not installed ({found}): `pip install samebits[remote]` "
+            "adds s3://, `samebits[hdfs]` adds hdfs://; another scheme needs the package that fsspec names for it"
         )
 
     def where(self, name: str) -> str:
-        """The name's URL, for people."""
+        """Return the name's URL, for messages."""
         return f"{self.url}/{name}" if name else self.url
 
     def folders(self) -> list[str]:
-        """The names of the folders right below."""
+        """Return the names of the folders directly below."""
         return [entry for entry, kind, _ in self._list("") if kind == "directory"]
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """The objects right below a folder, with their sizes in bytes; none where there is no such folder."""
+        """Return the objects directly below a folder and their sizes in bytes; empty if it does not exist."""
         return {entry: size for entry, kind, size in self._list(folder) if kind == "file"}
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
-        """A small object's bytes, at most so many; None where there is none."""
+        """Return at most so many bytes of a small object; None if it does not exist."""
 
         def call() -> bytes | None:
             try:
@@ -127,31 +127,32 @@ class ObjectStore:
         return self._trying(name, "reading", call)
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes from each start to each end; several requests run at once where the library can.
+        """Return the bytes of each (start, end) range; requests run in parallel if the library can.
 
         Raises:
-            CheckpointError: the object is gone, or ends before a start.
+            CheckpointError: the object is gone, or ends too early.
         """
         path, ends = self._path(name), [end for _, end in ranges]
 
         def call() -> list[bytes]:
             try:
                 if self._scheme not in _BUCKET_SCHEMES and max(ends) > self._files.info(path)["size"]:
-                    # Some libraries do not raise where a range is beyond the end, but give up their process.
-                    raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: it ends before {max(ends)}")
+                    # Some libraries abort the process if a range is beyond the end, instead of raising.
+                    raise CheckpointError(f"{self.where(name)}: cannot be read completely: it ends before {max(ends)}")
                 return _content(self._files, path, ranges)
             except OSError as error:
                 if not isinstance(error, FileNotFoundError) and error.errno != errno.EINVAL:  # a range beyond its end
                     raise
                 self._require_bucket()
-                raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: {self._clean(error)}") from None
+                raise CheckpointError(f"{self.where(name)}: cannot be read completely: {self._clean(error)}") from None
 
         return self._trying(name, f"reading bytes {ranges[0][0]} to {ends[-1]}", call)
 
     def create(self, name: str, data: bytes) -> None:
-        """Write a small object unless it is there; where the store knows no such condition the last of several wins.
+        """Write a small object unless it exists.
 
-        Whoever must be the only one reads it back.
+        In a store without conditional writes the last of several writers wins, so a caller that must be the only one
+        reads the object back.
         """
 
         def call() -> None:
@@ -169,13 +170,13 @@ class ObjectStore:
         self._trying(name, "creating", call)
 
     def upload(self, name: str, pieces: Sequence[memoryview]) -> None:
-        """Write an object, whatever its size, in pieces; a half one may be left under the name where this fails."""
+        """Write an object of any size in pieces; on failure, a partial object may be left under the name."""
         size_bytes = sum(map(len, pieces))
         self._make_folder(name)
         self._trying(name, f"writing {size_bytes} bytes", lambda: self._upload(name, pieces, size_bytes))
 
     def modified_at_s(self, name: str) -> float | None:
-        """When the server says that the object was written, in seconds of its own clock; None where it does not say."""
+        """Return the server's modification time of the object in seconds of its clock, or None if unknown."""
 
         def call() -> float | None:
             try:
@@ -187,7 +188,7 @@ class ObjectStore:
         return self._trying(name, "looking at", call)
 
     def remove(self, name: str) -> None:
-        """Delete an object; one that is gone already is no failure."""
+        """Delete an object; a missing one is not an error."""
 
         def call() -> None:
             try:
@@ -221,12 +222,13 @@ class ObjectStore:
         return self._trying(folder, "listing", call)
 
     def _require_bucket(self) -> None:
-        """Nothing there is an answer; no bucket is an error. Object stores say both with the same words."""
+        """Raise if the bucket is missing; object stores report a missing bucket and an empty folder alike."""
         if self._scheme in _BUCKET_SCHEMES:
             self._files.info(self._root.lstrip("/").partition("/")[0])
 
     def _make_folder(self, name: str) -> None:
-        if self._scheme not in _BUCKET_SCHEMES:  # there a folder is a part of a name, and asking would make a bucket
+        # in a bucket a folder is part of a name, and this call would create a bucket
+        if self._scheme not in _BUCKET_SCHEMES:
             folder = self._path(name).rpartition("/")[0]
             self._trying(name, "making the folder of", lambda: self._files.makedirs(folder, exist_ok=True))
 
@@ -235,11 +237,11 @@ class ObjectStore:
         file = self._files.open(self._path(name), "wb", block_size=block_bytes)
         try:
             for view in pieces:
-                for start in range(0, len(view), _PIECE_BYTES):  # its buffer takes what it is given, whatever that is
-                    # A copy: a view that an error's traceback keeps would keep its memory from being unmapped.
+                for start in range(0, len(view), _PIECE_BYTES):  # its buffer takes a piece of any size
+                    # A copy: a view in an error's traceback would keep its memory mapped.
                     file.write(bytes(view[start : start + _PIECE_BYTES]))
         except BaseException:
-            # To close it would be to finish the object. What stays of an upload in parts costs space, and nothing else.
+            # Closing it would finish the object. Leftovers of a multipart upload only cost space.
             self._discard(file)
             raise
         file.close()
@@ -250,7 +252,7 @@ class ObjectStore:
             if hasattr(file, "discard"):
                 file.discard()
                 file.closed = True
-        except Exception:  # the first failure is the one to tell
+        except Exception:  # report the first failure
             return
 
     # ---- failures
@@ -261,7 +263,7 @@ class ObjectStore:
             tries += 1
             try:
                 return call()
-            except Exception as error:  # every protocol has exceptions of its own
+            except Exception as error:  # every protocol has its own exceptions
                 if isinstance(error, StoreError):
                     raise
                 spent_s = time.monotonic() - began
@@ -301,7 +303,7 @@ class ObjectStore:
             self._require_bucket()
         except FileNotFoundError:
             return True
-        except Exception:  # it cannot be told now: the failure that led here is told as it is
+        except Exception:  # unknown for now: report the original failure
             return False
         return False
 
@@ -316,7 +318,7 @@ def _entries(files: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _content(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes from each start to each end."""
+    """Return the bytes of each (start, end) range."""
     if _is_s3(files):
         return _s3_read(files, path, ranges)
     starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
@@ -328,42 +330,42 @@ def _is_s3(files: Any) -> bool:
 
 
 def _require_absence(files: Any, path: str) -> None:
-    """Raise if the server answers for an object that cannot exist: then its empty listing means nothing.
+    """Raise if the server answers for an object that cannot exist, since its empty listing is then meaningless.
 
-    A proxy, a web page or a broken gateway answers everything with 200, and s3fs reads that as "no objects".
+    A proxy, a web page or a broken gateway answers every request with 200, which s3fs takes for "no objects".
     """
     try:
         _content(files, path, [(0, 1)])
     except FileNotFoundError:
         return
     except OSError as error:
-        if error.errno != errno.EINVAL:  # no range in an empty object: it answers for that, too
+        if error.errno != errno.EINVAL:  # no range in an empty object, so it answers for that too
             raise
     raise OSError(
         errno.EBADMSG,
-        "the server lists no objects, but answers for one that cannot exist: what answers is no object store",
+        "the server lists no objects, but answers for one that cannot exist: the server is not an object store",
     )
 
 
 def _is_about_credentials(error: Exception) -> bool:
-    # Not by class: those of boto, of google-auth and of azure are known only where they are installed.
+    # Not by class: those of boto, google-auth and azure exist only where they are installed.
     return isinstance(error, PermissionError) or re.search("Credential|Token|Auth", type(error).__name__) is not None
 
 
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
-"""Of an answer that isn't an object's content: a page of a listing has 1,000 entries."""
+"""Of an answer that is not an object's content; a page of a listing has 1,000 entries."""
 _MOST_ENTRIES = 100_000
 """In one folder: a job keeps few points, each of two objects."""
 _LISTING_S = 60.0
-_S3_MEND = "see that AWS_ENDPOINT_URL names the server, and that no proxy answers for it; what was saved is unharmed"
+_S3_MEND = "check that AWS_ENDPOINT_URL names the server, and that no proxy answers for it; saved data is intact"
 
 
 def _s3_entries(files: Any, path: str) -> list[dict[str, Any]]:
-    """The objects and folders right below a path, as ``ls`` gives them.
+    """Return the objects and folders directly below a path, in the format of ``ls``.
 
     Raises:
         StoreError: there are more than any job saves.
-        TimeoutError: the listing has no end.
+        TimeoutError: the listing does not end.
     """
     from fsspec.asyn import sync
 
@@ -374,7 +376,7 @@ def _s3_entries(files: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _s3_read(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes of an object from each start to each end, and never more, whatever the server sends."""
+    """Return the bytes of each range of an object, and never more, whatever the server sends."""
     from fsspec.asyn import sync
 
     return list(sync(files.loop, _s3_read_ranges, files, path, ranges))
@@ -397,7 +399,7 @@ async def _s3_read_ranges(files: Any, path: str, ranges: Sequence[tuple[int, int
 
 @functools.cache
 def bounded_session() -> type:
-    """The HTTP client of aiobotocore, which reads an answer whole, with a bound on what isn't an object's content."""
+    """Return aiobotocore's HTTP client with a bound on answers that are not an object's content."""
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Bounded(AIOHTTPSession):  # type: ignore[misc]
@@ -416,7 +418,7 @@ def bounded_session() -> type:
                 if len(body) > _MOST_ANSWER_BYTES:
                     raw.close()
                     raise StoreError(
-                        f"{raw.url.host}: an answer has more than {_MOST_ANSWER_BYTES} bytes: what answers is no "
+                        f"{raw.url.host}: an answer has more than {_MOST_ANSWER_BYTES} bytes: the server is no "
                         f"object store; {_S3_MEND}"
                     )
             return bytes(body)

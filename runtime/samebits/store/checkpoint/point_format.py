@@ -1,12 +1,12 @@
-"""The bytes of a point: its manifest, the header of its data file, and one tensor as the store sees it. No files here.
+"""The bytes of a point: its manifest, the header of its data file, and a tensor's part of it. Does no I/O.
 
 ``manifest.msgpack`` is two msgpack objects: a map, and the xxh3_128 of every byte before it. The manifest is written
-last and proves itself, so a point with a good manifest says all there is to know about its data file, down to the byte.
+last, so a point with a valid manifest is complete. It describes the data file down to the byte.
 
 ``data.safetensors`` (github.com/huggingface/safetensors, "Format") begins with the header's length as u64 and a JSON
-object padded with blanks; the tensors' bytes follow without gaps. The widest elements come first, as in the library's
-own writer, so every tensor is aligned to its element, and the header is padded so that the first one is aligned to a
-cache line. The store never interprets elements, so every dtype that safetensors can name goes through alike.
+object padded with blanks; the tensors' bytes follow without gaps. As in the library's own writer, tensors with the
+widest elements come first, so each tensor is aligned to its element size. The header is padded so that the first tensor
+is aligned to a cache line. Elements are never interpreted, so every dtype that safetensors can name is supported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMAT = "samebits point"
 VERSION = 1
 CHUNK_BYTES = 8 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024 * 1024
-"""A chunk is read into memory before its hash is known to be right."""
+"""A chunk is read into memory before its hash is compared."""
 _DIGEST_PREFIX = b"\xc4\x10"  # msgpack: 16 bytes of binary follow
 _DIGEST_BYTES = 16
 _TRAILER_BYTES = len(_DIGEST_PREFIX) + _DIGEST_BYTES
@@ -40,7 +40,7 @@ _MAX_INT = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class PointHeader:
-    """Whose point it is: the job, the place in it, and the process that saved it."""
+    """The job, place and process that a point belongs to."""
 
     job: str
     point: Point
@@ -52,16 +52,16 @@ class PointHeader:
     def __post_init__(self) -> None:
         numbers = (self.point.step, self.point.generation, self.world_size, self.rank, self.slot)
         if not all(type(number) is int and 0 <= number <= _MAX_INT for number in numbers):
-            raise CheckpointError(f"a point's numbers are integers from 0 on; found {self}")
+            raise CheckpointError(f"a point's numbers are integers from 0; found {self}")
         if self.point.generation == 0 or self.rank >= self.world_size:
-            raise CheckpointError(f"a point has a generation from 1 on and a rank below its world size; found {self}")
+            raise CheckpointError(f"a point has a generation from 1 and a rank below its world size; found {self}")
         if type(self.job) is not str or type(self.node) is not str:
             raise CheckpointError(f"a point's job and node are texts; found {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that a point is, except its tensors' bytes; ``chunks`` are the xxh3_128 digests of its data file."""
+    """The content of a point except its tensors' bytes; ``chunks`` are the xxh3_128 digests of its data file."""
 
     header: PointHeader
     layout: Tree
@@ -85,7 +85,7 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The file's bytes; :class:`CheckpointError` where layout or tree cannot be saved."""
+    """Return the manifest's bytes; raises :class:`CheckpointError` if layout or tree cannot be saved."""
     header = manifest.header
     body = trees.encode(
         {
@@ -110,16 +110,16 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest of these bytes; :class:`CheckpointError` says what is wrong with them."""
+    """Decode a manifest; raises :class:`CheckpointError` with what is wrong with it."""
     body, trailer = data[:-_TRAILER_BYTES], data[-_TRAILER_BYTES:]
     if len(data) <= _TRAILER_BYTES or trailer != _DIGEST_PREFIX + xxhash.xxh3_128_digest(body):
         raise CheckpointError(f"the manifest's {len(data)} bytes are not those that were saved: their hash differs")
     try:
         fields = trees.decode(body)
     except ValueError as error:
-        raise CheckpointError(f"the manifest is no manifest: {error}") from None
+        raise CheckpointError(f"this is not a manifest: {error}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise CheckpointError(f"the manifest is no manifest: it is not marked {FORMAT!r}")
+        raise CheckpointError(f"this is not a manifest: it is not marked {FORMAT!r}")
     if fields.get("version") != VERSION:
         raise CheckpointError(
             f"the manifest has format version {fields.get('version')!r}, this program reads {VERSION}: "
@@ -151,7 +151,7 @@ def _from_fields(fields: dict[str, Any]) -> Manifest:
 
 
 def cut(views: Iterable[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
-    """Cut the views, one after another, into lists of ``chunk_bytes`` in all; the last may have less."""
+    """Split the concatenated views into lists of ``chunk_bytes`` each; the last one may be shorter."""
     pieces, room = list[memoryview](), chunk_bytes
     for view in views:
         while view:
@@ -166,7 +166,7 @@ def cut(views: Iterable[memoryview], chunk_bytes: int) -> Iterator[list[memoryvi
 
 
 def hash_of(pieces: Iterable[memoryview]) -> bytes:
-    """Return the hash of one chunk, wherever its pieces lie."""
+    """Return the hash of one chunk, given as pieces."""
     digest = xxhash.xxh3_128()
     for piece in pieces:
         digest.update(piece)
@@ -183,7 +183,7 @@ _FIELDS = (b'"dtype"', b'"shape"', b'"data_offsets"')
 
 
 class TensorEntry(NamedTuple):
-    """One tensor's place: its bytes are ``start`` to ``end`` of the whole file."""
+    """A tensor's place: its bytes are ``start`` to ``end`` of the whole file."""
 
     name: str
     dtype: str
@@ -193,8 +193,10 @@ class TensorEntry(NamedTuple):
 
 
 def in_file_order(parts: Iterable[TensorPart]) -> list[TensorPart]:
-    """The order in which the tensors' bytes are written: the widest elements first, and of those first the tensors
-    that fill whole cache lines, so that what follows one of them is aligned as it is; else as given.
+    """Return the tensors in the order in which their bytes are written.
+
+    Tensors with the widest elements come first. Of these, tensors that fill whole cache lines come first, so that the
+    tensors after them are aligned too. Otherwise the order is kept.
     """
 
     def key(part: TensorPart) -> tuple[int, bool]:
@@ -205,7 +207,7 @@ def in_file_order(parts: Iterable[TensorPart]) -> list[TensorPart]:
 
 
 def encode_header(parts: Iterable[TensorPart | TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The file's beginning, up to the first tensor's bytes, for tensors in file order; ``metadata`` is for readers."""
+    """Return the file's bytes before the first tensor's; ``metadata`` is for other readers of the file."""
     entries: dict[str, Any] = {}
     offset = 0
     for part in parts:
@@ -219,7 +221,7 @@ def encode_header(parts: Iterable[TensorPart | TensorEntry], metadata: Mapping[s
     try:
         text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
-        raise CheckpointError(f"a tensor's name is no valid text: {error}; rename it") from None
+        raise CheckpointError(f"a tensor's name is not valid text: {error}; rename it") from None
     text += b" " * (-(LENGTH_BYTES + len(text)) % _ALIGNMENT_BYTES)
     if len(text) > MAX_HEADER_BYTES:
         raise CheckpointError(f"{len(entries)} tensors need a header of {len(text)} bytes; at most {MAX_HEADER_BYTES}")
@@ -227,7 +229,7 @@ def encode_header(parts: Iterable[TensorPart | TensorEntry], metadata: Mapping[s
 
 
 def decode_header_length(data: bytes, file_bytes: int) -> int:
-    """The length of the JSON text, from a file's first eight bytes; bounded by the file and by the format."""
+    """Return the length of the JSON text, from a file's first eight bytes; checked against file and format."""
     length: int = _LENGTH.unpack(data)[0] if len(data) == LENGTH_BYTES else MAX_HEADER_BYTES + 1
     if length > min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES):
         raise CheckpointError(f"not a safetensors file: a header of {length} bytes in a file of {file_bytes}")
@@ -235,10 +237,10 @@ def decode_header_length(data: bytes, file_bytes: int) -> int:
 
 
 def decode_header(text: bytes, file_bytes: int) -> list[TensorEntry]:
-    """The tensors of a file in the order of its header; :class:`CheckpointError` unless they cover it without gaps."""
+    """Decode the tensors' places in header order; raises :class:`CheckpointError` if they leave gaps."""
     try:
         fields = json.loads(text)
-        # Where every tensor has each field once, written as it is, nothing stands twice; to ask for that is slower.
+        # If every tensor has each field once, unescaped, nothing can be duplicate; the exact check is slower.
         if b"\\" in text or any(text.count(field) != len(fields) for field in _FIELDS):
             fields = json.loads(text, object_pairs_hook=_unique)
         data_start = LENGTH_BYTES + len(text)
@@ -249,8 +251,8 @@ def decode_header(text: bytes, file_bytes: int) -> list[TensorEntry]:
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.end)):
         if entry.start != offset or entry.end - entry.start != nbytes_of(entry.name, entry.dtype, entry.shape):
             raise CheckpointError(
-                f"tensor {entry.name!r}: lies at {entry.start} to {entry.end}; expected {entry.dtype} of shape "
-                f"{entry.shape} from {offset} on"
+                f"tensor {entry.name!r}: is at {entry.start} to {entry.end}; expected {entry.dtype} of shape "
+                f"{entry.shape} from {offset}"
             )
         offset = entry.end
     if offset != file_bytes:
@@ -300,14 +302,14 @@ BITS_BY_DTYPE = {
 
 
 class TensorPart(NamedTuple):
-    """A tensor's bytes and what they mean; a tuple, because a state has thousands of them.
+    """A tensor's bytes and their meaning; a tuple, because a state has thousands of them.
 
     Attributes:
         name: unique within one point.
         dtype: the safetensors name, e.g. ``"F32"`` or ``"BF16"``.
         shape: elements along each axis; ``()`` for a scalar.
-        data: C-contiguous, little-endian. Written from where it lies; after a read, a writable view into the one
-            buffer all tensors of the point share, aligned to the element's size. Empty if an axis is 0.
+        data: C-contiguous, little-endian. Written without a copy. After a read, a writable view into the one buffer
+            that all tensors of the point share, aligned to the element's size. Empty if an axis is 0.
     """
 
     name: str
@@ -317,12 +319,12 @@ class TensorPart(NamedTuple):
 
 
 def nbytes_of(name: str, dtype: str, shape: tuple[int, ...]) -> int:
-    """The bytes a tensor has; :class:`CheckpointError` where the format has no such tensor."""
+    """Return a tensor's size in bytes; raises :class:`CheckpointError` if the format has no such tensor."""
     if dtype not in BITS_BY_DTYPE:
         raise CheckpointError(f"tensor {name!r}: dtype {dtype!r}; expected one of {', '.join(BITS_BY_DTYPE)}")
     for extent in shape:
         if type(extent) is not int or extent < 0:
-            raise CheckpointError(f"tensor {name!r}: shape {shape}; expected integers from 0 on")
+            raise CheckpointError(f"tensor {name!r}: shape {shape}; expected integers from 0")
     bits = math.prod(shape) * BITS_BY_DTYPE[dtype]
     if bits % 8:
         raise CheckpointError(f"tensor {name!r}: {dtype} of shape {shape} does not fill whole bytes; pad it")
@@ -330,7 +332,7 @@ def nbytes_of(name: str, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def bytes_of(part: TensorPart) -> memoryview:
-    """The part's data as a flat view of bytes, checked against dtype and shape."""
+    """Return the part's data as a flat view of bytes, checked against dtype and shape."""
     expected = nbytes_of(part.name, part.dtype, part.shape)
     view = memoryview(part.data)
     if view.nbytes != expected:
@@ -338,5 +340,7 @@ def bytes_of(part: TensorPart) -> memoryview:
             f"tensor {part.name!r}: {view.nbytes} bytes; {part.dtype} of shape {part.shape} has {expected}"
         )
     if not view.c_contiguous:
-        raise CheckpointError(f"tensor {part.name!r}: its bytes are not contiguous; make it so before it is saved")
+        raise CheckpointError(
+            f"tensor {part.name!r}: its bytes are not contiguous; make it contiguous before it is saved"
+        )
     return view.cast("B") if expected else memoryview(b"")

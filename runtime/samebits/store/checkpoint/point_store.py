@@ -1,7 +1,7 @@
-"""Where one rank's points lie: a local folder or an object store, behind one protocol.
+"""The points of one rank, in a local folder or an object store, behind one protocol.
 
-The local folder implements the protocol here, ``remote_points`` for an object store. A location is a ``Path`` or, for
-another place than this machine's folders, the text of a URL; no other module asks which of the two it is.
+``LocalPointStore`` and ``remote_points`` implement it. A location is a ``Path``, or the text of a URL for an object
+store; only this module distinguishes the two.
 """
 
 from __future__ import annotations
@@ -38,47 +38,49 @@ Location = Path | str
 
 
 LOCAL_STATE = "remote_checkpoints"
-"""Below RECOVERY_PATH: what belongs to ranks whose points lie in another place than this machine's folders."""
+"""A folder below RECOVERY_PATH for local files of ranks whose points are in an object store."""
 
 _FINAL = ".final"
-"""Below a checkpoint folder: the final states that differ from the last commit. No name that a prefix may have."""
+"""A folder below a checkpoint folder, for final states that differ from the last commit; not a valid prefix."""
 
 
 class Found(Protocol):
-    """One point of a place, usable or not."""
+    """One point in a store, usable or not."""
 
     @property
     def point(self) -> Point:
-        """Which point it is."""
+        """Its step and generation."""
 
     @property
     def where(self) -> str:
-        """Its path or URL, for people."""
+        """Its path or URL, for messages."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether manifest and sizes are as they should be."""
+        """Whether manifest and sizes are valid."""
 
     def require_manifest(self) -> Manifest:
-        """The manifest; :class:`CheckpointError` with the problem where there is none."""
+        """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
 
 
 FoundHere = TypeVar("FoundHere", bound=Found)
 
 
 class PointStore(Protocol[FoundHere]):
-    """The points of one slot. What each call promises, and raises, is what the function of that name in a local folder
-    does: ``folder.scan``, ``reading.verify`` and ``read``, ``writing.write_point`` and ``write_prepared``,
-    ``pruning.prune``."""
+    """The points of one slot.
+
+    The methods behave and raise as the local folder's functions do: ``folder.scan``, ``reading.verify`` and ``read``,
+    ``writing.write_point`` and ``write_prepared``, ``pruning.prune``.
+    """
 
     def claim(self) -> None:
-        """Durably this job's; before anything is saved."""
+        """Claim the place for this job, durably; before anything is saved."""
 
     def scan(self) -> list[FoundHere]:
-        """The points, the newest first."""
+        """Return the points, newest first."""
 
     def find(self, point: Point) -> FoundHere | None:
-        """What :meth:`scan` lists of that point."""
+        """Return what :meth:`scan` lists of that point."""
 
     def verify(self, found: FoundHere) -> None:
         """Compare every hash."""
@@ -86,7 +88,7 @@ class PointStore(Protocol[FoundHere]):
     def read(
         self, found: FoundHere, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
     ) -> Checkpoint:
-        """The contents, verified; ``targets`` may be filled, or be left as they are."""
+        """Return the verified contents; ``targets`` may be filled, or left as they are."""
 
     def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
         """Save a point."""
@@ -97,28 +99,31 @@ class PointStore(Protocol[FoundHere]):
         """Save a point whose two files are in memory."""
 
     def prune(self, asked: Pruning) -> Pruned:
-        """Delete what may go now that ``newest`` is saved; the points that are gone."""
+        """Delete points that are not needed now that ``newest`` is saved; return what was deleted."""
 
 
 class LocalPointStore:
     """The folder of one slot below ``root``; a ``PointStore``.
 
     Args:
-        root, slot, job, job_name: whose points these are.
-        claims: whether the folder is claimed at once; durably with :meth:`claim`. A full disk is no error before that.
+        root: the job's checkpoint folder.
+        slot: the points' slot.
+        job: id of their job.
+        job_name: its name, for people.
+        claims: claim the folder now, and durably with :meth:`claim`. A full disk raises only there.
     """
 
     def __init__(self, root: Path, slot: int, *, job: str, job_name: str, claims: bool) -> None:
         self._root = root
         self._job = job
         self._directory = folder.rank_directory(root, slot)
-        # Hashes tell damage, not forgery: only a folder that nobody else writes may decide what is trained on.
+        # Hashes reveal damage, not forgery, so the folder must not be writable by others.
         private.check_folder(self._directory, "CHECKPOINT_PATH")
         self._claim = functools.partial(claim_folder, self._directory, job, job_name)
         self._is_claimed = False
         if claims:
             try:
-                self._claim(sync=False)  # nobody waits for a disk before there is state
+                self._claim(sync=False)  # not synced: no process should wait for the disk before there is state
             except StoreError as error:
                 if not error.may_pass:
                     raise
@@ -129,7 +134,7 @@ class LocalPointStore:
         return str(self._directory)
 
     def claim(self) -> None:
-        """What the constructor did outlives the machine's power."""
+        """Make the constructor's claim durable."""
         if self._is_claimed:
             make_claim_durable(self._directory)
         else:
@@ -141,7 +146,7 @@ class LocalPointStore:
         return folder.scan(self._directory, self._job)
 
     def find(self, point: Point) -> FoundPoint | None:
-        """As :meth:`scan`, without a look at the others."""
+        """Return what :meth:`scan` lists of that point, without reading the others."""
         path = self._directory / folder.point_name(point)
         return folder.inspect_point(path, point, self._job) if path.is_dir() else None
 
@@ -183,21 +188,23 @@ class LocalPointStore:
 
 
 def is_remote(location: Location) -> bool:
-    """Whether it is another place than this machine's folders."""
+    """Whether the location is an object store."""
     return isinstance(location, str)
 
 
 def local_folder(location: Location, recovery_path: Path) -> Path:
-    """Where this host keeps what cannot lie in an object store: each rank's lock, and its log of steps."""
+    """Return this host's folder for what an object store cannot hold: each rank's lock and step log."""
     return recovery_path / LOCAL_STATE if isinstance(location, str) else location
 
 
 def open_point_store(location: Location, slot: int, *, job: str, job_name: str, claims: bool = True) -> PointStore[Any]:
-    """The points of a slot. A local folder is claimed where ``claims``; a remote one is not asked for anything yet.
+    """Open the points of a slot.
+
+    A local folder is claimed if ``claims``; a remote one is not accessed yet.
 
     Raises:
-        ForeignFolderError: a local folder is another job's.
-        StoreError: a local folder cannot be made, or what reads the URL is not installed.
+        ForeignFolderError: a local folder belongs to another job.
+        StoreError: a local folder cannot be made, or the package for the URL is not installed.
     """
     if isinstance(location, str):
         return RemotePointStore(location, slot, job=job, job_name=job_name)
@@ -205,7 +212,7 @@ def open_point_store(location: Location, slot: int, *, job: str, job_name: str, 
 
 
 def final_location(location: Location) -> Location:
-    """Return where the states lie with which training ended after a last commit that was saved before."""
+    """Return the place of final states that differ from a last commit that was saved before."""
     return f"{location}/{_FINAL}" if isinstance(location, str) else location / _FINAL
 
 
@@ -220,5 +227,5 @@ def manifest_of(
 
 
 def slots_in(location: Location) -> list[int]:
-    """The slots that have a folder there, in order."""
+    """Return the slots that have a folder there, in order."""
     return slots_at(location) if isinstance(location, str) else folder.slots_in(location)

@@ -1,8 +1,9 @@
-"""Which points may go: only whole ones, only those older than one that every rank holds, never below two.
+"""Decide which of a rank's points may be deleted, and delete them.
 
-No policy about *when* to prune, which line of the job's history is alive or what others hold lives here; the caller
-says all three. The one idea: a point loses its name by one rename before anything of it is removed, so a kill in
-between never leaves a half point that looks whole.
+Only whole points are deleted, only those older than one that every rank holds, and never so that fewer than two are
+left. The caller decides when to prune, which line of the job's history is current, and what the other ranks hold. A
+point loses its name by a rename before anything in it is removed, so a kill in between never leaves a partial point
+that looks whole.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from samebits.store.checkpoint.folder import FoundPoint, scan
 from samebits.store.checkpoint.reading import verify
 
 MIN_KEEP = 2
-SPARE_ROOM = 2  # so many points beyond ``keep`` wait for the other ranks
+SPARE_ROOM = 2  # points beyond ``keep`` that may wait for the other ranks
 ALL = Point(2**63 - 1, 2**63 - 1)
 """As ``committed``: there are no other ranks to wait for."""
 
@@ -36,7 +37,7 @@ Kept = TypeVar("Kept", bound=_HasPoint)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What decides how long a rank's points stay: ``keep``, ``committed`` and ``told`` of :func:`disposable`."""
+    """How long a rank's points stay: ``keep``, ``committed`` and ``told`` of :func:`disposable`."""
 
     keep: int
     committed: Point | None = ALL
@@ -45,12 +46,13 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What a rank's folder is asked to let go.
+    """A request to prune a rank's points.
 
     Attributes:
-        newest: it was just saved; what it has left behind is abandoned.
+        newest: just saved; points on a line of history that it left behind are abandoned.
         retention: how long the others stay.
-        verified, damaged: points that are known to be the one or the other, and need not be read.
+        verified: points that are known to be whole and need not be read.
+        damaged: points that are known to be damaged and need not be read.
     """
 
     newest: Point
@@ -61,12 +63,12 @@ class Pruning:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What became of it.
+    """The result of pruning.
 
     Attributes:
         gone: the points that were deleted.
-        damaged: those that were found to be so only now, and why; they stay.
-        problem: what kept others from going: a StoreError's text, or nothing.
+        damaged: points that were found damaged only now, and why; they stay.
+        problem: what prevented other deletions, a StoreError's text; "" if nothing.
     """
 
     gone: Collection[Point] = ()
@@ -86,23 +88,23 @@ def prune(
     committed: Point | None = ALL,
     told: Collection[Point] = (),
 ) -> Pruned:
-    """Delete what :func:`disposable` says of a rank's whole points; the caller holds the folder's lock.
+    """Delete the points that :func:`disposable` selects; the caller holds the folder's lock.
 
     Args:
         directory: the rank's folder.
-        job: points of another job are damaged ones here: never counted, never deleted.
-        keep: how many whole points stay; 2 where it is less.
+        job: points of another job count as damaged: they are not counted and not deleted.
+        keep: how many whole points stay; at least 2.
         keep_points: never deleted, and counted only if they are among the newest.
-        abandoned: points that lie on no line the job can resume. They are not counted, and are deleted only when a
-            later generation has a whole point here.
-        committed: the newest point that every rank is known to hold; None where none is.
-        told: the points that others may count on.
-        verified: points whose data the caller has itself written or verified and need not be read again. Of the others
-            those are read that are to go, and of the newest as many as must never be fewer.
-        damaged: points that the caller knows to be so.
+        abandoned: points on lines of history that the job cannot resume. They are not counted, and are deleted only if
+            a later generation has a whole point here.
+        verified: points whose data the caller wrote or verified itself, which are not read again. Of the others, those
+            to be deleted are read, and as many of the newest as must always remain.
+        damaged: points that the caller knows to be damaged.
+        committed: the newest point that every rank is known to hold; None if there is none.
+        told: the points that others may rely on.
 
     Raises:
-        StoreError: the folder refuses.
+        StoreError: the disk refuses.
     """
 
     check = Check(verify, verified, damaged)
@@ -117,11 +119,12 @@ def prune(
 
 
 class Check(Generic[Kept]):
-    """Tells which points are whole, reading those of which that is not known, and remembers what it found damaged.
+    """Tell which points are whole; reads a point if that is unknown, and records the damaged ones.
 
     Args:
-        verify: reads one; :class:`CheckpointError` where it is not what was saved.
-        verified, damaged: those that are known to be the one or the other.
+        verify: reads one point; raises :class:`CheckpointError` if it is damaged.
+        verified: points known to be whole.
+        damaged: points known to be damaged.
     """
 
     def __init__(self, verify: Callable[[Kept], None], verified: Collection[Point], damaged: Collection[Point]) -> None:
@@ -131,7 +134,7 @@ class Check(Generic[Kept]):
         self._damaged = damaged
 
     def is_whole(self, found: Kept) -> bool:
-        """Whether this point is what was saved."""
+        """Whether this point is as it was saved."""
         if found.point in self._verified:
             return True
         if found.point in self._damaged:
@@ -147,14 +150,14 @@ class Check(Generic[Kept]):
 def damaged_among_newest(
     found: Iterable[Kept], abandoned: Collection[Point], is_whole: Callable[[Kept], bool]
 ) -> set[Point]:
-    """Of these points, newest first, those that turn out damaged until as many are whole as must never be fewer."""
+    """Return the damaged ones of these points, newest first, until ``MIN_KEEP`` whole ones are found."""
     damaged: set[Point] = set()
     whole = 0
     for one in found:
         if whole == MIN_KEEP:
             break
         if not is_whole(one):
-            damaged.add(one.point)  # not counted and not touched
+            damaged.add(one.point)  # neither counted nor deleted
         elif one.point not in abandoned:
             whole += 1
     return damaged
@@ -163,7 +166,7 @@ def damaged_among_newest(
 def points_to_delete(
     whole: Collection[Point], retention: Retention, keep_points: Collection[Point], abandoned: Collection[Point]
 ) -> set[Point]:
-    """Of a rank's whole points, those that go; ``keep_points`` and ``abandoned`` are :func:`prune`'s."""
+    """Return those of a rank's whole points to delete; see :func:`prune` for the arguments."""
     alive = [point for point in whole if point not in abandoned]
     newest_generation = max((point.generation for point in alive), default=0)
     superseded = {point for point in whole if point in abandoned and point.generation < newest_generation}
@@ -172,24 +175,24 @@ def points_to_delete(
 
 
 def is_abandoned(point: Point, newest: Point) -> bool:
-    """Whether it lies on a line of the job's history that ``newest`` has left behind."""
+    """Whether it is on a line of the job's history that ``newest`` has left behind."""
     return point.generation < newest.generation and point.step > newest.step
 
 
 def disposable(
     points: Collection[Point], keep: int, committed: Point | None, told: Collection[Point] = ()
 ) -> set[Point]:
-    """Of the points of one line, those a rank may delete.
+    """Return the points of one line of history that a rank may delete.
 
-    Beyond the ``keep`` newest only what is older than ``committed`` goes. What is newer piles up while other ranks'
-    disks fail, or nobody tells what they hold. Of those whom nobody was told of the newest alone stays, so that each
-    save replaces the one before it, and no point goes that others count on.
+    Beyond the ``keep`` newest, only points older than ``committed`` are deleted. Newer ones accumulate while other
+    ranks' disks fail or their points are unknown. Of the points that were never reported to others, only the newest
+    stays. So each save replaces the one before, and no point is deleted that others rely on.
 
     Args:
-        points: whole, of the line that is alive.
-        keep: how many stay at the least.
-        committed: the newest that every rank is known to hold; None where none is.
-        told: those that others may count on (:func:`tellable`).
+        points: whole, on the current line.
+        keep: how many stay at least.
+        committed: the newest that every rank is known to hold; None if there is none.
+        told: points that others may rely on (:func:`tellable`).
     """
     newest_first = sorted(points, reverse=True)
     unconfirmed = [point for point in newest_first if committed is None or point > committed]
@@ -200,8 +203,10 @@ def disposable(
 
 
 def tellable(points: Collection[Point], keep: int, committed: Point | None, told: Collection[Point]) -> set[Point]:
-    """Of the points a rank holds, those that others may count on from now on: what they do already, and the oldest of
-    the others, until ``SPARE_ROOM`` more than ``keep`` wait to be committed.
+    """Return the points that others may rely on from now on.
+
+    These are the points they rely on already, and the oldest of the rest, until ``SPARE_ROOM`` more than ``keep`` wait
+    to be committed.
     """
     known = {point for point in points if point in told or (committed is not None and point <= committed)}
     waiting = len(known) if committed is None else len([point for point in known if point > committed])

@@ -1,7 +1,6 @@
-"""Reading a point's data: every chunk is hashed as it passes, and nothing is handed out before all of them fit.
+"""Read and verify a point: every chunk is hashed as it is read, and nothing is returned before all hashes match.
 
-Here live verifying, reading, and the point as a value; scanning and writing do not. The one idea: one pass over the
-file into one buffer, and the tensors are views into it.
+The file is read in one pass, into one buffer or into the caller's tensors.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from samebits.store.checkpoint.tree import Tree
 _MEND = "an older point, or another rank's copy of this one, is whole; this one is kept for inspection"
 _ALIGNMENT_BYTES = 64
 _CACHED_BYTES = 256 * 1024
-"""So much is read at a time, to be hashed while it is still in a core's own cache."""
+"""Bytes read at a time, so that they are hashed while they are still in the core's own cache."""
 _CACHED_BYTES_OF_SEVERAL = 2 * 1024 * 1024
-"""The same where several threads read: after each time they meet at the interpreter's lock."""
-_MOST_PIECES = 512  # of one system call; readv(2), IOV_MAX
+"""The same if several threads read; they contend for the GIL after each read."""
+_MOST_PIECES = 512  # per system call; readv(2), IOV_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A point's contents, verified: tensors by name, as writable views into one buffer, and all that is no tensor."""
+    """A point's verified contents: tensors by name, as writable memory, and the plain values."""
 
     header: PointHeader
     tensors: dict[str, TensorPart]
@@ -51,11 +50,14 @@ class Checkpoint:
 
 
 def verify(found: FoundPoint, on_bytes: Callable[[int], object] | None = None) -> None:
-    """Read the whole point and compare every hash; :class:`CheckpointError` names the file and the chunk.
+    """Read the whole point and compare every hash.
 
     Args:
         found: the point.
-        on_bytes: is told how many bytes were read and compared, chunk by chunk.
+        on_bytes: called with the number of bytes verified, chunk by chunk.
+
+    Raises:
+        CheckpointError: names the file and the chunk.
     """
     for _, chunk in verified_chunks(found):
         if on_bytes is not None:
@@ -64,7 +66,7 @@ def verify(found: FoundPoint, on_bytes: Callable[[int], object] | None = None) -
 
 
 def verified_chunks(found: FoundPoint) -> Iterator[tuple[int, memoryview]]:
-    """The data file chunk by chunk, compared: where each begins, and its bytes, which the next one overwrites."""
+    """Yield each verified chunk's offset and bytes; the next chunk overwrites the bytes."""
     manifest = found.require_manifest()
     scratch = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes)))
     with _opened(found, manifest) as descriptor:
@@ -74,7 +76,7 @@ def verified_chunks(found: FoundPoint) -> Iterator[tuple[int, memoryview]]:
 
 
 def tensor_entries(found: FoundPoint) -> list[TensorEntry]:
-    """Where the tensors lie, in the order of the file; of the data only the chunks with the header are read."""
+    """Return the tensors' places in file order; reads only the chunks with the header."""
     manifest = found.require_manifest()
     beginning = bytearray()
 
@@ -92,21 +94,24 @@ def tensor_entries(found: FoundPoint) -> list[TensorEntry]:
 
 
 def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> Checkpoint:
-    """The point's contents, verified in the same pass; :class:`CheckpointError` names the file and the chunk.
+    """Return the point's contents, verified while they are read.
 
     Args:
         found: the point.
+        targets: tensors in writable memory, by name. A tensor with the same dtype and shape is read into its target,
+            which is then part of the result, so that a state that goes back to a point needs no second copy of itself.
+            After an error the targets may hold anything.
         threads: how many share the chunks.
-        targets: tensors in writable memory, by name. What agrees with one in dtype and shape is read into it, and the
-            target itself is in the result: a state that goes back to a point needs no second copy of itself. After an
-            error they may hold anything.
+
+    Raises:
+        CheckpointError: names the file and the chunk.
     """
     manifest = found.require_manifest()
     with _opened(found, manifest) as descriptor:
-        try:  # not verified yet: it only says which memory the bytes go to, and its chunks are verified like all others
+        try:  # unverified, but it only selects the destination; its chunks are verified with the rest
             entries = _entries_in(descriptor, found, manifest)
         except CheckpointError:
-            verify(found)  # which names the chunk
+            verify(found)  # raises with the chunk's number
             raise
         tensors, views = places_of(entries, targets or {}, manifest.data_bytes)
         _read_chunks(descriptor, views, found, manifest, threads)
@@ -116,7 +121,7 @@ def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, 
 def places_of(
     entries: list[TensorEntry], targets: Mapping[str, TensorPart], file_bytes: int
 ) -> tuple[dict[str, TensorPart], list[memoryview]]:
-    """The tensors, not filled yet, and the whole file as the pieces of memory to fill, the header's first."""
+    """Return the tensors, not filled yet, and all destinations in file order, the header's first."""
     tensors: dict[str, TensorPart] = {}
     in_order = sorted(entries, key=lambda entry: (entry.start, entry.end))
     header_bytes = in_order[0].start if in_order else file_bytes
@@ -142,7 +147,7 @@ def _padded(entry: TensorEntry) -> int:
 
 
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
-    """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
+    """Return the point whose verified data file is ``buffer``; ``origin`` names it in errors."""
     tensors = {
         entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
         for entry in decode_tensor_header(lambda start, end: bytes(buffer[start:end]), manifest, origin)
@@ -151,19 +156,20 @@ def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkp
 
 
 def new_buffer(size_bytes: int) -> memoryview:
-    """Writable, page-aligned memory that is not touched before it is filled, unlike a bytearray, which is zeroed.
+    """Return writable, page-aligned memory that is not touched before it is filled.
 
-    Faulting in small pages one by one costs more than reading and hashing them, so huge ones are asked for.
+    A bytearray would be zeroed. Huge pages are requested, because faulting in small pages costs more than reading and
+    hashing them.
 
     Raises:
-        CheckpointError: no point that this machine has saved is as large.
+        CheckpointError: it is larger than this machine's memory.
     """
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
-    if size_bytes > machine_bytes:  # Linux may promise more than there is, and kill the process that fills it
+    if size_bytes > machine_bytes:  # Linux may overcommit, and then kill the process that fills the memory
         raise CheckpointError(f"its {size_bytes} bytes do not fit into the {machine_bytes} of this machine's memory")
     memory = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without them: it is advice, and the memory is good anyway
+        with contextlib.suppress(OSError):  # a kernel without huge pages; the memory is usable anyway
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)[:size_bytes]
 
@@ -176,7 +182,7 @@ def _entries_in(descriptor: int, found: FoundPoint, manifest: Manifest) -> list[
 
 
 def decode_tensor_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
-    """The tensors that the data file names; ``read_range`` gives its bytes from a start to an end."""
+    """Return the tensors that the data file names; ``read_range`` returns its bytes from start to end."""
     first, file_bytes = point_format.LENGTH_BYTES, manifest.data_bytes
     try:
         length = point_format.decode_header_length(read_range(0, first), file_bytes)
@@ -200,14 +206,14 @@ def _opened(found: FoundPoint, manifest: Manifest) -> Iterator[int]:
 
 
 def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
-    """The chunks of the data file: number, first byte, and the byte after the last."""
+    """Yield the number, first byte and end of each chunk of the data file."""
     for index in range(len(manifest.chunks)):
         start = index * manifest.chunk_bytes
         yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
 
 
 def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, manifest: Manifest, threads: int) -> None:
-    """Fill the views, one after another, with the whole file; this thread is one of those that do."""
+    """Fill the views, in order, with the whole file; this thread is one of ``threads``."""
     others = min(threads, len(manifest.chunks)) - 1
     chunks, taking = enumerate(cut(views, manifest.chunk_bytes)), threading.Lock()
     cached_bytes = _CACHED_BYTES_OF_SEVERAL if others > 0 else _CACHED_BYTES
@@ -222,7 +228,7 @@ def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, ma
                 if not pieces:
                     return
                 _read_chunk(descriptor, pieces, found, manifest, index, cached_bytes)
-        except BaseException as error:  # whatever it is: a chunk that nobody has read is not verified
+        except BaseException as error:  # whatever it is, an unread chunk is not verified
             failures[index] = error
 
     beside: list[threading.Thread] = []
@@ -234,9 +240,9 @@ def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, ma
         read_some()
     finally:
         for thread in beside:
-            thread.join()  # nobody reads any more when this is left
+            thread.join()  # no thread may write to the views after this returns
     if failures:
-        raise failures[min(failures)]  # of the chunks that are not what was saved, the first is named
+        raise failures[min(failures)]  # report the first bad chunk
 
 
 def _read_chunk(
@@ -247,7 +253,7 @@ def _read_chunk(
     index: int,
     cached_bytes: int = _CACHED_BYTES,
 ) -> None:
-    """Fill the pieces, one after another, with a chunk, and compare its hash."""
+    """Fill the pieces, in order, with a chunk, and compare its hash."""
     digest, offset = xxhash.xxh3_128(), (found.data_offset or 0) + index * manifest.chunk_bytes
     for batch in cut(pieces, cached_bytes):
         offset = _fill(descriptor, batch, offset, found)
@@ -257,7 +263,7 @@ def _read_chunk(
 
 
 def _fill(descriptor: int, pieces: list[memoryview], offset: int, found: FoundPoint) -> int:
-    """Read from ``offset`` on until all pieces are full, and say where that ended."""
+    """Read from ``offset`` until all pieces are full; return the offset after them."""
     rest = pieces[::-1]
     while rest:
         count = os.preadv(descriptor, rest[: -_MOST_PIECES - 1 : -1], offset)
@@ -273,7 +279,7 @@ def _fill(descriptor: int, pieces: list[memoryview], offset: int, found: FoundPo
 
 
 def require_digest(digest: bytes, size_bytes: int, origin: str, manifest: Manifest, index: int) -> None:
-    """:class:`CheckpointError` where this is not the hash of the chunk that was saved; ``origin`` names the file."""
+    """Raise :class:`CheckpointError` unless this is the chunk's saved hash; ``origin`` names the file."""
     if digest != manifest.chunks[index]:
         start = index * manifest.chunk_bytes
         raise CheckpointError(
@@ -294,14 +300,14 @@ def export_tensors(
 
     Args:
         found: the point.
-        path: the file; ``replace`` says whether one that is there may go.
+        path: the new file.
         metadata: goes into the file's header.
-        replace: see ``path``.
-        on_bytes: is told how many bytes were compared and written, chunk by chunk.
+        replace: whether an existing file may be replaced.
+        on_bytes: called with the number of bytes verified and written, chunk by chunk.
 
     Raises:
-        CheckpointError: the point is not whole; there is no file then.
-        StoreError: the disk refuses, or there is a file of that name already.
+        CheckpointError: the point is not whole; no file is left.
+        StoreError: the disk refuses, or the file exists.
     """
     entries = tensor_entries(found)
     data_start = min((entry.start for entry in entries), default=found.require_manifest().data_bytes)

@@ -1,14 +1,14 @@
-"""The points of one rank in an object store: the contract of the local folder without rename, fsync or locks.
+"""The points of one rank in an object store, which has no rename, fsync or locks.
 
 ::
 
-    <url>/<slot>/owner.json                                                     whose folder it is
-    <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….data.safetensors         one attempt to save the point: its data,
-    <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….manifest.msgpack         and, last, its manifest
+  <url>/<slot>/owner.json                                                     the job that the folder belongs to
+  <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….data.safetensors         one attempt to save the point: its data,
+  <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….manifest.msgpack         and, last, its manifest
 
-The formats are the local ones, byte for byte; fsspec is ``object_store``'s, and the lock stays on the host. What makes
-an attempt unique is part of both its names, so a stale or half upload never meets another attempt's manifest and
-nothing whole is overwritten. A point is there if a manifest is and its data has the right size.
+The file formats are the local ones, byte for byte; the lock stays on the host. Both names of an attempt contain its
+unique part. So a stale or partial upload is never combined with another attempt's manifest, and nothing whole is
+overwritten. A point exists if its manifest exists and its data has the right size.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from samebits.store.durable import BytesLike
 from samebits.store.owner import MAX_OWNER_BYTES, OWNER_FILE, FolderOwner, decode_owner, encode_owner, owner_in
 
 LEFTOVER_AGE_S = 24 * 3600.0
-"""How old, by the server's clock, the data of an unfinished upload must be before it is swept."""
+"""Minimum age, by the server's clock, at which the data of an unfinished upload is removed."""
 
-LOOKED_AT = 16  # slots; all of one job's are that job's
+LOOKED_AT = 16  # slots; all slots of a checkpoint folder belong to one job
 
 _BATCH_BYTES = 64 * 1024 * 1024
 
@@ -61,8 +61,10 @@ class RemotePointStore:
 
     Args:
         url: the job's checkpoint folder.
-        slot, job, job_name: whose points these are.
-        patience_s: how long a failure that may pass is tried again.
+        slot: the points' slot.
+        job: id of their job.
+        job_name: its name, for people.
+        patience_s: how long a failure that may pass is retried.
         leftover_age_s: see ``LEFTOVER_AGE_S``.
     """
 
@@ -82,17 +84,17 @@ class RemotePointStore:
         self._session = secrets.token_hex(8)
         self._leftover_age_s = leftover_age_s
         self._is_claimed = False
-        self._manifests: dict[str, Manifest] = {}  # by object: no name is written twice
-        self._whole: set[str] = set()  # data that this process wrote, or read and found whole
+        self._manifests: dict[str, Manifest] = {}  # by object; no name is written twice
+        self._whole: set[str] = set()  # data that this process wrote, or read and verified
 
     def __str__(self) -> str:
         return self._store.where(str(self._slot))
 
     def claim(self) -> None:
-        """Mark the folder as this job's, or find that it is so.
+        """Claim the folder for this job unless it is claimed already.
 
         Raises:
-            ForeignFolderError: it is another job's.
+            ForeignFolderError: it belongs to another job.
         """
         if self._is_claimed:
             return
@@ -101,20 +103,22 @@ class RemotePointStore:
             name, data = self._name(OWNER_FILE), encode_owner(self._owner)
             self._store.create(name, data)
             owner = self._read_owner()
-            if owner is None:  # empty: nobody's, where a file appears before its bytes do
+            if owner is None:  # empty, so unclaimed: some servers show a file before its content
                 self._store.upload(name, [memoryview(data)])
                 owner = self._read_owner()
                 if owner is None:
-                    lost = f"{self._store.where(name)}: the server took it and doesn't give it back"
-                    raise StoreError(f"{lost}. Fix: see that CHECKPOINT_PATH and AWS_ENDPOINT_URL name an object store")
+                    lost = f"{self._store.where(name)}: the server accepted it but does not return it"
+                    raise StoreError(
+                        f"{lost}. Fix: check that CHECKPOINT_PATH and AWS_ENDPOINT_URL name an object store"
+                    )
         self._require_own(owner)
-        self._is_claimed = True  # and stays so: nobody writes that object twice
+        self._is_claimed = True  # for good: the object is never written again
 
     def scan(self) -> list[RemotePoint]:
-        """The points, the newest first, each by its newest attempt that fits; unfinished uploads are none.
+        """Return the points, newest first, each by its newest valid attempt, without unfinished uploads.
 
         Raises:
-            ForeignFolderError: the folder is another job's.
+            ForeignFolderError: the folder belongs to another job.
             StoreError: the store does not answer, or refuses.
         """
         sizes = self._sizes()
@@ -133,20 +137,24 @@ class RemotePointStore:
         return list(points.values())
 
     def _listed_again(self, sizes: dict[str, int]) -> dict[str, int]:
-        """List again where the marker is missing, which is written before any point; StoreError if it can be read."""
+        """List again if the marker, which precedes every point, is missing from the listing but readable.
+
+        Raises:
+            StoreError: the second listing lacks it as well, so the server's listings are wrong.
+        """
         name = self._name(OWNER_FILE)
         if self._store.read(name, 1) is None:
             return sizes
-        sizes = self._sizes()  # a predecessor's writer may have made it just now
+        sizes = self._sizes()  # the writer of an earlier process may have just made it
         if OWNER_FILE not in sizes:
             raise StoreError(
                 f"{self._store.where(name)} can be read, but the server lists no such object: its listings are wrong. "
-                "Fix: see what the endpoint (for s3: AWS_ENDPOINT_URL) and any proxy answer; what was saved is unharmed"
+                "Fix: check what the endpoint (for s3: AWS_ENDPOINT_URL) and any proxy answer; saved data is intact"
             )
         return sizes
 
     def find(self, point: Point) -> RemotePoint | None:
-        """What :meth:`scan` lists of that point."""
+        """Return what :meth:`scan` lists of that point."""
         return next((found for found in self.scan() if found.point == point), None)
 
     def verify(self, found: RemotePoint) -> None:
@@ -163,9 +171,12 @@ class RemotePointStore:
     def read(
         self, found: RemotePoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
     ) -> Checkpoint:
-        """The point's contents, verified in the same pass; :class:`CheckpointError` names the object and the chunk.
+        """Return the point's contents, verified while they are read.
 
-        ``targets`` may be filled and are not: the network takes longer than a copy, whoever makes it.
+        ``targets`` are not used: the network takes longer than a copy anyway.
+
+        Raises:
+            CheckpointError: names the object and the chunk.
         """
         manifest = found.require_manifest()
         buffer = reading.new_buffer(manifest.data_bytes)
@@ -183,14 +194,14 @@ class RemotePointStore:
         *,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Save one point: data, then manifest, then nothing more is needed. Where it is already whole nothing changes.
+        """Save one point: data, then manifest. A point that is already whole is not changed.
 
         The arguments are ``write_point``'s.
 
         Raises:
             CheckpointError: the state cannot be saved faithfully; the message names the value.
-            ForeignFolderError: the folder is another job's.
-            StoreError: the store refuses, or a newer generation already saves here; what was saved is unharmed.
+            ForeignFolderError: the folder belongs to another job.
+            StoreError: the store refuses, or a newer generation already saves here; earlier points are unharmed.
         """
         parts = in_file_order(tensors)
         views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
@@ -201,11 +212,11 @@ class RemotePointStore:
     def write_prepared(
         self, header: PointHeader, manifest: Callable[[], BytesLike], data: Sequence[memoryview]
     ) -> None:
-        """As :meth:`write`, for a point whose two files are there already, byte for byte, in memory.
+        """Save a point, as :meth:`write` does, whose two files are already in memory, byte for byte.
 
         Args:
-            header: which point it is and whose.
-            manifest: gives the manifest's file, digests and all; asked for when the data is there.
+            header: identifies the point.
+            manifest: returns the manifest's file with all digests; called when the data has arrived.
             data: the data file, in pieces that must not change meanwhile.
         """
         data_bytes = sum(map(len, data))
@@ -231,9 +242,10 @@ class RemotePointStore:
         self._sweep(attempt, sizes)
 
     def prune(self, asked: Pruning) -> Pruned:
-        """Delete what may go now that ``asked.newest`` is saved: each point's manifests first, then its data.
+        """Delete points that are not needed now that ``asked.newest`` is saved: manifests first, then data.
 
-        The policy is ``pruning.prune``'s, except that what goes is not read: not every byte is worth a network's time.
+        The policy is ``pruning.prune``'s, except that points to delete are not verified first, which would take too
+        much network traffic.
         """
         fitting = [found for found in self.scan() if found.is_usable]
         abandoned = {found.point for found in fitting if pruning.is_abandoned(found.point, asked.newest)}
@@ -261,17 +273,17 @@ class RemotePointStore:
         if owner is not None and owner.job == self._owner.job:
             return
         raise ForeignFolderError(
-            f"{self}: belongs to {owner or 'nobody'}, this is {self._owner}; choose another CHECKPOINT_PATH, or delete "
-            "that folder if nobody needs it"
+            f"{self}: belongs to {owner or 'no job'}, this is {self._owner}. Fix: choose another CHECKPOINT_PATH, or "
+            "delete that folder if it is not needed"
         )
 
     def _require_newest(self, point: Point, names: Collection[str]) -> None:
-        """:class:`StoreError` where a newer generation already has a point among the names."""
+        """Raise :class:`StoreError` if a newer generation already has a point among the names."""
         newest = max((one.point.generation for one in attempts_in(names, MANIFEST_SUFFIX)), default=0)
         if newest > point.generation:
             raise StoreError(
                 f"{self}: generation {newest} already saves here, so this process of generation {point.generation} was "
-                "replaced and saves nothing more; end it"
+                "replaced and saves nothing more. Fix: end it"
             )
 
     # ---- one attempt
@@ -301,7 +313,7 @@ class RemotePointStore:
     def _read_manifest(self, attempt: Attempt) -> Manifest:
         data = self._store.read(self._name(attempt.manifest_name), MAX_MANIFEST_BYTES + 1)
         if data is None:
-            raise CheckpointError("its manifest was deleted while it was looked at")
+            raise CheckpointError("its manifest was deleted while it was read")
         header = (manifest := decode_manifest(data)).header
         if header.job != self._owner.job:
             raise CheckpointError(f"was saved by job {header.job}, this is job {self._owner.job}")
@@ -319,15 +331,15 @@ class RemotePointStore:
                 try:
                     self.verify(found)
                 except CheckpointError:
-                    continue  # not hidden: it stays, and a new attempt is made beside it
+                    continue  # it stays, and a new attempt is made beside it
                 return True
         return False
 
     def _sweep(self, saved: Attempt, sizes: dict[str, int]) -> None:
-        """Remove the data of uploads that nobody will finish. It frees space, no more: no name is ever used again.
+        """Remove data of uploads that will never be finished.
 
-        Those are this process's own that failed, and those of older generations that are old by the server's clock:
-        their writers would be refused now, and were given a day to notice.
+        This only frees space: no name is used again. Removed are failed uploads of this process, and those of older
+        generations that are a day old by the server's clock; their writers would be refused by now.
         """
         manifests = set(attempts_in(sizes, MANIFEST_SUFFIX))
         now_s = None
@@ -350,7 +362,7 @@ class RemotePointStore:
     # ---- data
 
     def _chunks(self, name: str, manifest: Manifest) -> Iterator[tuple[int, bytes]]:
-        """Every chunk with its place, after its hash was compared; several are asked for at once."""
+        """Yield every verified chunk with its offset; several are requested at once."""
         where, pending = self._store.where(name), list(reading.chunks_of(manifest))
         at_once = max(1, _BATCH_BYTES // manifest.chunk_bytes)
         while pending:
@@ -365,7 +377,11 @@ class RemotePointStore:
         return self._ranges(name, [(start, end)])[0]
 
     def _ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """As the store gives them, each of the length that was asked for; what is wrong with this point is its own."""
+        """Read the ranges, each with the length that was requested.
+
+        Raises:
+            CheckpointError: a range is shorter than requested.
+        """
         found = self._store.read_ranges(name, ranges)
         for (start, end), data in zip(ranges, found, strict=True):
             if len(data) != end - start:
@@ -374,7 +390,7 @@ class RemotePointStore:
 
 
 def jobs_at(url: str, *, patience_s: float = PATIENCE_S) -> tuple[frozenset[str], int]:
-    """The jobs that saved below a URL, and the step of the newest point; by the first ``LOOKED_AT`` slots."""
+    """Return the jobs that saved below a URL and the newest step, from the first ``LOOKED_AT`` slots."""
     store = ObjectStore(url, patience_s=patience_s)
     jobs, newest_step = set(), 0
     for slot in sorted((name for name in store.folders() if name.isdecimal()), key=int)[:LOOKED_AT]:
@@ -391,7 +407,7 @@ def jobs_at(url: str, *, patience_s: float = PATIENCE_S) -> tuple[frozenset[str]
 
 
 def slots_at(url: str, *, patience_s: float = PATIENCE_S) -> list[int]:
-    """The slots that have a folder there, in order."""
+    """Return the slots that have a folder there, in order."""
     return sorted(int(name) for name in ObjectStore(url, patience_s=patience_s).folders() if name.isdecimal())
 
 
@@ -403,7 +419,7 @@ _ATTEMPT_NAME = re.compile(r"(step_\d+_gen_\d+)\.((\d{4,9})-[0-9a-f]{16})", re.A
 
 @dataclass(frozen=True, slots=True, order=True)
 class Attempt:
-    """One attempt to save a point; ``unique`` is part of both its names. The greatest is the newest."""
+    """One attempt to save a point; both its names contain ``unique``. The greatest is the newest."""
 
     point: Point
     number: int
@@ -411,17 +427,17 @@ class Attempt:
 
     @property
     def data_name(self) -> str:
-        """The data's object, in the rank's folder."""
+        """The name of the data's object, in the rank's folder."""
         return f"{point_name(self.point)}.{self.unique}{DATA_SUFFIX}"
 
     @property
     def manifest_name(self) -> str:
-        """The manifest's object, in the rank's folder."""
+        """The name of the manifest's object, in the rank's folder."""
         return f"{point_name(self.point)}.{self.unique}{MANIFEST_SUFFIX}"
 
     @classmethod
     def parse(cls, name: str) -> Attempt | None:
-        """The attempt that an object belongs to; none for an object of another kind."""
+        """Return the attempt that an object belongs to; None for other objects."""
         match = _ATTEMPT_NAME.fullmatch(name.removesuffix(DATA_SUFFIX).removesuffix(MANIFEST_SUFFIX))
         point = None if match is None else parse_point_name(match[1])
         if match is None or point is None:
@@ -432,7 +448,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RemotePoint:
-    """One point in the store, by its newest attempt that fits; else ``problem`` says why it cannot be used."""
+    """A point in the store, by its newest valid attempt; otherwise ``problem`` tells why it cannot be used."""
 
     where: str
     attempt: Attempt
@@ -441,22 +457,22 @@ class RemotePoint:
 
     @property
     def point(self) -> Point:
-        """Which point it is."""
+        """Its step and generation."""
         return self.attempt.point
 
     @property
     def is_usable(self) -> bool:
-        """Whether manifest and sizes are as they should be."""
+        """Whether manifest and sizes are valid."""
         return self.manifest is not None
 
     def require_manifest(self) -> Manifest:
-        """The manifest; :class:`CheckpointError` with the problem where there is none."""
+        """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
         if self.manifest is None:
             raise CheckpointError(self.problem or f"{self.where}: cannot be used")
         return self.manifest
 
 
 def attempts_in(names: Iterable[str], suffix: str = "") -> list[Attempt]:
-    """The attempts that objects of this kind (else of any) belong to, each once."""
+    """Return the attempts that objects with this suffix belong to, each once."""
     found = (Attempt.parse(name) for name in names if name.endswith(suffix))
     return list(dict.fromkeys(attempt for attempt in found if attempt is not None))

@@ -1,14 +1,14 @@
-"""A point on its way to another rank, piece by piece: neither end holds it a second time.
+"""Send a point to another rank piece by piece; neither end holds a second copy.
 
 ::
 
-    preface   magic "\x93SBSTR\x01\n" | manifest size u64 | header size u64 | manifest.msgpack, its digests empty |
-              the header of data.safetensors | xxh3_128 of that header
-    pieces    up to ``PIECE_BYTES`` of the tensors' bytes, in the order of the file, and behind them their xxh3_128,
-              whose seed is the number of the piece
+  preface   magic "\x93SBSTR\x01\n" | manifest size u64 | header size u64 | manifest.msgpack, its digests empty |
+            the header of data.safetensors | xxh3_128 of that header
+  pieces    up to ``PIECE_BYTES`` of the tensors' bytes, in the order of the file, and behind them their xxh3_128,
+            whose seed is the number of the piece
 
-How they travel is not known here. The one idea: every piece brings its own hash, so one is made ready while another
-travels and a third is verified and put where it belongs.
+Every piece has its own hash. So one can be prepared while another one travels and a third is verified and stored. The
+caller moves the bytes.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ class Outgoing:
     """A point that is sent.
 
     Args:
-        header, tree, layout: the point's.
+        header: the point's.
+        tree: the point's.
+        layout: the point's.
         file_header: of its data file.
-        views: the rest of that file, as it lies in memory; it must not change until all was sent.
+        views: the rest of that file in memory; it must not change until all pieces were sent.
 
     Attributes:
         preface: to be sent before all pieces.
@@ -72,21 +74,21 @@ class Outgoing:
 
     @classmethod
     def of_state(cls, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> Outgoing:
-        """A point that is on no disk. The arguments are ``write_point``'s.
+        """Prepare a point that is on no disk. The arguments are ``write_point``'s.
 
         Raises:
-            CheckpointError: the state cannot be taken apart faithfully; the message names the value.
+            CheckpointError: the state cannot be saved faithfully; the message names the value.
         """
         parts = in_file_order(tensors)
         return cls(header, tree, layout, encode_header(parts), map(bytes_of, parts))
 
     @classmethod
     def of_point(cls, point: Checkpoint) -> Outgoing:
-        """A point that was read, and so verified."""
+        """Prepare a point that was read, and therefore verified."""
         return cls.of_state(point.header, point.tensors.values(), point.tree, point.layout)
 
     def fill(self, piece: memoryview) -> None:
-        """Make it the next piece; its length is :func:`sizes_of`'s."""
+        """Fill the next piece; its length is from :func:`sizes_of`."""
         content = piece[:-_DIGEST_BYTES]
         _move(self._rest, content, outwards=True)
         piece[-_DIGEST_BYTES:] = xxhash.xxh3_128_digest(content, self._number)
@@ -98,15 +100,15 @@ class Incoming:
 
     Args:
         preface: as it was sent.
-        job: whose points are taken.
-        targets: as in ``reading.read``: tensors that are to be filled; after an error they may hold anything.
+        job: id of the job whose points are accepted.
+        targets: tensors to fill, as in ``reading.read``; after an error they may hold anything.
 
     Attributes:
         layout: the point's.
         data_bytes: in all pieces, without their hashes.
 
     Raises:
-        CheckpointError: it is not what was sent, or of another job.
+        CheckpointError: it is not what was sent, or belongs to another job.
     """
 
     def __init__(self, preface: memoryview, job: str, targets: Mapping[str, TensorPart]) -> None:
@@ -122,45 +124,45 @@ class Incoming:
         self._point = Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
     def take(self, piece: memoryview) -> None:
-        """Put the next piece where it belongs; :class:`CheckpointError` where it is not what was sent."""
+        """Store the next piece; raises :class:`CheckpointError` if it is not what was sent."""
         content, digest = piece[:-_DIGEST_BYTES], piece[-_DIGEST_BYTES:]
         if xxhash.xxh3_128_digest(content, self._number) != digest:
-            raise CheckpointError(f"{_ORIGIN}: piece {self._number} is not what was sent; ask for it again")
+            raise CheckpointError(f"{_ORIGIN}: piece {self._number} is not what was sent; request it again")
         self._number += 1
         _move(self._rest, content, outwards=False)
 
     def point(self) -> Checkpoint:
-        """All of it, after the last piece."""
+        """Return the point, after the last piece."""
         assert not self._rest, "not everything has come"
         return self._point
 
 
 def sizes_of(data_bytes: int) -> list[int]:
-    """The length of each piece, its hash included."""
+    """Return the length of each piece, including its hash."""
     starts = range(0, data_bytes, PIECE_BYTES)
     return [min(PIECE_BYTES, data_bytes - start) + _DIGEST_BYTES for start in starts]
 
 
 def _preface_of(preface: memoryview) -> tuple[Manifest, memoryview]:
     if len(preface) < _HEAD.size:
-        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that begin no point; ask for it again")
+        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that do not begin a point; request it again")
     magic, manifest_bytes, header_bytes = _HEAD.unpack_from(preface)
     header_start = _HEAD.size + manifest_bytes
     header_end = header_start + header_bytes
     if magic != _MAGIC or header_end + _DIGEST_BYTES != len(preface):
-        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that begin no point; ask for it again")
+        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that do not begin a point; request it again")
     try:
         manifest = decode_manifest(bytes(preface[_HEAD.size : header_start]))
     except CheckpointError as error:
-        raise CheckpointError(f"{_ORIGIN}: {error}; ask for it again") from None
+        raise CheckpointError(f"{_ORIGIN}: {error}; request it again") from None
     file_header = preface[header_start:header_end]
     if xxhash.xxh3_128_digest(file_header) != preface[header_end:]:
-        raise CheckpointError(f"{_ORIGIN}: its list of tensors is not what was sent; ask for it again")
+        raise CheckpointError(f"{_ORIGIN}: its list of tensors is not what was sent; request it again")
     return manifest, file_header
 
 
 def _move(rest: list[memoryview], content: memoryview, *, outwards: bool) -> None:
-    """Between a piece and the views, the next one last, which become shorter."""
+    """Copy between a piece and the views, which are consumed from the end of the list."""
     while content:
         view = rest.pop()
         count = min(len(view), len(content))

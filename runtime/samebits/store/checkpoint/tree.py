@@ -1,9 +1,9 @@
-"""Trees of plain values ↔ msgpack bytes, faithfully: what is saved comes back equal, in value and in type.
+"""Convert trees of plain values to msgpack bytes and back, equal in value and in type.
 
 A tree is None, bool, int, float, str, bytes, and lists, tuples and dictionaries of those: the part of a state that is
-no tensor. The one idea: plain msgpack turns a tuple into a list and refuses numpy's 128-bit generator state, and a
-state restored as *nearly* what it was is a silent divergence; so tuples and large integers travel as extension types,
-and what still would not come back the same is refused when it is saved, by its place in the tree.
+not tensors. Plain msgpack turns a tuple into a list and refuses the 128-bit integers of numpy's generators, and a state
+restored only approximately is a silent divergence. So tuples and large integers are stored as extension types. Any
+other value that would not come back equal is refused when it is saved, with its place in the tree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from samebits.errors import CheckpointError
 Tree: TypeAlias = Any
 
 MAX_DEPTH = 64
-MAX_ITEMS = 1 << 20  # of one list, tuple or dictionary
+MAX_ITEMS = 1 << 20  # per list, tuple or dictionary
 MAX_TREE_BYTES = 64 * 1024 * 1024
 
 _TUPLE = 1
@@ -26,7 +26,7 @@ _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def encode(tree: Tree, name: str = "tree") -> bytes:
-    """The tree's bytes; :class:`CheckpointError` names the place of what cannot be saved."""
+    """Encode the tree; :class:`CheckpointError` names the place of a value that cannot be saved."""
     _require_plain(tree, name)
     try:
         packed = _pack(tree)
@@ -38,10 +38,10 @@ def encode(tree: Tree, name: str = "tree") -> bytes:
 
 
 def decode(data: bytes) -> Tree:
-    """The tree of :func:`encode`; :class:`ValueError` for bytes that are none, of any kind."""
+    """Decode a tree of :func:`encode`; raises :class:`ValueError` for any other bytes."""
     try:
         tree = _unpack(data, MAX_DEPTH)
-        _require_plain(tree, "tree")  # msgpack knows more than a tree has: timestamps, deeper nesting, odd keys
+        _require_plain(tree, "tree")  # msgpack supports more than trees do: timestamps, deeper nesting, other keys
     except (TypeError, OverflowError, RecursionError, msgpack.UnpackException, CheckpointError) as error:
         raise ValueError(str(error)) from error
     return tree
@@ -55,7 +55,7 @@ def _require_plain(tree: Tree, name: str) -> None:
 
 
 def _fault(value: Tree, depth_left: int) -> tuple[str, str] | None:
-    """The first place below ``value`` that holds what no tree has, and what is wrong there."""
+    """Return the first place below ``value`` that cannot be saved, and the reason."""
     kind = type(value)  # exact: a subclass would come back as its base
     if kind in _SCALARS:
         return None
@@ -86,7 +86,7 @@ def _pack(tree: Tree) -> bytes:
 def _pack_extension(value: Any) -> msgpack.ExtType:
     if type(value) is tuple:
         return msgpack.ExtType(_TUPLE, _pack(list(value)))
-    # Whatever else comes here has passed _require_plain and is an integer that msgpack's 64 bits do not hold.
+    # Other values that get here passed _require_plain, so they are integers of more than 64 bits.
     size = value.bit_length() // 8 + 1
     return msgpack.ExtType(_LARGE_INTEGER, value.to_bytes(size, "little", signed=True))
 

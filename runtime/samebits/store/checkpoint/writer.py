@@ -1,25 +1,24 @@
-"""The trainer's side of its checkpoint writer: start it, hand it a sealed slot, hear what became of it.
+"""The trainer's side of its checkpoint writer: start it, hand it a sealed slot, receive the outcome.
 
-Here lives the child process and the link to it; what it does is ``writer_process``'s. The link is a socket that keeps
-messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
+The link to ``writer_process`` is a socket that preserves message boundaries (unix(7), SOCK_SEQPACKET). Each message is
+a msgpack array::
 
-    trainer → writer    root, job name, room                    once, with descriptors of the room and of the folder's
-                                                                lock: a root may hold a password, so no argument does
-                        "save", slot name, sequence             this slot is sealed
-                        "prune", newest, retention,             ``PointStore.prune``, now
-                                 verified, damaged
-                        "brief", words                          for who accompanies the writer (``writer_process``)
-    writer → trainer    "hashed", sequence, "", []              it will be found after a crash
-                        "durable", sequence, "", []             it is on disk under its name
-                        "failed", sequence, text, []            it is not; the text is a StoreError's
-                        "damaged", 0, text, [point]             this one stays: it is not what was saved, says the text
-                        "pruned", 0, text, gone                 these points are gone; the text is empty or as above
-                        "copied", sequence, "", []              the writer's companion has done its part with it
-                        "uncopied", sequence, text, []          it has not
+  trainer → writer    root, job name, room                    once, with descriptors of the room and of the folder's
+                                                              lock: a root may hold a password, so no argument does
+                      "save", slot name, sequence             this slot is sealed
+                      "prune", newest, retention,             call ``PointStore.prune`` now
+                               verified, damaged
+                      "brief", words                          for the writer's companion (``writer_process``)
+  writer → trainer    "hashed", sequence, "", []              it can be found after a crash
+                      "durable", sequence, "", []             it is on disk under its name
+                      "failed", sequence, text, []            it is not; the text is a StoreError's
+                      "damaged", 0, text, [point]             this point is damaged, for this reason, and stays
+                      "pruned", 0, text, gone                 these points are gone; the text is empty or as above
+                      "copied", sequence, "", []              the companion has handled the slot
+                      "uncopied", sequence, text, []          it has not
 
-The one idea: one save is in hand at a time, so the end of it is one message that costs nothing to look for. To let old
-points go takes as long as the disk likes; that is asked for after the save was heard of, and waited for by nobody who
-trains.
+Only one save is in progress at a time, so its outcome is a single message that is cheap to poll for. Pruning may take
+as long as the disk needs. It is requested after the outcome arrived, and no training step waits for it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
 
 
 def command_of(module: str) -> tuple[str, ...]:
-    """``python -m`` that finds this very package, from any folder and however the trainer found it."""
+    """Return ``python -m`` for this package's module, independent of the folder and of how the trainer found it."""
     program = (
         "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -64,7 +63,7 @@ def command_of(module: str) -> tuple[str, ...]:
 
 
 def packed_task(*words: str) -> bytes:
-    """Return the first message to a writer's process: paths as the bytes they are, whatever the locale decodes."""
+    """Return the first message to a writer's process; paths are raw bytes, independent of the locale."""
     return bytes(msgpack.packb([os.fsencode(one) for one in words]))
 
 
@@ -78,7 +77,7 @@ COMMAND = command_of("samebits.store.checkpoint.writer_process")
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """A writer's process that has not been told yet what to write, and the link to it."""
+    """A writer's process that has no task yet, and the link to it."""
 
     process: subprocess.Popen[bytes]
     link: socket.socket
@@ -98,7 +97,7 @@ class _Child:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(), *inherited),
-                    process_group=0,  # no Ctrl-C of the terminal's reaches it; the session stays the trainer's: nice(2)
+                    process_group=0,  # keeps the terminal's Ctrl-C away; the session stays the trainer's, see nice(2)
                 )
             except OSError as error:
                 ours.close()
@@ -109,21 +108,22 @@ class _Child:
         return cls(process, ours)
 
     def dismiss(self) -> None:
-        """End it: it has nothing in hand."""
+        """End it; it has no save in progress."""
         self.link.close()
         self.process.kill()
         self.process.wait()
 
 
 _waiting: dict[tuple[str, ...], _Child] = {}
-"""Started ahead, by command; the next writer of that command takes it."""
+"""Processes started ahead, by command; the next writer with the same command takes one."""
 
 
 def start_ahead(command: tuple[str, ...] = COMMAND, inherited: Sequence[int] = ()) -> None:
-    """Have the process for this process's next :class:`Writer` of that command: it imports for longer than most saves.
+    """Start the process for this process's next :class:`Writer`; its imports take longer than most saves.
 
     Args:
-        command, inherited: see :class:`Writer`.
+        command: see :class:`Writer`.
+        inherited: see :class:`Writer`.
 
     Raises:
         StoreError: no process can be started.
@@ -133,49 +133,49 @@ def start_ahead(command: tuple[str, ...] = COMMAND, inherited: Sequence[int] = (
 
 
 def dismiss_waiting() -> None:
-    """No writer will be needed: end what was started ahead."""
+    """End processes that were started ahead, once no writer will be needed."""
     while _waiting:
         _waiting.popitem()[1].dismiss()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a point that was handed over: it is durable, or ``problem`` says why not."""
+    """The outcome of a save: the point is durable, or ``problem`` tells why not."""
 
     point: Point
     problem: str | None = None
 
 
 def pruning_in(message: list[Any]) -> Pruning:
-    """What the trainer asks for, from its message."""
+    """Decode the trainer's message."""
     newest, (keep, committed, told), verified, damaged = message
     retention = Retention(keep, None if committed is None else Point(*committed), frozenset(_points_of(told)))
     return Pruning(Point(*newest), retention, frozenset(_points_of(verified)), frozenset(_points_of(damaged)))
 
 
 def message_of(pruning: Pruning) -> list[Any]:
-    """What :func:`pruning_in` reads."""
+    """Encode a message for :func:`pruning_in`."""
     retention = pruning.retention
     known = (sorted(points, reverse=True)[:MAX_POINTS] for points in (pruning.verified, pruning.damaged))
-    # What is left out is read once more.
+    # Points that do not fit are read once more.
     return [pruning.newest, [retention.keep, retention.committed, list(retention.told)], *known]
 
 
 def _points_of(message: list[Any]) -> list[Point]:
-    """Points that came in a message."""
+    """Decode the points in a message."""
     return [Point(*one) for one in message]
 
 
 class Writer:
-    """The writer process of one rank, started with the first slot that is handed over, or :func:`start_ahead` of it.
+    """The writer process of one rank, started ahead by :func:`start_ahead` or with the first save.
 
     Args:
         root: the job's checkpoint folder; the caller holds the lock of the rank's folder.
         room: the rank's slots.
-        lock_descriptor: of that lock, which the process holds on to.
-        job_name: whose a remote folder is, which the writer claims: no step waits for a network.
-        command: what is started.
-        inherited: descriptors that the process gets, besides its own.
+        lock_descriptor: of that lock; the process inherits it.
+        job_name: for a remote folder, which the writer claims, so that no step waits for a network.
+        command: the program to start.
+        inherited: more descriptors for the process.
     """
 
     def __init__(
@@ -197,26 +197,26 @@ class Writer:
         self._process: subprocess.Popen[bytes] | None = None
         self._in_hand: tuple[int, Point] | None = None
         self._is_pruning = False
-        self._pruned: list[Pruned] = []  # heard, and not asked for yet
-        self._damaged: dict[Point, str] = {}  # of those that are to come
+        self._pruned: list[Pruned] = []  # received, but not collected yet
+        self._damaged: dict[Point, str] = {}  # for the next "pruned" message
         self._inherited = tuple(inherited)
         self._brief: bytes | None = None
-        self._copies: list[str] = []  # what was heard of them: empty where all went well
-        self.is_hashed = False  # what is in hand, or the last
+        self._copies: list[str] = []  # outcomes of copies: a problem, or empty
+        self.is_hashed = False  # the current save, or the last one
         _open_writers.add(self)
 
     @property
     def pid(self) -> int | None:
-        """Of the process, where there is one."""
+        """The process's pid; None if there is no process."""
         return None if self._process is None else self._process.pid
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is in hand, as far as was heard."""
+        """Whether a save is in progress, as far as is known."""
         return self._in_hand is not None
 
     def start(self) -> None:
-        """Have the process before there is anything to write, for who accompanies it.
+        """Start the process before there is anything to write, because its companion needs it.
 
         Raises:
             StoreError: no process can be started.
@@ -225,11 +225,12 @@ class Writer:
             self._start()
 
     def submit(self, name: str, sequence: int, point: Point) -> None:
-        """Hand over a sealed slot; nothing else may be in hand.
+        """Hand over a sealed slot; no other save may be in progress.
 
         Args:
-            name, sequence: of the slot.
-            point: what is in it.
+            name: of the slot.
+            sequence: of the slot.
+            point: the point in it.
 
         Raises:
             StoreError: no process can be started.
@@ -240,15 +241,15 @@ class Writer:
             try:
                 self._link.send(message)
             except (BrokenPipeError, ConnectionResetError):
-                self.close()  # it was killed between two saves: another one takes over
+                self.close()  # it was killed between two saves, so start another one
         if self._link is None:
             link = self._start()
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # already dead; reported by outcome()
                 link.send(message)
         self._in_hand, self.is_hashed = (sequence, point), False
 
     def outcome(self, *, wait: bool) -> Outcome | None:
-        """The end of the save in hand; None where there is none yet, or nothing in hand."""
+        """Return the outcome of the current save; None if it is not known yet or there is no save."""
         while self._in_hand is not None:
             sequence, point = self._in_hand
             found = self._hear(wait=wait)
@@ -267,37 +268,41 @@ class Writer:
         return None
 
     def prune(self, pruning: Pruning) -> None:
-        """Have old points let go, now that a new one is durable; where no process is left, not this time."""
+        """Request pruning after a new point became durable; skipped if there is no process."""
         assert not self._is_pruning, "a save is in hand only after what was asked before"
         message = msgpack.packb(("prune", *message_of(pruning)))
-        if self._link is not None and len(message) <= MAX_MESSAGE_BYTES:  # else others count on thousands: all stay
+        # if others rely on thousands of points, all stay
+        if self._link is not None and len(message) <= MAX_MESSAGE_BYTES:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._link.send(message)
                 self._is_pruning = True
 
     def pruned(self, *, wait: bool) -> list[Pruned]:
-        """What went since this was asked last; ``wait`` for what is going, unless a save is in hand."""
+        """Return the prunings finished since the last call.
+
+        ``wait`` waits for one in progress, unless a save is in progress.
+        """
         if self._is_pruning and self._in_hand is None:
             self._hear(wait=wait)
         heard, self._pruned = self._pruned, []
         return heard
 
     def brief(self, words: bytes) -> None:
-        """Tell whoever accompanies the writer, now or when there is a process, and again whenever there is another."""
+        """Send words to the writer's companion, now or once there is a process, and to every later process."""
         self._brief = words
         if self._link is not None:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: the next one is told
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead; the next process gets it
                 self._link.send(msgpack.packb(("brief", words)))
 
     def copies(self) -> list[str]:
-        """What became of the copies since this was asked last, in order: a problem, or empty where one is there."""
+        """Return the outcomes of copies since the last call, in order: a problem, or empty for success."""
         if self._in_hand is None:
             self._hear(wait=False)
         heard, self._copies = self._copies, []
         return heard
 
     def _hear(self, *, wait: bool) -> tuple[str, int, str] | None:
-        """The next word of the save in hand; None where there is none yet. News of anything else is put aside."""
+        """Return the next message about a save, or None; messages about anything else are stored."""
         while self._link is not None:
             try:
                 message = self._link.recv(MAX_MESSAGE_BYTES, 0 if wait else socket.MSG_DONTWAIT)
@@ -324,7 +329,7 @@ class Writer:
         return None
 
     def close(self) -> None:
-        """End the process, once it has written what it has in hand."""
+        """End the process once it has finished the current save."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -351,28 +356,28 @@ class Writer:
         child = child or _Child.start(self._command, self._inherited)
         self._process, self._link = child.process, child.link
         words = packed_task(str(self._root), self._job_name, str(self._room.path))
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # already dead; reported by outcome()
             socket.send_fds(child.link, [words], [self._room.descriptor, self._lock_descriptor])
             if self._brief is not None:
                 child.link.send(msgpack.packb(("brief", self._brief)))
         return child.link
 
     def let_go(self) -> None:
-        """Close this process's copy of the link alone: what a forked child does."""
+        """Close only this process's copy of the link, as a forked child does."""
         if self._link is not None:
             self._link.close()
             self._link = None
 
 
 def _make_nice(pid: int) -> None:
-    """Let a process that has just begun leave the processors to the training, a tenth of a busy one excepted.
+    """Give a new process the lowest priority, so that it takes a tenth of a busy core from the training.
 
-    Its imports as well, which take longer than most saves. Where the kernel shares processors out by session (sched(7),
-    autogroup) a nice value counts within a session only, which is why the writer shares its trainer's. The other way, a
-    session of its own that is made nice as a whole, was measured to get no time at all beside a trainer that spins on
-    the same core (Linux 6.18): its saves never ended.
+    This includes its imports, which take longer than most saves. If the kernel shares CPU time between sessions
+    (sched(7), autogroup), a nice value has an effect only within a session; that is why the writer stays in its
+    trainer's session. A session of its own with a lower priority got no CPU time at all beside a trainer that spins on
+    the same core (measured on Linux 6.18), so its saves never ended.
     """
-    with contextlib.suppress(OSError):  # it is dead already: its outcome says so
+    with contextlib.suppress(OSError):  # already dead; reported by outcome()
         os.setpriority(os.PRIO_PROCESS, pid, min(LEAST_PRIORITY, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS))
 
 

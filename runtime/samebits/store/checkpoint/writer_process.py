@@ -1,11 +1,12 @@
-"""The process that hashes a rank's sealed slots and writes them to disk, one at a time, beside its trainer.
+"""The process that hashes a rank's sealed slots and writes them to disk, beside its trainer.
 
-``writer`` starts it and describes the messages; the order of a save is ``writing``'s. Somebody may accompany it, who
-takes each hashed slot further (``service`` sends copies to other hosts): what that is, is not known here, and no save
-waits for it. The one idea: whatever has been sealed gets finished. The process has a group of its own, so no Ctrl-C
-reaches it, it ignores being asked to end, and when its trainer is gone it writes what is sealed and only then ends, the
-folder's lock still its own till then. It lets no point go then: the trainer that comes after may have offered it to the
-others already.
+``writer`` starts it and describes the messages. A companion may process each hashed slot further (``service`` sends
+copies to other hosts); no save waits for it.
+
+Every sealed slot gets written. The process has its own process group, so Ctrl-C does not reach it, and it ignores
+requests to end. When its trainer is gone, it writes the sealed slots before it ends, and holds the folder's lock until
+then. It deletes no points after the trainer's death, because the next trainer may already have offered them to other
+ranks.
 """
 
 from __future__ import annotations
@@ -40,25 +41,25 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Companion(Protocol):
-    """Does something else with hashed slots, in a thread of its own; none of these calls may wait."""
+    """Processes hashed slots further, in a thread of its own; no method may block."""
 
     def brief(self, words: bytes) -> None:
-        """What the trainer has for it."""
+        """Receive the trainer's words."""
 
     def hashed(self, name: str, sequence: int) -> None:
-        """This slot is hashed."""
+        """Process this slot, which is hashed."""
 
     def close(self) -> None:
-        """The trainer is gone, or through."""
+        """Stop: the trainer is gone or finished."""
 
 
 Tell = Callable[[str, int, str], None]
-"""Takes a word to the trainer: "copied" or "uncopied", a sequence, and a problem."""
+"""Sends the trainer a message: "copied" or "uncopied", a sequence, and a problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the trainer says once it knows.
+    """The trainer's first message.
 
     Attributes:
         root: the job's checkpoint folder.
@@ -74,11 +75,11 @@ class Task:
 
 
 class WriterProcess:
-    """The loop.
+    """The process's main loop.
 
     Args:
-        link: to the trainer, a socket that keeps messages apart.
-        trainer: whose death ends this process, seen also where a child of it has kept its end of ``link``.
+        link: to the trainer; preserves message boundaries.
+        trainer: this process ends after it. Its death is detected even if a child of it keeps its end of ``link``.
         task: what to write.
         accompanied_by: makes the companion, if there is to be one.
     """
@@ -97,10 +98,10 @@ class WriterProcess:
         self._store: PointStore[Any] | None = None
         self._companion = None if accompanied_by is None else accompanied_by(self._tell)
         self._finished: set[int] = set()  # sequences
-        self._was_there: frozenset[Point] | None = None  # in an object store, before this process saved anything
+        self._was_there: frozenset[Point] | None = None  # points in an object store before this process's first save
 
     def run(self) -> None:
-        """Until the trainer is gone and all that it sealed is written."""
+        """Serve until the trainer is gone and all that it sealed is written."""
         link, poll = self._link, select.poll()
         poll.register(link, select.POLLIN)
         with _watched(self._trainer) as watched:
@@ -115,7 +116,7 @@ class WriterProcess:
                         continue
                     break
                 except ConnectionResetError:
-                    continue  # it left without having read everything; what it sent comes after this
+                    continue  # it left with unread messages; those that it sent follow
                 if not message:
                     break
                 self._take(msgpack.unpackb(message))
@@ -134,7 +135,7 @@ class WriterProcess:
                 self._prune(pruning_in(pruning))
 
     def _finish_what_is_sealed(self) -> None:
-        """A trainer that is killed between sealing a slot and saying so has done its part."""
+        """Finish slots that the trainer sealed but was killed before submitting."""
         for name in memory_room.NAMES:
             header = MemoryBuffer(self._task.room / name, self._task.room_descriptor).header()
             if header is not None and header.stage is Stage.SEALED and header.sequence not in self._finished:
@@ -154,7 +155,7 @@ class WriterProcess:
                 header = point.header
                 place = self._store_of(header)
                 if self._was_there is None:
-                    is_asked = is_remote(task.root)  # of a local folder the trainer knows itself
+                    is_asked = is_remote(task.root)  # the trainer knows the points of a local folder
                     self._was_there = frozenset(found.point for found in place.scan()) if is_asked else frozenset()
                 place.write_prepared(header, point.manifest_data, [point.data])
         except StoreError as error:
@@ -173,7 +174,7 @@ class WriterProcess:
         assert self._store is not None, "it is asked for after a save"
         if not self._trainer.is_alive():
             return
-        told = asked.retention.told | (self._was_there or frozenset())  # others may count on that, too
+        told = asked.retention.told | (self._was_there or frozenset())  # others may rely on those too
         retention = dataclasses.replace(asked.retention, told=told)
         try:
             pruned = self._store.prune(dataclasses.replace(asked, retention=retention))
@@ -185,16 +186,16 @@ class WriterProcess:
 
     def _tell(self, what: str, sequence: int, text: str = "", points: Sequence[Point] = ()) -> None:
         text = printable(text).encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to be told
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
             self._link.send(msgpack.packb((what, sequence, text, points)))
 
 
 @contextlib.contextmanager
 def _watched(trainer: ProcessIdentity) -> Iterator[int | None]:
-    """A descriptor that becomes readable with the trainer's death."""
+    """Yield a descriptor that becomes readable when the trainer dies, or None."""
     try:
         descriptor = os.pidfd_open(trainer.pid)
-    except (AttributeError, OSError):  # no such call here, or nobody left: the link tells as well
+    except (AttributeError, OSError):  # unsupported, or already gone; the link shows it as well
         yield None
         return
     try:
@@ -204,10 +205,10 @@ def _watched(trainer: ProcessIdentity) -> Iterator[int | None]:
 
 
 def main(accompanied_by: Callable[[argparse.Namespace, Task, Tell], Companion] | None = None) -> NoReturn:
-    """Take this process's place, and end it; see :mod:`writer` for who calls it.
+    """Run the writer in this process and exit; :mod:`writer` starts it.
 
     Args:
-        accompanied_by: makes the companion, of what this process was started with and what it writes.
+        accompanied_by: makes the companion from the command line and the task.
     """
     parser = argparse.ArgumentParser(description="Writes one rank's checkpoints; started by its trainer.")
     parser.add_argument("--link", type=int, required=True)
@@ -221,17 +222,17 @@ def main(accompanied_by: Callable[[argparse.Namespace, Task, Tell], Companion] |
         if task is not None:
             companion = None if accompanied_by is None else functools.partial(accompanied_by, given, task)
             WriterProcess(link, ProcessIdentity(*given.trainer), task, accompanied_by=companion).run()
-    # Nothing is left to be tidied up, and an interpreter's end takes a core for half as long as a recovery.
+    # Skip the interpreter's shutdown, which takes a core for half as long as a recovery.
     os._exit(0)
 
 
 def _task_from(link: socket.socket) -> Task | None:
-    """The first message; None where the trainer is gone, or never had anything to write."""
+    """Receive the first message; None if the trainer is gone or never had anything to write."""
     first, descriptors, *_ = socket.recv_fds(link, MAX_MESSAGE_BYTES, 2)
     if not first:
         return None
     root, job_name, room = words_in(first)
-    room_descriptor, _lock = descriptors  # who has the lock's open holds the lock
+    room_descriptor, _lock = descriptors  # keeping this descriptor open keeps the lock
     return Task(root if "://" in root else Path(root), job_name, Path(room), room_descriptor)
 
 

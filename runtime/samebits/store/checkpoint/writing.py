@@ -1,8 +1,8 @@
-"""Saving a point: data → fsync → manifest → fsync → rename → fsync of the folder, and never over an existing point.
+"""Save a point: data → fsync → manifest → fsync → rename → fsync of the folder; never overwrites a whole point.
 
-Everything happens in a temporary directory, hashed while it is written, and the point exists from one rename on. Data
-goes past the page cache if the file system allows it (O_DIRECT in open(2)): it is not read again soon, so copying
-gigabytes into the cache would cost a processor and evict other processes' pages for nothing.
+Everything is written to a temporary directory and hashed on the way; one rename makes the point exist. Data bypasses
+the page cache if the file system allows it (O_DIRECT in open(2)): it is not read again soon, and copying gigabytes into
+the cache would cost CPU time and evict other processes' pages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from samebits.store.checkpoint.tree import Tree
 from samebits.store.durable import BytesLike
 
 _WRITE_BYTES = 8 * 1024 * 1024
-_BLOCK_BYTES = 4096  # what lengths and offsets must be multiples of, on any file system in use
+_BLOCK_BYTES = 4096  # lengths and offsets must be multiples of this, on any file system in use
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
@@ -47,17 +47,17 @@ def write_point(
     *,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Path:
-    """Save one point of one rank, durably; the caller holds the lock of ``folder.rank_directory(root, header.slot)``.
+    """Save one point durably; the caller holds the lock of ``folder.rank_directory(root, header.slot)``.
 
-    Where the same point is already saved and whole this changes nothing and succeeds; where it is damaged that one is
-    moved aside and this one takes its name.
+    If the same point is already saved and whole, nothing changes. If it is damaged, it is moved aside, and the new one
+    takes its name.
 
     Args:
         root: the checkpoint folder of the job (CHECKPOINT_PATH).
-        header: which point it is and whose.
-        tensors: their bytes are read while this runs and must not change meanwhile; none of them is copied.
-        tree: everything of the state that is no tensor; see ``tree`` for the types that are kept faithfully.
-        layout: what belongs to the point besides the state, such as the gradient buckets; a tree too.
+        header: identifies the point.
+        tensors: their bytes are read during the call and must not change meanwhile; they are not copied.
+        tree: the rest of the state; see ``tree`` for the supported types.
+        layout: other data of the point, such as the gradient buckets; also a tree.
         chunk_bytes: bytes of data per hash.
 
     Returns:
@@ -65,7 +65,7 @@ def write_point(
 
     Raises:
         CheckpointError: the state cannot be saved faithfully; the message names the value.
-        StoreError: the disk refuses; nothing is left of the attempt, and what was saved before is unharmed.
+        StoreError: the disk refuses; nothing of this attempt is left, and earlier points are unharmed.
     """
 
     def write_files(temporary: Path) -> None:
@@ -77,12 +77,13 @@ def write_point(
 
 
 def write_prepared(root: Path, header: PointHeader, manifest: Callable[[], BytesLike], data: memoryview) -> Path:
-    """As :func:`write_point`, for a point whose two files are there already, byte for byte, in memory.
+    """Save a point, as :func:`write_point` does, whose two files are already in memory, byte for byte.
 
     Args:
-        root, header: as there; the same lock is held.
-        manifest: gives the manifest's file, digests and all; asked for when the data is written.
-        data: the data file, which must not change meanwhile; past the page cache where its address is a page's.
+        root: as there; the same lock is held.
+        header: identifies the point.
+        manifest: returns the manifest's file with all digests; called when the data is written.
+        data: the data file, which must not change meanwhile. Bypasses the page cache if it is page-aligned.
     """
 
     def write_files(temporary: Path) -> None:
@@ -93,10 +94,11 @@ def write_prepared(root: Path, header: PointHeader, manifest: Callable[[], Bytes
 
 
 def write_linked(root: Path, header: PointHeader, manifest: BytesLike, data: Path) -> bool:
-    """As :func:`write_point`, for a point with the tensors of another one below the same folder: one file for both.
+    """Save a point with the data file of another point below the same folder, by a hard link.
 
     Args:
-        root, header: as there; the same lock is held.
+        root: as for :func:`write_point`; the same lock is held.
+        header: identifies the point.
         manifest: the manifest's file.
         data: the other point's data file.
 
@@ -140,7 +142,7 @@ def _save(root: Path, header: PointHeader, write_files: Callable[[Path], None]) 
                 folder.move_damaged_aside(path)
             durable.publish(temporary, path)
         except BaseException:
-            # Not of interest whether that works: what stays is swept by the next save and is in nobody's way.
+            # If this fails, the next save sweeps what is left.
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     return path
@@ -151,12 +153,12 @@ def _is_whole(path: Path, header: PointHeader) -> bool:
     try:
         reading.verify(found)
     except CheckpointError:
-        return False  # not hidden: the point is saved anew, and this one is kept under a name that says so
+        return False  # saved again; the damaged one is kept under another name
     return True
 
 
 def _make_durable(path: Path) -> None:
-    """A save that was killed between its rename and its last fsync is completed by repeating it."""
+    """Sync an existing point: an earlier save may have been killed between its rename and its last fsync."""
     with durable.disk_errors(path, "making the point durable"):
         for file in (path / DATA_FILE, path / MANIFEST_FILE):
             descriptor = durable.open_regular(file)
@@ -184,7 +186,7 @@ def _write_data(path: Path, parts: list[TensorPart], chunk_bytes: int) -> tuple[
 
 
 def write_new_file(path: Path, data: memoryview) -> None:
-    """Create ``path`` with ``data`` and fsync it, but not its directory's entry; raises the bare :class:`OSError`."""
+    """Write and fsync a new file, but not its directory; raises the bare :class:`OSError`."""
     descriptor, is_direct = _create(path)
     try:
         done = 0
@@ -199,7 +201,8 @@ def write_new_file(path: Path, data: memoryview) -> None:
             except OSError as error:
                 if not is_direct or error.errno != errno.EINVAL:
                     raise
-                is_direct = _leave_direct(descriptor)  # a file system with larger blocks, or a mapping it cannot read
+                # a file system with larger blocks, or a mapping that it cannot read
+                is_direct = _leave_direct(descriptor)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -217,6 +220,6 @@ def _create(path: Path) -> tuple[int, bool]:
 
 
 def _leave_direct(descriptor: int) -> bool:
-    """The ordinary way from now on; returns what is then true of the descriptor."""
+    """Clear O_DIRECT; return the descriptor's new mode, False."""
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~_O_DIRECT)
     return False

@@ -1,4 +1,4 @@
-"""Restore points of one rank: when they are due, how they are taken from the state, and which of them may be resumed.
+"""Restore points as training sees them: when to save, what to compare, and how a rank obtains its state again.
 
-What a point is on disk is ``store.checkpoint``'s.
+The format of a point on disk is defined in ``store.checkpoint``.
 """

@@ -1,9 +1,8 @@
-"""``torch.distributed.checkpoint`` directories: written from points for any program, read into a state that begins.
+"""Export points as ``torch.distributed.checkpoint`` directories, and load such directories into a new job's state.
 
-Points of ours never are in that format; how a directory is read without running what it holds is ``dcp_index``'s. The
-one idea: what goes through is whole, by the names it has in the training script, so the number of ranks on either side
-does not matter. The format has no hashes: what is written here was verified, but damage done to the directory
-afterwards is noticed by nobody.
+SameBits' own points never use this format. Values are written whole, under the names they have in the training script,
+so writer and reader may have different numbers of ranks. The format has no hashes: data is verified before it is
+written, but later damage to the directory goes undetected.
 """
 
 from __future__ import annotations
@@ -38,19 +37,20 @@ __all__ = ["export_dcp", "load_into", "read_dcp"]
 
 
 def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
-    """Write one step's state to the new directory ``path``: whole there, or not there.
+    """Write one step's state to the new directory ``path``, completely or not at all.
 
-    A program of any world size reads it with ``torch.distributed.checkpoint.load``: ``model`` and ``optimizer`` are
-    these objects' ``state_dict()``, other values are there by their names, and ``samebits`` says where they come from.
-    It takes the memory of the whole state twice.
+    A program of any world size reads it with ``torch.distributed.checkpoint.load``. ``model`` and ``optimizer`` are
+    these objects' ``state_dict()``, other values keep their names, and ``samebits`` records the origin (job, step,
+    generation). Needs memory for two copies of the whole state.
 
     Args:
-        points: of every rank where the state is sharded, verified; else of any one.
-        path: of the directory.
+        points: verified points, one of every rank if the state is sharded, else one of any rank.
+        path: the directory to create.
 
     Raises:
-        CheckpointError: not every rank's point is there, or the state holds what such a directory cannot give back.
-        StoreError: the disk refuses, or there is something of that name already.
+        CheckpointError: a rank's point is missing, or the state holds a value that cannot be read back from this
+            format.
+        StoreError: a disk error, or ``path`` exists.
     """
     joined = [snapshot.state_in(point.tree, point.tensors) for point in points]
     header = points[0].header
@@ -69,7 +69,7 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
     }
     require_readable(content, "state")
     if os.path.lexists(path):
-        raise StoreError(f"{path}: exists already; give the directory another name")
+        raise StoreError(f"{path}: exists already. Fix: give the directory another name")
     with durable.disk_errors(path, "making the directory"):
         beside = durable.make_new_directory_beside(path)
     try:
@@ -83,7 +83,7 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
 
 @contextlib.contextmanager
 def _in_one_process() -> Iterator[None]:
-    """Torch says nothing of other processes, and what goes wrong is raised as what it is."""
+    """Silence torch's warning about the missing group, and raise the original error of a failed save or load."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
@@ -94,7 +94,7 @@ def _in_one_process() -> Iterator[None]:
 
 class _Writer(dcp.FileSystemWriter):
     def storage_meta(self) -> index.StorageMeta:
-        """Without the path on this machine that torch's own notes."""
+        """Return the metadata without the local path that torch would record."""
         return index.StorageMeta(save_id=self.save_id)
 
 
@@ -102,7 +102,7 @@ class _Writer(dcp.FileSystemWriter):
 
 
 def load_into(state: ObjectState, path: Path, names: Sequence[str] | None = None) -> None:
-    """What :func:`samebits.elastic.load_dcp` does."""
+    """Implement :func:`samebits.elastic.load_dcp`."""
     if state.is_running:
         raise UsageError("samebits.elastic.load_dcp: the job has begun; call it before samebits.elastic.run")
     wanted = list(state.handlers if names is None else names)
@@ -112,11 +112,11 @@ def load_into(state: ObjectState, path: Path, names: Sequence[str] | None = None
     found = read_dcp(path)
     origin = found.get(ORIGIN)
     if isinstance(origin, dict):
-        found = {**{name: {} for name in origin.get("values", ())}, **found}  # an empty dictionary leaves no trace
+        found = {**{name: {} for name in origin.get("values", ())}, **found}  # the format drops empty dictionaries
     missing = [name for name in wanted if name not in found]
     if missing:
         raise CheckpointError(
-            f"{path}: holds {sorted(found)} and lacks {', '.join(missing)}: name what is to be taken from there, as in "
+            f"{path}: holds {sorted(found)} and lacks {', '.join(missing)}. Fix: name what to load from it, as in "
             f"load_dcp(state, path, names={sorted(found.keys() & state.handlers.keys())})"
         )
     before = rng.capture()
@@ -130,10 +130,10 @@ def load_into(state: ObjectState, path: Path, names: Sequence[str] | None = None
 
 
 def read_dcp(path: Path) -> dict[str, Any]:
-    """Everything in the directory, nested as it was saved; the keys of dictionaries are texts.
+    """Return everything in the directory, nested as it was saved; dictionary keys are strings.
 
     Raises:
-        CheckpointError: it is none, or holds what cannot be read without running its code.
+        CheckpointError: not such a directory, or a value cannot be read without running code from it.
     """
     reader = SafeReader(path)
     found = reader.read_metadata()
@@ -163,7 +163,7 @@ def read_dcp(path: Path) -> dict[str, Any]:
 
 
 def _with_lists(tree: Any) -> Any:
-    """What was in a list lies under integers so far; what was in a dictionary, under texts."""
+    """Turn dictionaries with integer keys, which stand for lists here, back into lists."""
     if not isinstance(tree, dict):
         return tree
     if tree and all(type(key) is int for key in tree):
@@ -172,7 +172,7 @@ def _with_lists(tree: Any) -> Any:
 
 
 def _shaped_as(live: Any, read: Any) -> Any:
-    """What was read, with keys that are no texts, and with empty dictionaries: in the format there is neither."""
+    """Restore from ``live`` what the format cannot express: keys that are not strings, and empty dictionaries."""
     if not isinstance(read, dict) or (live is not None and not isinstance(live, Mapping)):
         if isinstance(read, list) and isinstance(live, list | tuple) and len(live) == len(read):
             return type(live)(_shaped_as(one, item) for one, item in zip(live, read, strict=True))

@@ -1,9 +1,8 @@
-"""Reading a directory of ``torch.distributed.checkpoint`` without running anything that it holds.
+"""Read a ``torch.distributed.checkpoint`` directory without running code from it.
 
-The format's index is a pickle, and so is every value in it that is no tensor. Here live the reader and the planner that
-torch is given instead of its own, which would unpickle both freely. Never here: what is done with what was read. The
-one idea: an index is made of a dozen classes without behaviour, so the unpickler knows those and nothing else, and
-whatever else a directory names is an error before it is looked up.
+The format stores its index, and every value that is not a tensor, as a pickle. The reader and planner here replace
+torch's own, which unpickle both without restriction. An index needs only a dozen classes without behaviour, so the
+unpickler resolves those and rejects any other name before looking it up.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _MOST_INDEX_BYTES = 1 << 30
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Torch's own, with an index that is not unpickled freely."""
+    """Torch's reader, with an unpickler that resolves only the classes of an index."""
 
     def read_metadata(self, *_: Any, **__: Any) -> index.Metadata:
-        """The directory's index.
+        """Return the directory's index.
 
         Raises:
-            CheckpointError: there is none, or it names what no index is made of.
+            CheckpointError: the index is missing, or names a class that does not belong in an index.
         """
         path = Path(self.path, _INDEX_FILE)
         try:
@@ -49,14 +48,14 @@ class SafeReader(dcp.FileSystemReader):
         try:
             found = _IndexUnpickler(io.BytesIO(content)).load()
         except Exception as error:  # a damaged pickle may raise anything
-            raise CheckpointError(f"{path}: is no index of torch.distributed.checkpoint: {error}") from error
+            raise CheckpointError(f"{path}: is not an index of torch.distributed.checkpoint: {error}") from error
         if not isinstance(found, index.Metadata) or not isinstance(found.storage_data, dict):
-            raise CheckpointError(f"{path}: is no index of torch.distributed.checkpoint: a {type(found).__name__}")
+            raise CheckpointError(f"{path}: is not an index of torch.distributed.checkpoint: a {type(found).__name__}")
         return found
 
 
 def _joined(*parts: str) -> str:
-    """Of a path, which torch notes and nobody needs."""
+    """Join the parts of a path in the index as text; its value is never used."""
     return "/".join(parts)
 
 
@@ -83,24 +82,24 @@ class _IndexUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Only what an index is made of."""
+        """Resolve only the classes that an index consists of."""
         dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None
         if isinstance(dtype, torch.dtype):
             return dtype
         try:
             return self._KNOWN[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no index is made of") from None
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in an index") from None
 
 
 class SafePlanner(dcp.DefaultLoadPlanner):
-    """Everything by its flat name; values that are no tensors by ``weights_only``."""
+    """Load every value by its flat name; those that are not tensors with ``weights_only``."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Torch's own would unpickle anything."""
+        """Load plain data only; torch's own method would unpickle anything."""
         name = read_item.dest_index.fqn
         try:
             self.state_dict[name] = torch.load(value, weights_only=True)

@@ -1,9 +1,8 @@
-"""When this rank's state is compared with the others', and what it reports: one digest for each such commit.
+"""Decide at which commits ranks are compared, and report one digest of this rank's state for each of them.
 
-Here live the moments (the first commits of a generation, every save, every so many steps, the end) and what is
-remembered of them. Never here: what is hashed (``state.compared``), what follows where ranks differ
-(``core.watch.equality``). The one idea: a rank reports and goes on; nobody waits for another rank's digest but in the
-end, where all wait for each other anyway; and what was copied is hashed by a thread of its own, beside the next step.
+Compared are the first commits of a generation, every save, every so many steps, and the end. A rank reports and keeps
+training. It waits for the other ranks' digests only at the end, where all ranks wait for each other anyway. Copies are
+hashed in a thread beside the next step.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from samebits.core.point import Point
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest
 from samebits.service import log
 from samebits.service.agent import Agent
-from samebits.training.checkpoint.rollback_copies import KeptState
+from samebits.training.checkpoint.rollback_copies import RollbackCopy
 from samebits.training.state.base_state import State
 from samebits.training.state.compared import digest_of, parts_of
 
 __all__ = ["FIRST_COMMITS", "Digests"]
 
 FIRST_COMMITS = 3
-"""What is not averaged differs after the first step; two more are for what begins later, as a schedule's warm-up."""
+"""State that is not averaged differs after the first step; two more commits cover what begins later, as a warm-up."""
 DUE = 4
-"""Of the comparisons that were due, so many digests are remembered."""
+"""Digests remembered of the periodic comparisons."""
 
 
 def _nothing(_seconds: float) -> None:
-    """Nobody wants to know."""
+    """Ignore the time that a digest took."""
 
 
 class Digests:
     """The digests of one state in one process.
 
     Args:
-        agent: reports them.
-        state: whose.
-        took: told how many seconds a digest has taken that a thread of its own has made.
+        agent: reports the digests.
+        state: the state to hash.
+        took: called with the seconds that each digest took in its own thread.
     """
 
     def __init__(self, agent: Agent, state: State, took: Callable[[float], None] = _nothing) -> None:
@@ -48,12 +47,12 @@ class Digests:
         self._took = took
         self._hashing: threading.Thread | None = None
         self._due: deque[Digest] = deque(maxlen=DUE)
-        self._first: list[Digest] = []  # of this generation
+        self._first: list[Digest] = []  # first commits of this generation
         self._saves: deque[Digest] = deque(maxlen=MAX_DIGESTS - FIRST_COMMITS - DUE - 1)
         self._has_said = False
 
     def begin(self) -> None:
-        """A generation begins."""
+        """Begin a generation."""
         self.settle()
         self._first.clear()
         if not self._has_said and self._state.compared() is None:
@@ -71,19 +70,19 @@ class Digests:
         averages: bool,
         is_save: bool,
         is_due: bool = False,
-        kept: KeptState | None = None,
+        kept: RollbackCopy | None = None,
     ) -> None:
-        """The state as it stands is this commit; where it is also ``kept``, the copy is what is hashed.
+        """Report the current state's digest if this commit is among the first, a save, or ``is_due``.
 
-        It is reported where it is one of the first, a save, or ``is_due``.
+        With ``kept``, a copy of the state, the copy is hashed in a thread of its own.
 
-        One that was told already stays as it was told: at the end the commit is saved again, and behind it a loop may
-        have gone to the next epoch, which other ranks have done or not when they are compared.
+        A digest that was reported once is not replaced. The last commit is saved again at the end, and by then a loop
+        may have advanced to the next epoch, on some ranks and not on others.
         """
         is_first = len(self._first) < FIRST_COMMITS and commits > 0
         if not (is_first or is_save or is_due):
             return
-        self.settle()  # they are told in their order
+        self.settle()  # digests are reported in the order of their commits
         if any((one.point, one.commits) == (point, commits) for one in self._all()):
             return
         if kept is None:
@@ -105,7 +104,7 @@ class Digests:
         self._hashing.start()
 
     def settle(self) -> None:
-        """Return once what is being hashed is reported."""
+        """Wait until the digest that is being computed is reported."""
         hashing, self._hashing = self._hashing, None
         if hashing is not None:
             hashing.join()
@@ -120,16 +119,16 @@ class Digests:
         self._agent.report_digests(self._all())
 
     def now(self, point: Point, commits: int, *, averages: bool) -> Digest:
-        """Of the state as it stands; it is not told."""
+        """Return the digest of the current state without reporting it."""
         self.settle()
         return self._digest(point, commits, averages=averages)
 
     def tell(self, digest: Digest) -> None:
-        """One that all are to be compared by, as those of commits are."""
+        """Report a digest for comparison between all ranks."""
         self._remember(digest, is_first=False, is_save=False, is_due=True)
 
     def through(self, point: Point, *, averages: bool) -> Sequence[Digest]:
-        """The training function has returned, with the state as it stands: what is to be reported with that."""
+        """Return the digests to report when the training function has returned, the final state's included."""
         self.settle()
         return self._all(self._digest(point, FINAL, averages=averages))
 

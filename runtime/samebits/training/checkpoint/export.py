@@ -1,8 +1,7 @@
-"""A point as a file that ``torch.load(weights_only=True)`` reads, for programs that know torch and nothing of ours.
+"""Export a point as a file that ``torch.load(weights_only=True)`` reads, for programs without SameBits.
 
-The one place where anything is written in torch's own format; nothing here, or anywhere in this package, reads it. The
-one idea: the state goes out in the form in which it was given, by the names it has in the training script, and what
-such a file could not give back is refused before it is written.
+SameBits writes torch's own format only here and never reads it. The state keeps the form and the names it has in the
+training script. A value that such a file could not give back is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from samebits.training.state import snapshot
 __all__ = ["ORIGIN", "export_for_torch", "nested", "require_readable", "values_of"]
 
 ORIGIN = "samebits"
-"""The key under which the file says where it comes from, beside the state's own names."""
+"""The key in the file that records its origin, beside the state's own names."""
 
-_LARGEST_INTEGER_BITS = 2039  # pickle's LONG1, the only one that weights_only reads
+_LARGEST_INTEGER_BITS = 2039  # limit of pickle's LONG1, the only long integer that weights_only reads
 
 
 def export_for_torch(checkpoint: Checkpoint, path: Path, *, replace: bool = False) -> None:
     """Write the point to the file ``path``, durably.
 
     Args:
-        checkpoint: verified already.
-        path: the file; ``replace`` says whether one that is there may go.
-        replace: see ``path``.
+        checkpoint: a verified point.
+        path: the file to write.
+        replace: whether an existing file may be overwritten.
 
     Raises:
-        CheckpointError: the state holds what such a file cannot give back; the message names it.
-        StoreError: the disk refuses, or there is a file of that name already.
+        CheckpointError: the state holds a value that such a file cannot give back; the message names it.
+        StoreError: a disk error, or the file exists and ``replace`` is false.
     """
     content = nested(checkpoint)
     require_readable(content, "state")
@@ -48,7 +47,7 @@ def export_for_torch(checkpoint: Checkpoint, path: Path, *, replace: bool = Fals
 
 
 def nested(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The state's values by name, with tensors, and under ``samebits`` what belongs to the point besides them."""
+    """Return the state's values by name, with the point's origin and other parts under ``samebits``."""
     contents = snapshot.state_in(checkpoint.tree, checkpoint.tensors)
     header = checkpoint.header
     values = values_of(checkpoint.header, contents)
@@ -75,16 +74,16 @@ def nested(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def values_of(header: PointHeader, contents: Any) -> dict[str, Any]:
-    """The state's values by name, of what a point holds.
+    """Return the state's values by name from a point's contents.
 
     Raises:
-        CheckpointError: it is no state.
+        CheckpointError: the contents are not a state.
     """
     try:
         return {name: _nearest(value) for name, value in contents["shared"]["values"].items()}
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(
-            f"{header.point}: holds no state as samebits.elastic saves it; export its tensors as safetensors"
+            f"{header.point}: does not hold a state saved by samebits.elastic; export its tensors as safetensors"
         ) from None
 
 
@@ -107,7 +106,7 @@ def _nearest(value: Any) -> Any:
 
 
 def require_readable(value: Any, path: str) -> None:
-    """What weights_only does not read, though torch writes it: found here, not when the file is needed."""
+    """Raise CheckpointError for a value that torch writes but ``weights_only`` cannot read."""
     if isinstance(value, dict):
         for key, item in value.items():
             require_readable(key, f"{path}: the key {key!r}")
@@ -116,9 +115,11 @@ def require_readable(value: Any, path: str) -> None:
         for index, item in enumerate(value):
             require_readable(item, f"{path}.{index}")
     elif isinstance(value, bytes) and not value:
-        raise CheckpointError(f"{path}: torch.load(weights_only=True) reads no empty bytes; export it as safetensors")
+        raise CheckpointError(
+            f"{path}: torch.load(weights_only=True) cannot read empty bytes; export it as safetensors"
+        )
     elif isinstance(value, int) and value.bit_length() > _LARGEST_INTEGER_BITS:
         raise CheckpointError(
-            f"{path}: torch.load(weights_only=True) reads no integer of {value.bit_length()} bits; export it as "
+            f"{path}: torch.load(weights_only=True) cannot read an integer of {value.bit_length()} bits; export it as "
             "safetensors"
         )

@@ -1,9 +1,8 @@
-"""Other ranks' points in this host's memory: found, verified, offered when a generation forms, and given back.
+"""Find, verify and offer the copies of other ranks' points that lie in this host's memory.
 
-Here lives what this process may answer for of what lies on its host; how copies come here is ``service``'s, who is sent
-which is the core's choice. The one idea: several processes of a host see the same copies, and each copy is offered by
-one of them, the one that has its lock: who keeps it anyway, or else whoever looks first. So every copy is verified
-once, and none is forgotten because the process that took it in is gone.
+All processes of a host see the same copies. Each copy is offered by the process that holds its lock: the one that keeps
+it up to date, else the first to look. So every copy is verified once and stays available after the process that
+received it has died.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ from samebits.service import log
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import Checkpoint, FoundPoint, MemoryRoom
 
-OLD_AFTER = 2  # points that all have saved since a generation began
+OLD_AFTER = 2  # points saved by all ranks in this generation
 
 
 class KeptCopies:
-    """The copies of one job on this host, as far as this process answers for them.
+    """The copies of one job on this host that this process offers.
 
     Args:
-        job: whose.
-        memory: the folder in memory; ``checkpoints.SHARED_MEMORY`` but in tests.
+        job: the job's id.
+        memory: the folder in memory; other than ``checkpoints.SHARED_MEMORY`` only in tests.
     """
 
     def __init__(self, job: str, *, memory: Path = checkpoints.SHARED_MEMORY) -> None:
         self._job, self._memory = job, memory
         self._keeps: frozenset[int] = frozenset()
-        self._claimed: dict[int, MemoryRoom] = {}  # to be offered, by slot
+        self._claimed: dict[int, MemoryRoom] = {}  # by slot
         self._found: dict[Copy, FoundPoint] = {}  # verified
         self._rejected: dict[Copy, str] = {}
         self._passed_over: set[str] = set()
         self._generation = 0
-        self._saved_by_all: set[Point] = set()  # since that began
+        self._saved_by_all: set[Point] = set()  # since this generation began
 
     def begin(self, generation: int, keeps: Collection[int]) -> None:
-        """A generation has begun with a whole state on every rank: what is kept from now on is kept by its writers."""
+        """Begin a generation that keeps copies of these slots; release the copies claimed for the last recovery."""
         self._keeps = frozenset(keeps)
         self._generation = generation
         self._saved_by_all.clear()
         self.let_go()
 
     def look(self) -> list[Copy]:
-        """The copies this process answers for, verified; each one passed over is named with its reason."""
+        """Return this process's copies, verified; log each copy that is passed over, with the reason."""
         self._found.clear()
         for slot in checkpoints.copied_slots(self._memory, self._job):
             if slot in self._keeps or self._claims(slot):
@@ -64,7 +63,7 @@ class KeptCopies:
             try:
                 self._claimed[slot] = MemoryRoom(self._memory, self._job, slot, is_copy=True)
             except LockedError:
-                return False  # whoever has it answers for it
+                return False  # the process that holds the lock offers it
             except StoreError as error:
                 self._pass_over(str(error))
                 return False
@@ -86,14 +85,14 @@ class KeptCopies:
             log.warn(f"passed over a copy of another rank's restore point: {problem}")
 
     def reject(self, copy: Copy, reason: str) -> None:
-        """Never offer this copy again; it stays where it is."""
+        """Never offer this copy again; leave it in place."""
         self._found.pop(copy, None)
         self._rejected[copy] = reason
         self._pass_over(f"slot {copy.slot}, {copy.point}: {reason}")
 
     @contextlib.contextmanager
     def rejecting(self, copy: Copy) -> Iterator[None]:
-        """Inside the block the copy is used: where it turns out not to be whole it is rejected."""
+        """Reject the copy if it turns out to be damaged inside the block."""
         try:
             yield
         except CheckpointError as error:
@@ -101,23 +100,23 @@ class KeptCopies:
             raise
 
     def read(self, copy: Copy) -> Checkpoint:
-        """Read one of the copies, verified."""
+        """Read a copy and verify it."""
         found = self._found.get(copy)
         if found is None:
             raise CheckpointError(f"the copy of slot {copy.slot}, {copy.point}, is gone")
         return checkpoints.read(found)
 
     def let_go(self) -> None:
-        """Nobody loads from here any more: other processes of this host may take new copies in."""
+        """Release the claimed copies, so that other processes of this host may receive new ones."""
         for room in self._claimed.values():
             room.close()
         self._claimed.clear()
         self._found.clear()
 
     def saved_by_all(self, point: Point | None) -> None:
-        """Every rank holds this point on disk: old copies that nobody keeps up to date any more may go.
+        """Remove outdated copies that no process keeps up to date, now that every rank has this point on disk.
 
-        After the second such point of a generation: by then the new keepers have had the time for one of their own.
+        Waits for the second such point of a generation: by then the new keepers have had time to receive one.
         """
         if point is None or point.generation < self._generation or point in self._saved_by_all:
             return
@@ -130,7 +129,7 @@ class KeptCopies:
                 checkpoints.remove_room(self._memory, self._job, slot, is_copy=True)
 
     def discard(self) -> None:
-        """The job has ended well: nobody will look for copies. What a live process still has it removes itself."""
+        """Remove all copies when the job has finished; a live process removes those it still holds itself."""
         self.let_go()
         for slot in checkpoints.copied_slots(self._memory, self._job):
             checkpoints.remove_room(self._memory, self._job, slot, is_copy=True)

@@ -1,4 +1,4 @@
-"""A rank's random number generators in a page of shared memory, which outlives kill -9 of the rank's process.
+"""Keep a rank's random number generators in a page of shared memory that outlives kill -9 of its process.
 
 ::
 
@@ -7,12 +7,13 @@
     header: magic, job, slot | collectives launched | entry | entry | …
 
 The states are written at every commit and, if they have changed, before every collective. No rank commits a step before
-this rank has launched the step's collectives. So the page has the states of the commit that the survivors hold, unless
-numbers are drawn between a step's last collective and its commit; ``core.restore`` decides whether a page will do.
+this rank has launched the step's collectives. So the page holds the states of the commit that the survivors have,
+unless numbers are drawn between a step's last collective and its commit; ``core.restore`` decides whether a page can be
+used.
 
-An entry's hash is written last and covers the entry and its owner, so a kill at any instruction leaves an entry that is
-complete or not there. Each process writes a file of its own and renames it over its predecessor's with its first
-commit, so a process that was given up and wakes again writes where no reader looks.
+An entry's hash is written last and covers the entry and its owner, so after a kill at any instruction an entry is
+either complete or absent. Each process writes to a file of its own and renames it over its predecessor's with its first
+commit. A process that was given up and resumes later therefore writes where no reader looks.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ __all__ = ["KeptGenerators"]
 
 _MAGIC = b"\x93SBPAG\x02\n"
 _HEADER = struct.Struct("<8s64sq")
-_COUNT_AT = 2048  # of the collectives, in a cache line of its own
+_COUNT_AT = 2048  # of the collectives' count, in a cache line of its own
 _SEAL_BYTES = 16
 _SIZE = struct.Struct("<I")
 ENTRY_BYTES = 16 * 1024
 MAX_CONTENT_BYTES = ENTRY_BYTES - _SEAL_BYTES - _SIZE.size
 ENTRIES_OF_KIND = {True: 3, False: 2}
-"""Two commits stay whole while a third is written; of the entries before a collective, only the last counts."""
+"""Two commits stay intact while a third is written; of the entries before a collective, only the last counts."""
 ENTRIES_AT = mmap.PAGESIZE
 FILE_BYTES = ENTRIES_AT + ENTRY_BYTES * sum(ENTRIES_OF_KIND.values())
 
@@ -57,11 +58,11 @@ class Entry(NamedTuple):
     """The generators' states at a commit, or before a collective of the step after it.
 
     Attributes:
-        is_commit: or before a collective.
-        point, commits: the commit, and how many there were up to it.
+        is_commit: True at a commit, False before a collective.
+        point, commits: the last commit, and the number of commits up to it.
         generation: in which the entry was written; a generation begins with a commit of an earlier one.
-        collectives: how many this rank had launched since its page was begun.
-        draws_late: something was ever drawn between a step's last collective and its commit.
+        collectives: how many this rank had launched since its page was created.
+        draws_late: whether numbers were ever drawn between a step's last collective and its commit.
         state: packed by :class:`Generators`.
     """
 
@@ -75,7 +76,7 @@ class Entry(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A page's complete entries, the oldest first, and how many collectives its rank has launched."""
+    """A page's complete entries, oldest first, and how many collectives its rank has launched."""
 
     slot: int
     entries: tuple[Entry, ...] = ()
@@ -92,15 +93,15 @@ class PageWriter:
 
     Args:
         base: the folder in memory.
-        job: whose.
-        before: what the page begins with, and of which slot it is.
+        job: the job's id.
+        before: the entries that the page begins with, and its slot.
 
     Attributes:
-        view: the page.
+        view: the page's bytes.
         collectives: how many this rank has launched, in its only item.
 
     Raises:
-        StoreError: there is no memory for it, a state is too large, or the folder isn't this user's alone.
+        StoreError: not enough memory, a state is too large, or the folder is not private to this user.
     """
 
     def __init__(self, base: Path, job: str, before: Content) -> None:
@@ -110,7 +111,9 @@ class PageWriter:
         memory_room.let_go_in_children(self)
         with opened_room(base, self.path.parent, make=True) as room, durable.disk_errors(self.path, "making the page"):
             if room is None:
-                raise StoreError(f"{self.path.parent}: was removed while it was made. Fix: see who empties {base}")
+                raise StoreError(
+                    f"{self.path.parent}: was removed while it was created. Fix: find out what empties {base}"
+                )
             temporary = f"{PAGE}.new"
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=room)
@@ -119,7 +122,7 @@ class PageWriter:
             self.collectives = self.view[_COUNT_AT : _COUNT_AT + 8].cast("Q")  # one store, so it is never torn
             self.collectives[0] = before.collectives
             try:
-                # Opened once more: the mapping keeps the first descriptor and would keep the lock with it.
+                # A second descriptor: the mapping keeps the first one open and would keep the lock with it.
                 self._lock = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC, dir_fd=room)
                 memory_room.try_lock(self._lock)
                 for entry in before.entries:
@@ -157,18 +160,18 @@ class KeptGenerators:
     """The page of the slot that this process holds, and the pages that it lends.
 
     Args:
-        job: whose.
-        memory: the folder in memory; ``checkpoints.SHARED_MEMORY`` but in tests.
+        job: the job's id.
+        memory: the folder in memory; other than ``checkpoints.SHARED_MEMORY`` only in tests.
 
     Attributes:
-        lent: the pages of other slots that were offered, until the generation begins.
+        lent: pages of other slots that were offered, until the generation begins.
     """
 
     def __init__(self, job: str, *, memory: Path = checkpoints.SHARED_MEMORY) -> None:
         self._job, self._memory = job, memory
         self._page: PageWriter | None = None
         self._generators: Generators | None = None
-        self._version = 0  # of the generators, in the page
+        self._version = 0  # of the generators' states in the page
         self._last: Entry | None = None  # the last commit in the page
         self._live_step: LiveStep | None = None
         self._offered = Content(-1)
@@ -176,7 +179,7 @@ class KeptGenerators:
         self._has_failed = False
 
     def committed(self, generators: Generators | None, slot: int, generation: int, point: Point, commits: int) -> None:
-        """Keep the states as they stand: they are this commit's, or what a generation begins with."""
+        """Write the current states as those of this commit, or of a generation's beginning."""
         if generators is None or self._has_failed:
             return
         before = self._offered if self._offered.slot == slot else Content(slot)
@@ -202,7 +205,7 @@ class KeptGenerators:
         self._last, self._generators, self._version = entry, generators, generators.version
 
     def before_collective(self) -> None:
-        """Keep the states if they have changed: a collective is launched next."""
+        """Write the states if they have changed, before the next collective is launched."""
         page, generators, last = self._page, self._generators, self._last
         if page is None or generators is None or last is None:
             return
@@ -219,17 +222,18 @@ class KeptGenerators:
     def _failed(self, error: StoreError) -> None:
         self._has_failed = True
         self.let_go()
-        log.warn(f"the generators are kept in checkpoints alone, so a loss goes back to one: {error}")
+        log.warn(f"generator states are kept in checkpoints only, so a loss returns to a checkpoint: {error}")
 
     def live_step(self, point: Point | None, commits: int) -> LiveStep | None:
-        """Return what is known of the step that led to the commit in this process's memory."""
+        """Return what is known of the step that led to this commit; None if the commit is not in this process's
+        memory."""
         last = self._last
         return self._live_step if last is not None and (last.point, last.commits) == (point, commits) else None
 
-    # ---- offering: what was read once counts, whatever a predecessor that isn't quite dead still writes
+    # ---- offering: uses the page as it was read once, since a dying predecessor may still write to it
 
     def offer(self, slot: int) -> Page | None:
-        """Describe the page of this process's slot; :meth:`states_at` takes from it."""
+        """Describe the page of this process's slot; :meth:`states_at` reads from it."""
         self._offered = self._read(slot)[1]
         return _described(self._offered)
 
@@ -244,10 +248,10 @@ class KeptGenerators:
         return tuple(pages)
 
     def borrow(self, slot: int, data: memoryview, whence: str) -> None:
-        """Take another rank's copy of this slot's page for the one that was offered.
+        """Use another rank's copy of this slot's page in place of the one that was offered.
 
         Raises:
-            StoreError: it is no page, or another slot's.
+            StoreError: not a page, or another slot's.
         """
         self._offered = decoded(data, self._job, slot, whence)
 
@@ -255,7 +259,7 @@ class KeptGenerators:
         """Return the generators' states at a commit, from the page as it was offered.
 
         Raises:
-            CheckpointError: it has none, or they are no states.
+            CheckpointError: the page has no such commit, or its content is not valid.
         """
         own = self._offered.commits
         for entry in reversed(own):
@@ -282,10 +286,10 @@ class KeptGenerators:
 
 
 def read_page(base: Path, job: str, slot: int, *, only_orphaned: bool = False) -> bytes | None:
-    """Read the page of a slot; None if there is none, or ``only_orphaned`` and a live process writes it.
+    """Read the page of a slot; None if there is none, or if ``only_orphaned`` and a live process writes it.
 
     Raises:
-        StoreError: it isn't this user's alone.
+        StoreError: the page is not private to this user.
     """
     path = room_path(base, job, slot) / PAGE
     with opened_room(base, path.parent) as room:
@@ -301,14 +305,14 @@ def read_page(base: Path, job: str, slot: int, *, only_orphaned: bool = False) -
 
 
 def decoded(data: bytes | memoryview, job: str, slot: int, whence: str) -> Content:
-    """Return what is in a page, without the entries whose hash says that they are not complete.
+    """Return the complete entries of a page; those whose hash does not match are left out.
 
     Raises:
-        StoreError: it is no page, or another job's or slot's; the message says ``whence`` it came.
+        StoreError: not a page, or one of another job or slot; the message names ``whence`` it came.
     """
     header, data, entries = _HEADER.pack(_MAGIC, job.encode(), slot), memoryview(data), {}
     if len(data) != FILE_BYTES or data[: len(_MAGIC)] != _MAGIC:
-        raise StoreError(f"{whence}: {len(data)} bytes that are no page of this version, expected {FILE_BYTES}")
+        raise StoreError(f"{whence}: {len(data)} bytes that are not a page of this version, expected {FILE_BYTES}")
     if data[: len(header)] != header:
         raise StoreError(f"{whence}: it is the page of another job or slot, expected slot {slot} of job {job}")
     for start in range(ENTRIES_AT, FILE_BYTES, ENTRY_BYTES):
@@ -321,7 +325,7 @@ def decoded(data: bytes | memoryview, job: str, slot: int, whence: str) -> Conte
 
 
 def _described(content: Content) -> Page | None:
-    """Describe a page to the scheduler; None if it has no commit."""
+    """Return a page's description for the scheduler; None if it has no commit."""
     commits = content.commits
     if not commits:
         return None
@@ -333,7 +337,7 @@ def _described(content: Content) -> Page | None:
 def _new_file(room: int, name: str) -> mmap.mmap:
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=room)
     try:
-        os.posix_fallocate(descriptor, 0, FILE_BYTES)  # else a full /dev/shm is a SIGBUS in the middle of a step
+        os.posix_fallocate(descriptor, 0, FILE_BYTES)  # otherwise a full /dev/shm raises SIGBUS in the middle of a step
         memory = mmap.mmap(descriptor, FILE_BYTES, flags=mmap.MAP_SHARED)
     finally:
         os.close(descriptor)

@@ -1,10 +1,10 @@
-"""This rank's restore points: which it holds, saving, loading, sending, and deleting old ones.
+"""Save, load, send and prune one rank's restore points.
 
-The format and its verification are ``store.checkpoint``'s; the core chooses the point to resume.
-:class:`RankCheckpoints` is one rank's folder, locked by its live writer, and the points that this process has verified.
-A point is the same in memory and on disk, and memory is asked first. :class:`AsyncSaves` is the memory slots that a
-save passes through and the process that makes them durable. If memory is missing or too small, it says so once and the
-save waits for the disk.
+The format and its verification are in ``store.checkpoint``; the core chooses the point to resume.
+:class:`RankCheckpoints` is one rank's folder, locked by the process that writes there, and the points that this process
+has verified. A point is the same in memory and on disk, and memory is searched first. :class:`AsyncSaves` holds the
+memory slots that a save passes through and the process that makes them durable. If memory is missing or too small, a
+warning is logged once and saves wait for the disk.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.snapshot import NamedTensors
 
 WRITER_WAIT_S = 60.0
-"""How long the first save waits for the writer of a predecessor that was killed while it was saving."""
+"""Maximum wait of the first save for the writer of a predecessor that was killed while saving."""
 
 
 class RankCheckpoints:
-    """The folder of one slot's rank; only its lock's holder writes there, from its first save on.
+    """The folder of one slot's rank; only its lock's holder writes there, starting with its first save.
 
     Args:
-        config: how often and how many.
+        config: how often to save, and how many points to keep.
         root: the job's checkpoint folder, a path or a URL.
-        local_state: where this host keeps the lock of a remote folder; a local one has it itself.
-        job, job_name: whose folder it is; another job's is refused.
+        local_state: where this host keeps the lock of a remote folder; a local folder holds its own lock.
+        job, job_name: the owner of the folder; another job's folder is refused.
         slot, node: written into every manifest.
-        committed: gives the newest point that every rank is known to hold.
-        report: told which points are held, rising, whenever one more is.
-        memory: the folder of the slots that outlive this process, in memory.
-        listener: where other ranks' points come in, to be kept for them; None: no copies are exchanged.
+        committed: returns the newest point that every rank is known to hold.
+        report: called with the held points, in rising order, whenever one is added.
+        memory: the folder in memory for slots that outlive this process.
+        listener: receives other ranks' points, to be kept for them; None: no copies are exchanged.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class RankCheckpoints:
         assert folder is not None, "a lock needs a local folder"
         self._directory = checkpoints.rank_directory(folder, slot)
         self._verified: set[Point] = set()
-        self._told: set[Point] = set()  # those that others may count on
-        self._has_counted = False  # what an earlier process has left among them
+        self._told: set[Point] = set()  # reported: others may rely on them
+        self._has_counted = False  # an earlier process's points are in _told
         self._rejected: dict[Point, str] = {}
         self._saves = AsyncSaves(root, slot, job=job, job_name=job_name, memory=memory, listener=listener)
         self._in_memory: dict[Point, FoundPoint] = {}  # verified
-        self._passed_over: set[str] = set()  # in memory
-        self._fetched: tuple[Point, Checkpoint] | None = None  # from a remote folder, to be verified
-        self._refused = 0  # saves in a row
-        self.refused_by: StoreError | None = None  # of the last save in this process, if it was refused
+        self._passed_over: set[str] = set()  # problems of points in memory that were logged
+        self._fetched: tuple[Point, Checkpoint] | None = None  # read from a remote folder for verification
+        self._refused = 0  # failed saves in a row
+        self.refused_by: StoreError | None = None  # why this process's last save failed, if it did
         self._stayed_before = False
         self._skipped_before = False
         self._claim_is_durable = False
@@ -109,10 +109,10 @@ class RankCheckpoints:
         self._lock = DirectoryLock(self._directory, f"worker {node}")
 
     def held(self, oldest: Point | None = None) -> list[Point]:
-        """The points that were verified, in this process or just now; each one passed over is named with its reason.
+        """Return the verified points, newest first; log each point that is passed over, with the reason.
 
         Args:
-            oldest: where this one is whole, what is older is not looked at: it would all have to be read.
+            oldest: if this point is held, older ones are not looked at, since all would have to be read.
         """
         self._look_into_memory()
         held = list(self._in_memory)
@@ -132,7 +132,7 @@ class RankCheckpoints:
         return sorted(held, reverse=True)
 
     def _verify(self, found: Found) -> None:
-        """Read it. The first one that comes from afar is kept until a generation begins, most likely with it."""
+        """Verify a point. The first remote one is kept in memory: the next generation most likely begins with it."""
         data_bytes = found.require_manifest().data_bytes
         if self._is_remote and self._fetched is None and _has_room_for(2 * data_bytes):
             self._fetched = found.point, self._place.read(found)
@@ -141,7 +141,7 @@ class RankCheckpoints:
 
     def _look_into_memory(self) -> None:
         self.flush()
-        self._hear_of_pruning(wait=True)  # else what is offered might go
+        self._hear_of_pruning(wait=True)  # otherwise an offered point might be removed
         found, problems = self._saves.found()
         self._in_memory.clear()
         for problem in problems:
@@ -162,19 +162,19 @@ class RankCheckpoints:
             log.warn(f"passed over a restore point in memory: {problem}")
 
     def has_on_disk(self, point: Point) -> bool:
-        """Whether the point is durable, once what is being written is; nothing is read for that."""
+        """Return whether the point is durable, after pending writes; nothing is read to find out."""
         self.flush()
         return point in self._verified
 
     def saved_by(self, step: int) -> int:
-        """The newest step, not after this one, that this process knows to be saved; 0 where it knows of none."""
+        """Return the newest step, up to this one, that is known to be saved; 0 if none is."""
         return max((one.step for one in self._verified | self._told if one.step <= step), default=0)
 
     def oldest_step(self) -> int:
-        """No point that this rank may go back to is older; 0 where that is not known.
+        """Return the step of the oldest point that this rank may roll back to, or 0 if unknown.
 
-        In an object store a predecessor's points count as gone once this process has as many as are kept: its writer
-        lets go what is more than that.
+        In an object store, a predecessor's points count as removed once this process has as many as are kept: its
+        writer prunes the surplus.
         """
         if not self._is_remote:
             return checkpoints.oldest_step_in(self._directory)
@@ -194,7 +194,7 @@ class RankCheckpoints:
 
     @contextlib.contextmanager
     def rejecting(self, point: Point) -> Iterator[None]:
-        """Inside the block the point is used: where it turns out not to be whole it is rejected."""
+        """Reject the point if it turns out to be damaged inside the block."""
         try:
             yield
         except CheckpointError as error:
@@ -202,7 +202,7 @@ class RankCheckpoints:
             raise
 
     def header(self, point: Point, rank: int, world_size: int) -> PointHeader:
-        """What a point of this rank, saved or sent, says of itself."""
+        """Return the header of a point of this rank, saved or sent."""
         return PointHeader(self._job, point, world_size, rank, self.slot, self._node)
 
     def save(
@@ -215,13 +215,13 @@ class RankCheckpoints:
         durable: bool = False,
         wait_s: float = 0.0,
     ) -> bool:
-        """Save, then let the oldest go. A disk that refuses is said once, and training goes on: False.
+        """Save a point, then prune. Return False, after a warning, if the disk fails; training continues.
 
         Args:
             header, tensors, tree, layout: the point.
-            durable: return once it is on disk, or could not be; else it may be copied aside, to be written while
-                training goes on (``async_save``), and what becomes of it is heard in :meth:`settle` or :meth:`flush`.
-            wait_s: how long to wait for a previous holder of the folder to end, saying for whom.
+            durable: return only when the point is on disk or could not be written. Otherwise it may be copied aside and
+                written while training continues (``async_save``); :meth:`settle` and :meth:`flush` report the outcome.
+            wait_s: how long to wait for a previous holder of the folder to exit; the wait is logged.
 
         Raises:
             CheckpointError: the state itself cannot be saved.
@@ -234,7 +234,7 @@ class RankCheckpoints:
                 return True
             self.flush()
         try:
-            with disk_errors(self._directory, "saving"):  # of what no other says: too many files are open, say
+            with disk_errors(self._directory, "saving"):  # for errors not reported elsewhere, such as EMFILE
                 self._take_folder(wait_s)
                 is_async = self.config.async_save and not durable
                 if is_async and self._saves.begin(header, tensors, tree, layout, self._lock.descriptor):
@@ -249,13 +249,13 @@ class RankCheckpoints:
         return self._became_durable(header.point, by_writer=False)
 
     def save_final(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> bool:
-        """Save the state with which training ends, if the last commit's point is on disk with other contents.
+        """Save the final state if the last commit's point is on disk with other contents.
 
-        It lies beside the points, because a point never changes: if a rank is lost before training is finished, all
-        ranks go back to the commit and do alike what follows it.
+        It is stored beside the points, since a point never changes. If a rank is lost before training finishes, all
+        ranks return to the commit and repeat what follows it.
 
         Returns:
-            False if the disk refuses.
+            False if the disk fails.
         """
         self.refused_by = None
         try:
@@ -290,32 +290,32 @@ class RankCheckpoints:
             place.write(header, parts, tree, layout)
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
-        """Points such as this one will be saved; that they can be copied aside is seen to, beside the training."""
+        """Reserve memory, in the background, for saves of points like this one."""
         if self.config.async_save:
-            with contextlib.suppress(StoreError), disk_errors(self._directory, "preparing"):  # the first save says so
+            with contextlib.suppress(StoreError), disk_errors(self._directory, "preparing"):  # the save reports it
                 self._saves.prepare(header, tensors, tree, layout)
 
     def settle(self) -> None:
-        """Hear what became of the save in hand, if that is known by now; costs nothing where there is none."""
+        """Process the pending save's outcome if it is known; costs nothing if no save is pending."""
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=False))
         self._hear_of_pruning(wait=False)
         self._saves.hear_of_copies()
         if self._is_asked_to_keep:
             self._is_asked_to_keep = False
-            # A predecessor's writer may still be there, and the first save waits for it.
+            # A predecessor's writer may still hold the folder; only the first save waits for it.
             with contextlib.suppress(StoreError), disk_errors(self._directory, "taking copies in"):
                 self._take_folder(0.0, waits_for_writer=False)
                 self._saves.take_in(self._lock.descriptor)
 
     def exchange_copies(self, brief: Brief | None) -> None:
-        """A generation begins: who keeps this rank's newest points too, and whose are kept here."""
+        """Set, at a generation's begin, which rank keeps copies of this rank's points and whose are kept here."""
         self._fetched = None
         self._saves.exchange(brief)
-        self._is_asked_to_keep = self._saves.is_awaited  # not now: the others wait for this generation to begin
+        self._is_asked_to_keep = self._saves.is_awaited  # done later: the others wait for this generation to begin
 
     def flush(self) -> None:
-        """Wait until the save in hand is durable, or has failed and that was said; old points may go later."""
+        """Wait until the pending save is durable or has failed with a warning; pruning may finish later."""
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=True))
 
@@ -327,25 +327,25 @@ class RankCheckpoints:
                 self._failed(outcome.point, outcome.problem)
 
     def _take_folder(self, wait_s: float, *, waits_for_writer: bool = True) -> None:
-        """Hold the folder's lock, and have its claim durable before anything is saved in it."""
+        """Acquire the folder's lock, and make its claim durable before anything is saved there."""
         if not self._lock.is_held:
             holder = read_holder(self._directory)
             if waits_for_writer and holder is not None and holder.is_gone():
-                wait_s = max(wait_s, WRITER_WAIT_S)  # where it is locked nevertheless, its writer has it still
+                wait_s = max(wait_s, WRITER_WAIT_S)  # if the folder is locked all the same, its writer still runs
             self._lock.acquire(wait_s, on_wait=log.warn)
-            if not self._is_remote:  # there its writer asks: no step waits for a network
+            if not self._is_remote:  # the writer scans a remote folder: no step waits for a network
                 self._count_on_what_is_there()
-        if not self._claim_is_durable and not self._is_remote:  # that one is claimed by whoever writes there
+        if not self._claim_is_durable and not self._is_remote:  # the writer claims a remote folder
             self._place.claim()
             self._claim_is_durable = True
 
     def _count_on_what_is_there(self) -> None:
-        """On what an earlier process has left others may count already; which point all hold is heard only later."""
+        """Count an earlier process's points as reported: others may rely on them already."""
         self._told.update(found.point for found in self._place.scan())
         self._has_counted = True
 
     def _became_durable(self, point: Point, *, by_writer: bool) -> bool:
-        """Tell that it is held, and let go what that makes superfluous: what others count on by then stays."""
+        """Report the point as held, and prune; points that others rely on by then stay."""
         self._verified.add(point)
         self._rejected.pop(point, None)
         self._let_go({one for one in self._verified | self._told if checkpoints.is_abandoned(one, point)})
@@ -383,18 +383,18 @@ class RankCheckpoints:
         self._told.difference_update(gone)
 
     def _failed(self, point: Point, problem: str) -> bool:
-        """Report a refused save: the first in a row, the second, the fourth and so on."""
+        """Warn about a failed save: the first in a row, the second, the fourth and so on."""
         self._refused += 1
         if self._refused & (self._refused - 1) == 0:
             again = f" ({self._refused} in a row; {self.newest_on_disk()})" if self._refused > 1 else ""
             log.warn(
-                f"the checkpoint of step {point.step} was not saved{again}; training goes on, and the older ones stay: "
+                f"the checkpoint of step {point.step} was not saved{again}; training continues, and older ones stay: "
                 f"{problem}"
             )
         return False
 
     def newest_on_disk(self) -> str:
-        """Say which step the newest point has that is known to be on disk."""
+        """Describe the newest point that is known to be on disk, for a message."""
         newest = max(self._verified | self._told, default=None)
         return "none is on disk yet" if newest is None else f"the newest on disk is of step {newest.step}"
 
@@ -402,19 +402,19 @@ class RankCheckpoints:
         if not self._skipped_before:
             fix = "raise save_checkpoint_steps" + ("" if self._is_remote else ', or set when_busy="wait"')
             log.warn(
-                f"the checkpoint of step {point.step} is left out, because the one before is still being written, and "
-                f"so will others be without a word: {fix}"
+                f"the checkpoint of step {point.step} is skipped because the previous one is still being written; "
+                f"later skips are not logged. Fix: {fix}"
             )
         self._skipped_before = True
 
     def _retention(self) -> Retention:
-        """How long points stay, as things stand; of abandoned lines they go when the new line has a durable one."""
+        """Return the current retention; an abandoned line's points stay until the new line has a durable one."""
         committed = self._committed()
         told = frozenset(one for one in self._told if committed is None or one > committed)
         return Retention(self.config.keep_checkpoint_max, committed, told)
 
     def _tell(self) -> None:
-        """Let the others count on what is held."""
+        """Report the held points, so that other ranks may rely on them."""
         points = self._verified | self._told
         self._told = checkpoints.tellable(points, self.config.keep_checkpoint_max, self._committed(), self._told)
         self._report(sorted(self._told & self._verified))
@@ -427,13 +427,16 @@ class RankCheckpoints:
         threads: int = 1,
         to_send: bool = False,
     ) -> Checkpoint:
-        """Read one of the held points, verified; :class:`CheckpointError` if it is no longer whole.
+        """Read one of the held points and verify it.
 
         Args:
-            point: which.
-            targets: as in ``checkpoints.read``: tensors that are to be filled; after an error they may hold anything.
-            threads: how many share the reading.
-            to_send: the caller changes nothing of it, and this rank may load it too.
+            point: the point to read.
+            targets: as in ``checkpoints.read``: tensors to fill; after an error their contents are undefined.
+            threads: number of threads to read with.
+            to_send: the caller changes nothing in it, and this rank may load it too.
+
+        Raises:
+            CheckpointError: the point is gone or damaged.
         """
         found = self._in_memory.get(point)
         if found is not None:
@@ -456,18 +459,18 @@ class RankCheckpoints:
         return self._place.read(saved, targets, threads=threads)
 
     def receiving(self, preface: memoryview, targets: Mapping[str, TensorPart]) -> Incoming:
-        """A point that another rank sends; ``targets`` are tensors that are to be filled."""
+        """Return a receiver for a point that another rank sends; ``targets`` are tensors to fill."""
         return Incoming(preface, self._job, targets)
 
     def discard_memory(self) -> None:
-        """The job has ended well: nobody will look for its points in memory."""
+        """Remove the points in memory when the job has finished."""
         self.flush()
         self._in_memory.clear()
         self._fetched = None
         self._saves.discard()
 
     def release(self) -> None:
-        """Finish what is in hand, and let another process write here."""
+        """Finish the pending save, and let another process write here."""
         self.flush()
         self._saves.close()
         self._lock.release()
@@ -479,8 +482,8 @@ def _has_room_for(size_bytes: int) -> bool:
 
 
 HASHED_SOON_S = 10.0
-"""How long a process that was started again waits for what its predecessor's writer is hashing."""
-_POLL_S = 0.01  # nobody tells of a byte that changes in shared memory
+"""Maximum wait of a restarted process for the predecessor's writer to finish hashing."""
+_POLL_S = 0.01  # a changed byte in shared memory cannot be waited for
 
 
 class AsyncSaves:
@@ -488,9 +491,9 @@ class AsyncSaves:
 
     Args:
         root: the job's checkpoint folder.
-        slot, job, job_name: whose points.
-        memory: the folder in memory; ``checkpoints.SHARED_MEMORY`` but in tests.
-        listener: where copies of other ranks' points come in; None: none are exchanged.
+        slot, job, job_name: the owner of the points.
+        memory: the folder in memory; other than ``checkpoints.SHARED_MEMORY`` only in tests.
+        listener: receives copies of other ranks' points; None: no copies are exchanged.
     """
 
     def __init__(
@@ -505,23 +508,23 @@ class AsyncSaves:
     ) -> None:
         self._listener = listener
         self._brief: Brief | None = None
-        self._is_copying = False  # the writer that runs
+        self._is_copying = False  # whether the running writer exchanges copies
         self._said_of_copies = False
         self._root, self._job, self._job_name, self._slot, self._memory = root, job, job_name, slot, memory
         self._room: MemoryRoom | None = None
         self._staging: Staging | None = None
         self._writer: Writer | None = None
-        self._refused_bytes: int | None = None  # so much there was no memory for
+        self._refused_bytes: int | None = None  # size for which there was not enough memory
         self._said = False
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is in hand."""
+        """Whether a save is pending."""
         return self._writer is not None and self._writer.is_busy
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
-        """Have memory for the first saves by the time they come, where there is any; such a point will be saved."""
-        with contextlib.suppress(CheckpointError, StoreError):  # the first save says so
+        """Reserve memory for saves of points like this one, if there is any."""
+        with contextlib.suppress(CheckpointError, StoreError):  # the first save reports it
             self._opened_room()[1].prepare(header, tensors, tree, layout)
 
     def begin(
@@ -532,11 +535,11 @@ class AsyncSaves:
         layout: Tree,
         lock_descriptor: int,
     ) -> bool:
-        """Copy the point and hand it to the writer; False, said once with the reason, where that is not possible.
+        """Copy the point and hand it to the writer; return False, with one warning, if that is not possible.
 
         Args:
             header, tensors, tree, layout: the point.
-            lock_descriptor: of the rank's folder; the writer keeps it locked as long as it writes.
+            lock_descriptor: of the rank's folder; the writer keeps it locked while it writes.
 
         Raises:
             CheckpointError: the state itself cannot be saved.
@@ -556,30 +559,30 @@ class AsyncSaves:
             raise
         except checkpoints.BufferGoneError as error:
             self._refuse(str(error))
-            self._refused_bytes = None  # there is memory: the next save opens the room anew
+            self._refused_bytes = None  # memory is available: the next save opens the room again
             return False
         except StoreError as error:
             self._refuse(str(error))
             return False
         if self._said:
-            log.say("checkpoints are copied aside again: training goes on while they are written")
+            log.say("checkpoints are copied aside again: training continues while they are written")
         self._said = False
         return True
 
     def _refuse(self, why: str) -> None:
         if self._refused_bytes is not None:
-            self.discard()  # one slot of two is no use, and what is in it is on disk
+            self.discard()  # one slot without the other is useless, and its content is on disk
         if not self._said:
             log.warn(
                 f"training waits for the disk at every checkpoint, because it cannot be copied aside: {why} "
-                "(CheckpointConfig(async_save=False) does so without a word)"
+                "(CheckpointConfig(async_save=False) does so without a warning)"
             )
         self._said = True
 
     def _opened(self, lock_descriptor: int) -> tuple[Staging, Writer]:
         room, staging = self._opened_room()
         if self._writer is not None and self._brief is not None and not self._is_copying:
-            self._writer.close()  # the ranks were all on one host before; nothing is in hand here
+            self._writer.close()  # started while all ranks were on one host; no save is pending
             self._writer = None
         if self._writer is None:
             self._writer = self._new_writer(room, lock_descriptor)
@@ -605,7 +608,7 @@ class AsyncSaves:
         return writer
 
     def exchange(self, brief: Brief | None) -> None:
-        """A generation begins: who keeps this rank's copies, and whose come here; None where nobody's do."""
+        """Set which rank keeps this rank's copies and whose come here; None if none are exchanged."""
         if brief is None and self._brief is not None:
             brief = replace(self._brief, keeper="", who="", keeps=())
         self._brief = brief
@@ -614,46 +617,46 @@ class AsyncSaves:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether other ranks send their copies here and nobody takes them in yet."""
+        """Whether other ranks send copies here and no writer receives them yet."""
         return self._writer is None and self._brief is not None and bool(self._brief.keeps)
 
     def take_in(self, lock_descriptor: int) -> None:
-        """Take other ranks' copies in, though nothing of this rank's was saved yet; see :meth:`begin`.
+        """Start to receive other ranks' copies before this rank's first save; see :meth:`begin`.
 
         Raises:
-            StoreError: that is not possible; the first save says so too.
+            StoreError: not possible; the first save reports it too.
         """
         self._opened(lock_descriptor)[1].start()
 
     def hear_of_copies(self) -> None:
-        """Say it once when points are not copied to the buddy, and when they are again; costs nothing otherwise."""
+        """Log once when copies to the buddy fail, and when they work again; costs nothing otherwise."""
         if self._writer is None or not self._is_copying:
             return
         for problem in self._writer.copies():
             if problem and not self._said_of_copies:
                 log.warn(
-                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training goes on, and older "
-                    "copies stay (CheckpointConfig(buddy_copies=False) does without them)"
+                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training continues, and older "
+                    "copies stay (CheckpointConfig(buddy_copies=False) turns copies off)"
                 )
             elif not problem and self._said_of_copies:
                 log.say("checkpoints are copied to this rank's buddy again")
             self._said_of_copies = bool(problem)
 
     def outcome(self, *, wait: bool) -> Outcome | None:
-        """The end of the save in hand, if it has one or ``wait`` says to wait for it."""
+        """Return the pending save's outcome, or None if it is not known; ``wait`` until it is."""
         return None if self._writer is None else self._writer.outcome(wait=wait)
 
     def prune(self, pruning: Pruning) -> None:
-        """Have old points let go beside the training, now that the save that was in hand is durable."""
+        """Prune old points in the background, once the pending save is durable."""
         if self._writer is not None:
             self._writer.prune(pruning)
 
     def pruned(self, *, wait: bool) -> list[Pruned]:
-        """What went since this was asked last; ``wait`` for what is going. No save is in hand."""
+        """Return what was pruned since the last call; ``wait`` for pruning in progress. No save may be pending."""
         return [] if self._writer is None else self._writer.pruned(wait=wait)
 
     def found(self) -> tuple[list[FoundPoint], list[str]]:
-        """The points in memory that can be used once verified, and why others cannot be."""
+        """Return the points in memory that can be used once verified, and the problems of the others."""
         deadline_s = time.monotonic() + HASHED_SOON_S
         while self._room is None and checkpoints.is_being_hashed(self._memory, self._job, self._slot):
             if time.monotonic() > deadline_s:
@@ -662,7 +665,7 @@ class AsyncSaves:
         return checkpoints.points_in_memory(self._memory, self._job, self._slot)
 
     def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
-        """Empty the slots that hold such a point, a predecessor's too; no save is in hand."""
+        """Empty the slots that hold such a point, a predecessor's included; no save may be pending."""
         if self._room is not None:
             self._room.forget(is_unwanted)
         elif any(
@@ -671,7 +674,7 @@ class AsyncSaves:
             checkpoints.remove_room(self._memory, self._job, self._slot)
 
     def close(self) -> None:
-        """Let go of slots and writer, once it has written what it has in hand; what is in memory stays."""
+        """Release slots and writer after the pending write; points in memory stay."""
         if self._writer is not None:
             self._writer.close()
         if self._staging is not None:
@@ -681,6 +684,6 @@ class AsyncSaves:
         self._writer = self._staging = self._room = None
 
     def discard(self) -> None:
-        """As :meth:`close`, and give the memory back, also where a predecessor took it."""
+        """Close, and free the memory, a predecessor's included."""
         self.close()
         checkpoints.remove_room(self._memory, self._job, self._slot)

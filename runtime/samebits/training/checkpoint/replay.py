@@ -1,11 +1,9 @@
-"""Steps that are done again after a recovery, compared with what the step log says of the first time.
+"""Log each optimizer step, and compare steps that a recovery repeats with the log.
 
-Here lives what a rank logs of each step, and what follows where the record of a repeated step differs. Never here: the
-log's files and entries (``store.step_log``, ``store.step_record``), which point is resumed, the training itself. The
-one idea: the record of a step is durable before its optimizer steps, so whatever a later run goes back to, every step
-that it repeats can be held against the log before it is taken: the first that differs is named, and never a later one.
+The record of a step is durable before its optimizer steps. Every repeated step can therefore be compared before it is
+taken, and the first one that differs is the one reported.
 
-The log never holds training up: where the disk refuses, that is said once and the steps go on without records.
+Logging never blocks training: if the disk fails, one warning is logged and steps continue without records.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ __all__ = ["Replay", "require_steps", "weights_digest"]
 
 
 def require_steps(state: State) -> TorchState:
-    """The state, as one whose optimizer steps can be logged.
+    """Return the state if its optimizer steps can be logged.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the state has no optimizer steps.
     """
     if isinstance(state, TorchState) and state.counts_optimizer_steps:
         return state
@@ -46,7 +44,7 @@ def require_steps(state: State) -> TorchState:
 
 
 def weights_digest(state: State) -> str:
-    """xxh3_128 over all parameters in the order of their names, of sharded ones this rank's pieces, in hex."""
+    """Return the hex xxh3_128 of all parameters in the order of their names; of sharded ones, of this rank's pieces."""
     digest = xxhash.xxh3_128()
     for tensor in (*state.weights(), *state.shards()):
         digest.update(snapshot.bytes_of(tensor))
@@ -55,7 +53,7 @@ def weights_digest(state: State) -> str:
 
 @dataclass(slots=True)
 class _Repeated:
-    """What the log expects of the steps that are done again, and what was found equal so far."""
+    """The records that repeated steps must match, and what has matched so far."""
 
     first: int
     last: int
@@ -66,17 +64,17 @@ class _Repeated:
 
 
 class Replay:
-    """The step log of the slot that this process holds, and the comparison with it.
+    """The step log of this process's slot, and the comparison with it.
 
     Args:
-        asked: how to log.
-        state: whose steps.
-        directory: of the slot's checkpoints; the log lies in a folder of it.
-        header: whose log it is.
+        asked: the user's settings for the log.
+        state: the state whose steps are logged.
+        directory: the slot's checkpoint folder; the log is a subfolder of it.
+        header: identity of the log (job, slot, node).
         oldest_step: as for ``StepLogWriter.open``.
 
     Raises:
-        UsageError: the state has no optimizer whose steps could be logged.
+        UsageError: the state has no optimizer steps to log.
     """
 
     def __init__(
@@ -97,21 +95,21 @@ class Replay:
         self._writer: StepLogWriter | None = None
         self._failed_before = False
         self._place: GenerationStarted | None = None
-        self._taken: list[int] = []  # recorded by the loop since the last commit or record
-        self._pending: list[Entry] = []  # go out with the next record
-        self._open: StepRecord | None = None  # the step that has begun last
+        self._taken: list[int] = []  # samples recorded by the loop since the last commit or record
+        self._pending: list[Entry] = []  # written with the next record
+        self._open: StepRecord | None = None  # the step that began last
         self._logged_step = 0
-        self._line: dict[int, StepRecord] = {}  # what is logged of the steps after the last commit
-        self._line_from: int | None = None  # which commit that is; None while the log was not read
+        self._line: dict[int, StepRecord] = {}  # logged records of the steps after the last commit
+        self._line_from: int | None = None  # that commit's step; None until the log was read
         self._repeated: _Repeated | None = None
 
     # ---- the session's calls
 
     def begin(self, generation: GenerationStarted, step: int) -> None:
-        """A generation begins, at the commit of ``step``: what the log has behind it is to be done again.
+        """Begin a generation at the commit of ``step``; later steps in the log will be repeated.
 
         Raises:
-            ForeignFolderError: the log is another job's.
+            ForeignFolderError: the log belongs to another job.
         """
         self._state.follow_samples(self._took)
         self._place, self._open, self._repeated, self._logged_step = generation, None, None, step
@@ -124,7 +122,7 @@ class Replay:
         worlds = {(one.world_size, one.rank) for one in logged.values()}
         if worlds - {(generation.world_size, generation.rank)}:
             self._begin_line(step, f"rank {generation.rank} of {generation.world_size} now")
-            if max(logged) > step + 1:  # else one step, that may never have been taken
+            if max(logged) > step + 1:  # a single step may have been logged and never taken
                 log.say(
                     f"the step log of slot {self.slot} begins a new line at step {step + 1}: what was logged from "
                     f"there to step {max(logged)}, in another world, is not compared"
@@ -133,14 +131,14 @@ class Replay:
             self._repeated = _Repeated(step + 1, max(logged), logged)
 
     def follow(self, follows: bool) -> None:
-        """Note the samples of the loop from now on, or stop that for a step that is taken again to be compared."""
+        """Record the loop's samples from now on, or pause while a step is retaken for comparison."""
         self._state.follow_samples(self._took if follows else None)
 
     def before_step(self) -> None:
-        """An optimizer is about to step: make the step's record durable, and compare it.
+        """Make the record of the step that is about to be taken durable, and compare it with the log.
 
         Raises:
-            DivergenceError: the step was logged before, and was another one.
+            DivergenceError: the log has a different record of this step.
         """
         step = self._state.beginning_step
         if step <= self._logged_step or self._place is None:
@@ -162,7 +160,7 @@ class Replay:
         self._open, self._logged_step, self._line[step] = record, step, record
 
     def committed(self, step: int) -> None:
-        """The state as it stands is the commit of ``step``; samples recorded from now on are the next step's."""
+        """Close the record of ``step``; samples recorded from now on belong to the next step."""
         self._forget_up_to(step)
         if self._open is None:
             self._taken.clear()
@@ -173,14 +171,14 @@ class Replay:
         self._taken.clear()
 
     def finished(self) -> None:
-        """Training is through: no further record follows."""
+        """Compare the last step and flush, at the end of training."""
         self._step_is_over()
         self._say_repeated()
         if self._pending and self._writer is not None:
             self._make_durable(self._pending)
 
     def close(self) -> None:
-        """Let another process log here."""
+        """Release the log for another process."""
         self._state.follow_samples(None)
         if self._writer is not None:
             self._writer.close()
@@ -205,7 +203,7 @@ class Replay:
         repeated.weights |= None not in (logged.weights, found.weights)
 
     def _step_is_over(self) -> None:
-        """The step that had begun was taken: all its samples are known now."""
+        """Complete the record of the step that began last; all its samples are known now."""
         found, self._open = self._open, None
         if found is None:
             return
@@ -222,25 +220,25 @@ class Replay:
     def _diverged(self, logged: StepRecord, differs: Difference) -> None:
         step, self._repeated = logged.step, None
         text = (
-            f"step {step} is not the step that was logged, and the first that differs: {differs.what} {differs.one} "
-            f"when generation {logged.generation} logged it, {differs.other} now"
+            f"step {step} differs from the log, and is the first that does: {differs.what} {differs.one} when "
+            f"generation {logged.generation} logged it, {differs.other} now"
         )
         if self._asked.on_divergence != WARN:
             raise DivergenceError(
-                f"{text}. Either script, data or settings have changed since, or a run of this script does not repeat "
-                f"itself: fix that and call `{spelled('recover')}`, or go on knowingly with "
+                f"{text}. Either script, data or settings have changed since, or this script is not deterministic. "
+                f"Fix: correct that and run `{spelled('recover')}`, or accept the difference with "
                 'CheckpointConfig(step_log=samebits.StepLog(on_divergence="warn"))'
             )
-        log.warn(f"{text}; from here on the steps are another line's and are not compared")
+        log.warn(f"{text}; later steps are not compared with the log")
         self._begin_line(step, f"step {step} differed: {differs.what}")
 
     def _begin_line(self, step: int, reason: str) -> None:
-        """What is logged of the steps after ``step`` is another line's."""
+        """Start a new line in the log: records after ``step`` are no longer compared."""
         self._pending.append(NewLine(step, reason))
         self._line = {one: record for one, record in self._line.items() if one <= step}
 
     def _say_repeated(self) -> None:
-        """One line on what was repeated; none where that is one step, which may never have been taken before."""
+        """Log which steps were replayed; skip a single step, which may never have been taken before."""
         repeated, self._repeated = self._repeated, None
         if repeated is None or repeated.compared == 0 or repeated.first == repeated.last:
             return
@@ -255,13 +253,13 @@ class Replay:
     # ---- the log
 
     def _forget_up_to(self, step: int) -> None:
-        """This process goes back no further than to the commit of ``step`` without reading the log again."""
+        """Drop the records up to ``step``; returning further back requires reading the log again."""
         for one in range((self._line_from or 0) + 1, step + 1):
             self._line.pop(one, None)
         self._line_from = step
 
     def _logged_after(self, step: int) -> dict[int, StepRecord]:
-        """The records of later steps; none, said so, where the log cannot be read."""
+        """Return the logged records after ``step``, or none, with a warning, if the log is unreadable."""
         try:
             return (self._writer or self._opened(step)).line_after(step)
         except ForeignFolderError:
@@ -279,11 +277,11 @@ class Replay:
         if step and not writer.last_step:
             log.say(
                 f"the step log of slot {self.slot} begins at step {step + 1}: this host has no record of the steps "
-                "before"
+                "before it"
             )
-        elif step > writer.last_step + 1:  # one behind is how a rank may be lost
+        elif step > writer.last_step + 1:  # a gap of one is normal: a rank can die before it logs a step
             log.say(
-                f"the step log of slot {self.slot} goes on at step {step + 1}: the steps from {writer.last_step + 1} "
+                f"the step log of slot {self.slot} continues at step {step + 1}: the steps from {writer.last_step + 1} "
                 "on were taken elsewhere"
             )
         return writer
@@ -309,5 +307,5 @@ class Replay:
 
     def _say_failed(self, step: int, error: StoreError) -> None:
         if not self._failed_before:
-            log.warn(f"step {step} is not in the step log, training goes on without: {error}")
+            log.warn(f"step {step} is not in the step log, training continues without it: {error}")
         self._failed_before = True

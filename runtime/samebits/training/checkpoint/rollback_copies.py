@@ -1,9 +1,7 @@
-"""Copies, in this process's memory, of the states at which the ranks were compared: where a job goes back to.
+"""Keep copies of compared states in this process's memory, for rolling back to.
 
-Here lives the copy of a state on the CPU, how many there are, and whether one still is what it was. Never here: when a
-copy is made or gone back to (``state_points``), what a digest is made of (``state.compared``). The one idea: a state
-that is not known to be everybody's yet must not displace the last that is; so there are two copies, three where the
-answer takes longer than the next comparison, and their memory is used again.
+A state that is not yet confirmed equal on all ranks must not replace the last confirmed one. So there are two copies,
+or three if confirmation takes longer than the next comparison, and their memory is reused.
 """
 
 from __future__ import annotations
@@ -20,25 +18,25 @@ from samebits.training import value_trees
 from samebits.training.state.compared import Named, digest_of, is_hashable, parts_of
 from samebits.training.state.handlers import copied_tree
 
-__all__ = ["KeptState", "KeptStates"]
+__all__ = ["RollbackCopies", "RollbackCopy"]
 
 MOST = 3
 SHARE_OF_AVAILABLE = 0.25
-"""Of the memory that is available to the ranks of a host, so much may be taken by a new copy of each."""
+"""Share of the host's available memory that new copies on all its ranks may take together."""
 
 Places = dict[tuple[int, tuple[int, ...], torch.dtype], torch.Tensor]
-"""By where a tensor lies, of which shape and dtype: its copy."""
+"""Copies of tensors, by data pointer, shape and dtype."""
 
 
 @dataclass(slots=True)
-class KeptState:
-    """One copy.
+class RollbackCopy:
+    """One copy of a state.
 
     Attributes:
-        contents: as ``State.contents`` gives them, and what goes with them; on the CPU.
-        layouts: of the gradient buckets.
-        named: what is compared of it: tensors are those of ``contents``, all else is hashed already.
-        shared: the digest that was reported of it; b"" before.
+        contents: as ``State.contents`` returns it, with what the point adds; on the CPU.
+        layouts: the gradient buckets' layouts.
+        named: the compared parts: tensors are those of ``contents``, everything else is hashed already.
+        shared: the digest that was reported for it; b"" until then.
     """
 
     point: Point
@@ -48,75 +46,75 @@ class KeptState:
     shared: bytes = b""
 
     def is_sound(self) -> bool:
-        """Whether it still is what was reported."""
+        """Return whether the copy still has the reported digest."""
         return bool(self.shared) and digest_of(parts_of(self.named)) == self.shared
 
 
-class KeptStates:
-    """The newest copies of one state, the oldest first."""
+class RollbackCopies:
+    """The newest copies of one state, oldest first."""
 
     def __init__(self) -> None:
-        self._kept: list[KeptState] = []
-        self._spare: Mapping[str, Any] | None = None  # the memory of one that is not needed any more
+        self._kept: list[RollbackCopy] = []
+        self._spare: Mapping[str, Any] | None = None  # memory of a dropped copy, for reuse
 
     def keep(
         self, point: Point, contents: Mapping[str, Any], layouts: Mapping[str, Any], compared: Sequence[Named]
-    ) -> KeptState:
-        """Copy the state as it stands; the newest that is not known to be everybody's makes room for it."""
+    ) -> RollbackCopy:
+        """Copy the current state; at the limit, the newest unconfirmed copy is dropped for it."""
         if len(self._kept) == MOST:
             self._drop(self._kept.pop())
         spare, self._spare = self._spare, None
         places: Places = {}
         copy = _copied(contents, spare, places)
-        kept = KeptState(point, copy, copied_tree(dict(layouts)), [_of_copy(one, places) for one in compared])
+        kept = RollbackCopy(point, copy, copied_tree(dict(layouts)), [_of_copy(one, places) for one in compared])
         self._kept.append(kept)
         return kept
 
     def has_room(self, contents: Mapping[str, Any], ranks_here: int) -> bool:
-        """Whether one more copy, on each of so many ranks of this host at once, leaves the training its memory."""
+        """Return whether one more copy on each of this host's ranks leaves enough memory for training."""
         if self._spare is not None or len(self._kept) == MOST:
             return True
         return has_room_for(bytes_in(contents) * ranks_here)
 
     def found_equal(self, point: Point | None) -> None:
-        """All ranks were the same there: nothing older is needed."""
+        """Drop copies older than ``point``, at which all ranks were equal."""
         at = next((at for at, one in enumerate(self._kept) if one.point == point), 0)
         for one in self._kept[:at]:
             self._drop(one)
         del self._kept[:at]
 
-    def go_back(self, to: Point) -> KeptState | None:
-        """The newest copy of that point or before it, which stays; those behind it are dropped."""
+    def go_back(self, to: Point) -> RollbackCopy | None:
+        """Drop copies after ``to`` and damaged ones; return the newest that is left, if any."""
         for one in [one for one in self._kept if one.point > to or not one.is_sound()]:
             self._kept.remove(one)
             self._drop(one)
         return self._kept[-1] if self._kept else None
 
     def begin(self, restore: Point) -> None:
-        """A generation begins there: what was kept behind it is of a line that was left."""
+        """Drop copies after ``restore``, where a new generation begins."""
         for one in [one for one in self._kept if one.point > restore]:
             self._kept.remove(one)
             self._drop(one)
 
-    def _drop(self, one: KeptState) -> None:
+    def _drop(self, one: RollbackCopy) -> None:
         self._spare = one.contents
 
 
 def has_room_for(size_bytes: int) -> bool:
-    """Return whether copies of this size leave the training its memory on this host."""
+    """Return whether copies of this size leave enough of this host's memory for training."""
     left = available_bytes()
     return left is None or size_bytes <= left * SHARE_OF_AVAILABLE
 
 
 def bytes_in(tree: Any) -> int:
-    """Of the tensors in it."""
+    """Return the total size of the tensors in the tree."""
     if isinstance(tree, torch.Tensor):
         return tree.nbytes
     return sum(bytes_in(item) for _, item in value_trees.children(tree) or ())
 
 
 def _of_copy(named: Named, places: Places) -> Named:
-    """The same part with its tensor's copy; what has none is hashed at once."""
+    """Return the part with its tensor replaced by the copy; parts without a copy are hashed at once."""
     value = named.value
     if isinstance(value, torch.Tensor) and is_hashable(value) and (copy := places.get(_place_of(value))) is not None:
         return named._replace(value=copy)
@@ -129,7 +127,7 @@ def _place_of(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], torch.dtype]:
 
 
 def _copied(tree: Any, old: Any, places: Places) -> Any:
-    """Copy a tree to the CPU, in the memory of an earlier copy where it fits; tensors are noted by their place."""
+    """Copy a tree to the CPU, reusing an earlier copy's memory if it fits; record each copy in ``places``."""
     if isinstance(tree, torch.Tensor):
         copy = _tensor_copied(tree, old)
         if tree.layout is torch.strided and tree.data_ptr():

@@ -1,12 +1,12 @@
-"""When a rank saves and when it is compared: at the same steps as every other rank.
+"""Decide when a rank saves and when it is compared: at the same steps on every rank.
 
-Fixed steps need no communication. By the clock, the ranks *meet* at steps that all of them know, where rank 0's clock
-decides for all whether this is a save and where they meet next. The first meeting of a generation is the first commit
-after its restore point, whatever was agreed before. Survivors, some of which may have heard an answer that others have
-not, and newcomers therefore always agree on whether to meet; otherwise some would enter a collective alone.
+Fixed steps need no communication. With an interval in seconds, the ranks *meet* at steps that all of them know: rank
+0's clock decides for all whether to save and where to meet next. The first meeting of a generation is always the first
+commit after its restore point, whatever was agreed before. Survivors, some of which may have received an answer that
+others have not, and newcomers therefore agree on whether to meet. Otherwise some would enter a collective alone.
 
 The interval follows Young (J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9),
-1974). The cost of saving and of redone steps is least at the square root of twice the cost of a save times the mean
+1974). The cost of saves and of repeated steps is least at the square root of twice the cost of a save times the mean
 time between failures. (J. T. Daly, FGCS 22(3), 2006, refines it for saves that cost a good part of that time.)
 """
 
@@ -27,17 +27,17 @@ from samebits.service import log
 from samebits.training.state.checkpoint_config import AUTO, CheckpointConfig
 
 Agree: TypeAlias = Callable[[tuple[int, int]], tuple[int, int]]
-"""Two numbers of rank 0 on every rank: a collective, to which the other ranks give any two."""
+"""Return rank 0's two numbers on every rank: a collective; the other ranks' arguments are ignored."""
 
 RECENT_STEPS = 64
 RECENT_SAVES = 5
 SLOWER = 1.1
-"""A step behind a save is slowed by it while it takes this much longer than the usual one."""
+"""Steps after a save count as slowed by it while they take at least this many times the usual duration."""
 WORTH_SAYING = 1.2
 
 
 def due_by(config: CheckpointConfig, agree: Agree) -> Due:
-    """The rhythm that the config asks for."""
+    """Return the save schedule that the config asks for."""
     steps = config.save_checkpoint_steps
     if isinstance(steps, int) and steps > 0:
         return FixedSteps(steps)
@@ -45,42 +45,42 @@ def due_by(config: CheckpointConfig, agree: Agree) -> Due:
 
 
 class Due(ABC):
-    """When one rank saves; asked at every commit, on all ranks at the same steps."""
+    """Decide when one rank saves; consulted at every commit, on all ranks at the same steps."""
 
     @abstractmethod
     def begins(self, step: int, generation: GenerationStarted) -> None:
-        """A generation begins at this step, the same on all its ranks."""
+        """Begin a generation at this step, which is the same on all its ranks."""
 
     @abstractmethod
     def is_at(self, step: int) -> bool:
-        """Whether to save at this commit: the same answer on every rank. May be a collective."""
+        """Return whether to save at this commit, the same on every rank. May be a collective."""
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Around a save, to learn what it costs."""
+        """Measure the cost of the save in the block."""
         yield
 
     def contents(self) -> dict[str, Any]:
-        """What goes with the state, so that who takes it need not learn it again."""
+        """Return measurements to store with the state, so that a successor need not repeat them."""
         return {}
 
     def become(self, contents: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to take is the usual case
-        """Take what came with a state; another rhythm's, or none, changes nothing."""
+        """Adopt measurements stored with a state; those of another kind of schedule are ignored."""
 
 
 class FixedSteps(Due):
-    """Every so many steps: by the step alone, so that the ranks agree without a word."""
+    """Save every so many steps; ranks agree without communication."""
 
     def __init__(self, steps: int) -> None:
         self._interval = steps
         self._last = 0
 
     def begins(self, step: int, generation: GenerationStarted) -> None:
-        """A generation begins at this step."""
+        """Begin a generation at this step."""
         self._last = step
 
     def is_at(self, step: int) -> bool:
-        """Whether a multiple of the interval was reached since the last point."""
+        """Return whether a multiple of the interval was reached since the last point."""
         is_due = step // self._interval > self._last // self._interval
         if is_due:
             self._last = step
@@ -88,13 +88,13 @@ class FixedSteps(Due):
 
 
 class Timed(Due):
-    """Every so many seconds of training, or as often as pays.
+    """Save every so many seconds of training, or at a measured optimum.
 
     Args:
-        seconds: between two points; None: chosen from what is measured.
-        agree: how rank 0's decision reaches the others.
+        seconds: between two points; None: chosen from measurements.
+        agree: distributes rank 0's decision to the others.
         clock: monotonic seconds.
-        say: where the choice and its reason are said.
+        say: logs the choice and its reason.
     """
 
     def __init__(
@@ -115,20 +115,20 @@ class Timed(Due):
         self._step, self._at_s = 0, clock()  # the last commit
         self._watched_s = 0.0
         self._since_save_s = 0.0
-        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_STEPS)  # seconds, and how many steps they were
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_STEPS)  # seconds, and the steps done in them
         self._costs: deque[float] = deque(maxlen=RECENT_SAVES)
-        self._open_cost: float | None = None  # of the last save, while it may still be slowing steps
+        self._open_cost: float | None = None  # of the last save, while it may still slow steps
 
     def begins(self, step: int, generation: GenerationStarted) -> None:
-        """A generation begins; what it took to get here is no training. They meet at the first commit behind."""
+        """Begin a generation; the ranks meet at its first commit. Time spent on recovery does not count as training."""
         self._rank, self._world_size = generation.rank, generation.world_size
-        self._failures = generation.generation - 1  # a member that came or left by itself counts as well
+        self._failures = generation.generation - 1  # voluntary departures and arrivals count as well
         self._step, self._at_s = step, self._clock()
         self._meets_at = step + 1
         self._settle_cost()
 
     def is_at(self, step: int) -> bool:
-        """Whether rank 0 says so, where this is a step to meet at."""
+        """Return rank 0's decision if this is a step to meet at, else False."""
         self._took(step)
         if step < self._meets_at:
             return False
@@ -139,7 +139,7 @@ class Timed(Due):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Time the save; the steps right behind it tell the rest of its cost."""
+        """Measure the save; slower steps after it add to its cost."""
         began_s = self._clock()
         yield
         self._at_s = self._clock()
@@ -148,12 +148,12 @@ class Timed(Due):
         self._open_cost = self._at_s - began_s
 
     def contents(self) -> dict[str, Any]:
-        """The job's age, how long ago the last point was, and what one costs."""
+        """Return the job's age, the time since the last point, and the measured costs of saves, in seconds."""
         costs = [*self._costs, *([] if self._open_cost is None else [self._open_cost])]
         return {"watched_s": self._watched_s, "since_save_s": self._since_save_s, "costs_s": costs}
 
     def become(self, contents: Mapping[str, Any]) -> None:
-        """Take what rank 0 would need, should this rank be the next one."""
+        """Adopt the measurements, in case this rank is rank 0 in the next generation."""
         if contents.keys() == self.contents().keys():
             self._watched_s = contents["watched_s"]
             self._since_save_s = contents["since_save_s"]
@@ -166,7 +166,7 @@ class Timed(Due):
         step_s = self._step_s()
         choice = self._choice(step_s)
         left_s = choice.interval_s - self._since_save_s
-        saves = left_s < step_s / 2  # now is nearer to it than the next step
+        saves = left_s < step_s / 2  # this step is nearer to the due time than the next
         if saves:
             left_s = choice.interval_s
             self._tell(choice, step_s)
@@ -177,7 +177,7 @@ class Timed(Due):
             return Choice(self._seconds, text_of_seconds(self._seconds, step_s))
         cost_s = self._cost_s()
         if cost_s is None:
-            return Choice(MIN_INTERVAL_S, "")  # soon, to learn what a save costs
+            return Choice(MIN_INTERVAL_S, "")  # early, to measure the cost of a save
         return choose(
             cost_s=cost_s,
             step_s=step_s,
@@ -196,7 +196,7 @@ class Timed(Due):
     # ---- what every rank measures
 
     def _took(self, step: int) -> None:
-        """The step, or the steps, since the last commit."""
+        """Account for the step or steps since the last commit."""
         now_s = self._clock()
         took_s, steps = now_s - self._at_s, step - self._step
         self._step, self._at_s = step, now_s
@@ -228,43 +228,43 @@ class Timed(Due):
 
 
 PRIOR_MTBF_OF_A_PROCESS_S = 50_000 * 3600.0
-"""One failure in 50,000 hours of one process is assumed before this job has shown any, and weighs as much as one.
+"""Prior for the failure rate of one process, weighted as one observed failure.
 
 419 unexpected interruptions in 54 days on 16,384 GPUs, one every 3.1 h ("The Llama 3 Herd of Models", 2024, section
 3.3.4), are one in 50,700 h for each of them.
 """
 MIN_INTERVAL_S = 5.0
-"""Below it a recovery itself (imports, a new group) takes longer than what saving more often would spare."""
+"""With shorter intervals, a recovery itself (imports, a new group) takes longer than the steps it saves."""
 MAX_INTERVAL_S = 3600.0
-"""Above it more would hang on the assumed failure rate than an hour of saving less could be worth."""
+"""With longer intervals, an error in the assumed failure rate costs more than the hourly save."""
 FURTHEST_LOOK_STEPS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An interval in seconds of training, and the sentence that says why."""
+    """An interval in seconds of training, and a sentence with the reason."""
 
     interval_s: float
     text: str
 
 
 def mean_time_between_failures_s(world_size: int, failures: int, watched_s: float) -> float:
-    """The expectation once ``failures`` were seen in ``watched_s`` seconds: a gamma prior worth one failure.
+    """Return the expected time between failures: a gamma prior worth one failure, updated with observations.
 
     Args:
         world_size: processes, any of which may fail.
-        failures: seen so far.
-        watched_s: for how long.
+        failures: observed so far.
+        watched_s: length of the observation in seconds.
     """
     return (PRIOR_MTBF_OF_A_PROCESS_S / world_size + watched_s) / (1 + failures)
 
 
 def choose(*, cost_s: float, step_s: float, world_size: int, failures: int, watched_s: float) -> Choice:
-    """When to save, where the user leaves it to us.
+    """Choose the interval between saves from measurements.
 
     Args:
-        cost_s: what a save took from training: the time it blocked and what it slowed the steps behind it.
-        step_s: of one step, for the sentence alone.
+        cost_s: what a save costs training: the time it blocks, and the slowdown of the steps after it.
+        step_s: duration of a step, used only in the sentence.
         world_size, failures, watched_s: as in :func:`mean_time_between_failures_s`.
     """
     mtbf_s = mean_time_between_failures_s(world_size, failures, watched_s)
@@ -281,7 +281,7 @@ def choose(*, cost_s: float, step_s: float, world_size: int, failures: int, watc
 
 
 def text_of_seconds(interval_s: float, step_s: float) -> str:
-    """The sentence where the user has given the seconds."""
+    """Return the sentence for an interval that the user has set in seconds."""
     return (
         f"saves every {_steps(interval_s, step_s)} ({spoken(interval_s)}, save_checkpoint_seconds): a step takes "
         f"{step_s:.2g} s"
@@ -289,11 +289,11 @@ def text_of_seconds(interval_s: float, step_s: float) -> str:
 
 
 def steps_to_next_look(left_s: float, step_s: float) -> int:
-    """After how many steps to look at the clock again: at half of the way, so that slower steps are noticed in time.
+    """Return after how many steps to look at the clock again: halfway, so that slower steps are noticed in time.
 
     Args:
-        left_s: until a point is due.
-        step_s: of one step, as far as is known.
+        left_s: seconds until a point is due.
+        step_s: measured duration of a step.
     """
     if step_s <= 0 or left_s <= step_s:
         return 1
@@ -301,7 +301,7 @@ def steps_to_next_look(left_s: float, step_s: float) -> int:
 
 
 def spoken(seconds: float) -> str:
-    """A duration for people, in the unit that fits."""
+    """Format a duration for people, in the unit that fits."""
     if seconds < 1e-3:
         return "0 s"
     for limit_s, unit_s, unit in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
@@ -316,28 +316,28 @@ def _steps(interval_s: float, step_s: float) -> str:
 
 
 SHARE = 0.01
-"""Of training, a comparison may cost so much with ``auto``."""
+"""Share of training time that comparisons may take with ``auto``."""
 OFTENEST, SELDOMEST = 10, 1000
 
 
 def comparisons_by(every: int | str, agree: Agree) -> Comparisons:
-    """The rhythm that CONSISTENCY_EVERY asks for."""
+    """Return the comparison schedule that CONSISTENCY_EVERY asks for."""
     return Measured(agree) if every == AUTO else Comparisons(int(every))
 
 
 class Comparisons:
-    """Every so many steps: at its multiples; 0: never."""
+    """Compare at multiples of ``every`` steps; 0: never."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._next = 1
 
     def begins(self, step: int, *, leads: bool) -> None:
-        """A generation begins at this step; ``leads``: as rank 0."""
+        """Begin a generation at this step; ``leads``: as rank 0."""
         self._next = step + 1
 
     def is_at(self, step: int) -> bool:
-        """Whether to compare at this commit: the same answer on every rank. May be a collective."""
+        """Return whether to compare at this commit, the same on every rank. May be a collective."""
         if not self._every or step < self._next:
             return False
         self._next = self._after(step)
@@ -347,14 +347,14 @@ class Comparisons:
         return (step // self._every + 1) * self._every
 
     def took(self, seconds: float) -> None:
-        """So long one has kept the training's thread, and the one that hashes."""
+        """Record the seconds that one comparison took, in the training thread or the hashing thread."""
 
 
 class Measured(Comparisons):
-    """So often that it costs ``SHARE`` of training at most, as rank 0 measures it.
+    """Compare as often as costs at most ``SHARE`` of training, as rank 0 measures it.
 
     Args:
-        agree: how rank 0's decision reaches the others.
+        agree: distributes rank 0's decision to the others.
         clock: monotonic seconds.
     """
 
@@ -363,16 +363,16 @@ class Measured(Comparisons):
         self._agree = agree
         self._clock = clock
         self._leads = False
-        self._cost_s = 0.0  # of the last one
-        self._since = (0, clock())  # the step of the last one, and when
+        self._cost_s = 0.0  # of the comparisons since the last decision
+        self._since = (0, clock())  # step and time of the last decision
 
     def begins(self, step: int, *, leads: bool) -> None:
-        """As :meth:`Comparisons.begins`."""
+        """Begin a generation, as :meth:`Comparisons.begins`."""
         super().begins(step, leads=leads)
         self._leads, self._since = leads, (step, self._clock())
 
     def took(self, seconds: float) -> None:
-        """As :meth:`Comparisons.took`."""
+        """Record a cost, as :meth:`Comparisons.took`."""
         self._cost_s += seconds
 
     def _after(self, step: int) -> int:

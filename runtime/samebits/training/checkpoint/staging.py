@@ -1,16 +1,16 @@
-"""Copying a state's tensors into a memory slot: all that training waits for when it saves.
+"""Copy a state's tensors into a memory slot, the only part of a save that training waits for.
 
-As long as names, dtypes and shapes are those of the save before, everything but the copying itself is remembered: the
-order of the tensors, the data file's header, and a view of the slot for each. The first saves find the memory of their
-slots reserved, by a thread that did so while training went on.
+While names, dtypes and shapes stay those of the previous save, everything but the copying is reused: the order of the
+tensors, the data file's header, and a view of the slot for each tensor. For the first saves, a thread reserves the
+slots' memory while training continues.
 
-torch's own copy shares out each large tensor among its threads and is at its best if the target is aligned to cache
-lines. A file without gaps aligns only some of its tensors, and for small ones the threads' synchronization costs more
-than the bytes, so those go by plain memmove, shared out as whole tensors. Tensors of an accelerator are copied by its
-own engine into the slot's pages, which NVIDIA's driver is told to pin. Other drivers, and a driver that refuses, copy
-through a buffer of their own: slower, with the same bytes.
+torch's own copy divides each large tensor between its threads and is fastest if the target is aligned to cache lines. A
+file without gaps aligns only some of its tensors, and for small ones the threads' synchronization costs more than the
+bytes. Those are copied with plain memmove, whole tensors per thread. An accelerator's tensors are copied by its own
+engine into the slot's pages, which NVIDIA's driver is asked to pin. Other drivers, or a driver that refuses, copy
+through a buffer of their own, which is slower but yields the same bytes.
 
-(No accelerator was at hand when pinning was written: its tests check what torch is asked for, in which order.)
+(Pinning was written without an accelerator at hand: its tests check the calls to torch and their order.)
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _NO_DIGEST = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where the tensors of a state belong.
+    """Where the tensors of a state belong in the data file.
 
     Attributes:
-        kinds: names, dtypes, shapes and layouts: what must be the same for the plan to fit.
-        order: the tensors' places in the state, in the order of the file.
-        header: the data file's beginning.
-        starts: of each tensor's bytes in the data file, in the order of the file.
-        data_bytes: of the data file.
+        kinds: names, dtypes, shapes and layouts, which must match for the plan to apply.
+        order: the tensors' indices in the state, in the order of the file.
+        header: the first bytes of the data file.
+        starts: the offset of each tensor in the data file, in the order of the file.
+        data_bytes: size of the data file.
     """
 
     kinds: list[Any]
@@ -67,12 +67,12 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """A slot's memory, as it is filled.
+    """A slot's memory, prepared for a plan.
 
     Attributes:
-        plan: that it was made for.
-        views: a tensor for each of the plan, in the order of the file.
-        pinned: all of it, where an accelerator copies into it.
+        plan: the plan it was made for.
+        views: one tensor for each of the plan, in the order of the file.
+        pinned: the pinned memory, if an accelerator copies into it.
     """
 
     plan: _Plan
@@ -81,7 +81,7 @@ class _Mapped:
 
 
 class Staging:
-    """Fills the slots of one room, and remembers how.
+    """Fill the slots of one room, reusing earlier preparations.
 
     Args:
         room: the rank's slots.
@@ -95,9 +95,9 @@ class Staging:
         self._reserving: dict[MemoryBuffer, Future[bool]] = {}
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
-        """Begin to reserve room for points such as this one, beside the training, in every slot that holds none.
+        """Start to reserve memory for points like this one, in a thread, in every empty slot.
 
-        Where that fails, the save that needs it says so.
+        If that fails, the save that needs the memory reports it.
 
         Raises:
             CheckpointError: the state cannot be saved faithfully; the message names the value.
@@ -105,21 +105,21 @@ class Staging:
         plan = self._plan_for(tensors)
         manifest_bytes = len(_unproven(header, tree, layout, plan))
         for slot in self._room.empty_slots():
-            self._let_go(slot)  # of memory that was given back since
+            self._let_go(slot)  # its memory was freed since
             self._reserving[slot] = self._aside.submit(slot.reserve, manifest_bytes, plan.data_bytes)
 
     def stage(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> tuple[str, int]:
-        """Copy a point into a slot and seal it; the slot's name and the point's sequence.
+        """Copy a point into a slot and seal it; return the slot's name and the point's sequence number.
 
         Raises:
             CheckpointError: the state cannot be saved faithfully; the message names the value.
-            StoreError: there is not enough memory of that kind.
+            StoreError: not enough shared memory.
         """
         plan = self._plan_for(tensors)
         manifest = _unproven(header, tree, layout, plan)
         slot = self._room.next_slot()
         if (reserving := self._reserving.pop(slot, None)) is not None:
-            with contextlib.suppress(StoreError):  # it is tried again
+            with contextlib.suppress(StoreError):  # reserving is tried again
                 reserving.result()
         sources = [tensors[index][1] for index in plan.order]
         views = self._views_into(slot, plan, len(manifest), sources)
@@ -134,7 +134,7 @@ class Staging:
         return self._plan
 
     def close(self) -> None:
-        """Nothing of the slots' memory is used any more: it is given back, or left to who finds it."""
+        """Stop using the slots' memory; it is then freed, or left for the next process."""
         self._aside.shutdown(cancel_futures=True)
         for slot in list(self._mapped):
             self._let_go(slot)
@@ -163,7 +163,7 @@ class Staging:
 
 
 def _unproven(header: PointHeader, tree: Tree, layout: Tree, plan: _Plan) -> bytes:
-    """The manifest, as long as it will be; the writer puts the digests in."""
+    """Return the manifest at its final length; the writer fills in the digests."""
     chunks = (_NO_DIGEST,) * -(-plan.data_bytes // CHUNK_BYTES)
     return encode_manifest(Manifest(header, layout, tree, plan.data_bytes, CHUNK_BYTES, chunks))
 
@@ -183,7 +183,7 @@ def _plan(kinds: list[Any], tensors: NamedTensors) -> _Plan:
 
 
 def _views(everything: torch.Tensor, plan: _Plan) -> list[torch.Tensor]:
-    """A tensor for each of the plan, in the order of the file, in the memory of the data file's bytes."""
+    """Return a tensor for each of the plan, in file order, backed by the data file's bytes."""
     views = []
     for index, start in zip(plan.order, plan.starts, strict=True):
         _, dtype, shape, _ = plan.kinds[index]
@@ -231,12 +231,12 @@ def copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> No
 
 
 def threads() -> int:
-    """How many share large copies: as many as torch has, within reason."""
+    """Return how many threads share large copies: torch's own number, up to a limit."""
     return min(torch.get_num_threads(), _MOST_THREADS)
 
 
 def loading_threads(local_world_size: int) -> int:
-    """How many share a load: none of the ranks of this host trains meanwhile, and each has its part of the cores."""
+    """Return how many threads load on one rank; no rank of this host trains meanwhile, so they share its cores."""
     return min(max(torch.get_num_threads(), len(os.sched_getaffinity(0)) // local_world_size), _MOST_THREADS)
 
 
@@ -246,7 +246,7 @@ def _move(moves: Sequence[_Move]) -> None:
 
 
 def _shares(moves: list[_Move], count: int) -> list[list[_Move]]:
-    """About the same number of bytes for each thread; all for one where there are few."""
+    """Divide moves into about equal bytes per thread; one share if there is little to copy."""
     total = sum(size for _, _, size in moves)
     if count == 1 or total < _WORTH_SHARING_BYTES:
         return [moves]
@@ -266,11 +266,11 @@ def _pool() -> ThreadPoolExecutor:
 
 
 class PinnedMemory:
-    """Memory as the driver knows it, until :meth:`release`; without effect where no NVIDIA device copies into it.
+    """Pin memory until :meth:`release`; has no effect unless an NVIDIA device copies into it.
 
     Args:
         memory: bytes on the CPU, whose pages stay mapped until :meth:`release`.
-        device: the one whose tensors are copied into it.
+        device: the device whose tensors are copied into it.
     """
 
     def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
@@ -287,7 +287,7 @@ class PinnedMemory:
         self._address = memory.data_ptr()
 
     def release(self) -> None:
-        """The driver forgets it; before the memory goes. Without effect the second time."""
+        """Unpin the memory, before it is freed. Has no effect the second time."""
         address, self._address = self._address, 0
         if address:
             _driver().cudaHostUnregister(address)
@@ -299,10 +299,10 @@ def _driver() -> Any:
 
 
 def fetch(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy accelerator tensors to the host, beside what the accelerator computes; returns when they are there."""
+    """Copy accelerator tensors to the host beside ongoing computations, and wait until they are there."""
     streams = {device: _stream_of(device) for device in {source.device for source in sources}}
     for device, stream in streams.items():
-        stream.wait_stream(torch.accelerator.current_stream(device))  # what was launched before may still change them
+        stream.wait_stream(torch.accelerator.current_stream(device))  # work launched before may still change them
         with stream, torch.no_grad():
             for target, source in zip(targets, sources, strict=True):
                 if source.device == device:

@@ -1,9 +1,7 @@
-"""A state as restore points: saved, sent to other ranks, become again, by one process in the slots it comes to hold.
+"""Save a state as restore points, send it to other ranks, and load it from any source, for one process.
 
-Here lives what is a point of this state besides its values (how many commits lie behind it, gradient buckets, when the
-next save is due), and the ways in which a rank obtains one. Never here: when a generation begins or ends (``session``),
-which point is resumed (the core), one rank's folder (``rank_checkpoints``). The one idea: wherever a point comes from,
-live memory, disk or another rank, it is taken in by one function, and it is whole or the state is nobody's.
+Wherever a point comes from (live memory, disk, a copy, or another rank), one function loads it. The state is restored
+completely or marked as unusable.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from samebits.training.checkpoint.digests import Digests
 from samebits.training.checkpoint.kept_copies import KeptCopies
 from samebits.training.checkpoint.kept_generators import KeptGenerators
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
-from samebits.training.checkpoint.rollback_copies import KeptState, KeptStates, bytes_in
+from samebits.training.checkpoint.rollback_copies import RollbackCopies, RollbackCopy, bytes_in
 from samebits.training.checkpoint.save_schedule import comparisons_by, due_by
 from samebits.training.group import ddp, transfer
 from samebits.training.group.group import Group, is_communication_failure
@@ -48,23 +46,23 @@ from samebits.urls import without_credentials
 __all__ = ["StatePoints"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Between two attempts to save the last state on a disk that refuses it."""
+"""Pauses between attempts to save the last state while the disk fails."""
 _PREPARED_AT = 2
-"""The first commit of a process that joins a running job is part of a recovery, for which all others wait."""
+"""Memory is not prepared at a joining process's first commit: that is part of a recovery, and all others wait."""
 
 
 def _every(process: Worker) -> int | str:
-    """CONSISTENCY_EVERY, where a difference could be mended."""
+    """Return CONSISTENCY_EVERY, or 0 if a difference could not be repaired."""
     return process.settings.consistency_every if process.settings.enable_recovery else 0
 
 
 def _nothing() -> None:
-    """There is nothing to be done meanwhile."""
+    """Do nothing during a transfer."""
 
 
 @contextlib.contextmanager
 def _savable() -> Iterator[None]:
-    """Report a live state that cannot be saved as the script's error: no later try, here or elsewhere, can succeed."""
+    """Report a live state that cannot be saved as the script's error: no retry can succeed, on any rank."""
     try:
         yield
     except CheckpointError as error:
@@ -75,12 +73,12 @@ class StatePoints:
     """The points of one state in one process.
 
     Attributes:
-        generation: the present one, as this process was told of it; None before the first.
-        commits: how many lie on the line this process is on.
-        layouts: of the gradient buckets, at the last commit, by wrapper.
-        due: when to save.
-        digests: what is compared with the other ranks'.
-        generators: this rank's, in a page that outlives its process.
+        generation: the current one as announced to this process; None before the first.
+        commits: number of commits on this process's line.
+        layouts: of the gradient buckets at the last commit, by wrapper.
+        due: the save schedule.
+        digests: reports for the comparison with other ranks.
+        generators: this rank's generators, in a page that outlives its process.
     """
 
     def __init__(self, process: Worker, state: State) -> None:
@@ -89,20 +87,20 @@ class StatePoints:
         self.layouts: Mapping[str, Any] = {}
         self.due = due_by(state.checkpoint_config, self._agree)
         self._comparisons = comparisons_by(_every(process), self._agree)
-        self._kept = KeptStates()
-        self._has_no_room = False  # for copies, which was said
+        self._kept = RollbackCopies()
+        self._has_no_room = False  # for copies, already logged
         self.digests = Digests(process.agent, state, self._comparisons.took)
         self._process = process
         self._state = state
         self._folder: RankCheckpoints | None = None
-        self._left_out = 0  # commits, since the folder was opened
+        self._left_out = 0  # commits without a save since the folder was opened
         self._copies = KeptCopies(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
         self.generators = KeptGenerators(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
 
     # ---- the folder
 
     def take_slot(self, slot: int) -> None:
-        """The folder of the slot is this process's from now on."""
+        """Use the slot's folder from now on."""
         if self._folder is None or self._folder.slot != slot:
             if self._folder is not None:
                 self._folder.release()
@@ -110,24 +108,24 @@ class StatePoints:
             self._left_out = 0
 
     def start_writer_ahead(self) -> None:
-        """Have a writer's process before there is a slot to write for: it imports for longer than a recovery takes."""
+        """Start a writer process before this process has a slot: its imports take longer than a recovery."""
         config, listener = self._state.checkpoint_config, self._process.copy_listener
         if not config.async_save:
             return
-        with contextlib.suppress(StoreError):  # the first save says so too
+        with contextlib.suppress(StoreError):  # the first save reports it too
             if listener is not None and config.buddy_copies is True:
                 checkpoints.start_ahead(listener.command, (listener.descriptor,))
-            else:  # most likely
+            else:  # the likely case
                 checkpoints.start_ahead()
 
     def discard_memory(self) -> None:
-        """The job has ended well: nobody will look for points in memory."""
+        """Remove this job's points from memory when it has finished."""
         self.generators.let_go()
-        self.folder.discard_memory()  # and the page with it
+        self.folder.discard_memory()  # removes the page too
         self._copies.discard()
 
     def release(self) -> None:
-        """Nobody saves here any more."""
+        """Release the folder and all memory for other processes."""
         checkpoints.dismiss_waiting()
         self._copies.let_go()
         self.generators.let_go()
@@ -136,16 +134,16 @@ class StatePoints:
 
     @property
     def folder(self) -> RankCheckpoints:
-        """Of the slot this process holds."""
-        assert self._folder is not None, "whoever has a place has a slot"
+        """The folder of the slot this process holds."""
+        assert self._folder is not None, "a process with a place has a slot"
         return self._folder
 
     def held(self, committed: Point | None = None) -> Sequence[Point]:
-        """What this process's folder holds, verified; nothing where it has none yet.
+        """Return the verified points in this process's folder; empty if it has no folder yet.
 
         Args:
-            committed: what every rank has held. Nobody goes back behind it as long as one rank's is whole; only where
-                each rank's points are its own alone may all have to.
+            committed: the newest point that every rank has held. While it is intact, no rank returns further back,
+                unless each rank's points are its own alone.
         """
         if self._folder is None:
             return ()
@@ -153,28 +151,28 @@ class StatePoints:
 
     @property
     def searched(self) -> str:
-        """Where :meth:`held` looks, as a message shows it."""
+        """Where :meth:`held` looks, for messages."""
         shown = without_credentials(str(self._root()))
         return "".join(one if one.isprintable() else "?" for one in shown)[:MAX_FOLDER_CHARS]
 
     def copies(self) -> Sequence[Copy]:
-        """What this process's host keeps of other ranks' points, verified, as far as it answers for that."""
+        """Return the verified copies of other ranks' points that this process offers for its host."""
         return self._copies.look()
 
     def page(self) -> Page | None:
-        """What the page of this process's slot keeps of its rank's generators, or a predecessor's."""
+        """Describe the generator page of this process's slot, its own or a predecessor's."""
         if self._folder is None or self._state.generators is None:
             return None
         return self.generators.offer(self._folder.slot)
 
     def orphaned_pages(self) -> tuple[OrphanedPage, ...]:
-        """The pages of this host whose ranks' processes are gone."""
+        """Describe the pages on this host whose ranks' processes are gone."""
         if self._folder is None or self._state.generators is None:
             return ()
         return self.generators.offer_orphaned(self._folder.slot)
 
     def exchange_pages(self) -> None:
-        """Each page that lies on another host than its rank is sent there; small, and all ranks take part."""
+        """Send each page to its rank if that is on another host now. A collective; pages are small."""
         generation = self.present()
         for loan in generation.page_loans:
             is_mine = loan.lender == generation.rank
@@ -185,12 +183,12 @@ class StatePoints:
         self.generators.lent.clear()
 
     def keep_generators(self, point: Point) -> None:
-        """The state as it stands is this commit: what its generators stand at outlives this process."""
+        """Record the generators' current states as those of this commit, outside this process."""
         generation = self.present()
         self.generators.committed(self._state.generators, generation.slot, generation.generation, point, self.commits)
 
     def exchange_copies(self, formed: Group) -> None:
-        """The generation's group stands: from now on newest points go to this rank's buddy, and others' come here."""
+        """Start to exchange copies of new points with this generation's buddies."""
         generation, process, config = self.present(), self._process, self._state.checkpoint_config
         brief = None
         wanted = config.async_save and (generation.is_apart if config.buddy_copies == AUTO else config.buddy_copies)
@@ -208,7 +206,7 @@ class StatePoints:
         self._copies.begin(generation.generation, () if brief is None else generation.keeps)
 
     def local_folder(self) -> Path:
-        """Where what cannot lie in an object store does."""
+        """Return the folder for files that an object store cannot hold."""
         return self._local_folder_for(self._root())
 
     def _local_folder_for(self, root: checkpoints.Location) -> Path:
@@ -216,7 +214,7 @@ class StatePoints:
 
     def _root(self) -> checkpoints.Location:
         config, settings = self._state.checkpoint_config, self._process.settings
-        if settings.hidden_state == "check":  # a job of its own, whatever folder the script gives its real ones
+        if settings.hidden_state == "check":  # a job of its own: never uses the folder the script gives its real jobs
             config = replace(config, directory=None)
         return config.folder_below(settings.checkpoint_path)
 
@@ -239,20 +237,20 @@ class StatePoints:
     # ---- saving
 
     def present(self) -> GenerationStarted:
-        """This process's place."""
+        """Return the current generation."""
         if self.generation is None:
             raise UsageError("no generation has begun in this process")
         return self.generation
 
     def save(self, step: int) -> None:
-        """The state as it stands, on every rank at the same step."""
+        """Save the current state, on every rank at the same step."""
         self.layouts = ddp.capture_all()
         self._copies.saved_by_all(self._process.agent.committed_point)
         self.compare(step, is_save=True)
         self._save(Point(step, self.present().generation))
 
     def leave_out(self, step: int) -> None:
-        """A commit is not saved; others will be."""
+        """Handle a commit that is not saved; prepare memory for later saves."""
         self.compare(step, is_save=False)
         self.folder.settle()
         self._left_out += 1
@@ -262,7 +260,7 @@ class StatePoints:
                 self.folder.prepare(*taken_apart)
 
     def save_first(self) -> None:
-        """Save the initial state. A disk that is full for now is reported, and training begins all the same.
+        """Save the initial state; if the disk is full, warn and let training begin.
 
         Raises:
             StoreError: the folder cannot be written at all.
@@ -273,7 +271,7 @@ class StatePoints:
             raise refused_by
 
     def save_last(self, step: int, pause: Callable[[float], object], *, is_commit: bool) -> None:
-        """Save the state that the training function left; while the disk refuses, the state waits in memory.
+        """Save the state that the training function left; retry while the disk fails.
 
         Args:
             step: of the last commit.
@@ -284,9 +282,9 @@ class StatePoints:
         while not self._save_now(step, is_commit=is_commit):
             if pause_s == FIRST_PAUSE_S:
                 log.warn(
-                    f"the last state, of step {step}, is not saved, and this rank keeps it in memory until it is: the "
-                    f"job is not finished. Fix: make room in {self.searched}: it is tried again every "
-                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` goes back "
+                    f"the last state, of step {step}, could not be saved; this rank keeps it in memory, and the job is "
+                    f"not finished. Fix: make room in {self.searched}: saving is retried at least every "
+                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` resumes earlier "
                     f"({self.folder.newest_on_disk()})"
                 )
             pause(pause_s)
@@ -297,12 +295,12 @@ class StatePoints:
         point, wait_s = Point(step, self.present().generation), self._process.settings.topo_timeout_s
         if is_commit and not self.folder.has_on_disk(point):
             return self._save(point, durable=True, wait_s=wait_s)
-        taken_apart = self._in_tensors(point)  # what followed the last commit, such as an epoch's end, belongs to it
+        taken_apart = self._in_tensors(point)  # changes after the last commit, such as an epoch's end, belong to it
         with _savable():
             return self.folder.save_final(*taken_apart)
 
     def compare(self, step: int, *, is_save: bool) -> None:
-        """Report what the state as it stands is, where commits of this kind are compared."""
+        """Report the current state's digest if commits of this kind are compared."""
         point = Point(step, self.present().generation)
         is_due = step > 0 and self._comparisons.is_at(step) and not self._state.shards()
         kept = self._keep(point) if is_due else None
@@ -311,13 +309,13 @@ class StatePoints:
         )
 
     def begin_comparing(self, point: Point) -> None:
-        """A generation begins there."""
+        """Begin a generation's comparisons at ``point``."""
         self.digests.begin()
         self._kept.begin(point)
         self._comparisons.begins(self._state.completed_steps, leads=self.present().rank == 0)
 
-    def _keep(self, point: Point) -> KeptState | None:
-        """Copy the state aside, with what is compared of it; None where that is nothing, or there is no room."""
+    def _keep(self, point: Point) -> RollbackCopy | None:
+        """Copy the state for a rollback; None if nothing is compared or there is no memory."""
         began_s, compared = time.monotonic(), self._state.compared()
         contents = self._contents()
         if compared is None or not contents["shared"]["values"]:
@@ -335,23 +333,23 @@ class StatePoints:
         if not self._has_no_room:
             self._has_no_room = True
             log.warn(
-                f"no memory is left for a copy of the state ({size_bytes / 2**30:.1f} GiB a rank): the ranks are "
-                "compared all the same, but where they differ all go back to a checkpoint. Fix: more memory, or fewer "
-                "ranks on this host; CONSISTENCY_EVERY=0 compares at saves only"
+                f"not enough memory for a copy of the state ({size_bytes / 2**30:.1f} GiB per rank): ranks are still "
+                "compared, but if they differ, all return to a checkpoint. Fix: more memory, or fewer ranks on this "
+                "host; CONSISTENCY_EVERY=0 compares only at saves"
             )
 
     def go_back(self, to: Point) -> Point | None:
-        """Become what this process has kept of that point, or of the last before it; None where it has kept neither."""
+        """Load the copy of that point, or of the newest before it; None if there is no sound copy."""
         if self.generation is None:
             return None
         self.digests.settle()
         kept, state = self._kept.go_back(to), self._state
         if kept is None:
             state.forget()
-            log.warn(f"goes back to step {to.step}, of which this process has kept no sound copy")
+            log.warn(f"must return to step {to.step}, but this process has no sound copy of it")
             return None
         before = state.completed_steps
-        contents = copied_tree(dict(kept.contents))  # what is kept may be needed again
+        contents = copied_tree(dict(kept.contents))  # the copy may be needed again
         self.commits, self.layouts = contents["commits"], copied_tree(dict(kept.layouts))
         self.due.become(contents.get("due", {}))
         state.load(contents, own=True)
@@ -360,7 +358,7 @@ class StatePoints:
         return kept.point
 
     def save_last_commit(self) -> None:
-        """This process ends without the others: what it did last need not be done again by those who go on."""
+        """Save the last commit before this process exits alone, so that the others need not repeat it."""
         if self.generation is None or self._folder is None:
             return
         point = self._state.recall()
@@ -375,7 +373,7 @@ class StatePoints:
             log.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
 
     def _save(self, point: Point, *, durable: bool = False, wait_s: float = 0.0) -> bool:
-        """The state as it stands, with the layouts of the last commit."""
+        """Save the current state with the layouts of the last commit."""
         taken_apart = self._in_tensors(point)
         with _savable():
             return self.folder.save(*taken_apart, durable=durable, wait_s=wait_s)
@@ -387,13 +385,13 @@ class StatePoints:
         return self.folder.header(point, generation.rank, generation.world_size), tensors, tree, dict(self.layouts)
 
     def _live(self, point: Point) -> Outgoing:
-        """The live state, for other ranks: it must stand until they have it."""
+        """Prepare the live state for sending; it must not change until the others have it."""
         header, tensors, tree, layouts = self._in_tensors(point)
         with _savable():
             return Outgoing.of_state(header, snapshot.parts_of(tensors), tree, layouts)
 
     def _from_folder(self, point: Point) -> Outgoing:
-        """One of this rank's points, for other ranks."""
+        """Prepare one of this rank's points for sending."""
         with self.folder.rejecting(point):
             return Outgoing.of_point(self.folder.load(point, to_send=True))
 
@@ -407,7 +405,7 @@ class StatePoints:
     # ---- becoming one
 
     def start_from_rank_0(self, formed: Group) -> None:
-        """Nothing was ever committed: rank 0's initial state becomes everybody's, and a durable point of step 0."""
+        """Begin with rank 0's initial state on all ranks, and save it as the durable point of step 0."""
         generation = self.present()
         ddp.attach_all(formed, None)
         self.layouts = ddp.capture_all()
@@ -416,14 +414,14 @@ class StatePoints:
             self.save_first()
         received = self._share_of_rank_0(0)
         if received is not None:
-            own = {**self._state.contents()["own"], "shards": {}}  # shards, if there were any, would be of another line
+            own = {**self._state.contents()["own"], "shards": {}}  # any shards would belong to another line
             self._become(received, own=own)
             self.compare(0, is_save=True)
             self.save_first()
-        self._state.enter_group()  # what is sharded was whole until here, so that all begin with the same
+        self._state.enter_group()  # sharded values stay whole until here, so that all ranks begin with the same
 
     def take_from_rank_0(self) -> None:
-        """The state as it stands on rank 0 becomes everybody's. A collective."""
+        """Copy rank 0's current state to all ranks. A collective."""
         received = self._share_of_rank_0(self._state.completed_steps)
         if received is not None:
             self._become(received)
@@ -435,27 +433,27 @@ class StatePoints:
         return transfer.share(live, 0, lambda preface: self.folder.receiving(preface, {}), self._process.device)
 
     def obtain(self, point: Point, live: Point | None, formed: Group) -> None:
-        """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others.
+        """Load the restore point from memory, disk, or its source rank, and send it to the ranks that need it.
 
         Args:
             point: where the generation begins.
             live: the commit this process holds in memory.
-            formed: the generation's group, which the gradient buckets are laid out for: while the point travels.
+            formed: the generation's group; gradient buckets are laid out for it during the transfer.
 
         Raises:
-            GenerationEndedError: it is not whole where it was said to be.
+            GenerationEndedError: the point is damaged or missing where it was offered.
         """
         generation = self.present()
         holds = generation.source == generation.rank
         is_live = holds and live == point
-        own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
+        own = self._state.contents()["own"] if not holds and live == point else None  # at most one commit behind
         self._state.enter_group()
         if live is not None and live.step > point.step:
             log.say(f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again")
         if not is_live:
-            self._state.forget()  # until it is whole again
+            self._state.forget()  # until it is restored completely
         try:
-            # All transfers in one order, by their sources: who sends and receives as well waits for nobody in a circle.
+            # All transfers in one order, by their sources: ranks that both send and receive cannot deadlock.
             received = None if holds or generation.source > generation.rank else self._receive(formed)
             if is_live:
                 self._send(point, self._live, meanwhile=lambda: ddp.attach_all(formed, self.layouts))
@@ -476,7 +474,7 @@ class StatePoints:
         ddp.attach_all(formed, layouts)
 
     def _receive(self, formed: Group) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
-        """As :meth:`_load`, from the source. What is another rank's own is not read into this rank's."""
+        """Receive the point from its source; return it as :meth:`_load`, without the other rank's own parts."""
         targets, tensors = self._targets({"shared": self._state.live_contents().get("shared", {})})
         found = transfer.receive(
             self.present().source,
@@ -487,12 +485,12 @@ class StatePoints:
         return found, _filled(found, targets, tensors)
 
     def _send(self, point: Point, own: Callable[[Point], Outgoing], meanwhile: Callable[[], object] = _nothing) -> None:
-        """What others load: this rank's own point, and the copies it keeps.
+        """Send what others load from here: this rank's own point, and the copies it keeps.
 
         Args:
             point: the restore point.
-            own: makes this rank's of it.
-            meanwhile: called once, while this rank's own is on its way where anybody lacks it.
+            own: prepares this rank's own point for sending.
+            meanwhile: called once, during the transfer of this rank's own point if there is one.
         """
         generation, device = self.present(), self._process.device
         if generation.serves:
@@ -507,10 +505,10 @@ class StatePoints:
                 transfer.send(lent, (loan.rank,), _nothing, device)
 
     def load_final(self, point: Point) -> None:
-        """Training is finished: become the final state, alone, from this rank's point or another rank's.
+        """Load the final state of a finished training, alone, from this rank's point or another rank's.
 
         Raises:
-            StoreError: no rank's folder has it whole.
+            StoreError: no rank's folder has an undamaged copy.
         """
         job, root = self._process.admitted.job, self._root()
         own = None if self._folder is None else self._folder.slot
@@ -525,28 +523,28 @@ class StatePoints:
                 log.warn(f"passed over the final state in {found.where}: {error}")
                 continue
             self._state.load(contents, own=slot == own)
-            log.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
+            log.say(f"training has already finished: loaded the final state, step {point.step}, of slot {slot}")
             return
         raise StoreError(
-            f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
-            "bring back the checkpoint folder of any rank"
+            f"training finished at step {point.step}, but {root} holds no complete copy of that state. Fix: bring "
+            "back the checkpoint folder of any rank"
         )
 
     def _saved(
         self, job: str, fits: Callable[[Point], bool], first: int | None = None
     ) -> Iterator[tuple[int, checkpoints.PointStore[Any], Found]]:
-        """Find the usable points of all slots that fit, with their slot and store; one slot may be the ``first``."""
+        """Yield slot, store and point of all usable points that fit, slot ``first`` before the others."""
         root, job_name = self._root(), self._process.job_name
         for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != first, one)):
             of_slot: dict[Point, tuple[checkpoints.PointStore[Any], Found]] = {}
-            for place in (root, checkpoints.final_location(root)):  # a final state stands for its commit's point
+            for place in (root, checkpoints.final_location(root)):  # a final state replaces its commit's point
                 store = checkpoints.open_point_store(place, slot, job=job, job_name=job_name, claims=False)
                 of_slot |= {one.point: (store, one) for one in store.scan() if one.is_usable and fits(one.point)}
             for point in sorted(of_slot, reverse=True):
                 yield slot, *of_slot[point]
 
     def _together(self, contents: dict[str, Any], header: PointHeader) -> dict[str, Any]:
-        """A point's contents with every tensor whole: of what is sharded, the other ranks' points hold the rest."""
+        """Return a point's contents with sharded tensors completed from the other ranks' points."""
         if not has_pieces(contents["shared"]["values"]):
             return contents
         owns = []
@@ -557,15 +555,15 @@ class StatePoints:
         return {**contents, "shared": {**contents["shared"], "values": values}}
 
     def begin_comparison(self) -> Callable[[], None]:
-        """Begin to compare the state as it stands with every other rank's. A collective.
+        """Begin to compare the current state with every other rank's. A collective.
 
-        A message of a few bytes goes round all ranks, which takes as long as some of a recovery's other phases; nobody
-        has to wait for it before something is made of the state that could not be taken back.
+        The few bytes take one round over all ranks, as long as some other phases of a recovery. Only steps that cannot
+        be undone must wait for the result.
 
         Returns:
-            What waits for the outcome. Where it differs the scheduler is told what each rank holds, and its word is
-            waited for: GenerationEndedError where everybody is to go back. LayoutError, on every rank, where that
-            cannot be mended.
+            A function that waits for the outcome. If states differ, it reports each rank's digest to the scheduler and
+            waits for its decision. It raises GenerationEndedError if all ranks are to return to an earlier point, and
+            LayoutError, on every rank, if the difference cannot be repaired.
         """
         digest = xxhash.xxh3_64()
         for tensor in self._state.weights():
@@ -582,9 +580,9 @@ class StatePoints:
         return finish
 
     def _tell_difference(self) -> None:
-        """A bit has changed since the last comparison: where that is all there is, the scheduler knows what to do.
+        """Let the scheduler handle a difference in the state's values alone, such as a bit flip.
 
-        Every rank comes here, and with the same outcome: it returns where what differs is not the state's values.
+        Runs on every rank with the same outcome; returns if anything but the values differs.
         """
         generation, device = self.present(), self._process.device
         can_go_back = generation.restore is not None and self._process.settings.enable_recovery
@@ -607,25 +605,25 @@ class StatePoints:
                 raise
 
     def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
-        """One of this rank's points, and the live tensors that it was read into, by name.
+        """Return one of this rank's points, and the live tensors that it was read into, by name.
 
-        Where it fails, the state is no longer anything.
+        After an error the state is undefined.
         """
         generation = self.present()
         for loan in generation.lends:
-            if loan.rank == generation.rank:  # it has none of its own
+            if loan.rank == generation.rank:  # this rank has no point of its own
                 copy = Copy(loan.slot, point)
                 with self._copies.rejecting(copy):
                     return self._copies.read(copy), {}
         targets, tensors = self._targets(self._state.live_contents())
         with self.folder.rejecting(point):
             found = self.folder.load(point, targets, threads=staging.loading_threads(generation.local_world_size))
-            snapshot.state_in(found.tree, found.tensors)  # whole, and nevertheless no state: another point will do
+            snapshot.state_in(found.tree, found.tensors)  # undamaged but not a state: reject it, another point will do
         return found, _filled(found, targets, tensors)
 
     @staticmethod
     def _targets(live: dict[str, Any]) -> tuple[dict[str, TensorPart], NamedTensors]:
-        """The tensors of the state that can be read into, as the store takes them and as they are."""
+        """Return the state's tensors that can be read into, as store targets and as they are."""
         _, tensors = snapshot.take_apart(live, "state")
         return snapshot.in_place(tensors), tensors
 
@@ -635,12 +633,12 @@ class StatePoints:
         own: Mapping[str, Any] | None = None,
         filled: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Become what was found.
+        """Load a point into the state.
 
         Args:
-            found: a point.
-            own: this rank's own parts, where they are not to come from there.
-            filled: tensors of the state that hold their part of it already, by name.
+            found: the point.
+            own: this rank's own parts, if they do not come from ``found``.
+            filled: tensors of the state that already hold their part of the point, by name.
         """
         contents = snapshot.state_in(found.tree, found.tensors, filled, on_devices=True)
         self.commits = contents["commits"]
@@ -654,5 +652,5 @@ class StatePoints:
 
 
 def _filled(found: Checkpoint, targets: Mapping[str, TensorPart], tensors: NamedTensors) -> dict[str, torch.Tensor]:
-    """The tensors that hold their part of the point already, by name."""
+    """Return the tensors that already hold their part of the point, by name."""
     return {name: tensor for name, tensor in tensors if name in targets and found.tensors.get(name) is targets[name]}

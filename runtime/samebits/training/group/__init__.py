@@ -1,4 +1,2 @@
-"""The process group of one generation: made, broken, left, and what rides on it (DDP, collectives, transfers).
-
-Never here: when a generation begins, and what a state is. Other rooms of ``training`` stand on this one.
-"""
+"""The process group of one generation: formed, broken and dropped, with the DDP wrappers, collectives and transfers in
+it."""

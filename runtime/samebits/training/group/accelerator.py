@@ -1,13 +1,13 @@
-"""How a group of accelerators connects, and how its waits are ended: NCCL, HCCL, or what another package registers.
+"""Connect a group of accelerators, and end its waits: NCCL, HCCL, or another package's backend.
 
-Here lives the link of such a group. Never here: who is in it, gloo's sockets, what happens after a break. The one idea:
-a rank that waits for a dead peer's kernel comes out only where the backend ends it. NCCL's ``abort`` does that from any
-thread. HCCL's does not reach what is queued on the device, so the device itself is stopped, and started again before
-the next generation touches it: ``stop_device`` → the communicators are aborted → ``restart_device``, in torch_npu's own
-order (its ``reinit_process_group`` is the middle step for who keeps a group; here the next one is new).
+A rank that waits for a dead peer's kernel is released only if the backend ends the wait. NCCL's ``abort`` does that
+from any thread. HCCL's does not reach work queued on the device, so the device itself is stopped, and restarted before
+the next generation uses it: ``stop_device`` → the communicators are aborted → ``restart_device``, as in torch_npu
+(whose ``reinit_process_group``, the middle step there, is for programs that keep their group; here the next one is
+new).
 
-In-process recovery needs the backend's own error handling off (``config.leave_failures_to_us``). (No NCCL and no HCCL
-has run this: ``tests.device`` runs it on a device that is made up, once with each way of ending a wait.)
+In-process recovery needs the backend's own error handling off (``config.leave_failures_to_us``). (This has not run with
+NCCL or HCCL: ``tests.device`` runs it on a simulated device, once with each way of ending a wait.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AcceleratorLink:
         place: rank and world size.
         breaker: the group's.
         store: where the backend finds its peers.
-        prefix: of what it leaves there.
+        prefix: of the backend's keys in the store.
         endpoints: of the connections to and from rank 0's keys.
         timeout: of a collective.
     """
@@ -69,14 +69,15 @@ class AcceleratorLink:
         self._has_stopped_device = False
 
     def begin(self) -> Future[Any]:
-        """Meet the other ranks, aside."""
+        """Begin to meet the other ranks, in another thread."""
         self._met = begin_breakable(self._breaker, self._store.meet, "samebits-connect")
         return self._met
 
     def connect(self) -> tuple[dist.ProcessGroup, Store]:
-        """Become torch's default group, then connect, so that whoever breaks the group meanwhile has what to abort.
+        """Install torch's default group, then connect, so that a thread that breaks the group meanwhile can abort it.
 
-        Given to ``init_process_group``, the device would make it connect at once, inside a call that nobody can end.
+        If the device were given to ``init_process_group``, it would connect at once, inside a call that cannot be
+        interrupted.
         """
         (self._met or self.begin()).result()
         store = PrefixStore(self._prefix, self._store)
@@ -90,16 +91,16 @@ class AcceleratorLink:
         pg = distributed_c10d._get_default_group()
         self._pg = weakref.ref(pg)
         try:
-            self._breaker.check()  # a break that came before there was anything to abort
+            self._breaker.check()  # a break may have come before there was anything to abort
             if self._device.index is not None:
                 run_breakable(self._breaker, lambda: torch_private.connect_device(pg, self._device), "samebits-connect")
         except BaseException:
-            torch_private.uninstall_default_group(pg)  # nobody else knows of it yet
+            torch_private.uninstall_default_group(pg)  # no other code knows of it yet
             raise
         return pg, store
 
     def cut(self) -> None:
-        """End every wait of this process in the group and its subgroups; from any thread."""
+        """End every wait of this process in the group and its subgroups; callable from any thread."""
         with self._lock:
             if not self._has_ended:
                 self._has_stopped_device = devices.stop(self._device)
@@ -107,10 +108,10 @@ class AcceleratorLink:
         gloo.cut(self._endpoints)  # to and from rank 0's keys
 
     def end(self, *, cuts: bool) -> None:
-        """Nothing will be asked of the group any more; the device is ready for the next one.
+        """End the group's use, and make the device ready for the next one.
 
         Args:
-            cuts: nobody has called :meth:`cut`, and nobody waits.
+            cuts: abort first, because :meth:`cut` was not called; no thread may be waiting.
         """
         with self._lock:
             self._has_ended = True

@@ -1,12 +1,11 @@
-"""A process group whose collectives can be left: what a blocked thread waits on is ours, whatever gloo is doing.
+"""Process groups whose collectives can be abandoned, whatever gloo is doing.
 
-Here live the two groups whose works obey a :class:`~samebits.training.group.breaker.Breaker`: one for everybody (the
-user's ``dist.*`` calls, DDP's broadcasts, subgroups), one for DDP's reducer. Never here: the works, sockets, how a
-group is made, what happens afterwards. The one idea: gloo forgets to wake the receiver of a message that was cut off
-half-way (its pair drops the buffer from the list of those it tells), so a thread that waits inside gloo may stay there
-until gloo's timeout, half an hour. Therefore collectives are awaited in short slices, free of cost as long as they
-succeed; futures are completed by gloo or the breaker; and what can be awaited only once, inside gloo, is awaited by a
-helper thread that can be abandoned.
+One of the two groups serves the user's ``dist.*`` calls, DDP's broadcasts and subgroups, the other DDP's reducer. Their
+works obey a :class:`~samebits.training.group.breaker.Breaker`. gloo does not wake the receiver of a message that was
+cut off half-way (its pair drops the buffer from the list of those it notifies), so a thread that waits inside gloo may
+stay there until gloo's timeout, half an hour. Therefore collectives are awaited in short slices, which cost nothing
+while they succeed; futures are completed by gloo or the breaker; and what can be awaited only once, inside gloo, is
+awaited by a helper thread that can be abandoned.
 """
 
 from __future__ import annotations
@@ -42,33 +41,33 @@ COLLECTIVE_ALONE = (
     "a collective {when} samebits.elastic.run would run in this process alone. Fix: move the call into the function "
     "that elastic.run calls"
 )
-_MANY = 8  # works in flight; beyond, those that have ended are let go
+_MANY = 8  # works in flight, above which finished ones are removed
 _NO_BACKWARD = -1
 
 
 Subgroup = Callable[[list[int], timedelta, str, str], dist.ProcessGroup | None]
-"""From ranks of the parent, timeout, torch's name and its description to the new group, or None for non-members."""
+"""Make a group from ranks of the parent, timeout, torch's name and description; None for non-members."""
 
 
 class BreakableGroup(dist.ProcessGroup):
-    """A process group that hands everything to ``inner`` and gives out works that obey the breaker.
+    """A process group that forwards to ``inner`` and returns works that obey the breaker.
 
-    It is what ``dist.group.WORLD`` and ``ddp.process_group`` are. C++ callers (DDP's reducer, buffer broadcasts,
-    functional collectives) reach the methods below through torch's trampolines, so they are covered too.
+    It is ``dist.group.WORLD`` and ``ddp.process_group``. C++ callers (DDP's reducer, buffer broadcasts, functional
+    collectives) reach the methods below through torch's trampolines, so they are covered too.
 
     Args:
         inner: the plain group; its backend must be gloo.
-        breaker: the switch its works obey.
+        breaker: the switch that its works obey.
         timeout: of a send or receive for which the caller gives none.
         subgroup: makes a group of some of its ranks, for ``dist.new_group``.
-        alone: when given, a script's own ``dist.*`` call is refused; it returns ``before`` or ``after``, whichever side
-            of the training the process is on.
-        recorder: keeps what was launched last.
+        alone: if given, a script's own ``dist.*`` calls are refused; it returns ``before`` or ``after``, whichever side
+            of training the process is on.
+        recorder: records the newest launches.
 
     Attributes:
         breaker: as given.
         launched: gloo's own works that may still run.
-        count: how many collectives were launched so far.
+        count: number of collectives launched so far.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class BreakableGroup(dist.ProcessGroup):
         alone: Callable[[], str] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        # Of torch's two constructors Python classes may use only this one, which its stubs do not have.
+        # Python classes may use only this one of torch's two constructors, and its stubs lack it.
         initialize: Any = super().__init__
         initialize(inner.rank(), inner.size())
         self._inner: Any = inner
@@ -93,14 +92,14 @@ class BreakableGroup(dist.ProcessGroup):
         self.count = 0
 
     def unfinished(self) -> list[dist.Work]:
-        """Those of gloo's own works that one of its threads still runs: they must end before its mesh is freed."""
+        """Return gloo's works that still run: they must end before its mesh is freed."""
         return self.launched.unfinished()
 
     def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a collective of ``inner`` by its method name."""
         work = self._launch(name, *args, **kwargs)
         self.count += 1
-        if len(self.launched) >= _MANY:  # works that nobody waits for
+        if len(self.launched) >= _MANY:  # some works are never waited for
             self.launched.let_go()
         self.launched.add(work, self.recorder.launched(name, self.count, args))
         return Collective(work, self.breaker, self.launched)
@@ -131,7 +130,7 @@ class BreakableGroup(dist.ProcessGroup):
         return work
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
-        """As torch's own, which blocks inside gloo."""
+        """Run torch's monitored barrier, which blocks inside gloo, in a helper thread."""
         self.breaker.check()
         self.breaker.before_launch()
         run_breakable(self.breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
@@ -146,9 +145,9 @@ class BreakableGroup(dist.ProcessGroup):
         pg_options: object,
         backend: object = None,
     ) -> dist.ProcessGroup | None:
-        """What ``dist.new_group`` calls on every rank of the default group; None on ranks outside the new one.
+        """Make a subgroup for ``dist.new_group``, called on every rank; None on ranks outside the new group.
 
-        ``backend`` is told since torch 2.14, and is not looked at, as the options are not: it is this group's own.
+        ``backend``, passed since torch 2.14, and the options are ignored: the backend is this group's.
         """
         self.breaker.check()
         if self._alone is not None:
@@ -156,33 +155,33 @@ class BreakableGroup(dist.ProcessGroup):
         return self._subgroup(ranks, timeout, group_name, group_desc or "undefined")
 
     def mesh(self) -> dist.ProcessGroupGloo:
-        """The backend of ``inner``: one for every device type."""
+        """Return the backend of ``inner``, one for every device type."""
         backend: dist.ProcessGroupGloo = self._inner._get_backend(torch.device("cpu"))
         return backend
 
     def get_group_store(self) -> Store:
-        """The store of ``inner``: a Python subclass of ProcessGroup cannot have one itself."""
+        """Return the store of ``inner``: a Python subclass of ProcessGroup cannot have its own."""
         store: Store = self._inner.get_group_store()
         return store
 
     def split_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
-        """As torch's own; the new group is a plain one, ended by its sockets alone."""
+        """Split as torch does; the new group is a plain one, ended only by its sockets."""
         group: dist.ProcessGroup | None = self._inner.split_group(*args, **kwargs)
         return group
 
     def merge_remote_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
-        """As torch's own; the new group is a plain one, ended by its sockets alone."""
+        """Merge as torch does; the new group is a plain one, ended only by its sockets."""
         group: dist.ProcessGroup = self._inner.merge_remote_group(*args, **kwargs)
         return group
 
 
 class ReducerGroup(dist.ProcessGroup):
-    """What DDP's reducer launches its buckets on, for the price of a few microseconds each.
+    """The group on which DDP's reducer launches its buckets, at a cost of a few microseconds each.
 
-    The reducer waits for its buckets in C++, at the end of the backward pass, where nobody could free it from a bucket
-    that gloo has forgotten. So all of them are awaited in Python just before that; the reducer then finds them done.
+    The reducer waits for its buckets in C++, at the end of the backward pass, where it could not be freed from a bucket
+    that gloo has forgotten. So all of them are awaited in Python just before that, and the reducer finds them done.
     Python runs once per bucket, which goes to gloo past torch's dispatcher, and once per backward pass, where it waits;
-    none runs when a bucket is done.
+    none runs when a bucket completes.
     """
 
     def __init__(self, group: BreakableGroup) -> None:
@@ -193,18 +192,18 @@ class ReducerGroup(dist.ProcessGroup):
         self._launched = group.launched
         mesh: Any = group.mesh()  # its methods are missing from torch's stubs
         self._allreduce: Callable[..., dist.Work] = mesh.allreduce
-        self._backward = _NO_BACKWARD  # the last pass that launched something here
+        self._backward = _NO_BACKWARD  # the last pass that launched a bucket here
         self._works: list[dist.Work] = []  # what it launched
 
     def allreduce(self, *args: Any) -> dist.Work:
-        """Inside a backward pass as described, else (``Join``) as the group itself does it."""
+        """Launch a bucket inside a backward pass; elsewhere (``Join``) act as the group itself."""
         backward = torch_private.current_backward()
         if backward == _NO_BACKWARD:
             return self._group.collective("allreduce", *args)
         self._breaker.check()
         if backward != self._backward:
             self._backward, self._works = backward, []
-            # The reducer asks for its own turn with its last bucket, so it comes after this.
+            # The reducer registers its own callback with its last bucket, so it runs after this one.
             torch_private.before_backward_ends(functools.partial(self._wait_for_all, self._works))
         self._breaker.before_launch()
         try:
@@ -224,11 +223,11 @@ class ReducerGroup(dist.ProcessGroup):
         works.clear()
 
     def broadcast(self, *args: Any) -> dist.Work:
-        """Of a new bucket layout, once."""
+        """Broadcast a new bucket layout, once."""
         return self._group.collective("broadcast", *args)
 
     def getBackendName(self) -> str:
-        """What torch's logs show."""
+        """Return the name shown in torch's logs."""
         return dist.Backend.GLOO
 
 

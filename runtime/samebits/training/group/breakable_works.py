@@ -1,7 +1,6 @@
-"""The works that a breakable group gives out: they obey its breaker, and say when they are over.
+"""Works of a breakable group, which obey its breaker and record when they end.
 
-Here lives waiting for gloo's own works, in slices, aside, or by a thread that can be abandoned; why it must be so is
-said in ``breakable_group``. Never here: launching.
+They wait for gloo's own works in slices or in a thread that can be abandoned; ``breakable_group`` explains why.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ __all__ = ["Collective", "InFlight", "Pairwise", "await_this_thread_at_exit", "w
 
 T = TypeVar("T")
 
-# How long a send or receive that gloo has forgotten can keep a thread once the breaker is thrown: at every sixth loss
-# some survivor waits for one. A slice that ends early costs 0.2 ms, so the first is as long as most collectives take.
+# Limits how long a send or receive that gloo has forgotten holds a thread after a break, which happens to some survivor
+# at every sixth loss. A slice that ends early costs 0.2 ms, so the first is as long as most collectives take.
 _FIRST_SLICE, _LONGEST_SLICE = timedelta(milliseconds=10), timedelta(milliseconds=100)
-NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait until it is done
+NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait without limit
 _MAIN_THREAD = threading.main_thread().ident
 
 
 class InFlight:
-    """gloo's own works that may still run; whoever knows that one has ended says so.
+    """gloo's own works that may still run; the code that sees one end reports it here.
 
     Args:
-        recorder: is told of every end.
+        recorder: notified of every end.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -46,36 +45,36 @@ class InFlight:
         return len(self._numbers)
 
     def add(self, work: dist.Work, number: int | None = None) -> None:
-        """It was launched, under this number of the recorder's."""
+        """Add a launched work with its number in the recorder."""
         self._numbers[work] = number
 
     def ended(self, work: dist.Work) -> None:
-        """It is over, however often that is said."""
+        """Record that a work has ended; repeated calls have no effect."""
         self._recorder.over(self._numbers.pop(work, None))
 
     def unfinished(self) -> list[dist.Work]:
-        """Those that still run."""
+        """Return the works that still run."""
         return [work for work in list(self._numbers) if not work.is_completed()]
 
     def let_go(self) -> None:
-        """Of those that have ended, though nobody has waited for them."""
+        """Remove works that have ended without being waited for."""
         for work in list(self._numbers):
             if work.is_completed():
                 self.ended(work)
 
     def clear(self) -> None:
-        """Of all."""
+        """Remove all works."""
         self._numbers.clear()
 
 
 def await_this_thread_at_exit() -> None:
-    """A thread of torch's own must not be left in gloo when the interpreter goes."""
+    """Join this thread at exit: one of torch's own must not be in gloo while the interpreter is torn down."""
     if threading.get_ident() != _MAIN_THREAD:
         join_at_exit()
 
 
 def wait_in_slices(work: dist.Work, breaker: Breaker, launched: InFlight, timeout: timedelta) -> None:
-    """Until gloo's work is over; raises where it failed, ``timeout`` (0: none) has passed or the group was broken."""
+    """Wait until gloo's work is over; raise if it failed, ``timeout`` (0: none) passed or the group was broken."""
     await_this_thread_at_exit()
     began_s = time.perf_counter()
     try:
@@ -106,16 +105,16 @@ def _wait_through(work: dist.Work, breaker: Breaker, launched: InFlight, timeout
 
 
 def _is_the_scripts(error: RuntimeError) -> bool:
-    """Whether the script raised it while this thread waited: in a signal handler, or into this thread from another.
+    """Return whether the script raised it while this thread waited, in a signal handler or from another thread.
 
-    What torch raises has a text and comes straight out of the call; a handler has a frame of its own.
+    torch's errors have a text and come straight out of the call; a handler has a frame of its own.
     """
     traceback = error.__traceback__
     return not error.args or (traceback is not None and traceback.tb_next is not None)
 
 
 class _DelegatingWork(dist.Work):
-    """What both kinds of works pass on to gloo's own."""
+    """The common delegation to gloo's own work."""
 
     def __init__(self, inner: dist.Work, breaker: Breaker) -> None:
         super().__init__()
@@ -145,25 +144,27 @@ class _DelegatingWork(dist.Work):
 
 
 class Collective(_DelegatingWork):
-    """A collective that one of gloo's own threads runs; it is in ``launched`` until it is known to have ended."""
+    """A collective that one of gloo's threads runs; it is in ``launched`` until known to have ended."""
 
     def __init__(self, inner: dist.Work, breaker: Breaker, launched: InFlight) -> None:
         super().__init__(inner, breaker)
         self._launched = launched
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Until it is done, ``timeout`` passes or the group is broken: errors as torch's, or GenerationEndedError."""
+        """Wait until it is done, ``timeout`` passes or the group is broken; raises torch's errors or
+        GenerationEndedError."""
         wait_in_slices(self._inner, self._breaker, self._launched, timeout)
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that is completed with the work, or failed by the breaker: for DDP, for ``then``.
+        """Return a future for DDP and ``then``, completed with the work or failed by the breaker.
 
-        A thread of ours waits for the work and completes it. gloo's own thread must not call back into Python: nobody
-        can wait for it at the process's end, and one that asks for an interpreter that is torn down aborts the process.
+        A thread of ours waits for the work and completes the future. gloo's own thread must not call back into Python:
+        it cannot be joined at the process's end, and aborts the process if it needs an interpreter that is being torn
+        down.
         """
         ours: torch.futures.Future[Any] = torch.futures.Future()
-        # A Python future keeps a set exception where only Python sees it; a chained one carries it into C++ as well.
+        # A Python future's exception is visible only to Python; a chained future carries it into C++ too.
         chained = ours.then(_value_of)
         self._breaker.watch(ours)
         run_aside(functools.partial(self._complete, ours), "samebits-future")
@@ -182,7 +183,7 @@ class Collective(_DelegatingWork):
 
 
 class Pairwise(_DelegatingWork):
-    """A send or receive: gloo lets it be awaited once only, and a wait that times out there closes every connection.
+    """A send or receive, which gloo allows to be awaited only once; a timeout there closes every connection.
 
     ``ended`` is called once it is over.
     """
@@ -195,7 +196,7 @@ class Pairwise(_DelegatingWork):
         self._done = False
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """As torch's own; GenerationEndedError when the group is broken meanwhile."""
+        """Wait as torch does; raise GenerationEndedError if the group is broken meanwhile."""
         with self._lock:
             if not self._done:
                 limit, began_s = timeout or self._timeout, time.perf_counter()
@@ -208,7 +209,7 @@ class Pairwise(_DelegatingWork):
         return True
 
     def is_completed(self) -> bool:
-        """As torch's own."""
+        """Return whether it has ended."""
         return self._done or super().is_completed()
 
 

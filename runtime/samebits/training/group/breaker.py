@@ -1,8 +1,7 @@
-"""The switch that ends every wait in one process group, and calls that can be left while they run.
+"""A switch that ends every wait in one process group, and calls that can be abandoned while they run.
 
-Here live the :class:`Breaker` and the helper threads for calls into torch that nothing can interrupt. Never here:
-process groups, sockets, what happens after a break. The one idea: a thread never waits for gloo itself, only for
-something that both gloo and the breaker can complete; whoever comes first does.
+A thread never waits for gloo itself, only for something that both gloo and the breaker can complete, whichever is
+first.
 """
 
 from __future__ import annotations
@@ -34,28 +33,28 @@ __all__ = [
 
 T = TypeVar("T")
 
-EXIT_GRACE_S = 5.0  # freeing a mesh takes some 10 ms; a thread that is stuck in gloo is not worth more
-_LAST_WORDS_S = 0.0005  # nobody tells when a thread of the system is gone
+EXIT_GRACE_S = 5.0  # freeing a mesh takes about 10 ms; a thread stuck in gloo is not worth a longer wait
+_LAST_WORDS_S = 0.0005  # the exit of an operating-system thread cannot be waited for
 
 
 class Failable(Protocol):
-    """Anything with a waiter behind it: a ``torch.futures.Future`` or a ``concurrent.futures.Future``."""
+    """Anything that another thread waits for: a ``torch.futures.Future`` or a ``concurrent.futures.Future``."""
 
     def set_exception(self, exception: Any, /) -> None: ...
 
 
 def _nothing() -> None:
-    """Nobody has to know of it."""
+    """Ignore a launch."""
 
 
 class Breaker:
-    """The switch of one group: thrown once, from any thread, it fails everything that is waited for.
+    """The switch of one group: thrown once, from any thread, it fails everything being waited for.
 
     Args:
-        name: the group in the error's sentence, e.g. ``generation 7``.
+        name: the group's name in error messages, e.g. ``generation 7``.
 
     Attributes:
-        before_launch: called before every collective that is launched in the group or a subgroup; gloo's alone.
+        before_launch: called before every collective of the group or a subgroup; gloo only.
     """
 
     __slots__ = ("_lock", "_reason", "_waiting", "before_launch", "name")
@@ -73,7 +72,7 @@ class Breaker:
         return self._reason is not None
 
     def throw(self, reason: str) -> bool:
-        """Fail every watched waiter; True for the one call that did it."""
+        """Fail every watched waiter; return True only for the first call."""
         with self._lock:
             if self._reason is not None:
                 return False
@@ -89,7 +88,7 @@ class Breaker:
             raise self._error()
 
     def watch(self, waiter: Failable) -> None:
-        """From now on ``throw`` fails this waiter; raises at once where it has been thrown already."""
+        """Let ``throw`` fail this waiter from now on; raise at once if it was thrown already."""
         with self._lock:
             if self._reason is None:
                 self._waiting.add(waiter)
@@ -97,7 +96,7 @@ class Breaker:
         raise self._error()
 
     def release(self, waiter: Failable) -> bool:
-        """Stop watching; True if the waiter is still the caller's to complete."""
+        """Stop watching; return True if the waiter is still the caller's to complete."""
         with self._lock:
             if waiter not in self._waiting:
                 return False
@@ -109,10 +108,10 @@ class Breaker:
 
 
 def run_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> T:
-    """Run a call that cannot be interrupted in a helper thread, and return or raise what it does.
+    """Run an uninterruptible call in a helper thread, and return or raise its outcome.
 
-    When the breaker is thrown meanwhile this raises GenerationEndedError and leaves the thread behind; what the call
-    still returns is then freed in that thread.
+    If the breaker is thrown meanwhile, this raises GenerationEndedError and leaves the thread behind; the call's result
+    is then freed in that thread.
     """
     outcome = begin_breakable(breaker, call, thread_name)
     try:
@@ -123,7 +122,7 @@ def run_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> 
 
 
 def begin_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> concurrent.futures.Future[T]:
-    """Begin what :func:`run_breakable` does; the future has its outcome, or GenerationEndedError once it is broken."""
+    """Begin :func:`run_breakable`; the future gets its outcome, or GenerationEndedError if the breaker is thrown."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     breaker.watch(outcome)
     try:
@@ -151,22 +150,22 @@ _aside: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def run_aside(body: Callable[[], None], thread_name: str) -> None:
-    """Run torch's code in a thread that the process does not wait for at its end, except for a moment.
+    """Run torch's code in a thread that the process's end waits for only briefly.
 
-    That moment matters: a daemon thread that comes out of C++ while the interpreter is torn down ends the process with
-    SIGABRT, and with it the exit status of a job that had finished.
+    Without that wait, a daemon thread that returns from C++ while the interpreter is torn down would abort the process
+    with SIGABRT, and a finished job would lose its exit status.
     """
     thread = threading.Thread(target=body, name=thread_name, daemon=True)
     _aside.add(thread)
     try:
         thread.start()
-    except RuntimeError:  # Python 3.12 starts none while it ends
+    except RuntimeError:  # Python 3.12 starts no threads during shutdown
         _aside.discard(thread)
         body()
 
 
 def join_at_exit() -> None:
-    """The calling thread is inside torch's code as well: a script's own thread, where it is not the main one."""
+    """Let the process's end wait for the calling thread, a script's own, which is inside torch's code."""
     thread = threading.current_thread()
     if thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread):
         _aside.add(thread)
@@ -176,7 +175,7 @@ _stuck: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def expect_no_end() -> None:
-    """What the calling thread waits for may take half an hour: the process's end waits for it no longer."""
+    """Exempt the calling thread from the wait at the process's end: its call may take half an hour."""
     thread = threading.current_thread()
     _stuck.add(thread)
     _aside.discard(thread)
@@ -186,12 +185,12 @@ _exit_status: list[int] = []
 
 
 def leave_with(status: int) -> None:
-    """The process's exit status is decided: where a thread is stuck at the end, leave with it all the same."""
+    """Set the exit status to leave with at the end, even if a thread is stuck."""
     _exit_status[:] = [status]
 
 
 def _is_running(thread: threading.Thread) -> bool:
-    """Also one that Python counts as ended and that still frees what C++ keeps for it, for which it needs Python."""
+    """Return whether a thread runs, including one that Python counts as ended but that still frees C++ objects."""
     return thread.is_alive() or Path(f"/proc/self/task/{thread.native_id}").exists()
 
 
@@ -207,4 +206,4 @@ def _let_threads_end() -> None:
     if _exit_status and any(thread.is_alive() for thread in (*_aside, *_stuck)):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(_exit_status[0])  # whatever it comes out of, it must not meet an interpreter that is torn down
+        os._exit(_exit_status[0])  # such a thread must not return into an interpreter that is torn down

@@ -1,10 +1,8 @@
-"""DistributedDataParallel rides through generations: found, moved to each new group, kept on its bucket layout.
+"""Move DistributedDataParallel wrappers from group to group, keeping their bucket layout.
 
-Here live the bucket layout of a wrapper as a value, giving a wrapper a group and a layout, and finding the wrappers a
-script builds. Never here: weights, when a generation begins, groups themselves. The one idea: the sum over ranks of a
-bucket is bit-stable, but a gradient's place in its bucket decides its bits, and DDP lays its buckets out anew after its
-first iteration, in the order in which gradients arrived. So a layout, and whether it is final, belongs to the restore
-point, and every rank, survivor or newcomer, gets a new reducer on exactly that layout.
+The sum over ranks of a bucket is bit-stable, but a gradient's place in its bucket decides its bits, and DDP lays its
+buckets out again after its first iteration, in the order in which gradients arrived. So the layout, and whether it is
+final, belongs to the restore point, and every rank, survivor or newcomer, gets a new reducer on exactly that layout.
 """
 
 from __future__ import annotations
@@ -47,28 +45,28 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which gradients are summed together, and in which order they lie there.
+    """Which gradients are summed together, and in which order they lie in a bucket.
 
-    ``buckets`` are names of ``ddp.module.named_parameters()``, in the order the buckets are reduced. ``rebuilt`` says
-    that this is the final layout; else it is the one DDP has before its first iteration, and it will be replaced.
+    ``buckets`` are names of ``ddp.module.named_parameters()``, in the order in which buckets are reduced. ``rebuilt``
+    marks the final layout; otherwise it is the one before DDP's first iteration, and will be replaced.
     """
 
     buckets: tuple[tuple[str, ...], ...]
     rebuilt: bool
 
     def to_plain(self) -> list[Any]:
-        """Lists, strings and a bool, for msgpack."""
+        """Return lists, strings and a bool, for msgpack."""
         return [[list(bucket) for bucket in self.buckets], self.rebuilt]
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Layout:
-        """The inverse of :meth:`to_plain`."""
+        """Rebuild the result of :meth:`to_plain`."""
         buckets, rebuilt = plain
         return cls(tuple(tuple(bucket) for bucket in buckets), bool(rebuilt))
 
 
 def fingerprint(layout: Layout) -> str:
-    """16 hex digits that are equal exactly where layouts are."""
+    """Return 16 hex digits that are equal exactly if layouts are."""
     return hashlib.sha256(json.dumps(layout.to_plain()).encode()).hexdigest()[:16]
 
 
@@ -76,11 +74,11 @@ def fingerprint(layout: Layout) -> str:
 
 
 def capture(ddp: DistributedDataParallel) -> Layout:
-    """The layout the next backward pass will use.
+    """Return the layout that the next backward pass will use.
 
-    Between the first and the second iteration DDP knows its final layout but has not built it; this builds it, which is
-    one small broadcast from rank 0 that the next forward pass would do otherwise. So every rank calls this at the same
-    point of its program, as a commit is.
+    Between the first and the second iteration DDP knows its final layout but has not built it. This builds it, which
+    takes one small broadcast from rank 0 that the next forward pass would do otherwise. So every rank must call this at
+    the same point of its program, such as a commit.
 
     Raises:
         UsageError: after exactly one iteration of a wrapper with ``static_graph=True``.
@@ -101,7 +99,7 @@ def capture(ddp: DistributedDataParallel) -> Layout:
 
 
 _captured: weakref.WeakKeyDictionary[Module, tuple[Reducer, Layout]] = weakref.WeakKeyDictionary()
-"""A layout that is final is read once, not at every commit."""
+"""Final layouts, which are read once and not at every commit."""
 
 
 def _read(ddp: DistributedDataParallel) -> Layout:
@@ -116,10 +114,10 @@ def _buckets(ddp: DistributedDataParallel) -> Sequence[Any]:
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """Tensors made here have shapes and no elements.
+    """Creates tensors with shapes but without elements.
 
-    A reducer tells its buckets by giving zeros of their size: those of 1 GB take a third of a second, in memory that a
-    rank may not have.
+    A reducer reveals its buckets by returning zeros of their size: for 1 GB they take a third of a second, in memory
+    that a rank may not have.
     """
 
     def __init__(self) -> None:
@@ -140,21 +138,21 @@ class _WithoutMemory(TorchDispatchMode):
 
 
 def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) -> None:
-    """Give a wrapper the group of a generation and exactly this layout; its gradients become None.
+    """Give a wrapper a generation's group and exactly this layout; its gradients become None.
 
     Args:
         ddp: a survivor's wrapper, or a new one.
         group: formed; a wrapper on a subgroup of its own keeps that.
-        layout: a final one is taken over as it is; None, or one that is not final, gives what a new wrapper has before
-            its first iteration.
+        layout: a final one is applied as it is; None, or one that is not final, gives the layout of a new wrapper
+            before its first iteration.
 
     Raises:
         LayoutError: this model cannot have that layout; the message names the difference.
-        UsageError: the wrapper uses something that cannot be carried over to another group.
+        UsageError: the wrapper uses something that cannot move to another group.
     """
     _require_supported(ddp, has_sparse=any(torch_private.parameters_of(ddp)[1]))
     pg = _group_for(ddp, group)
-    # The reducer owns gradient buffers and, perhaps as the last one, the old group.
+    # The reducer owns gradient buffers and may hold the last reference to the old group.
     old: list[object] = [ddp.reducer, ddp.logger, ddp.process_group]
     with _only_reduced_require_gradients(ddp):
         parameters, sparse = torch_private.parameters_of(ddp)
@@ -164,7 +162,7 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
         else:
             _build_fresh(ddp, parameters, sparse)
     ddp.process_group = pg
-    ddp.require_forward_param_sync = True  # on every rank alike, whatever each has done before
+    ddp.require_forward_param_sync = True  # the same on every rank, whatever each has done before
     _connect_reducer(ddp)
     for parameter in ddp.module.parameters():
         parameter.grad = None
@@ -174,17 +172,17 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
     if layout is not None and got != layout:
         raise LayoutError(
             f"the gradient buckets of {type(ddp.module).__name__} cannot be laid out as at the restore point: "
-            f"{_difference(layout, got)}; run the same script with the same bucket_cap_mb on every rank, or start anew "
+            f"{_difference(layout, got)}; run the same script with the same bucket_cap_mb on every rank, or start over "
             f"with `{spelled('run', '--fresh')}`"
         )
 
 
 @contextlib.contextmanager
 def _only_reduced_require_gradients(ddp: DistributedDataParallel) -> Iterator[None]:
-    """Let exactly the parameters of the reducer require gradients, as when the wrapper was built.
+    """Let exactly the reducer's parameters require gradients inside the block, as when the wrapper was built.
 
-    A script freezes a model for a while (a GAN's discriminator) or thaws it later (a backbone), and torch's reducer
-    keeps its parameters all the time. One built from the present flags would no longer reduce what is frozen just now.
+    A script may freeze a model for a while (a GAN's discriminator) or unfreeze it later (a backbone), while torch's
+    reducer keeps its parameters. A reducer built from the current flags would not reduce what is frozen now.
     """
     reduced = {id(parameter) for bucket in _buckets(ddp) for parameter in bucket.parameters()}
     flags = [(parameter, parameter.requires_grad) for parameter in ddp.module.parameters()]
@@ -205,10 +203,10 @@ def _build_fresh(ddp: DistributedDataParallel, parameters: Sequence[torch.Tensor
 def _build_final(
     ddp: DistributedDataParallel, layout: Layout, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]
 ) -> None:
-    """Let a new reducer lay out its buckets as if gradients had arrived in the layout's order, and know it is final.
+    """Build a reducer with the layout as its final one, as if gradients had arrived in that order.
 
-    The reducer is given its parameters in that order and told that each was ready (what DDP's ``join`` does for ranks
-    that have run out of data). Its broadcast of the result goes to a group of one.
+    The reducer gets its parameters in that order, each marked as ready (as DDP's ``join`` does for ranks that
+    have run out of data). Its broadcast of the result goes to a group of one.
     """
     by_name = dict(ddp.module.named_parameters())
     position = {id(parameter): index for index, parameter in enumerate(parameters)}
@@ -225,20 +223,20 @@ def _build_final(
 
 
 def _connect_reducer(ddp: DistributedDataParallel) -> None:
-    """Let the reducer launch its buckets in the cheapest way that can be left at any time."""
+    """Let the reducer launch its buckets in the cheapest way that can be abandoned at any time."""
     group = ddp.process_group
-    # Of a static graph the first iteration reduces and waits in one call; it takes the way all other callers take.
+    # In a static graph's first iteration the reducer reduces and waits in one call, so it uses the general way.
     if isinstance(group, BreakableGroup) and not ddp.static_graph:
         group = _reducer_groups[ddp] = ReducerGroup(group)
     torch_private.give_reducer_group(ddp, group)
 
 
 _reducer_groups: weakref.WeakKeyDictionary[Module, ReducerGroup] = weakref.WeakKeyDictionary()
-"""torch keeps only the C++ half of a Python group alive."""
+"""Keeps the Python half of each group alive; torch keeps only the C++ half."""
 
 
 class _GroupOfOne(dist.ProcessGroup):
-    """A group for a reducer that has nobody to tell: on any device, without a connection."""
+    """A group for a reducer without peers: works on any device, without a connection."""
 
     def __init__(self) -> None:
         initialize: Any = super().__init__  # as in breakable_group.BreakableGroup
@@ -303,7 +301,7 @@ def _require_same_parameters(ddp: DistributedDataParallel, wanted: Sequence[str]
             f"the parameters of {type(ddp.module).__name__} are not those of the restore point: missing here "
             f"{sorted(missing) or 'none'}, new here {sorted(extra) or 'none'} (a parameter that was frozen when "
             "DistributedDataParallel was built counts as missing); run the script the restore point was made with, or "
-            f"start anew with `{spelled('run', '--fresh')}`"
+            f"start over with `{spelled('run', '--fresh')}`"
         )
 
 
@@ -331,9 +329,9 @@ class _Rider:
 
 
 class _Riders:
-    """The wrappers a script builds. Those built outside a generation last; others live as long as theirs.
+    """The wrappers that a script builds. Those built outside a generation persist; others end with theirs.
 
-    Within a phase the order of construction is the script's, so it is the same on every rank and names the wrapper.
+    Within a phase the order of construction is the script's and the same on every rank, so it identifies the wrapper.
     """
 
     def __init__(self) -> None:
@@ -343,7 +341,7 @@ class _Riders:
         self._group: Group | None = None
         self._layouts: dict[str, Layout] = {}
         self._settled: dict[str, Any] | None = None  # all layouts as plain values, once they are final
-        self._has_buffers = True  # once they are: whether there may be buffers to be made rank 0's
+        self._has_buffers = True  # once layouts are final: whether there may be buffers to synchronize
         self._waiting: dict[str, RemovableHandle] = {}
 
     def install(self) -> None:
@@ -428,20 +426,20 @@ def _alive(riders: Sequence[_Rider]) -> Iterator[tuple[DistributedDataParallel, 
 def _refuse(module: Module, _: object) -> None:
     raise UsageError(
         f"{type(module).__name__} was built inside an earlier call of the function that elastic.run runs, and its "
-        "group is gone: build it before elastic.run, or anew in each call"
+        "group is gone: build it before elastic.run, or again in each call"
     )
 
 
-_riders = _Riders()  # one per process, as the hook it rests on is torch's one and only
+_riders = _Riders()  # one per process, because torch has a single hook of this kind
 
 
 def install() -> None:
-    """From now on know every DistributedDataParallel that is built; without effect the second time."""
+    """Track every DistributedDataParallel built from now on; has no effect the second time."""
     _riders.install()
 
 
 def attach_all(group: Group, layouts: Mapping[str, Any] | None) -> None:
-    """A generation begins: attach every wrapper built before it, and each one built inside it at its first forward.
+    """Attach every wrapper to a new generation's group; those built inside it are attached at their first forward.
 
     Args:
         group: formed and installed.
@@ -455,23 +453,23 @@ def attach_all(group: Group, layouts: Mapping[str, Any] | None) -> None:
 
 
 def sync_buffers_all() -> None:
-    """Every wrapper's buffers (batch statistics) become rank 0's, as its next forward pass makes them anyway.
+    """Make every wrapper's buffers (batch statistics) rank 0's, as its next forward pass would.
 
-    So the state that is saved is the same on every rank. A collective: called on every rank at the same step.
+    So the saved state is the same on every rank. A collective: called on every rank at the same step.
     """
     _riders.sync_buffers_all()
 
 
 def wrappers() -> list[DistributedDataParallel]:
-    """The wrappers that are alive, those built outside a generation first."""
+    """Return the wrappers that are alive, those built outside a generation first."""
     return _riders.wrappers()
 
 
 def require_all_among(weights: Sequence[torch.Tensor]) -> None:
-    """Raise if a wrapper trains a parameter that is none of these, the state's: no recovery would bring it back.
+    """Raise if a wrapper trains a parameter that is not in the state, and that a recovery would not restore.
 
     Raises:
-        UsageError: it names the wrapped module.
+        UsageError: names the wrapped module.
     """
     known = {id(one) for one in weights}
     for ddp in wrappers():
@@ -485,18 +483,18 @@ def require_all_among(weights: Sequence[torch.Tensor]) -> None:
 
 
 def settle_all() -> dict[str, Any] | None:
-    """What :func:`capture_all` gives, for every commit: once all layouts are final this costs nothing.
+    """Return :func:`capture_all`'s result at a commit; costs nothing once all layouts are final.
 
-    None between the first and the second iteration of a wrapper with ``static_graph=True``, which has no layout there.
+    None between the first and the second iteration of a wrapper with ``static_graph=True``, which has no layout then.
     """
     return _riders.settle_all()
 
 
 def generation_ended() -> None:
-    """``elastic.run`` has returned: wrappers built from now on last, as those built before it do."""
+    """End the generation: wrappers built from now on persist, as those built before it do."""
     _riders.generation_ended()
 
 
 def capture_all() -> dict[str, Any]:
-    """The layouts of all wrappers of this generation as plain values, by key; called on every rank at the same step."""
+    """Return the layouts of all wrappers of this generation as plain values, by key; called on every rank together."""
     return {key: layout.to_plain() for key, layout in sorted(_riders.capture_all().items())}

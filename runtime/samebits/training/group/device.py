@@ -1,13 +1,11 @@
-"""Which device this process trains on, and which backend connects such devices.
+"""Choose the device this process trains on, and the backend that connects such devices.
 
-Here live the choice between CPU, NVIDIA, Ascend and what another package registers with torch together with its
-collectives, the only import of ``torch_npu``, and stopping a device. Never here: settings, groups, memory. The one
-idea: everything goes through ``torch.accelerator``; Ascend needs an extra package, which is imported only where it is
-asked for or installed, and whose missing driver stack is one clear sentence.
+Everything goes through ``torch.accelerator``. Ascend needs the package ``torch_npu``, which is imported only here and
+only if requested or installed; a missing driver stack is reported in one sentence.
 
-A trap that no code here can disarm: with ``torch_npu`` installed and CANN missing, plain ``import torch`` fails
-already, since torch loads every installed device backend by itself. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the
-environment, set before Python starts, turns that off; this module then imports ``torch_npu`` where it is wanted.
+One problem cannot be handled here: with ``torch_npu`` installed and CANN missing, plain ``import torch`` already fails,
+since torch loads every installed device backend. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the environment, set before
+Python starts, turns that off; this module then imports ``torch_npu`` if needed.
 """
 
 from __future__ import annotations
@@ -35,15 +33,15 @@ _INSTALL_CANN: Final = (
 
 
 def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
-    """The device of this process.
+    """Return the device of this process.
 
     Args:
-        requested: ``cpu``, ``cuda``, ``npu``, or another package's; None takes the accelerator there is, where its
-            backend is known, else the CPU.
-        local_rank: of this process on its host, 0-based; the device index, modulo the devices there are.
+        requested: ``cpu``, ``cuda``, ``npu``, or another package's; None takes the available accelerator if its backend
+            is known, else the CPU.
+        local_rank: of this process on its host, 0-based; the device index, modulo the number of devices.
 
     Raises:
-        SettingsError: an unknown device type, or one this process cannot use.
+        SettingsError: an unknown device type, or one that this process cannot use.
     """
     if requested is not None and requested not in KINDS and torch_private.registered_backend(requested) is None:
         raise SettingsError(
@@ -62,19 +60,19 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
 
 
 def settle(device: torch.device) -> None:
-    """Return when all that was queued on the current stream of this accelerator has happened."""
+    """Wait until all work queued on the accelerator's current stream is done."""
     torch.accelerator.current_stream(device).synchronize()
 
 
 def backend_of(device: torch.device, wanted: str | None = None) -> str:
-    """The name of the ``torch.distributed`` backend that connects devices of this type.
+    """Return the name of the ``torch.distributed`` backend for devices of this type.
 
     Args:
         device: one of them.
         wanted: COLLECTIVE_BACKEND: gloo, or None for the device's own.
 
     Raises:
-        SettingsError: no backend is known for it, or it cannot be connected by the one that is wanted.
+        SettingsError: no backend is known for it, or the wanted one does not support it.
     """
     if wanted == dist.Backend.GLOO and device.type != "cpu":
         if device.type not in dist.Backend.backend_capability[dist.Backend.GLOO]:
@@ -90,9 +88,9 @@ def backend_of(device: torch.device, wanted: str | None = None) -> str:
 
 
 def stop(device: torch.device) -> bool:
-    """End all that runs on this device, where its backend cannot end its collectives itself (Ascend); whether it was.
+    """Stop all work on the device if its backend cannot abort collectives (Ascend); return whether it was stopped.
 
-    From any thread. Until :func:`restart` whatever is asked of the device fails, with FORCE STOP.
+    Callable from any thread. Until :func:`restart`, every use of the device fails with FORCE STOP.
     """
     stop_device = getattr(torch.get_device_module(device), "stop_device", None)
     if stop_device is None:
@@ -102,7 +100,7 @@ def stop(device: torch.device) -> bool:
 
 
 def restart(device: torch.device) -> None:
-    """A device that was stopped can be used again; what lies in its memory is as it was."""
+    """Make a stopped device usable again; its memory is unchanged."""
     torch.get_device_module(device).restart_device(device.index or 0)
 
 

@@ -1,9 +1,8 @@
-"""Telling a lost peer from everything else that can go wrong in a training step.
+"""Distinguish a lost peer from everything else that can go wrong in a training step.
 
-Here lives one question about an exception. Never here: what is done about it. The one idea: a lost peer is recognised
-by what only the transport writes (its exception types, its source file in the message, the frame that raised), never by
-a word such as "connection" alone, so that a user's own RuntimeError is never mistaken for one and always ends the
-process with its text.
+A lost peer is recognised by what only the transport produces (its exception types, its source file in the message, the
+frame that raised), never by a word such as "connection" alone. So a user's own RuntimeError is never mistaken for one,
+and ends the process with its text.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ __all__ = ["is_communication_failure"]
 _TYPES = (CommunicationError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
 
 _GLOO = re.compile(
-    # What gloo's transport throws, with the source line it puts in front; "enforce fail" there is a misuse, not a loss.
+    # Thrown by gloo's transport, with its source line in front; "enforce fail" there is misuse, not a loss.
     r"\[\S*gloo/transport/\S+:\d+\] "
     r"(Connection closed|Connection reset|Read error|Read timeout|Write timeout|writev|Socket closed"
     r"|Socket unexpectedly closed|Timed out waiting|timed out connecting|Connect timeout|connect)"
     r"|Application timeout caused pair closure"
     r"|Gloo connectFullMesh failed with"
-    # monitored_barrier, which says who is missing
+    # monitored_barrier, which names the missing ranks
     r"|(received errors? while waiting|failed to pass monitoredBarrier|timed out in monitoredBarrier)"
-    # NCCL, from a communicator that was given up
+    # NCCL, from an aborted communicator
     r"|(NCCL|HCCL) communicator was aborted"
-    # torch_npu, from any operation that runs into them; a memory error of this process's own device is not among them
+    # torch_npu, from any operation affected; memory errors of this process's own device are not included
     r"|(?-i:FORCE STOP|SUSPECT REMOTE ERROR|HCCS LINK ERROR|UB LINK ERROR|HCCL OP RETRY FAILED)",
     re.IGNORECASE,
 )
-_FROM_CALLBACK = f"{GenerationEndedError.__name__}: "  # how a Python error reads once it has passed through C++
+_FROM_CALLBACK = f"{GenerationEndedError.__name__}: "  # a Python error's text after passing through C++
 _CALLBACK_PREFIX = "Got the following error when running the callback: "
 _NETWORK_WORDS = re.compile(r"broken pipe|connection (re(set|fused)|closed|aborted)|timed out|socket", re.IGNORECASE)
 
 
 def is_communication_failure(error: BaseException) -> bool:
-    """Whether ``error``, or what caused it, says that a member of the process group is gone.
+    """Return whether ``error``, or a cause of it, shows that a member of the process group is gone.
 
-    A user's own exception counts only when it was raised because of such a failure (``raise ... from``, or inside its
+    A user's own exception counts only if it was raised because of such a failure (``raise ... from``, or inside its
     ``except`` block).
     """
     return any(_says_so(cause) for cause in _chain(error))

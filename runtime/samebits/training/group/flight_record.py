@@ -1,8 +1,8 @@
-"""The collectives that a broken group had on its way, as torch's flight recorder has them, in a file of LOG_DIR.
+"""Write the collectives that were open when a group was broken, from torch's flight recorder, to a file in LOG_DIR.
 
-Never here: whether a job hangs, and who is to blame; ``core.watch.progress`` says that. The one idea: torch records
-every collective anyway, in memory that is gone with the process, and a rank that does not come out of one is ended
-soon; so what is still open is written as soon as the group is broken, aside, and never keeps a recovery waiting.
+torch records every collective in memory that is lost with the process, and a rank that does not leave a collective is
+ended soon. So open collectives are written as soon as the group is broken, in another thread that no recovery waits
+for.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MOST_BYTES = 16 << 20
 
 
 def write(folder: Path, node: str, reason: str) -> Path | None:
-    """Replace this node's file by what is recorded now; None where nothing is, or it cannot be written.
+    """Replace this node's file with the current record; return None if it is empty or cannot be written.
 
     Args:
-        folder: LOG_DIR; where it is not there nobody looks into it.
+        folder: LOG_DIR; if it is missing, nothing is written.
         node: this process's.
         reason: why the group was broken.
     """
@@ -36,7 +36,7 @@ def write(folder: Path, node: str, reason: str) -> Path | None:
         if not read.get("entries"):
             return None
         durable.replace_note(path, json.dumps({"node": node, "broken": reason, "record": read}).encode())
-    except (StoreError, RuntimeError, ValueError) as error:  # a device that has failed cannot be asked either
-        log.warn(f"what torch recorded of its collectives is not kept: {error}")
+    except (StoreError, RuntimeError, ValueError) as error:  # a failed device cannot be queried either
+        log.warn(f"torch's record of its collectives could not be saved: {error}")
         return None
     return path

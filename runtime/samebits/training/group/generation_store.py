@@ -1,10 +1,9 @@
-"""Keys that are set after the ranks of a generation have met: rank 0 keeps them, the others ask for them over TCP.
+"""Keys set after the ranks of a generation have met, kept by rank 0 and requested by the others over TCP.
 
-Here live the table with its bounds, the thread that serves it, and the question of one rank. Never here: what the keys
-mean, gloo, the meeting. The one idea: a rank that asks says first the generation's password, 32 random bytes that only
-the members are told (in the one message of their meeting, which the scheduler carries), and a connection that has not
-said it can do nothing but wait: there are a few of those at most, and the oldest makes room for the next. A connection
-carries one question and its answer, so whoever waits for a key holds up nobody else.
+A connection first sends the generation's password, 32 random bytes that only the members get (in the one message of
+their meeting, which the scheduler carries). A connection without the password can only wait; few of those are kept, and
+the oldest is closed for the next. Each connection carries one request and its answer, so a rank that waits for a key
+blocks no other.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ __all__ = ["KeyServer", "RemoteKeys"]
 
 PASSWORD_BYTES: Final = 32
 MOST_UNPROVEN: Final = 128
-"""Connections that have not said the password. It comes with the connection, so a member is rarely among them."""
+"""Limit on connections without a password. Members send it on connecting, so they are rarely among them."""
 MAX_QUESTION_BYTES: Final = 1 << 20
-MAX_TABLE_BYTES: Final = 64 << 20  # NCCL's id is 128 bytes, what gloo says for one rank of a subgroup some hundreds
+MAX_TABLE_BYTES: Final = 64 << 20  # NCCL's id has 128 bytes, gloo's data for one rank of a subgroup some hundreds
 _BACKLOG = 1024
 _CONNECT_TIMEOUT_S = 30.0
-_AGAIN_S = 0.02  # until a question is asked again that strangers have crowded out
-_LOOK_S = 1.0  # where shutting a listener down does not wake who waits for it
+_AGAIN_S = 0.02  # before a request that was crowded out by strangers is repeated
+_LOOK_S = 1.0  # for systems where shutting a listener down does not wake its waiter
 _READ_BYTES = 1 << 16
 _SIZE = struct.Struct("!I")
 _OWN_ENTRY_BYTES = 100  # what Python needs for an entry besides its bytes
@@ -47,11 +46,11 @@ _WAITS = frozenset({"get", "wait"})
 
 
 class _Refused(Exception):
-    """What was asked cannot be done; the text goes to who asked."""
+    """A request that cannot be served; the text is sent to the rank that asked."""
 
 
 class _Table:
-    """What ``torch.distributed.Store`` promises, bounded; ``get`` and ``wait`` where nothing is ``missing``."""
+    """A bounded implementation of ``torch.distributed.Store``; ``get`` and ``wait`` need keys that are present."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -107,7 +106,7 @@ def _size(key: str, value: bytes) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """One connection: what it has said so far, what it waits for, what it is still to be told."""
+    """One connection: bytes received, keys awaited, and the rest of its answer."""
 
     connection: socket.socket
     heard: bytearray = field(default_factory=bytearray)
@@ -116,9 +115,9 @@ class _Caller:
 
 
 class KeyServer:
-    """Rank 0's table and the thread that serves it, from :meth:`start` on until the generation's breaker is thrown.
+    """Rank 0's table and its serving thread, from :meth:`start` until the generation's breaker is thrown.
 
-    It listens at once: who asks before it serves waits in the kernel.
+    It listens at once, so earlier connections wait in the backlog.
 
     Args:
         address: where it listens: a numeric IP address of this host.
@@ -126,7 +125,7 @@ class KeyServer:
 
     Attributes:
         address: with the port.
-        password: to be told to the members alone.
+        password: to be given to members only.
     """
 
     def __init__(self, address: str, breaker: Breaker) -> None:
@@ -138,16 +137,16 @@ class KeyServer:
         self._listener.listen(_BACKLOG)
         self._listener.setblocking(False)
         self.address = (address, int(self._listener.getsockname()[1]))
-        self._unproven: dict[_Caller, None] = {}  # the oldest first
+        self._unproven: dict[_Caller, None] = {}  # oldest first
         self._waiting: dict[_Caller, None] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def start(self) -> None:
-        """Serve, in a thread of its own.
+        """Serve in a thread of its own.
 
         Raises:
-            GenerationEndedError: the breaker was thrown already; then nothing listens any more.
+            GenerationEndedError: the breaker was thrown already; the listener is closed.
         """
         end: Future[None] = Future()
         end.add_done_callback(lambda _: self._wake())
@@ -159,7 +158,7 @@ class KeyServer:
         threading.Thread(target=self._serve, name=f"keys of {self._breaker.name}", daemon=True).start()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # its thread has seen the end already, and closed it
+        with suppress(OSError):  # the thread has already seen the end and closed it
             self._listener.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
@@ -170,7 +169,7 @@ class KeyServer:
                     if caller is None:
                         self._accept()
                     elif caller.connection.fileno() < 0:
-                        continue  # let go a moment ago
+                        continue  # closed a moment ago
                     elif caller.answer is None:
                         self._hear(caller)
                     else:
@@ -189,7 +188,7 @@ class KeyServer:
             connection, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor is left, for which all who are not believed yet must go, or the end has come
+        except OSError:  # out of descriptors, so connections without a password are closed; or the end has come
             self._make_room(0)
             time.sleep(_AGAIN_S)
             return
@@ -217,7 +216,7 @@ class KeyServer:
             return
         except OSError:
             said = b""
-        if not said or caller.awaits is not None:  # it has gone, or says more than one question
+        if not said or caller.awaits is not None:  # closed, or sending more than one request
             self._let_go(caller)
             return
         caller.heard += said
@@ -235,7 +234,7 @@ class KeyServer:
             return
         (size,) = _SIZE.unpack_from(caller.heard)
         if size > MAX_QUESTION_BYTES:
-            self._answer(caller, False, f"{size} bytes were said at once, {MAX_QUESTION_BYTES} are allowed")
+            self._answer(caller, False, f"a request of {size} bytes, at most {MAX_QUESTION_BYTES} are allowed")
         elif len(caller.heard) >= _SIZE.size + size:
             try:
                 what, keys, *words = msgpack.unpackb(bytes(caller.heard[_SIZE.size : _SIZE.size + size]))
@@ -277,7 +276,7 @@ class KeyServer:
 
 
 class RemoteKeys:
-    """Rank 0's table as any rank sees it; each call is one connection.
+    """Rank 0's table as seen by any rank; each call uses one connection.
 
     Args:
         address: the server's, with the port.
@@ -290,21 +289,21 @@ class RemoteKeys:
 
     @property
     def words(self) -> list[str | int | bytes]:
-        """What another rank needs: the host, the port, the password."""
+        """Host, port and password, which another rank needs."""
         return [*self.address, self._password]
 
     @classmethod
     def from_words(cls, words: list[Any]) -> RemoteKeys:
-        """The reverse of :attr:`words`."""
+        """Rebuild it from :attr:`words`."""
         host, port, password = words
         return cls((host, port), password)
 
     def ask(self, timeout: timedelta, what: str, keys: list[str], *words: bytes | int) -> Any:
-        """The answer to one question; ``get`` and ``wait`` are answered once their keys are there.
+        """Send one request and return the answer; ``get`` and ``wait`` are answered once their keys exist.
 
         Raises:
-            CommunicationError: rank 0 is not there (any longer), or does not do what was asked.
-            DistStoreError: torch's, where no answer came within ``timeout``.
+            CommunicationError: rank 0 cannot be reached, or refuses the request.
+            DistStoreError: torch's, if no answer came within ``timeout``.
         """
         body = msgpack.packb([what, keys, *words])
         question = self._password + _SIZE.pack(len(body)) + body
@@ -315,13 +314,13 @@ class RemoteKeys:
             except TimeoutError:
                 raise dist.DistStoreError(f"no {what} of {', '.join(keys)} within {timeout}") from None
             except OSError as error:
-                raise CommunicationError(f"rank 0, which keeps the keys set later, does not answer: {error}") from error
+                raise CommunicationError(f"rank 0, which keeps later keys, does not answer: {error}") from error
             if answer is not None:
                 break
-            time.sleep(_AGAIN_S)  # crowded out before it was heard, so nothing was done
+            time.sleep(_AGAIN_S)  # crowded out before the request was read, so nothing was done
         done, value = msgpack.unpackb(answer)
         if not done:
-            raise CommunicationError(f"rank 0 does not do {what} of {', '.join(keys)}: {value}")
+            raise CommunicationError(f"rank 0 refused {what} of {', '.join(keys)}: {value}")
         return value
 
     def _once(self, question: bytes, deadline: float) -> bytes | None:

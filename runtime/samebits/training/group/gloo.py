@@ -1,10 +1,8 @@
-"""gloo's own connections: how one mesh is made, which sockets are its, and how they are cut.
+"""Build gloo meshes, identify their sockets, and cut them.
 
-Here live the address gloo publishes for itself, the set of addresses one generation listens on, cutting exactly the
-connections between them, and building a ``ProcessGroupGloo`` on an address of our choice, which nobody reaches any
-longer once it stands. Never here: futures, the store, torch's registries. The one idea: gloo tells a peer only through
-the store where it listens, and the store is ours, so every connection of a generation, its subgroups' included, is
-known by address and never guessed from what else the process has open.
+gloo tells its peers where it listens only through the store, which is ours. So every connection of a generation and its
+subgroups is known by address, and never guessed from the process's other open sockets. Once a mesh stands, its listener
+accepts no more connections.
 """
 
 from __future__ import annotations
@@ -32,8 +30,10 @@ from samebits.training import torch_private
 __all__ = ["Address", "Endpoints", "address_in", "close_copies", "close_to_newcomers", "connect", "cut"]
 
 READER_NICE = 10
-"""Nicer than the process. Of 0, 3, 5, 7, 10, 19 and SCHED_BATCH the one that was never slower than 0, beside whatever
-else ran: at 19 a rank with a busy DataLoader takes three times as long, and under SCHED_BATCH twice."""
+"""Added niceness of the reading thread. Of 0, 3, 5, 7, 10, 19 and SCHED_BATCH, the value that was never slower than 0.
+
+At 19 a rank with a busy DataLoader takes three times as long, and under SCHED_BATCH twice.
+"""
 
 Address = tuple[str, int]
 """An IP address in its shortest text form, and a TCP port."""
@@ -49,7 +49,7 @@ _DROP_EVERYTHING = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction, BPF_R
 
 
 class Endpoints:
-    """The addresses one generation listens on: this process's, and its peers'."""
+    """The addresses one generation listens on: this process's and its peers'."""
 
     __slots__ = ("own", "peers")
 
@@ -59,10 +59,10 @@ class Endpoints:
 
 
 def address_in(value: bytes) -> Address | None:
-    """The address in what gloo published for one rank; None where the value is something else.
+    """Return the address in what gloo published for one rank; None if the value is something else.
 
-    The form is that of gloo's ``Rank::bytes`` (gloo/transport/tcp/context.cc): a size and the host name, a size and an
-    ``Address`` that begins with a ``sockaddr_storage``, then one number per rank.
+    The format is that of gloo's ``Rank::bytes`` (gloo/transport/tcp/context.cc): a size and the host name, a size and
+    an ``Address`` that begins with a ``sockaddr_storage``, then one number per rank.
     """
     host_bytes, start = _field(value, 0)
     if host_bytes is None:
@@ -92,24 +92,24 @@ def _field(value: bytes, start: int) -> tuple[bytes | None, int]:
 def connect(
     store: Store, rank: int, world_size: int, address: str, connect_timeout: timedelta, timeout: timedelta
 ) -> ProcessGroupGloo:
-    """Listen at ``address``, publish and learn the ranks' addresses through ``store``, connect to all of them.
+    """Listen at ``address``, exchange addresses through ``store``, and connect to all ranks.
 
     Args:
         store: where gloo puts its own address and waits for the others'.
         rank: of this process, 0-based.
         world_size: ranks in the mesh.
         address: a numeric IP address of this host that all peers reach.
-        connect_timeout: how long one connection may take to come.
+        connect_timeout: maximum time for one connection.
         timeout: of each collective afterwards.
 
     Raises:
-        RuntimeError: gloo's, when a connection did not come in time.
+        RuntimeError: from gloo, if a connection was not made in time.
     """
-    # Lazy connections would be made inside some later collective, where nothing can be said about them.
-    with ThreadPoolExecutor(1, "samebits-gloo") as aside:  # a thread that made itself nice cannot take it back
+    # Lazy connections would be made inside some later collective, where an error could not be explained.
+    with ThreadPoolExecutor(1, "samebits-gloo") as aside:  # a thread cannot undo its own niceness
         device = aside.submit(_device_with_nice_reader, address).result()
     mesh = torch_private.gloo_mesh(store, rank, world_size, device, connect_timeout, timeout)
-    key = torch_private.key_of_gloo_rank(rank)  # where gloo names it otherwise, waiting for it would be for ever
+    key = torch_private.key_of_gloo_rank(rank)  # checked first: with another name, get() would wait for ever
     own = address_in(bytes(store.get(key))) if store.check([key]) else None
     if own is not None and sys.platform == "linux":
         close_to_newcomers(own)
@@ -117,12 +117,12 @@ def connect(
 
 
 def close_to_newcomers(own: Address) -> bool:
-    """Let no further connection come about where this process listens at ``own``; True where it does listen.
+    """Accept no further connections on this process's listener at ``own``; return whether there is one.
 
-    gloo accepts whatever comes for as long as the mesh lives, keeps what has sent eight bytes until then, and ends the
-    process when no descriptor is left or accept fails. So the listener stays as it is, in gloo's epoll too, but the
-    kernel drops every packet to it (socket(7), SO_ATTACH_FILTER), from the first of a handshake on: whoever asks gets
-    no answer at all. The connections that stand are not touched.
+    gloo accepts any connection while the mesh lives, keeps those that have sent eight bytes, and aborts the process
+    when no descriptor is left or accept fails. So the listener stays open, also in gloo's epoll set, but the kernel
+    drops every packet to it (socket(7), SO_ATTACH_FILTER), beginning with the first of a handshake: a client gets no
+    answer. Existing connections are not affected.
     """
     for descriptor in _OPEN_FILES.iterdir():
         listener = _socket_of(int(descriptor.name))
@@ -143,21 +143,21 @@ def _drop_everything(listener: socket.socket) -> None:
         if error.errno not in (errno.ENOPROTOOPT, errno.EPERM):
             raise
         log.warn(
-            f"this system does not let a socket drop packets ({error.strerror}), so whoever reaches port "
+            f"this system does not let a socket drop packets ({error.strerror}), so any host that reaches port "
             f"{listener.getsockname()[1]} can use up this process's descriptors. Fix: let only the job's hosts reach "
             "it, as docs/how-to/secure-a-job.md shows"
         )
 
 
 def _device_with_nice_reader(address: str) -> Any:
-    """A device of gloo's, whose thread, the one that reads, yields to the group's other threads.
+    """Create a gloo device whose reading thread yields to the group's other threads.
 
-    It asks epoll over and over while another thread sends on the connection that has something to be read. If it takes
-    that thread's core to do so, both wait for the end of a time slice: without this, four ranks on two cores spend a
-    quarter of a step there. Under SCHED_BATCH it would never do so, but wait for the end of a slice of whatever else
-    computes on that core as well, a DataLoader's worker or another job: then a step takes twice as long.
+    That thread polls epoll continuously while another thread sends on the connection with pending data. If it takes
+    that thread's core to do so, both wait for the end of a time slice; without niceness, four ranks on two cores spend
+    a quarter of a step there. Under SCHED_BATCH it would not take the core, but would wait for the end of a slice of
+    anything else on that core, such as a DataLoader's worker or another job, and a step would take twice as long.
     """
-    if sys.platform == "linux":  # elsewhere it would be the whole process, not this thread and those it starts
+    if sys.platform == "linux":  # elsewhere niceness applies to the whole process
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + READER_NICE)
     return torch_private.gloo_device(address)
@@ -175,10 +175,10 @@ def check_address(address: str) -> None:
 
 
 def cut(endpoints: Endpoints) -> int:
-    """Shut down every connection of this process between ``endpoints``, and return how many there were.
+    """Shut down every connection of this process between ``endpoints``, and return their number.
 
-    Listening sockets stay: gloo's thread ends the process when accept fails. Each descriptor is duplicated before it is
-    looked at, so one that is closed and reused meanwhile is never shut down by mistake.
+    Listening sockets stay open: gloo aborts the process when accept fails. Each descriptor is duplicated before it is
+    inspected, so one that is closed and reused meanwhile is never shut down by mistake.
     """
     severed = 0
     for descriptor in _OPEN_FILES.iterdir():
@@ -196,9 +196,9 @@ def cut(endpoints: Endpoints) -> int:
 
 
 def close_copies(endpoints: Endpoints) -> int:
-    """In a forked child: close its copies of these connections and of their listeners.
+    """In a forked child, close its copies of these connections and their listeners; return their number.
 
-    Nothing is shut down, for the connections are the parent's. Returns how many copies there were.
+    Nothing is shut down, because the connections belong to the parent.
     """
     closed = 0
     for name in [entry.name for entry in _OPEN_FILES.iterdir()]:
@@ -247,7 +247,7 @@ def _is_between(connection: socket.socket, endpoints: Endpoints) -> bool:
             _address(connection.getsockname()) in endpoints.own
         )
     except OSError:
-        return False  # not connected (yet)
+        return False  # not connected
 
 
 def _address(name: tuple[str, int]) -> Address:

@@ -1,9 +1,8 @@
 """The process group of one generation: formed, installed as torch's default group, broken, dropped.
 
-Here live :class:`Group`, its registration with ``torch.distributed`` and its disposal. Never here: who is in a
-generation and why it ends, DistributedDataParallel, restoring state. The one idea: a group is a value with a short
-life. It is built directly on the backend (no rendezvous, no name look-up), any thread may break it at any moment, also
-while it forms, and dropping it costs nothing: what gloo still holds is freed by a thread of its own.
+A group lives only as long as its generation. It is built directly on the backend (no rendezvous, no name look-up), any
+thread may break it at any moment, even while it forms, and dropping it is fast: a separate thread frees what gloo still
+holds.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ __all__ = ["Exchange", "Group", "discard", "form", "form_alone", "is_communicati
 _LOOPBACK = "127.0.0.1"
 _STORE_PREFIX = "default_pg"
 _DESCRIPTION = "default_pg"  # torch's own word for the default group
-_LOOK_S = 0.0005  # for what mostly ends within a millisecond
-_FORGOTTEN_AFTER = timedelta(seconds=1)  # what gloo does wake ends within milliseconds
+_LOOK_S = 0.0005  # for collectives, which mostly end within a millisecond
+_FORGOTTEN_AFTER = timedelta(seconds=1)  # collectives that gloo does wake end within milliseconds
 
 
 class _Link(Protocol):
-    """How a backend connects, and how it is interrupted."""
+    """The interface for connecting a backend and interrupting it."""
 
     def begin(self) -> Future[Any]: ...
 
@@ -60,7 +59,7 @@ class _Link(Protocol):
 class Group:
     """The processes of one generation, seen from one of them.
 
-    Nothing happens before :meth:`begin` or :meth:`form`; hand the group to the thread that may have to break it, then
+    Nothing happens before :meth:`begin` or :meth:`form`. Hand the group to the thread that may have to break it, then
     form it.
 
     Args:
@@ -68,13 +67,13 @@ class Group:
         rank: of this process, 0-based.
         world_size: processes in the generation.
         exchange: carries this rank's message to all; used once.
-        name: the group in error sentences, e.g. ``generation 7``.
+        name: the group's name in error messages, e.g. ``generation 7``.
         address: a numeric IP address of this host that all peers reach; gloo listens there.
-        timeout_s: of one collective. Recovery does not depend on it; it bounds how long a cut-off buffer is kept.
+        timeout_s: of one collective. Recovery does not depend on it; it limits how long a cut-off buffer is kept.
         connect_timeout_s: how long one connection may take while the group forms.
-        alone: as :class:`BreakableGroup` has it (gloo only).
-        info: told to all ranks with this rank's message; :meth:`info_of` gives everybody's.
-        backend: gloo for a device that has another; None: the device's own.
+        alone: as for :class:`BreakableGroup` (gloo only).
+        info: sent to all ranks with this rank's message; :meth:`info_of` returns any rank's.
+        backend: gloo for a device that has another backend; None: the device's own.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Group:
         return self._pg
 
     def info_of(self, rank: int) -> bytes:
-        """What that rank told all, once the group stands."""
+        """Return what that rank sent to all, once the group stands."""
         return self._all_info[rank]
 
     @property
@@ -133,7 +132,7 @@ class Group:
 
     @property
     def collectives(self) -> int:
-        """How many were launched in it, without those of subgroups; 0 where the backend does not tell."""
+        """Number of collectives launched in it, without subgroups; 0 if the backend does not count them."""
         return self._pg.count if isinstance(self._pg, BreakableGroup) else 0
 
     @property
@@ -142,10 +141,10 @@ class Group:
         return self._breaker
 
     def begin(self) -> Future[Any]:
-        """Begin to connect, aside: what this rank has to say goes to the exchange, which may take its time to answer.
+        """Begin to connect in another thread; the exchange may take its time to answer.
 
-        The group of a generation that is still to come waits in the exchange until its members are known. The future
-        ends when the connections stand, or with the error that :meth:`form` would raise.
+        The group of a future generation waits in the exchange until its members are known. The future completes when
+        the connections stand, or with the error that :meth:`form` would raise.
         """
         assert self._link is not None, "only drop() gives it up, and that breaks the group"
         return self._link.begin()
@@ -154,8 +153,8 @@ class Group:
         """Connect to all ranks and become torch's default group.
 
         Raises:
-            GenerationEndedError: broken meanwhile, by :meth:`break_` or because the exchange says so.
-            CommunicationError: a connection did not come within the connect timeout.
+            GenerationEndedError: broken meanwhile, by :meth:`break_` or by the exchange.
+            CommunicationError: a connection was not made within the connect timeout.
             UsageError: torch has a default group already.
         """
         if dist.is_initialized():
@@ -186,9 +185,9 @@ class Group:
             torch_private.install_default_group(self._pg, store, self.world_size)
 
     def break_(self, reason: str = "a member was lost") -> None:
-        """End every wait in this group, its subgroups and its formation; from any thread, any number of times.
+        """End every wait in this group, its subgroups and its formation; callable from any thread, repeatedly.
 
-        Whoever waits raises GenerationEndedError, or gloo's own error where gloo is faster. Peers notice by their
+        A waiting thread raises GenerationEndedError, or gloo's own error if gloo is faster. Peers notice by their
         connections to this process.
         """
         link = self._link
@@ -229,9 +228,10 @@ class Group:
             self._link.end(cuts=cuts)
 
     def settle(self, within_s: float) -> None:
-        """Wait until no collective of this group or a subgroup runs, so long at most, and for each of them once only.
+        """Wait, for a limited time, until no collective of this group or a subgroup runs.
 
-        For what must not be done while one runs, and is better done late than never.
+        A collective that was waited for in vain once is not waited for again. This serves actions that should not
+        happen during a collective but are better done late than never.
         """
         deadline = time.monotonic() + within_s
         groups = [] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg]
@@ -247,11 +247,11 @@ class Group:
             self._samplers = None
 
     def end_with_process(self, deadline: float) -> None:
-        """Leave nothing of the group to the interpreter's end; called once, when nothing else runs any more.
+        """Leave nothing of the group to the interpreter's shutdown; called once, when nothing else runs any more.
 
-        A collective that ends while the interpreter is torn down calls back into Python, and the process gets SIGABRT;
-        freeing a mesh whose collective never ends keeps the process until that times out. So wait for what is broken
-        to end, until ``deadline`` on the monotonic clock, and never free what does not.
+        A collective that ends during shutdown calls back into Python, and the process gets SIGABRT; freeing a mesh
+        whose collective never ends blocks the process until that times out. So wait for broken collectives until
+        ``deadline`` on the monotonic clock, and never free those that do not end.
         """
         self._end_link("the process ends")
         groups = [] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg]
@@ -274,7 +274,7 @@ def _end_all() -> None:
 
 
 class _GlooLink:
-    """gloo over TCP: interrupted by our breaker, and by shutting down exactly its connections."""
+    """gloo over TCP, interrupted by our breaker and by shutting down exactly its connections."""
 
     def __init__(
         self,
@@ -319,7 +319,7 @@ class _GlooLink:
         return self._wrap(mesh, store, rank, size, timeout, name, description, recorder)
 
     def _begin_mesh(self, store: Store, rank: int, size: int, timeout: timedelta) -> Future[dist.ProcessGroupGloo]:
-        # In a helper thread: gloo waits for a peer that died between its message and its connection until it times out.
+        # In a helper thread: gloo waits until its timeout for a peer that died between its message and its connection.
         return begin_breakable(
             self._breaker,
             lambda: gloo.connect(store, rank, size, self._address, self._connect_timeout, timeout),
@@ -342,7 +342,7 @@ class _GlooLink:
         try:
             connected = mesh.result()
         finally:
-            del mesh  # its error's traceback must not lead back to it
+            del mesh  # its error's traceback must not refer back to it
         for one in (inner, group):
             torch_private.dress_group(one, connected, name, description)
         return group
@@ -357,7 +357,7 @@ class _GlooLink:
 
 
 class _Alone:
-    """The exchange of a world of one."""
+    """The exchange in a world of one."""
 
     def __init__(self) -> None:
         self._blob = b""
@@ -396,11 +396,11 @@ def form_alone(
     alone: Callable[[], str] | None = None,
     backend: str | None = None,
 ) -> Group:
-    """The group of one that is installed from ``samebits.init()`` on, until the first generation's takes its place.
+    """Form the group of one that ``samebits.init()`` installs until the first generation's replaces it.
 
     Args:
         device: as :class:`Group` has it.
-        address: of this machine, for gloo, which listens also where there is nobody to wait for.
+        address: of this machine, where gloo listens even without peers.
         backend: as :class:`Group` has it.
         alone: as :class:`Group` has it; then a ``DistributedSampler`` that would ask for its size is refused as well.
     """
@@ -413,10 +413,10 @@ def form_alone(
 
 
 def discard(bags: Sequence[list[Any]], works: list[dist.Work] | None = None) -> None:
-    """Empty the lists, in order, in a thread of their own, after ``works`` have ended.
+    """Empty the lists, in order, in another thread, after ``works`` have ended.
 
-    Destroying a gloo mesh waits for its threads: some milliseconds, or, where one of them waits for a message that was
-    cut off half-way, until that operation times out.
+    Destroying a gloo mesh waits for its threads: some milliseconds, or, if one of them waits for a message that was cut
+    off half-way, until that operation times out.
     """
     run_aside(functools.partial(_empty, bags, works or []), "samebits-discard")
 
@@ -427,7 +427,7 @@ def _unfinished(groups: Sequence[dist.ProcessGroup]) -> list[dist.Work]:
 
 def _empty(bags: Sequence[list[Any]], works: list[dist.Work]) -> None:
     while works:
-        with contextlib.suppress(RuntimeError):  # that it failed is why it is here
+        with contextlib.suppress(RuntimeError):  # broken works fail, as expected
             works[0].wait(_FORGOTTEN_AFTER)
         if not works[0].is_completed():
             expect_no_end()

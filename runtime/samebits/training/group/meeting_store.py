@@ -1,10 +1,9 @@
-"""Where the ranks of one generation learn each other's addresses: a ``Store`` over a single exchange.
+"""A ``Store`` over a single exchange, in which the ranks of one generation learn each other's addresses.
 
-Here live the protocol of that exchange and the store gloo and torch read and write. Never here: connections, groups,
-how the exchange travels. The one idea: what a rank has to say when its group forms is known before it has to read
-anything, so it says it in one message, and everybody reads the union from memory. What comes later (``dist.new_group``
-in a user's function, NCCL's ids) cannot be known beforehand; that rank 0 keeps (``generation_store``), and where and
-under which password it is to be asked for travels in its message.
+Everything a rank sets while its group forms is known before it has to read anything. So each rank sends it in one
+message, and all read the union from memory. Later keys (``dist.new_group`` in a user's function, NCCL's ids) cannot be
+known beforehand; rank 0 keeps those (``generation_store``), and its message contains the address and password for
+requesting them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["Exchange", "MeetingStore"]
 
 
 class Exchange(Protocol):
-    """The one message each rank of a generation sends to all."""
+    """The one message that each rank of a generation sends to all."""
 
     def publish(self, blob: bytes) -> None:
         """Send this rank's contribution; called once."""
@@ -40,20 +39,20 @@ class Exchange(Protocol):
 
 
 class MeetingStore(Store):
-    """The store of one generation. Keys set before the first read travel in the one message, later ones by rank 0.
+    """The store of one generation. Keys set before the first read travel in the one message, later ones via rank 0.
 
     Args:
         exchange: carries the message.
         rank: of this process, 0-based.
         world_size: messages to expect.
-        address: where rank 0 listens for questions after later keys: a numeric IP address of this host.
-        breaker: ends waiting for later keys.
-        endpoints: told every address that passes through, so that its connections can be cut.
-        timeout: of waiting for a later key where the caller gives none.
-        info: what this rank has to say besides what gloo and torch set.
+        address: where rank 0 listens for requests of later keys: a numeric IP address of this host.
+        breaker: ends waits for later keys.
+        endpoints: collects every address seen, so that its connections can be cut.
+        timeout: of waits for later keys, if the caller gives none.
+        info: this rank's own data, besides what gloo and torch set.
 
     Attributes:
-        all_info: everybody's, by rank, once they have met.
+        all_info: every rank's ``info``, by rank, after the meeting.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class MeetingStore(Store):
             if self._union is None:
                 self._breaker.check()
                 if self._published:
-                    raise CommunicationError(f"the meeting of {self._breaker.name} did not come about")
+                    raise CommunicationError(f"the meeting of {self._breaker.name} failed")
                 server = self._listen_for_later() if self._rank == 0 and self._world_size > 1 else None
                 self._published = True
                 later = None if self._later is None else self._later.words
@@ -132,7 +131,7 @@ class MeetingStore(Store):
     def _ask(self, what: str, keys: list[str], *words: bytes | int, timeout: timedelta | None = None) -> Any:
         self.meet()
         with self._lock:
-            if self._later is None:  # alone, where nobody has to be told beforehand
+            if self._later is None:  # a world of one, which has no one to announce the server to
                 self._listen_for_later().start()
             assert self._later is not None
             later, limit = self._later, timeout or self._timeout
@@ -141,7 +140,7 @@ class MeetingStore(Store):
     # --- dist.Store -----------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Before the meeting: remember for the message. After it: set in rank 0's table."""
+        """Before the meeting, keep the value for the message; after it, set it in rank 0's table."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         with self._lock:
             if self._union is None:
@@ -160,14 +159,14 @@ class MeetingStore(Store):
         return value
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Block until all keys are there."""
+        """Block until all keys exist."""
         union = self.meet()
         missing = [key for key in keys if key not in union]
         if missing:
             self._ask("wait", missing, timeout=timeout)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
+        """Return whether all keys exist."""
         union = self.meet()
         missing = [key for key in keys if key not in union]
         return not missing or bool(self._ask("check", missing))
@@ -182,7 +181,7 @@ class MeetingStore(Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Whether the multi- calls work."""
+        """Return True: the multi- calls are supported."""
         return True
 
     def add(self, key: str, amount: int) -> int:
@@ -194,7 +193,7 @@ class MeetingStore(Store):
         self._ask("append", [key], value.encode() if isinstance(value, str) else bytes(value))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a value in rank 0's table if it is the expected one; return what it then is."""
+        """Set a value in rank 0's table if it is the expected one; return the resulting value."""
         return bytes(self._ask("compare_set", [key], expected.encode(), desired.encode()))
 
     def delete_key(self, key: str) -> bool:
@@ -202,9 +201,9 @@ class MeetingStore(Store):
         return bool(self._ask("delete_key", [key]))
 
     def num_keys(self) -> int:
-        """How many keys rank 0's table has."""
+        """Return the number of keys in rank 0's table."""
         return int(self._ask("num_keys", []))
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long later keys are waited for."""
+        """Set the timeout of waits for later keys."""
         self._timeout = timeout

@@ -1,6 +1,6 @@
-"""What one process group launches, written into the process's ring of collectives.
+"""Write one process group's launches into the process's ring of collectives.
 
-Here lives what of a call's arguments is kept. Never here: the ring, or who reads it (``store.collective_ring``).
+This module decides what is kept of a call's arguments; the ring is ``store.collective_ring``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMES = {
     "reduce_scatter_single": "reduce_scatter_single",
     "reduce_scatter_single_coalesced": "REDUCE_SCATTER_coalesced",
 }
-"""Of the methods of a process group."""
+"""Operation names by method of a process group."""
 _OPS = {method: OPS.index(name) for method, name in _NAMES.items()}
 _SEND, _RECEIVE = OPS.index("send"), OPS.index("recv")
 _DTYPES = {getattr(torch, name): at for at, name in enumerate(DTYPES) if hasattr(torch, name)}
@@ -46,12 +46,12 @@ _IN_PLACE = {"allreduce", "broadcast", "reduce", "allreduce_coalesced"}
 
 
 class Recorder:
-    """Of one group.
+    """Records the launches of one group.
 
     Args:
-        ring: the process's; None: nothing is kept.
-        name, description: as torch has them.
-        ranks: its members, as the generation counts them.
+        ring: the process's; None: nothing is recorded.
+        name, description: as in torch.
+        ranks: its members' ranks in the generation.
     """
 
     __slots__ = ("_group", "_pairwise", "_ring")
@@ -59,10 +59,10 @@ class Recorder:
     def __init__(self, ring: CollectiveRing | None, name: str, description: str, ranks: Sequence[int]) -> None:
         group = None if ring is None else ring.add_group(name, description, ranks)
         self._ring, self._group = (None, 0) if group is None else (ring, group)
-        self._pairwise: dict[tuple[int, int], int] = {}  # op and peer → how many
+        self._pairwise: dict[tuple[int, int], int] = {}  # op and peer → count
 
     def launched(self, method: str, sequence: int, args: Sequence[Any]) -> int | None:
-        """A collective was launched by this method with these arguments; a number for :meth:`over`."""
+        """Record a collective launched by this method with these arguments; return a number for :meth:`over`."""
         op = _OPS.get(method)
         if self._ring is None or op is None:
             return None
@@ -71,7 +71,7 @@ class Recorder:
         return self._ring.launch(self._group, sequence, op, *given, *output, NOBODY, _place(self._ring))
 
     def launched_pairwise(self, method: str, args: Sequence[Any]) -> int | None:
-        """The same of a send or receive."""
+        """Record a send or receive; return a number for :meth:`over`."""
         if self._ring is None or not args:
             return None
         op, peer, sequence = _SEND if method == "send" else _RECEIVE, NOBODY, 0
@@ -81,7 +81,7 @@ class Recorder:
         return self._ring.launch(self._group, sequence, op, *shape, *shape, peer, _place(self._ring))
 
     def named_sender(self, number: int | None, peer: int) -> None:
-        """Whom a receive from anybody was from."""
+        """Set the sender of a receive from any rank."""
         if number is not None and self._ring is not None:
             self._ring.name_sender(number, peer, self._next(_RECEIVE, peer))
 
@@ -90,7 +90,7 @@ class Recorder:
         return number
 
     def over(self, number: int | None) -> None:
-        """It is."""
+        """Record the end of a launch."""
         if number is not None and self._ring is not None:
             self._ring.end(number)
 
@@ -104,7 +104,7 @@ _NOTHING: tuple[Sequence[int], int] = ((), OTHER_DTYPE)
 
 
 def _shape_of(value: Any) -> tuple[Sequence[int], int]:
-    """The shape of the one tensor in it; of several, how many elements they have; and the first one's dtype."""
+    """Return the shape of a single tensor, or the element count of several, and the first one's dtype."""
     while type(value) in (list, tuple) and len(value) == 1:
         value = value[0]
     if isinstance(value, torch.Tensor):

@@ -1,8 +1,7 @@
-"""The refusal of a ``DistributedSampler`` between ``samebits.init()`` and ``samebits.elastic.run``.
+"""Refuse a ``DistributedSampler`` between ``samebits.init()`` and ``samebits.elastic.run``.
 
-Never here: the refusal of collectives, which the group itself does. The one idea: such a sampler asks the process group
-how many share the samples, and keeps the answer for good; in this phase the answer is one, whatever group follows. So
-it is refused for exactly as long as the group of one is torch's.
+Such a sampler asks the process group once how many ranks share the samples. In this phase the answer is one, whatever
+group follows. So it is refused exactly while the group of one is torch's default.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ SAMPLER_ALONE = (
 
 
 class SamplerRefusal:
-    """While it lasts, a ``DistributedSampler`` that is not told both ``num_replicas`` and ``rank`` is a UsageError.
+    """Raises UsageError for a ``DistributedSampler`` without both ``num_replicas`` and ``rank``, until :meth:`end`.
 
-    On gloo the group's own answers could be refused instead; an accelerator's group is torch's, and its methods cannot
-    be replaced. So the constructor is, which subclasses call as well.
+    With gloo the group's own methods could refuse instead, but an accelerator's group is torch's, and its methods
+    cannot be replaced. So the constructor is, which subclasses call as well.
 
     Args:
-        alone: as :class:`BreakableGroup` has it.
+        alone: as in :class:`BreakableGroup`.
     """
 
     def __init__(self, alone: Callable[[], str]) -> None:
@@ -42,9 +41,9 @@ class SamplerRefusal:
         DistributedSampler.__init__ = self._refusing  # type: ignore[method-assign]
 
     def end(self) -> None:
-        """The class is torch's own again; without effect the second time."""
+        """Restore the class; has no effect the second time."""
         self._lasts = False
-        if DistributedSampler.__init__ is self._refusing:  # else somebody has wrapped it once more
+        if DistributedSampler.__init__ is self._refusing:  # unless it was wrapped again meanwhile
             DistributedSampler.__init__ = self._constructor  # type: ignore[method-assign]
 
     def _wrapped(self, constructor: Any) -> Callable[..., None]:

@@ -1,7 +1,7 @@
-"""Bytes between ranks of one group: a restore point from its holder to those who lack it, and a few numbers to all.
+"""Send restore points to the ranks that lack them, and a few numbers to all, over the generation's group.
 
-Over the generation's group, so that a lost peer ends a transfer the way it ends any collective. A point goes in pieces:
-while one travels the next is made ready on one side, and the one before is put in its place on the other.
+A lost peer therefore ends a transfer as it ends any collective. A point is sent in pieces: while one travels, the
+sender prepares the next and the receiver stores the previous one.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from samebits.errors import CheckpointError, LayoutError
 from samebits.spelling import spelled
 from samebits.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, Incoming, Outgoing, sizes_of
 
-_AT_ONCE = 2  # pieces on their way; each has a tag of its own
+_AT_ONCE = 2  # pieces in flight, each with its own tag
 _OPENING_TAG = _AT_ONCE
 _OPENING_BYTES = 64 * 1024
-"""The first message, always of this size, so that a state of few tensors is described in it and costs one journey."""
+"""Fixed size of the first message; a state of few tensors is described in it and needs no second one."""
 _LENGTH = struct.Struct("<Q")
 
 
 def send(point: Outgoing, ranks: Sequence[int], meanwhile: Callable[[], object], device: torch.device) -> None:
-    """Send the point to each of the ranks, which call ``receive``, all of them piece by piece.
+    """Send a point piece by piece to several ranks, which call ``receive``.
 
     Args:
-        point: what is sent.
-        ranks: of the receivers.
-        meanwhile: called while the first pieces are on their way.
+        point: the point to send.
+        ranks: the receivers.
+        meanwhile: called while the first pieces are in flight.
         device: this process's.
     """
     preface = bytearray(_LENGTH.pack(len(point.preface)) + point.preface).ljust(_OPENING_BYTES, b"\0")
@@ -62,16 +62,16 @@ def receive(
     meanwhile: Callable[[Incoming], object],
     device: torch.device,
 ) -> Checkpoint:
-    """The point that ``source`` sends.
+    """Receive the point that ``source`` sends.
 
     Args:
         source: a rank.
-        begin: given the preface; where the pieces are to go.
-        meanwhile: called while the first of them are on their way.
+        begin: called with the preface; returns where the pieces go.
+        meanwhile: called while the first pieces are in flight.
         device: this process's.
 
     Raises:
-        CheckpointError: what came is not what was sent.
+        CheckpointError: the received data differs from what was sent.
     """
     incoming = begin(_preface_from(source, device))
     sizes = sizes_of(incoming.data_bytes)
@@ -95,16 +95,16 @@ def receive(
 def share(
     point: Outgoing | None, source: int, begin: Callable[[memoryview], Incoming], device: torch.device
 ) -> Checkpoint | None:
-    """Send a point to all ranks, piece by piece; return it on all but its source. A collective.
+    """Send a point to all ranks piece by piece; return it on all but its source. A collective.
 
     Args:
-        point: given at the source and nowhere else.
+        point: given only at the source.
         source: a rank.
-        begin: given the preface; where the pieces are to go.
+        begin: called with the preface; returns where the pieces go.
         device: this process's.
 
     Raises:
-        CheckpointError: what came is not what was sent.
+        CheckpointError: the received data differs from what was sent.
     """
     preface = broadcast(None if point is None else memoryview(bytearray(point.preface)), source, device)
     travels = begin(preface) if point is None else point
@@ -144,7 +144,7 @@ def _arrive(works: Sequence[dist.Work | None]) -> None:
 
 
 def broadcast(packed: memoryview | None, source: int, device: torch.device) -> memoryview:
-    """The bytes of ``source`` on every rank; ``packed`` is given there and nowhere else."""
+    """Return the bytes of ``source`` on every rank; ``packed`` is given only there. A collective."""
     size = torch.tensor([0 if packed is None else len(packed)], dtype=torch.int64, device=device)
     dist.broadcast(size, source)
     if packed is None:
@@ -156,19 +156,19 @@ def broadcast(packed: memoryview | None, source: int, device: torch.device) -> m
 
 
 def tell(numbers: Sequence[int], source: int, device: torch.device) -> list[int]:
-    """The 64-bit numbers of ``source`` on every rank; the others give as many, of any value."""
+    """Return the 64-bit numbers of ``source`` on every rank; the others pass as many, of any value. A collective."""
     told = torch.tensor(list(numbers), dtype=torch.int64, device=device)
     dist.broadcast(told, source)
     return [int(one) for one in told.tolist()]
 
 
 def gather(number: int, device: torch.device) -> list[int]:
-    """The 64-bit number of every rank, in their order."""
+    """Return the 64-bit numbers of all ranks, in rank order. A collective."""
     return begin_gather(number, device)()
 
 
 def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
-    """Begin to :func:`gather`; what comes back waits for the others' numbers. A collective, in its order here."""
+    """Begin to :func:`gather`; the returned function waits for the result. A collective, ordered by this call."""
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     work = dist.all_gather(gathered, mine, async_op=True)
@@ -195,7 +195,7 @@ def require_equal(digests: Sequence[int], what: str) -> None:
 
 
 def send_bytes(packed: bytearray, rank: int, device: torch.device) -> None:
-    """Send these bytes, at least one, to a rank, which calls :func:`receive_bytes`."""
+    """Send at least one byte to a rank that calls :func:`receive_bytes`."""
     assert packed, "there is something to send"
     size = torch.tensor([len(packed)], dtype=torch.int64, device=device)
     content = torch.frombuffer(packed, dtype=torch.uint8).to(device)
@@ -204,10 +204,10 @@ def send_bytes(packed: bytearray, rank: int, device: torch.device) -> None:
 
 
 def receive_bytes(source: int, most_bytes: int, device: torch.device) -> memoryview:
-    """The bytes that a rank sends with :func:`send_bytes`.
+    """Receive what a rank sends with :func:`send_bytes`.
 
     Raises:
-        CheckpointError: more are announced than may be.
+        CheckpointError: the announced size is zero or too large.
     """
     size = torch.zeros(1, dtype=torch.int64, device=device)
     _arrive([dist.irecv(size, source, tag=_OPENING_TAG)])

@@ -1,7 +1,6 @@
-"""Horovod's names for PyTorch, as thin wrappers over ours: what ``samebits.horovod`` shows.
+"""Horovod's names for PyTorch as thin wrappers: what ``samebits.horovod`` exports.
 
-Here live the names, one module for each group of them. Never here: a second way of doing anything. The one idea: a
-script written for ``horovod.torch`` keeps its calls, and each call means what ``samebits`` means by it.
+A script written for ``horovod.torch`` keeps its calls, and each has the meaning of its SameBits counterpart.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tensors and plain values between all ranks: ``hvd.allreduce``, ``allgather``, ``broadcast`` and their object forms.
+"""``hvd.allreduce``, ``allgather`` and ``broadcast`` for tensors, and their forms for objects.
 
-All run on the default group of the present generation, so a lost peer ends each of them, and nothing is kept from one
-generation to the next. Never here: parameters and optimizers. The one idea: a reduction sums in the group's own order,
-which is the same in every run of the same world size, and divides afterwards. No gradient passes through any of them:
-a tensor that is to have one is refused, because a loss would train on without part of it.
+All run on the default group of the current generation, so a lost peer ends each of them, and nothing is kept between
+generations. A reduction sums in the group's own order, which is the same in every run of the same world size, and
+divides afterwards. No gradient passes through any of them: a tensor that requires one is refused, because training
+would silently lose part of its loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from samebits.training.state import snapshot
 
 
 class ReduceOp(enum.Enum):
-    """How the ranks' tensors become one."""
+    """How the ranks' tensors are combined."""
 
     AVERAGE = "Average"
     SUM = "Sum"
@@ -38,16 +38,16 @@ _TORCH_OPS = {Average: dist.ReduceOp.SUM, Sum: dist.ReduceOp.SUM, Min: dist.Redu
 
 
 class NoneCompressor:
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """What is sent, and the dtype to come back to."""
+        """Return the tensor to send, and its original dtype."""
         return tensor, tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What was received, in the dtype it had."""
+        """Return a received tensor in its original dtype."""
         return tensor.to(dtype)
 
 
@@ -56,12 +56,12 @@ class FP16Compressor(NoneCompressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """What is sent, and the dtype to come back to."""
+        """Return the tensor to send, and its original dtype."""
         return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
 
 
 class Compression:
-    """The ways to send a tensor."""
+    """The available compressors."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
@@ -74,14 +74,17 @@ def allreduce(
     compression: type[NoneCompressor] = Compression.none,
     op: ReduceOp | None = None,
 ) -> torch.Tensor:
-    """The average (sum, least, greatest) over all ranks, element by element, in a new tensor without a gradient.
+    """Return the elementwise average (sum, minimum, maximum) over all ranks as a new tensor without a gradient.
 
     Args:
-        average: Horovod's older way to say ``op``: whether to average or to sum.
-        name: not needed, the order of calls is enough.
+        tensor: this rank's values.
+        average: Horovod's older form of ``op``: whether to average or to sum.
+        name: ignored; the order of calls identifies them.
+        compression: how the tensor is sent.
+        op: the reduction; Average by default.
 
     Raises:
-        UsageError: the tensor requires a gradient, and Horovod's call would give it one.
+        UsageError: the tensor requires a gradient, which Horovod's call would compute.
     """
     _refuse_gradient("allreduce", "all_reduce", tensor)
     return allreduce_(tensor.detach().clone(), average, name, compression, op)
@@ -94,7 +97,7 @@ def allreduce_(
     compression: type[NoneCompressor] = Compression.none,
     op: ReduceOp | None = None,
 ) -> torch.Tensor:
-    """As :func:`allreduce`, in place. An average of integers is rounded towards zero."""
+    """Reduce as :func:`allreduce`, in place. An average of integers is rounded towards zero."""
     del name
     if op is None:
         op = Sum if average is False else Average
@@ -109,7 +112,7 @@ def allreduce_(
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
-    """All ranks' tensors, one after the other along the first dimension, which may differ between ranks.
+    """Return all ranks' tensors concatenated along the first dimension, which may differ between ranks.
 
     Raises:
         UsageError: as for :func:`allreduce`.
@@ -126,7 +129,7 @@ def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """The root's tensor, in a new one.
+    """Return the root's tensor as a new one.
 
     Raises:
         UsageError: as for :func:`allreduce`.
@@ -136,7 +139,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> 
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
-    """As :func:`broadcast`, in place."""
+    """Broadcast as :func:`broadcast`, in place."""
     del name
     with torch.no_grad():
         sent = tensor.contiguous()
@@ -147,11 +150,11 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) ->
 
 
 def _refuse_gradient(call: str, function: str, tensor: torch.Tensor) -> None:
-    """For the calls that are autograd functions in Horovod; those in place are not, and are made on parameters."""
+    """Refuse gradients in calls that are autograd functions in Horovod; in-place calls are not."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UsageError(
             f"hvd.{call} gives no gradient, and this tensor requires one: call it on tensor.detach() or under "
-            "torch.no_grad(), or, where a loss depends on what it returns, use "
+            "torch.no_grad(), or, if a loss depends on its result, use "
             f"torch.distributed.nn.functional.{function}"
         )
 
@@ -162,7 +165,9 @@ def barrier() -> None:
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """The root's value. It travels as msgpack, never pickled: numbers, texts, bytes, lists, tuples, dicts and tensors.
+    """Return the root's value, sent as msgpack and never pickled.
+
+    It may consist of numbers, strings, bytes, lists, tuples, dicts and tensors.
 
     Raises:
         UsageError: the root's value holds something else.
@@ -174,7 +179,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Every rank's value, in the order of ranks; of the kinds that :func:`broadcast_object` takes."""
+    """Return every rank's value in rank order; accepts the same types as :func:`broadcast_object`."""
     del name
     device = context.current("hvd.allgather_object").device
     packed = torch.frombuffer(pack(obj, "hvd.allgather_object"), dtype=torch.uint8).to(device)
@@ -184,19 +189,17 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 
 def pack(obj: Any, call: str) -> memoryview:
-    """A value as bytes for another rank."""
+    """Encode a value as bytes for another rank."""
     try:
         tree, parts = snapshot.split(obj, "object")
         named = [(one.name, one.dtype, one.shape, bytes(one.data)) for one in parts]
         return memoryview(bytearray(plain.encode({"tree": tree, "parts": named})))
     except CheckpointError as error:
-        raise UsageError(
-            f"{call} sends plain values and tensors, nothing that would have to be pickled: {error}"
-        ) from None
+        raise UsageError(f"{call} sends only plain values and tensors, and never pickles: {error}") from None
 
 
 def unpack(packed: memoryview) -> Any:
-    """The inverse of :func:`pack`."""
+    """Decode the result of :func:`pack`."""
     content: Any = plain.decode(bytes(packed))
     parts = [
         TensorPart(name, dtype, tuple(shape), memoryview(bytearray(data)))

@@ -1,7 +1,7 @@
-"""``hvd.elastic``: Horovod's elastic names, which are ours.
+"""``hvd.elastic``: Horovod's elastic names for SameBits' classes.
 
-``TorchState`` differs in one default: random numbers are derived for every step, because a script of Horovod's expects
-to go on from its peers' memory when a worker and its generators are lost.
+``TorchState`` has another default: random numbers are derived for every step, because a script written for Horovod
+expects to continue from its peers' memory when a worker and its generators are lost.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 
 class TorchState(_TorchState):
-    """Everything a step depends on: model, optimizer, and whatever else is given by name.
+    """A state with everything a step depends on: model, optimizer, and other values by name.
 
     Args:
-        model, optimizer: as Horovod has them; the optimizer may be a ``hvd.DistributedOptimizer``.
-        attributes: values, samplers and objects with ``state_dict()``; also the arguments of
+        model, optimizer: as for Horovod; the optimizer may be a ``hvd.DistributedOptimizer``.
+        attributes: values, samplers and objects with ``state_dict()``; also arguments of
             :class:`samebits.elastic.TorchState`, whose ``rng`` is ``"per_step"`` here, with the seed that was given to
             ``torch.manual_seed``.
     """

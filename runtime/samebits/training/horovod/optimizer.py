@@ -1,8 +1,8 @@
 """``hvd.DistributedOptimizer``: an optimizer whose steps use the average of all ranks' gradients.
 
-Never here: overlap with the backward pass (DistributedDataParallel has that, and rides through recoveries as well). The
-one idea: gradients are averaged just before the step, in one flat tensor per dtype whose order is the optimizer's own;
-nothing about the group is kept, and a peer that is lost meanwhile leaves weights and moments as they were committed.
+Gradients are averaged just before the step, in one flat tensor per dtype in the optimizer's own order. No reference to
+the group is kept, and the loss of a peer meanwhile leaves weights and moments as they were committed. There is no
+overlap with the backward pass; use DistributedDataParallel for that.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 
 class _Averaging(torch.optim.Optimizer):
-    """What a wrapped optimizer can do besides its own."""
+    """Methods that a wrapped optimizer gets besides its own."""
 
     _averages: _Averages
 
     def synchronize(self) -> None:
-        """Average the gradients now, for who clips them; then step inside :meth:`skip_synchronize`."""
+        """Average the gradients now, for example to clip them; then step inside :meth:`skip_synchronize`."""
         self._averages.run()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Steps in here use the gradients as they stand."""
+        """Make steps inside the block use the gradients as they are."""
         self._averages.is_skipped = True
         try:
             yield
@@ -61,8 +61,8 @@ class _Averages:
     def before_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if len(args) > 1 or kwargs.get("closure") is not None:
             raise UsageError(
-                "hvd.DistributedOptimizer.step(closure): its gradients come inside the step, after they were averaged; "
-                "compute them before and call step() without arguments"
+                "hvd.DistributedOptimizer.step(closure): a closure computes gradients inside the step, after they "
+                "were averaged; compute them before and call step() without arguments"
             )
         if not self.is_skipped:
             self.run()
@@ -74,7 +74,7 @@ class _Averages:
         self._flat.change(self._gradients(), lambda flat: allreduce_(flat, compression=self._compression, op=self._op))
 
     def _gradients(self) -> list[torch.Tensor]:
-        """All gradients, alike on every rank: one that this rank's backward passes have left out is zero."""
+        """Return all gradients, the same ones on every rank; missing ones are zero."""
         gradients: list[torch.Tensor] = []
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
@@ -102,16 +102,16 @@ def DistributedOptimizer(
     *,
     sparse_as_dense: bool = False,
 ) -> AnyOptimizer:
-    """Let this optimizer average all ranks' gradients before each step. It stays the same object.
+    """Make this optimizer average all ranks' gradients before each step. It stays the same object.
 
     Args:
         optimizer: of any class; its steps take no closure.
-        named_parameters: looked through for names given twice, as Horovod does; the order is the optimizer's.
+        named_parameters: checked for duplicate names, as in Horovod; the order is the optimizer's.
         compression: ``Compression.fp16`` sends gradients in 16 bits.
-        backward_passes_per_step: has no effect: gradients are averaged when ``step()`` is called, however many backward
-            passes lie before it.
+        backward_passes_per_step: has no effect: gradients are averaged when ``step()`` is called, after any number of
+            backward passes.
         op: ``Average`` or ``Sum``.
-        sparse_as_dense: take sparse gradients, as dense ones.
+        sparse_as_dense: convert sparse gradients to dense ones.
     """
     names = [name for name, _ in named_parameters or ()]
     if len(names) != len(set(names)):
@@ -129,6 +129,6 @@ def DistributedOptimizer(
     )
     averaging._averages = averages = _Averages(optimizer, compression, op, sparse_as_dense=sparse_as_dense)
     handle = optimizer.register_step_pre_hook(averages.before_step)
-    # Before a state's own hook: while gradients are averaged the weights still are the last commit.
+    # Runs before a state's own hook: while gradients are averaged, the weights still are the last commit.
     averaging._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)
     return optimizer

@@ -1,7 +1,7 @@
-"""A model's and an optimizer's state from one rank to all: ``hvd.broadcast_parameters``, ``broadcast_optimizer_state``.
+"""``hvd.broadcast_parameters`` and ``broadcast_optimizer_state``, from one rank to all.
 
-Never here: recovery, which needs neither. The one idea: before ``elastic.run`` both do nothing, because the first thing
-a generation does is to make every rank's state rank 0's.
+Recovery needs neither. Before ``elastic.run`` both do nothing, because a generation begins by making every rank's state
+rank 0's.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from samebits.training.state.handlers import OptimizerHandler
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:
     """Make these tensors the root's on every rank: ``model.state_dict()`` or ``model.named_parameters()``.
 
-    Before ``elastic.run`` it has no effect: the state that is given to it is made equal there.
+    Before ``elastic.run`` this has no effect: the state given to it is made equal there.
     """
     items = params.items() if isinstance(params, Mapping) else list(params)
     wrong = [name for name, one in items if one is not None and not isinstance(one, torch.Tensor)]
     if wrong:
-        raise UsageError(f"hvd.broadcast_parameters: {', '.join(wrong)} is no tensor; use hvd.broadcast_object for it")
+        raise UsageError(
+            f"hvd.broadcast_parameters: {', '.join(wrong)} is not a tensor; use hvd.broadcast_object for it"
+        )
     if not world.has_group():
         return
     for _, tensor in sorted(items, key=lambda item: item[0]):
@@ -35,7 +37,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Make the optimizer's state the root's on every rank, without a step; before ``elastic.run`` it has no effect."""
+    """Make the optimizer's state the root's on every rank, without a step; no effect before ``elastic.run``."""
     if not world.has_group():
         return
     handler, root = OptimizerHandler(optimizer), world.root(root_rank)

@@ -1,7 +1,7 @@
-"""Where this process is: ``hvd.init``, ``rank``, ``size`` and what a root rank means.
+"""``hvd.init``, ``rank``, ``size`` and the meaning of a root rank.
 
-Never here: collectives. The one idea: between ``init`` and ``elastic.run`` a process has the place its seat will have,
-but no group yet, so a script may scale its learning rate and name its files, and may not yet talk to its peers.
+Between ``init`` and ``elastic.run`` a process has the place that its seat will have, but no group yet. So a script may
+scale its learning rate and name its files, but not communicate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from samebits.training.state.base_state import source_of_sync
 def init() -> None:
     """Take this process's role and, in a worker, wait for a seat: ``samebits.init()``.
 
-    With ``ENABLE_RECOVERY=0`` the process group is made as well.
+    With ``ENABLE_RECOVERY=0`` this also creates the process group.
     """
     context.init()
     process = context.current("hvd.init()")
@@ -26,11 +26,11 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    """Nothing: a worker gives up its seat when its process ends, and how it ended says whether on purpose."""
+    """Do nothing: a worker gives up its seat when its process ends, and its exit status tells whether on purpose."""
 
 
 def is_initialized() -> bool:
-    """Whether :func:`init` has been called."""
+    """Return whether :func:`init` was called."""
     try:
         context.current("hvd.is_initialized()")
     except UsageError:
@@ -39,32 +39,33 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's rank; before ``elastic.run`` the one its seat will have."""
+    """Return this process's rank; before ``elastic.run``, the one its seat will have."""
     return context.get_rank()
 
 
 def size() -> int:
-    """The number of workers; before ``elastic.run`` the one the job is to have."""
+    """Return the number of workers; before ``elastic.run``, the job's intended one."""
     return context.get_world_size()
 
 
 def local_rank() -> int:
-    """This process's index among its host's workers."""
+    """Return this process's index among its host's workers."""
     return context.get_local_rank()
 
 
 def local_size() -> int:
-    """The number of workers on this host; before ``elastic.run`` as if one host had all."""
+    """Return the number of workers on this host; before ``elastic.run``, as if one host had all."""
     generation = context.current("hvd.local_size()").generation
     return size() if generation is None else generation.local_world_size
 
 
 def has_group() -> bool:
-    """Whether this process has entered a generation, so that it has peers to talk to."""
+    """Return whether this process has entered a generation and can reach its peers."""
     return context.current("a collective").generation is not None
 
 
 def root(rank: int) -> int:
-    """Within a state's ``sync`` rank 0 stands for the rank with the newest commit: in Horovod rank 0 always is that."""
+    """Return the rank for a root; in a state's ``sync``, root 0 means the rank with the newest commit, as in
+    Horovod."""
     source = source_of_sync()
     return rank if source is None or rank != 0 else source

@@ -1,5 +1,4 @@
-"""How other people's training loops take part in ours, one module for each framework; each imports only its own.
+"""Integrations of other training frameworks, one module each, which imports only its own framework.
 
-Never here: a second way of doing anything. The one idea: the framework keeps its calls, and what it wraps, counts or
-iterates is either taken for what is inside or made to follow the state.
+The framework's calls stay as they are. Its wrappers are looked through, and its counters and loaders follow the state.
 """

@@ -1,8 +1,7 @@
-"""``Accelerator`` as Hugging Face Accelerate has it, whose processes are the workers of this job.
+"""Hugging Face Accelerate's ``Accelerator``, with the workers of this job as its processes.
 
-Here live the Accelerator, its training loader and the state of all that it has prepared. Never here: what a state or a
-sampler is. The one idea: Accelerate reads its place from the environment and keeps it, and its loader counts epochs for
-its own process; both follow the generation and the state instead. All else is Accelerate's own.
+Accelerate reads its place from the environment once, and its loader counts epochs per process. Here both follow the
+generation and the state. Everything else is Accelerate's own.
 """
 
 from __future__ import annotations
@@ -32,13 +31,14 @@ _CARRIED = {DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedTyp
 
 
 class Accelerator(accelerate.Accelerator):
-    """Accelerate's own, to be made after ``samebits.init()``, with ``state()`` for what the next step depends on.
+    """Accelerate's Accelerator, created after ``samebits.init()``; ``elastic_state()`` returns what the next step
+    needs.
 
-    A loader that shuffles, or that was given an :class:`samebits.ElasticSampler`, is a training loader: it goes on in
-    the middle of an epoch after a loss. All other loaders are Accelerate's.
+    A loader that shuffles, or has an :class:`samebits.ElasticSampler`, is a training loader: after a loss it continues
+    in the middle of an epoch. All other loaders are Accelerate's own.
 
     Raises:
-        UsageError: ``samebits.init()`` was not called, or Accelerate was set up for what cannot be carried through.
+        UsageError: ``samebits.init()`` was not called, or Accelerate is configured for something unsupported.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,16 +48,16 @@ class Accelerator(accelerate.Accelerator):
         self.require_carried()
 
     def require_carried(self) -> None:
-        """Raise where Accelerate was set up for what cannot be carried through."""
+        """Raise UsageError if Accelerate is configured for something unsupported."""
         if self.distributed_type not in _CARRIED:
             raise UsageError(
                 f"Accelerator(): distributed_type is {self.distributed_type.value}; expected one of "
                 f"{', '.join(sorted(one.value for one in _CARRIED))}. Fix: leave the plugins of DeepSpeed, FSDP and "
-                "Megatron-LM out, and say that the CPU is meant where there is no accelerator (cpu=True, use_cpu=True)"
+                "Megatron-LM out, and without an accelerator pass cpu=True or use_cpu=True"
             )
 
     def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None, **kwargs: Any) -> Any:
-        """As Accelerate's own; a training loader becomes one that the state knows the position of."""
+        """Prepare a loader as Accelerate does; a training loader gets a position that the state knows."""
         if not is_for_training(data_loader):
             return super().prepare_data_loader(data_loader, device_placement, **kwargs)
         if isinstance(data_loader, TrainingLoader):
@@ -73,10 +73,10 @@ class Accelerator(accelerate.Accelerator):
         return loader
 
     def elastic_state(self, **attributes: Any) -> TorchState:
-        """Everything that was prepared, and what was given to ``register_for_checkpointing``, as one state.
+        """Return one state of everything prepared or given to ``register_for_checkpointing``.
 
         Args:
-            attributes: whatever else the next step depends on, such as ``epoch=0``; and the arguments of
+            attributes: whatever else the next step depends on, such as ``epoch=0``; and arguments of
                 :class:`samebits.elastic.TorchState`, whose ``rng`` is ``"per_step"`` here, with the seed that was given
                 to ``accelerate.utils.set_seed``.
 
@@ -86,9 +86,9 @@ class Accelerator(accelerate.Accelerator):
         samplers = [one.elastic_sampler for one in self._dataloaders if isinstance(one, TrainingLoader)]
         if not samplers:
             raise UsageError(
-                "Accelerator.elastic_state(): no loader was prepared whose position could be kept. Fix: prepare a "
-                "DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), or make "
-                "the state by yourself with samebits.elastic.TorchState"
+                "Accelerator.elastic_state(): no loader with a position that can be saved was prepared. Fix: prepare a "
+                "DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), or create "
+                "the state yourself with samebits.elastic.TorchState"
             )
         found = {
             **numbered("model", self._models),
@@ -102,24 +102,24 @@ class Accelerator(accelerate.Accelerator):
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """As Accelerate's own; before ``elastic.run`` nobody waits for anybody."""
+        """Wait as Accelerate does; before ``elastic.run`` no process waits for another."""
         with contextlib.nullcontext() if self._is_early("main_process_first") else super().main_process_first():
             yield
 
     @contextlib.contextmanager
     def local_main_process_first(self) -> Iterator[None]:
-        """As Accelerate's own; before ``elastic.run`` nobody waits for anybody."""
+        """Wait as Accelerate does; before ``elastic.run`` no process waits for another."""
         early = self._is_early("local_main_process_first")
         with contextlib.nullcontext() if early else super().local_main_process_first():
             yield
 
     def wait_for_everyone(self) -> None:
-        """As Accelerate's own; before ``elastic.run`` nobody waits for anybody."""
+        """Wait as Accelerate does; before ``elastic.run`` no process waits for another."""
         if not self._is_early("wait_for_everyone"):
             super().wait_for_everyone()
 
     def follow(self) -> None:
-        """Take over the place that this process has now."""
+        """Adopt this process's current place."""
         place = context.current("samebits.elastic.run").generation
         if place is None:
             return
@@ -141,9 +141,9 @@ class Accelerator(accelerate.Accelerator):
 
 @contextlib.contextmanager
 def place_found() -> Iterator[None]:
-    """Let Accelerate find a place also in a spare, whose environment has none.
+    """Let Accelerate find a place even in a spare, whose environment has none.
 
-    What transformers' TrainingArguments made of that environment before is made anew.
+    A state that transformers' TrainingArguments created from that environment earlier is created again.
     """
     if not context.is_spare():
         yield
@@ -158,11 +158,11 @@ def place_found() -> Iterator[None]:
 
 
 class TrainingLoader(DataLoaderShard):
-    """A loader over an :class:`ElasticSampler`, with what Accelerate keeps of the loader that is being iterated.
+    """A loader over an :class:`ElasticSampler`, with what Accelerate records of the loader being iterated.
 
     Args:
-        loader: the script's own; its sampler, unless it is an ElasticSampler, is replaced by one.
-        device: to which batches go; None leaves them where they are.
+        loader: the script's own; its sampler is replaced unless it is an ElasticSampler.
+        device: where batches are moved to; None leaves them in place.
     """
 
     def __init__(self, loader: DataLoader[Any], device: torch.device | None) -> None:
@@ -171,16 +171,16 @@ class TrainingLoader(DataLoaderShard):
 
     @property
     def iteration(self) -> int:
-        """Accelerate's count of epochs, which is the state's."""
+        """Accelerate's count of epochs, taken from the state."""
         return self.elastic_sampler.epoch
 
     @iteration.setter
     def iteration(self, epoch: int) -> None:
-        """The state counts."""
+        """Ignore the value: the state counts epochs."""
 
     @property
     def total_batch_size(self) -> int:
-        """Samples that all processes together take in a step."""
+        """Samples that all processes together use in a step."""
         return int(self.batch_sampler.batch_size) * context.get_world_size()
 
     def set_epoch(self, epoch: int) -> None:
@@ -188,7 +188,7 @@ class TrainingLoader(DataLoaderShard):
         self.elastic_sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of this epoch that are left."""
+        """Iterate over the remaining batches of this epoch."""
         self.begin()
         try:
             for number, batch in enumerate(batches_of(self.base_dataloader, self.elastic_sampler), 1):
@@ -200,7 +200,7 @@ class TrainingLoader(DataLoaderShard):
 
 
 class _Window:
-    """How far this process is in a window of ``accelerator.accumulate``."""
+    """This process's position in a window of ``accelerator.accumulate``."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator

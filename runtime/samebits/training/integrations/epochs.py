@@ -1,4 +1,4 @@
-"""The loop of ``samebits.Model.train``: the tutorial's loop over a network, a loss, an optimizer and a loader."""
+"""The training loop of ``samebits.Model.train``: the tutorial's, over a network, a loss, an optimizer and a loader."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A state that tells its framework when this process gets another place.
+"""A state that notifies its framework when this process gets another place.
 
-Never here: what a framework keeps of a place. The one idea: a state is bound whenever a generation begins, before the
-training function is called.
+It uses that a state is bound whenever a generation begins, before the training function is called.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ __all__ = ["FollowingState", "numbered"]
 
 
 class FollowingState(TorchState):
-    """A :class:`TorchState` whose random numbers are ``"per_step"`` unless asked otherwise, seeded as the script is.
+    """A :class:`TorchState` with ``rng="per_step"`` by default, seeded as the script is.
 
     Args:
-        follow: called whenever this process's place may be another one.
-        attributes: as :class:`TorchState` has them.
+        follow: called whenever this process's place may have changed.
+        attributes: as for :class:`TorchState`.
     """
 
     def __init__(self, follow: Callable[[], None], **attributes: Any) -> None:
@@ -30,12 +29,12 @@ class FollowingState(TorchState):
         self._follow = follow
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """As :meth:`TorchState.bind`."""
+        """Bind as :meth:`TorchState.bind`, and notify the framework."""
         super().bind(session, rank)
         if session is not None:
             self._follow()
 
 
 def numbered(name: str, values: list[Any]) -> dict[str, Any]:
-    """The first under the plain name, the others numbered."""
+    """Return the values by name: the first under the plain name, the others numbered."""
     return {name if not number else f"{name}_{number}": value for number, value in enumerate(values)}

@@ -1,8 +1,7 @@
-"""``Fabric`` as Lightning has it, whose processes are the workers of this job.
+"""Lightning's ``Fabric``, with the workers of this job as its processes.
 
-Here live Fabric, the strategy that starts no processes of its own, and its training loader. Never here: what a state or
-a sampler is. The one idea: Lightning asks its environment for a place and its strategy for a wrapper; ours answer with
-the seat or the generation, and with a DistributedDataParallel on the group that is there.
+Lightning asks its environment for a place and its strategy for a wrapper. Here they return the seat or the generation,
+and a DistributedDataParallel on the existing group.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ __all__ = ["Fabric", "SameBitsStrategy"]
 
 
 class Fabric(lightning.fabric.Fabric):
-    """Lightning's own, made after ``samebits.init()``; ``elastic_state()`` is what the next step depends on.
+    """Lightning's Fabric, created after ``samebits.init()``; ``elastic_state()`` returns what the next step needs.
 
-    A loader that shuffles, or that was given an :class:`samebits.ElasticSampler`, is a training loader: it goes on in
-    the middle of an epoch after a loss. All other loaders are Lightning's. ``launch()`` starts no processes.
+    A loader that shuffles, or has an :class:`samebits.ElasticSampler`, is a training loader: after a loss it continues
+    in the middle of an epoch. All other loaders are Lightning's own. ``launch()`` starts no processes.
 
     Raises:
-        UsageError: ``samebits.init()`` was not called, or another strategy than DDP is asked for.
+        UsageError: ``samebits.init()`` was not called, or a strategy other than DDP was given.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -66,21 +65,21 @@ class Fabric(lightning.fabric.Fabric):
         return loader
 
     def elastic_state(self, **attributes: Any) -> TorchState:
-        """What ``setup()`` gave back, as you would give it to ``fabric.save``, with the loaders' positions, as a state.
+        """Return one state of what ``setup()`` returned and of the loaders' positions.
 
         Args:
-            attributes: ``model=model, optimizer=optimizer, epoch=0`` and whatever else the next step depends on; and
-                the arguments of :class:`samebits.elastic.TorchState`, whose ``rng`` is ``"per_step"`` here, with the
-                seed that was given to ``seed_everything``.
+            attributes: ``model=model, optimizer=optimizer, epoch=0`` and whatever else the next step depends on, as for
+                ``fabric.save``; and arguments of :class:`samebits.elastic.TorchState`, whose ``rng`` is ``"per_step"``
+                here, with the seed that was given to ``seed_everything``.
 
         Raises:
             UsageError: no training loader was set up.
         """
         if not self._training_loaders:
             raise UsageError(
-                "Fabric.elastic_state(): no loader was set up whose position could be kept. Fix: set up a DataLoader "
-                "with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), or make the state by "
-                "yourself with samebits.elastic.TorchState"
+                "Fabric.elastic_state(): no loader with a position that can be saved was set up. Fix: set up a "
+                "DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), or create "
+                "the state yourself with samebits.elastic.TorchState"
             )
         samplers = numbered("sampler", [one.elastic_sampler for one in self._training_loaders])
         return FollowingState(self._follow, **samplers, **attributes)
@@ -90,21 +89,21 @@ class Fabric(lightning.fabric.Fabric):
 
     @contextlib.contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:
-        """As Lightning's own; before ``elastic.run`` nobody waits for anybody."""
+        """Wait as Lightning does; before ``elastic.run`` no process waits for another."""
         with contextlib.nullcontext() if _is_early("rank_zero_first") else super().rank_zero_first(local):
             yield
 
     def barrier(self, name: str | None = None) -> None:
-        """As Lightning's own; before ``elastic.run`` nobody waits for anybody."""
+        """Wait as Lightning does; before ``elastic.run`` no process waits for another."""
         if not _is_early("barrier"):
             super().barrier(name)
 
 
 class SameBitsStrategy(DDPStrategy):
-    """Lightning Fabric's DDP, in processes that are there already.
+    """Lightning Fabric's DDP strategy in existing processes.
 
     Args:
-        kwargs: as ``lightning.fabric.strategies.DDPStrategy`` has them.
+        kwargs: as for ``lightning.fabric.strategies.DDPStrategy``.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -112,16 +111,16 @@ class SameBitsStrategy(DDPStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The one that ``samebits.init()`` chose."""
+        """The device that ``samebits.init()`` chose."""
         return context.current("Fabric()").device
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """How Lightning divides the samples of loaders that are not for training; a spare's rank is put right later."""
+        """How Lightning splits the samples of other loaders; a spare's rank is corrected later."""
         return {"num_replicas": self.world_size, "rank": self.global_rank % self.world_size}
 
     def _configure_launcher(self) -> None:
-        self._launcher = None  # nothing is to be started
+        self._launcher = None  # the processes exist already
 
     def _setup_distributed(self) -> None:
         self._set_world_ranks()
@@ -133,7 +132,7 @@ class SameBitsStrategy(DDPStrategy):
 
 
 class _TrainingLoader:
-    """What Fabric makes of a loader, over an :class:`ElasticSampler`."""
+    """Fabric's view of a loader over an :class:`ElasticSampler`."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device | None) -> None:
         self.elastic_sampler, parts = elastic_parts(loader)

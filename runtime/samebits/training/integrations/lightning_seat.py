@@ -1,8 +1,4 @@
-"""This process's place in the job, as Lightning asks for it.
-
-Never here: who gives places. The one idea: Lightning asks its cluster environment; ours answers with the generation's
-place or, before there is one, with the seat's.
-"""
+"""Tell Lightning this process's place: the generation's, or the seat's before the first generation."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ __all__ = ["seat", "take_place"]
 
 
 class _Seat(ClusterEnvironment):
-    """This process's place: the generation's, or, before there is one, the seat's."""
+    """Lightning's cluster environment for this process."""
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -41,14 +37,14 @@ class _Seat(ClusterEnvironment):
         return context.get_world_size()
 
     def set_world_size(self, size: int) -> None:
-        """The scheduler says it."""
+        """Ignore the value: the scheduler sets it."""
 
     def global_rank(self) -> int:
         process = context.current("Lightning")
         return process.seat[0] if process.generation is None else process.generation.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """The scheduler says it."""
+        """Ignore the value: the scheduler sets it."""
 
     def local_rank(self) -> int:
         return context.get_local_rank()
@@ -57,16 +53,16 @@ class _Seat(ClusterEnvironment):
         return 0
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """``devices`` and ``num_nodes`` start nothing here."""
+        """Accept any ``devices`` and ``num_nodes``, which start nothing here."""
 
 
 def seat() -> ClusterEnvironment:
-    """What a strategy asks for its place."""
+    """Return the environment for a strategy."""
     return _Seat()
 
 
 def take_place(divided: Iterable[DistributedSampler[Any]] = ()) -> None:
-    """Lightning keeps in one global who may print and save; ``divided`` are the samplers that it made for a place."""
+    """Adopt this process's place in Lightning's global rank and in ``divided``, the samplers that Lightning made."""
     place = _Seat()
     rank_zero_only.rank = place.global_rank()
     for sampler in divided:

@@ -1,12 +1,11 @@
-"""``Trainer`` as Lightning has it, whose fit goes on from the last commit after a loss.
+"""Lightning's ``Trainer``, whose fit continues from the last commit after a loss.
 
-Here live the Trainer, its strategy, and what of its progress belongs to a commit. Never here: places and wrappers,
-which are Fabric's integration. The one idea: a commit comes right before the next batch is fetched, so that whatever
-follows from a step (an evaluation, early stopping, the end of an epoch) belongs to that step, and is done again with it
-where a loss interrupts it.
+A commit happens right before the next batch is fetched. So everything that follows from a step (an evaluation, early
+stopping, the end of an epoch) belongs to that step and is repeated with it if a loss interrupts it. Places and wrappers
+are those of the Fabric integration.
 
-What is relied on of Lightning's private parts: the two loops of ``fit()``, their counters, and that they ask
-``restarted_mid_epoch`` whether an epoch has begun already.
+This relies on private parts of Lightning: the two loops of ``fit()``, their counters, and that they read
+``restarted_mid_epoch`` to find out whether an epoch has already begun.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ __all__ = ["Trainer", "TrainerStrategy"]
 
 
 class Trainer(LightningTrainer):
-    """Lightning's own; ``fit()`` is the training function, and every optimizer step ends with a commit.
+    """Lightning's Trainer; ``fit()`` is the training function, and every optimizer step ends with a commit.
 
-    A training loader that shuffles, or that was given an :class:`samebits.ElasticSampler`, goes on in the middle of an
-    epoch after a loss. ``on_train_start`` and ``on_train_epoch_start`` are called again then, and what a module logs
-    for a whole epoch is the average since then.
+    A training loader that shuffles, or has an :class:`samebits.ElasticSampler`, continues in the middle of an epoch
+    after a loss. ``on_train_start`` and ``on_train_epoch_start`` are then called again, and values that a module logs
+    for a whole epoch are averages since then.
 
     Args:
-        checkpoint: how often the state is saved. Lightning's own checkpoints are left alone and not needed.
-        kwargs: as Lightning has them.
+        checkpoint: how often to save the state. Lightning's own checkpoints still work but are not needed.
+        kwargs: as for Lightning.
 
     Raises:
-        UsageError: ``samebits.init()`` was not called, or what cannot be carried through is asked for.
+        UsageError: ``samebits.init()`` was not called, or something unsupported was requested.
     """
 
     def __init__(self, *, checkpoint: CheckpointConfig | None = None, **kwargs: Any) -> None:
@@ -70,23 +69,23 @@ class Trainer(LightningTrainer):
         super().__init__(strategy=strategy, **kwargs)
         if self.reload_dataloaders_every_n_epochs:
             raise _not_carried(
-                "reload_dataloaders_every_n_epochs", "let the data set choose its samples by the sampler's epoch"
+                "reload_dataloaders_every_n_epochs", "let the dataset choose its samples by the sampler's epoch"
             )
-        self.fit_loop.__class__ = _Epochs  # they have the same attributes
+        self.fit_loop.__class__ = _Epochs  # the attributes are the same
         self.fit_loop.epoch_loop.__class__ = _Batches
         self._lightnings_loader = self._data_connector._prepare_dataloader
         self._data_connector._prepare_dataloader = self._prepare_dataloader
-        # A signal that asks a worker to leave is heard by the runtime; Lightning's handler would broadcast in it.
+        # The runtime handles signals that ask a worker to leave; Lightning's handler would broadcast.
         self._signal_connector.register_signal_handlers = lambda: None
 
     def fit(self, *args: Any, ckpt_path: Any = None, **kwargs: Any) -> None:
-        """As Lightning's own; a job goes on by itself.
+        """Train as Lightning does; a job resumes by itself.
 
         Raises:
-            UsageError: ``ckpt_path`` is given, or no training loader has a position that can be kept.
+            UsageError: ``ckpt_path`` is given, or no training loader has a position that can be saved.
         """
         if ckpt_path is not None:
-            raise _not_carried("fit(ckpt_path=…)", "leave it out: a job goes on by itself")
+            raise _not_carried("fit(ckpt_path=…)", "leave it out: a job resumes by itself")
         super().fit(*args, **kwargs)
 
     def _prepare_dataloader(self, dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
@@ -98,7 +97,7 @@ class Trainer(LightningTrainer):
         if not is_for_training(dataloader):
             raise _not_carried(
                 f"a training loader with a {type(getattr(dataloader, 'sampler', dataloader)).__name__}, which has no "
-                "position that could be kept,",
+                "position that can be saved,",
                 "give a DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False)",
             )
         loader = _EpochLoader(dataloader)
@@ -109,7 +108,7 @@ class Trainer(LightningTrainer):
         if self.state.fn is not TrainerFn.FITTING:
             return super()._run_stage()
         self.fit_loop.setup_data()
-        # Here, where nobody is asked for a length: who comes later could not ask together with who was there.
+        # Here, where it needs no collective: a newcomer could not join one of the ranks that were there before.
         self.validating = True
         self.fit_loop.epoch_loop.val_loop.setup_data()
         self.training = True
@@ -140,7 +139,7 @@ class Trainer(LightningTrainer):
         take_place(self._divided)
 
     def _begin_again(self) -> None:
-        """What a loss may have interrupted is as it is between two steps."""
+        """Reset what a loss may have interrupted to its state between two steps."""
         batches, module = self.fit_loop.epoch_loop, self.lightning_module
         if self.state.stage is not RunningStage.TRAINING:  # in the middle of an evaluation
             batches.val_loop._module_mode.restore(module)
@@ -159,10 +158,10 @@ class Trainer(LightningTrainer):
 
 
 class TrainerStrategy(DDPStrategy):
-    """Lightning's DDP, in processes that are there already.
+    """Lightning's DDP strategy in existing processes.
 
     Args:
-        kwargs: as ``lightning.pytorch.strategies.DDPStrategy`` has them.
+        kwargs: as for ``lightning.pytorch.strategies.DDPStrategy``.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -170,43 +169,43 @@ class TrainerStrategy(DDPStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The one that ``samebits.init()`` chose."""
+        """The device that ``samebits.init()`` chose."""
         return context.current("Trainer()").device
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """How Lightning divides the samples of loaders that are not for training; a spare's rank is put right later."""
+        """How Lightning splits the samples of other loaders; a spare's rank is corrected later."""
         return {"num_replicas": self.world_size, "rank": self.global_rank % self.world_size}
 
     def _configure_launcher(self) -> None:
-        self._launcher = None  # nothing is to be started
+        self._launcher = None  # the processes exist already
 
     def setup_distributed(self) -> None:
-        """The group is there already."""
+        """Set the ranks; the group exists already."""
         self.set_world_ranks()
         if not dist.is_initialized():  # ENABLE_RECOVERY=0
             dist.init_process_group()
 
     def set_world_ranks(self) -> None:
-        """The scheduler says them."""
+        """Adopt the ranks that the scheduler assigned."""
         take_place()
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """As Lightning's own; before there is a generation nobody waits for anybody."""
+        """Wait as Lightning does; before a generation no process waits for another."""
         if _has_generation():
             super().barrier(*args, **kwargs)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """As Lightning's own; before there is a generation each keeps what it has."""
+        """Broadcast as Lightning does; before a generation return ``obj``."""
         return super().broadcast(obj, src) if _has_generation() else obj
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Lightning's own; before there is a generation each keeps what it has."""
+        """Reduce as Lightning does; before a generation return ``tensor``."""
         return super().reduce(tensor, *args, **kwargs) if _has_generation() else tensor
 
 
 class _Epochs(_FitLoop):
-    """Lightning's own loop over epochs, which may begin in the middle of one."""
+    """Lightning's loop over epochs, able to begin in the middle of one."""
 
     has_begun = False
 
@@ -216,7 +215,7 @@ class _Epochs(_FitLoop):
 
     def on_advance_start(self) -> None:
         super().on_advance_start()
-        if self.has_begun:  # Lightning has counted this beginning, and has called nobody
+        if self.has_begun:  # Lightning has counted this begin but called no hooks
             self.has_begun = False
             call._call_callback_hooks(self.trainer, "on_train_epoch_start")
             call._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
@@ -227,7 +226,7 @@ class _Epochs(_FitLoop):
 
 
 class _Batches(_TrainingEpochLoop):
-    """Lightning's own loop over the batches of an epoch, which may begin in the middle; a commit before each batch."""
+    """Lightning's loop over an epoch's batches, able to begin in the middle; commits before each batch."""
 
     has_begun = False
     committed = 0  # optimizer steps
@@ -241,7 +240,7 @@ class _Batches(_TrainingEpochLoop):
         fit = self.trainer.fit_loop
         for loader in self.trainer._training_loaders:
             loader.given = self.batch_progress.current.ready
-        # The world may have another size than when the loaders were set up.
+        # The world may have changed its size since the loaders were set up.
         loaders, limit = data_fetcher.combined_loader, self.trainer.limit_train_batches
         loaders.limits = [_parse_num_batches(RunningStage.TRAINING, len(one), limit) for one in loaders.flattened]
         fit.max_batches = sized_len(loaders)
@@ -253,10 +252,10 @@ class _Batches(_TrainingEpochLoop):
         super().advance(data_fetcher)
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """A worker that is asked to leave tells the scheduler."""
+        """Do nothing: a worker that is asked to leave notifies the scheduler."""
 
     def commit(self) -> None:
-        """The step is done, and so is all that follows from it."""
+        """Commit the step with everything that followed from it."""
         state, steps = self.trainer._elastic, self.global_step
         if state is not None and steps > self.committed:
             self.committed = steps
@@ -264,11 +263,11 @@ class _Batches(_TrainingEpochLoop):
 
 
 class _EpochLoader:
-    """What Trainer makes of a loader, over an :class:`ElasticSampler`; its length is that of a whole epoch."""
+    """Trainer's view of a loader over an :class:`ElasticSampler`; its length is that of a whole epoch."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.elastic_sampler, parts = elastic_parts(loader)
-        self.given = 0  # batches of this epoch, before the iteration that begins next
+        self.given = 0  # batches of this epoch before the next iteration
         self._loader: DataLoader[Any] = DataLoader(loader.dataset, **parts)
 
     def __len__(self) -> int:
@@ -282,7 +281,7 @@ class _EpochLoader:
 
 
 class _Progress:
-    """What Trainer, its callbacks and the data module go on from: a Lightning checkpoint's, without the weights."""
+    """What Trainer, its callbacks and the data module continue from: a Lightning checkpoint without the weights."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -301,7 +300,7 @@ class _Progress:
         trainer = self._trainer
         trainer.fit_loop.load_state_dict(state["loops"])
         for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop):
-            loop.on_iteration_done()  # nothing is to be skipped, and no data are read again
+            loop.on_iteration_done()  # nothing is skipped, and no data is read again
         trainer.fit_loop.restarting = False
         trainer.should_stop = state["should_stop"]
         call._call_callbacks_load_state_dict(trainer, {"callbacks": state["callbacks"]})
@@ -316,4 +315,4 @@ def _has_generation() -> bool:
 
 
 def _not_carried(what: str, fix: str) -> UsageError:
-    return UsageError(f"samebits.integrations.lightning.Trainer: {what} cannot be carried through. Fix: {fix}")
+    return UsageError(f"samebits.integrations.lightning.Trainer: {what} is not supported. Fix: {fix}")

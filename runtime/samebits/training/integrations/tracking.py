@@ -1,8 +1,8 @@
-"""Curves that go back with the state: TensorBoard's, or those of a run such as W&B's.
+"""Training curves that return to earlier steps with the state: TensorBoard's, or a run's such as W&B's.
 
-Here lives what a loss does to a curve; the values are the script's own. The one idea: the training function is called
-again after every loss, and the state then says at which step, so one call at its top is all that a curve needs: what
-was drawn of later steps never was, and the place is marked. Only rank 0 draws; a new rank 0 is told the same.
+The training function is called again after every loss, when the state has the step to resume from. So one call at its
+top is enough: values of later steps are discarded and the place is marked. Only rank 0 draws; a new rank 0 continues
+with the same files.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ STEP = "samebits/step"
 
 
 class _Run(Protocol):
-    """What is used of ``wandb.Run``, and of whatever is made like it."""
+    """The part of ``wandb.Run``, or of a similar class, that is used."""
 
     def log(self, data: dict[str, Any]) -> None:
-        """Values that belong together."""
+        """Log values that belong together."""
 
 
 class TensorBoardCurves:
-    """A ``SummaryWriter`` whose curves go back with the state.
+    """A ``SummaryWriter`` whose curves return to earlier steps with the state.
 
     ::
 
@@ -39,8 +39,8 @@ class TensorBoardCurves:
             curves.add_scalar("loss", loss)
 
     Args:
-        writer: of ``torch.utils.tensorboard`` or ``tensorboardX``; None on the ranks that draw nothing.
-        state: whose steps are the curves' x.
+        writer: of ``torch.utils.tensorboard`` or ``tensorboardX``; None on ranks that draw nothing.
+        state: its step is the curves' x value.
     """
 
     def __init__(self, writer: Any, state: State) -> None:
@@ -48,10 +48,10 @@ class TensorBoardCurves:
         self._recoveries = 0
 
     def begin(self) -> None:
-        """The training function begins, for the first time or anew: what lies behind the state's step is taken back.
+        """Discard values of steps after the state's, as the training function begins for the first time or again.
 
-        TensorBoard hides what an earlier start of a writer has written from a step on (``purge_step``); the same entry
-        is written here, and a text that marks the step.
+        TensorBoard hides what an earlier start of a writer wrote from a given step on (``purge_step``). The same entry
+        is written here, with a text that marks the step.
         """
         step = self._state.completed_steps
         if self._writer is None or not (step or self._recoveries):
@@ -61,7 +61,7 @@ class TensorBoardCurves:
 
         start = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
         self._writer.file_writer.add_event(start)
-        self._writer.add_text(RECOVERY, f"goes on from step {step}", step + 1)
+        self._writer.add_text(RECOVERY, f"resumes from step {step}", step + 1)
         self._writer.flush()
         self._recoveries += 1
 
@@ -72,15 +72,15 @@ class TensorBoardCurves:
 
 
 class RunCurves:
-    """A run such as W&B's. It cannot take back what was logged, so each value says its step and how often it went back.
+    """A run such as W&B's, which cannot take back values, so each value carries its step and recovery count.
 
     The step is a value of its own (``samebits/step``; ``run.define_metric("*", step_metric="samebits/step")`` makes it
-    the x of all charts), because W&B drops what is logged at a step below its last. ``samebits/recovery`` counts how
-    often this job's training function has begun in this process, so a chart can be grouped by it.
+    the x of all charts), because W&B drops values logged at a step below its last. ``samebits/recovery`` counts how
+    often this job's training function has restarted in this process, so a chart can be grouped by it.
 
     Args:
-        run: has ``log(dict)``; None on the ranks that draw nothing.
-        state: whose steps are the curves' x.
+        run: has ``log(dict)``; None on ranks that draw nothing.
+        state: its step is the curves' x value.
     """
 
     def __init__(self, run: _Run | None, state: State) -> None:
@@ -88,11 +88,11 @@ class RunCurves:
         self._recoveries = -1
 
     def begin(self) -> None:
-        """The training function begins, for the first time or anew."""
+        """Count a start of the training function, the first or a later one."""
         self._recoveries += 1
         self.log({})
 
     def log(self, values: dict[str, Any]) -> None:
-        """Values at the state's step; called after ``commit()``."""
+        """Log values at the state's step; called after ``commit()``."""
         if self._run is not None:
             self._run.log({**values, STEP: self._state.completed_steps, RECOVERY: self._recoveries})

@@ -1,12 +1,11 @@
-"""``Trainer`` as Transformers has it, whose loop goes on from the last commit after a loss.
+"""Transformers' ``Trainer``, whose training continues from the last commit after a loss.
 
-Here live the Trainer and what of its progress belongs to a commit. Never here: loaders, places and wrappers, which are
-Accelerate's integration. The one idea: the Trainer's own epochs are run, anew after every loss, as if it had resumed
-from a checkpoint at the committed step, except that nothing is read from one and no batch is skipped: model, optimizer
-and sampler are there already.
+After every loss, the Trainer's own epoch loop runs as if it had resumed from a checkpoint at the committed step, but
+nothing is read and no batch is skipped: model, optimizer and sampler are already there. Loaders, places and wrappers
+are those of the Accelerate integration.
 
-What is relied on of Trainer's private parts: ``_inner_training_loop`` and the four methods it is made of, and that
-``_run_epoch`` skips batches by the module's own ``skip_first_batches`` where it is told of a checkpoint.
+This relies on private parts of Trainer: ``_inner_training_loop`` and the four methods it consists of, and that
+``_run_epoch`` skips batches with the module's own ``skip_first_batches`` if given a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from samebits.training.state.torch_state import TorchState
 
 __all__ = ["Trainer"]
 
-_AT_THE_COMMIT = "the last commit"  # stands for the path of a checkpoint
+_AT_THE_COMMIT = "the last commit"  # passed in place of a checkpoint's path
 _PROGRESS = (
     *("global_step", "epoch", "total_flos", "num_input_tokens_seen", "log_history"),
     *("best_metric", "best_global_step", "best_model_checkpoint"),
@@ -39,17 +38,17 @@ _PROGRESS = (
 
 
 class Trainer(transformers.Trainer):
-    """Transformers' own; ``train()`` is the training function, and every optimizer step ends with a commit.
+    """Transformers' Trainer; ``train()`` is the training function, and every optimizer step ends with a commit.
 
-    Make ``TrainingArguments`` after ``samebits.init()``. An evaluation or a log line that a loss interrupts is not done
-    again; the loss that is logged next is the average since then.
+    Create ``TrainingArguments`` after ``samebits.init()``. An evaluation or a log line that a loss interrupts is not
+    repeated; the next logged loss is the average since then.
 
     Args:
-        args, kwargs: as Transformers has them.
-        checkpoint: how often the state is saved; Transformers' own checkpoints are not needed (``save_strategy="no"``).
+        args, kwargs: as for Transformers.
+        checkpoint: how often to save the state; Transformers' own checkpoints are not needed (``save_strategy="no"``).
 
     Raises:
-        UsageError: ``samebits.init()`` was not called, or what cannot be carried through is asked for.
+        UsageError: ``samebits.init()`` was not called, or something unsupported was requested.
     """
 
     control: Any
@@ -63,7 +62,7 @@ class Trainer(transformers.Trainer):
         self.add_callback(_Commits(self))
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As Transformers' own, with our Accelerator."""
+        """Create our Accelerator as Transformers does its own."""
         with place_found():
             super().create_accelerator_and_postprocess()
         self.accelerator.__class__ = Accelerator  # it has the same attributes
@@ -119,13 +118,13 @@ class Trainer(transformers.Trainer):
 
         result = elastic.run(train)(self._elastic)
         self.is_in_train = False
-        return result or TrainOutput(self.state.global_step, 0.0, {})  # else it had been trained before
+        return result or TrainOutput(self.state.global_step, 0.0, {})  # None if training had finished before
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Random numbers are the state's."""
+        """Do nothing: the state restores random numbers."""
 
     def _begin_again(self) -> None:
-        """What Trainer keeps beside its state is as it was at the commit."""
+        """Reset what Trainer keeps besides its state to its value at the commit."""
         self._tr_loss = torch.tensor(0.0, device=self.args.device)
         self._globalstep_last_logged = self.state.global_step
         self.state.is_world_process_zero = self.is_world_process_zero()
@@ -136,20 +135,18 @@ class Trainer(transformers.Trainer):
     def _require_carried(self, resume_from_checkpoint: str | None, trial: Any) -> None:
         args = self.args
         for found, fix in (
-            (resume_from_checkpoint and "train(resume_from_checkpoint=…)", "leave it out: a job goes on by itself"),
+            (resume_from_checkpoint and "train(resume_from_checkpoint=…)", "leave it out: a job resumes by itself"),
             (trial and "hyperparameter_search()", "search with one job for each trial"),
             (args.load_best_model_at_end and "load_best_model_at_end=True", "load the best model after train()"),
             (args.auto_find_batch_size and "auto_find_batch_size=True", "set per_device_train_batch_size"),
             (args.max_steps == 0 and "max_steps=0", "give a number of steps"),
         ):
             if found:
-                raise UsageError(
-                    f"samebits.integrations.transformers.Trainer: {found} cannot be carried through. Fix: {fix}"
-                )
+                raise UsageError(f"samebits.integrations.transformers.Trainer: {found} is not supported. Fix: {fix}")
 
 
 class _Progress:
-    """Of ``TrainerState`` what the next step, the log and the callbacks go on from."""
+    """The parts of ``TrainerState`` that the next step, the log and the callbacks need."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -163,7 +160,7 @@ class _Progress:
 
 
 class _ProgressHandler(StateHandler):
-    """Trainer logs a step, and sums its operations, behind its commit: a loss at that commit takes this along."""
+    """Handles Trainer's log and operation count, which are updated after the commit of their step and lost with it."""
 
     records = ("log_history", "total_flos")
 
@@ -172,7 +169,7 @@ register_handler(_Progress, _ProgressHandler)
 
 
 class _Commits(transformers.TrainerCallback):
-    """A commit behind every optimizer step, before anything is logged or evaluated."""
+    """Commits after every optimizer step, before anything is logged or evaluated."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -185,7 +182,7 @@ class _Commits(transformers.TrainerCallback):
 
 @contextlib.contextmanager
 def _no_batch_skipped() -> Iterator[None]:
-    """The sampler stands where the commit is; Trainer would skip as many batches again."""
+    """Disable Trainer's batch skipping: the sampler is already at the commit's position."""
     before = transformers_trainer.skip_first_batches
     transformers_trainer.skip_first_batches = lambda loader, _: loader
     try:

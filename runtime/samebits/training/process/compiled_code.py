@@ -1,7 +1,7 @@
-"""Where this process keeps what torch.compile makes, so that whoever comes after it need not compile again.
+"""Keep what torch.compile produces in a folder, so that later processes need not compile again.
 
-Here lives what compiled code depends on. Never here: the folder's bound and who may write in it (``store``). The one
-idea: a cache that cannot be used is told of, and training goes on without it.
+The folder's name depends on everything that compiled code depends on. If the cache cannot be used, a warning is logged
+and training continues without it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from samebits.store import private
 
 VARIABLE = "COMPILE_CACHE_PATH"
 MOST_BYTES = 8 * 2**30
-"""Of all versions together."""
+"""Limit for all versions together."""
 
 KEPT_FOR_S = 24 * 3600.0
-"""What was written or read since then stays in any case: another process may be about to load it."""
+"""Files used within this time always stay: another process may be about to load them."""
 
 
 def folder_of(root: Path, version: Iterable[str]) -> Path:
-    """The folder for what this version compiles, made where it is missing.
+    """Return the folder for code compiled by this version, creating it if missing.
 
     Args:
         root: COMPILE_CACHE_PATH.
-        version: all that compiled code depends on and does not name by itself: the first is shown in the name.
+        version: everything that compiled code depends on and does not name by itself; the first item appears in the
+            folder's name.
 
     Raises:
-        StoreError: one of the two is another user's, or one that others may write, or cannot be made.
+        StoreError: one of the two folders belongs to or is writable by another user, or cannot be created.
     """
     facts = list(version)
     digest = xxhash.xxh3_64_hexdigest("\0".join(facts).encode())
@@ -50,9 +51,9 @@ def folder_of(root: Path, version: Iterable[str]) -> Path:
 
 
 def prune(root: Path, now_s: float, most_bytes: int = MOST_BYTES) -> int:
-    """Remove what was not used for longest until no more than ``most_bytes`` are left; how many bytes went.
+    """Remove the least recently used files until at most ``most_bytes`` are left; return the bytes removed.
 
-    What cannot be removed stays. ``now_s`` is in seconds since the epoch.
+    Files that cannot be removed stay. ``now_s`` is in seconds since the epoch.
     """
     files = sorted(_files(root))
     excess = sum(size for _, size, _ in files) - most_bytes
@@ -81,12 +82,12 @@ _CACHE = "cache"
 
 
 def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool) -> None:
-    """Use COMPILE_CACHE_PATH, if that is set, from now on, and OP_COMPILE where operators are compiled (Ascend).
+    """Use COMPILE_CACHE_PATH, if set, and OP_COMPILE on devices that compile operators (Ascend).
 
     Args:
-        settings: the process's.
-        device: that it computes on.
-        prunes: whether this process, as one of all, removes what was not used for long where there is too much.
+        settings: this process's settings.
+        device: the device it computes on.
+        prunes: whether this process, one of all, prunes the folder.
     """
     root = settings.compile_cache_path
     if settings.op_compile is not None:
@@ -102,19 +103,20 @@ def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool
     if settings.op_compile == _CACHE:
         config.keep_operators_in(folder / "ascend")
     if prunes and (removed := prune(root, time.time())):
-        log.say(f"{root}: removed {removed / 2**20:.0f} MiB of compiled code that was not used for longest")
+        log.say(f"{root}: removed {removed / 2**20:.0f} MiB of the least recently used compiled code")
 
 
 def _choose_operators(op_compile: str, device: torch.device) -> None:
-    """As torch_npu's ``set_compile_mode`` has it; CANN reads where it may keep them when the device is first used."""
+    """Set the mode with torch_npu's ``set_compile_mode``; CANN reads its cache's location on first use of the
+    device."""
     if device.type != "npu":
-        log.warn(f"OP_COMPILE={op_compile} is Ascend's alone; this process trains on {device.type}. Fix: unset it")
+        log.warn(f"OP_COMPILE={op_compile} applies only to Ascend; this process trains on {device.type}. Fix: unset it")
         return
     torch.get_device_module(device).set_compile_mode(jit_compile=op_compile == _CACHE)
 
 
 def _version(device: torch.device) -> list[str]:
-    """All that compiled code depends on and its own keys may not name, torch first."""
+    """Return everything that compiled code depends on and its own keys may not name, torch first."""
     chip = platform.processor() or platform.machine()
     if device.type == "cuda":
         chip = f"{torch.cuda.get_device_name(device)} {torch.version.cuda}"

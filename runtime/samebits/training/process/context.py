@@ -1,8 +1,8 @@
-"""This process's place in the job: the one global of the package, made by ``samebits.init()``.
+"""This process's place in the job: the package's one global, created by ``samebits.init()``.
 
-In the scheduler's role ``init()`` serves and ends the process. In a worker it waits for a seat, installs a process
-group of one, and hooks into the process's end: whatever ends it, the scheduler is told the reason, and an error of ours
-is one sentence and a distinct exit status instead of a traceback.
+In the scheduler's role, ``init()`` serves and ends the process. In a worker, it waits for a seat, installs a process
+group of one, and hooks into the process's end. The reason of any exit is reported to the scheduler, and SameBits' own
+errors are printed as one sentence, with their exit status, instead of a traceback.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ _COLLECTIVE_FAILED = (
 )
 
 OWN_ERROR_GRACE_S = 0.3
-"""From an exception of the script's own, of which the scheduler hears at once, until its seat is given up: if it is the
-program's fault, the others meet it as well, and say so, instead of being torn out of the step before it and waiting for
-a process that will fail again.
+"""Delay between an exception of the script's own, reported at once, and giving up the seat.
+
+If the program is at fault, the other ranks reach the same error and report it themselves. Otherwise they would be
+interrupted one step earlier and wait for a process that fails again.
 """
 SETTLE_S = 1.0
-"""How long a fork waits for the collectives that run: one may wait for a peer that waits for this process."""
-VERDICT_S = 2.0  # how long a failed collective waits for the scheduler to say whose fault it is
+"""Maximum wait of a fork for running collectives: one may wait for a peer that waits for this process."""
+VERDICT_S = 2.0  # how long a failed collective waits for the scheduler to name the lost member
 
 
 @dataclass(slots=True)
@@ -83,26 +84,26 @@ class Worker:
     device: torch.device
     agent: Agent
     admitted: Admitted
-    scheduler_addresses: frozenset[gloo.Address]  # a child may not look names up
-    generation: GenerationStarted | None = None  # in the present or last generation
+    scheduler_addresses: frozenset[gloo.Address]  # resolved here, as a forked child may not look names up
+    generation: GenerationStarted | None = None  # the current or last one
     group: Group | None = None
-    next_group: NextGroup | None = None  # begun already, for the first generation
-    copy_listener: CopyListener | None = None  # where its writer takes other ranks' points in
+    next_group: NextGroup | None = None  # begun early, for the first generation
+    copy_listener: CopyListener | None = None  # receives other ranks' points for its writer
     begins: dict[str, Callable[[GenerationStarted], object]] = field(default_factory=dict)
-    """Called, each under one name, when a generation is about to train and the state is restored."""
+    """Callbacks by name, called when a generation's state is restored and training is about to begin."""
     has_trained: bool = False  # elastic.run was entered
-    is_over: bool = False  # training is finished, and this process has the final state
+    is_over: bool = False  # training has finished, and this process has the final state
     ending: _Ending = field(default_factory=lambda: _Ending())
     departure: Departure = field(default_factory=Departure)
     device_view: DeviceView = field(init=False)
 
     def __post_init__(self) -> None:
-        """Where its device stands."""
+        """Create the view of the device."""
         self.device_view = _view(self.settings, self.device)
 
     @contextlib.contextmanager
     def trains(self) -> Iterator[None]:
-        """Inside this runs the training function: where it ends the program its status is noted."""
+        """Run the training function inside; note the exit status if it ends the program."""
         try:
             yield
         except SystemExit as error:
@@ -111,15 +112,15 @@ class Worker:
         self.ending.is_through = True
 
     def settle(self) -> None:
-        """Wait for what runs in gloo's threads, within bounds."""
+        """Wait, for a bounded time, for collectives in gloo's threads."""
         if self.group is not None:
             self.group.settle(SETTLE_S)
 
     def let_go_in_child(self) -> None:
-        """In a forked child (a DataLoader's worker): keep no connection by whose end this process's death is seen.
+        """In a forked child (a DataLoader's worker), close connections whose end signals this process's death.
 
-        The kernel ends a connection with its last descriptor, and a child that is left over has a copy of each. SIGTERM
-        does there what it did before.
+        The kernel ends a connection with its last descriptor, and a child that outlives its parent has a copy of each.
+        SIGTERM gets its previous handler back.
         """
         self.departure.let_go_in_child()
         endpoints = gloo.Endpoints()
@@ -132,7 +133,7 @@ class Worker:
         gloo.close_copies(endpoints)
 
     def publish_place(self) -> None:
-        """Set RANK and the other three in the environment as torchrun does; unset them in a spare without a place."""
+        """Set RANK and three more variables as torchrun does; unset them in a spare without a place."""
         if (place := self.generation) is not None:
             config.publish_place(place.rank, place.local_rank, place.world_size, place.local_world_size)
         elif self.admitted.slot is None:
@@ -148,7 +149,7 @@ class Worker:
 
     @contextlib.contextmanager
     def stands_in(self) -> Iterator[None]:
-        """Inside this a spare's environment has a number that is no rank's, for a library that must find one."""
+        """Give a spare's environment a number that is no rank's, inside the block, for libraries that require one."""
         self._publish_seat()
         try:
             yield
@@ -157,15 +158,15 @@ class Worker:
 
     @property
     def seat(self) -> tuple[int, int]:
-        """The rank and the world size it stands for; a spare's rank is its node's number, or one that is nobody's."""
+        """The rank and world size of its seat; a spare's rank is its node's number, or one beyond all ranks."""
         slot, world_size = self.admitted.slot, self.admitted.world_size
         return max(world_size, _index(None, self.agent.node)) if slot is None else slot, world_size
 
     def take_seat_again(self) -> None:
-        """Under a new session: another node has the slot of the old one. Waits as a process does that is started.
+        """Register under a new session after another node took this slot; waits as a newly started process does.
 
         Raises:
-            SameBitsError: the one that says why there is no seat.
+            SameBitsError: there is no seat; the message names the reason.
         """
         self.agent.leave(on_purpose=True, text="fenced", status=FencedError.exit_code)
         self.agent = self.ending.agent = Agent(self.settings, self.job_name, self.device.type)
@@ -176,12 +177,12 @@ class Worker:
         self.watch_device()
 
     def watch_device(self) -> None:
-        """Have the agent look at the health of this process's device, where it is an accelerator."""
+        """Let the agent check the health of this process's device, if it is an accelerator."""
         if (watched := self.device_view.watched()) is not None:
             self.agent.watch_device(watched)
 
     def take_next_group(self, place: Place) -> NextGroup:
-        """The group in which this process will have this place, begun now if it is not yet."""
+        """Return the group for this place, beginning it now if that has not happened."""
         next_group, self.next_group = self.next_group, None
         if next_group is not None and next_group.place == place:
             return next_group
@@ -194,19 +195,19 @@ _process: Worker | None = None
 
 
 def init() -> None:
-    """Take this process's role, as the environment says.
+    """Take the role that the environment gives this process.
 
-    Where nothing says what it is (no ROLE, WORKER_NUM, SCHED_*, NODE_ID or RANK), it is a world of one, scheduler
-    included: commits, checkpoints and a restart from the newest point are as in any job.
-    ``ROLE=scheduler``: serve until the job is over, then end the process (status 0 where the job finished).
-    ``ROLE=worker``: wait for a seat. With recovery on, the default process group is then one of this process alone
-    until :func:`samebits.elastic.run` replaces it, and RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are the
-    seat's, then each generation's; with ``ENABLE_RECOVERY=0`` all variables that
-    ``torch.distributed.init_process_group()`` reads are set.
+    If the environment gives none (no ROLE, WORKER_NUM, SCHED_*, NODE_ID or RANK), this process is a world of one,
+    scheduler included; commits, checkpoints and restarts work as in any job.
+    ``ROLE=scheduler``: serve until the job is over, then end the process (with status 0 if the job finished).
+    ``ROLE=worker``: wait for a seat. With recovery on, the default process group has this process alone until
+    :func:`samebits.elastic.run` replaces it, and RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are the seat's, then
+    each generation's. With ``ENABLE_RECOVERY=0``, all variables that ``torch.distributed.init_process_group()`` reads
+    are set.
 
     Raises:
-        SettingsError: the environment is wrong; all problems are in the message.
-        SameBitsError: there is no seat for this process, and why.
+        SettingsError: the environment is wrong; the message lists all problems.
+        SameBitsError: there is no seat for this process; the message names the reason.
     """
     global _process
     if _process is not None:
@@ -235,9 +236,9 @@ def init() -> None:
 
 
 def _refuse_in_a_child() -> None:
-    """Raise in a process that a worker has started: with that worker's environment it would take its seat again.
+    """Raise in a child of a worker, which would take that worker's seat with its inherited environment.
 
-    Spawn and forkserver, Python 3.14's default, import the script anew in every child, so that its top level runs.
+    Spawn and forkserver, Python 3.14's default, import the script again in every child, so its top level runs there.
     """
     parent = multiprocessing.parent_process()
     parents = {os.getppid()} if parent is None or parent.pid is None else {os.getppid(), parent.pid}
@@ -248,7 +249,7 @@ def _refuse_in_a_child() -> None:
 
 IN_A_CHILD = (
     "samebits.init() was called in {kind}, a DataLoader's worker for example, and not in the worker itself (pid "
-    "{worker}): it would take that worker's seat a second time. Fix: put all that the script does into a function, and "
+    "{worker}): it would take that worker's seat a second time. Fix: put the script's code into a function, and "
     'call that under `if __name__ == "__main__":`'
 )
 
@@ -266,7 +267,7 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
 def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     config.mark_worker()  # before any child can be started
     probe = ProbeBeat(settings.probe_file)
-    host.raise_descriptor_limit()  # gloo ends a process that has none left for a connection, be it a stranger's
+    host.raise_descriptor_limit()  # gloo aborts a process that has none left for a connection, even a stranger's
     numerics.settle_threads(settings.max_worker_num)
     kind = device.choose(settings.device, 0).type
     wait_for_name(settings)
@@ -285,7 +286,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
             settings, _view(settings, device.choose(kind, _index(None, settings.node_id or ""))).watched()
         )
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
-    _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
+    _import_what_optimizers_need()  # if it was not done meanwhile: better here than in the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))
     _say_seated(agent, admitted)
     probe.ready()
@@ -293,7 +294,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     addresses = addresses_of(settings.sched_host, settings.sched_port)
     if figures is not None and settings.enable_recovery:
         if alone is not None:
-            alone.drop()  # a pair's group is torch's while they add up
+            alone.drop()  # while a pair adds up, its group is torch's default
             alone = None
         node_check.compare(settings, agent, admitted, chosen, figures)
     process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
@@ -328,11 +329,11 @@ def _say_seated(agent: Agent, admitted: Admitted) -> None:
 
 
 def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, NextGroup | None]:
-    """What needs no seat is done before it is asked for: from then on the others may be waiting for this process."""
+    """Do everything that needs no seat before asking for one: after that, others may be waiting for this process."""
     if not settings.enable_recovery:
         return None, None
     ddp.install()
-    # Both are slow the first time only: filelock inspects its own signature, torch reads what the processor can.
+    # Both are slow the first time: filelock inspects its own signature, torch probes the processor.
     DirectoryLock(settings.recovery_path, "worker")
     if kind != "cpu":
         return None, None
@@ -344,9 +345,10 @@ def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, 
 
 
 def _import_what_optimizers_need() -> None:
-    """The first optimizer imports torch._dynamo, which takes a second: time that a process waiting for its seat has.
+    """Import torch._dynamo, which the first optimizer needs and which takes a second, while waiting for a seat.
 
-    A quarter of it is Python's looking for cycles in what has been imported so far, again and again: not here.
+    The garbage collector is off meanwhile: it would scan the imported modules again and again, for a quarter of the
+    time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -358,21 +360,21 @@ def _import_what_optimizers_need() -> None:
 
 
 def current(call: str) -> Worker:
-    """The process's place; :class:`UsageError` where ``samebits.init()`` was not called before ``call``."""
+    """Return the process's place; :class:`UsageError` if ``samebits.init()`` was not called before ``call``."""
     if _process is None:
         raise UsageError(f"{call} needs samebits.init() before it")
     return _process
 
 
 def side_of_training() -> str:
-    """Return ``after`` once training is finished, else ``before``, for a sentence about a call outside of it."""
+    """Return ``after`` once training has finished, else ``before``, for messages about calls outside of it."""
     return "after" if _process is not None and _process.is_over else "before"
 
 
 def get_rank() -> int:
-    """This process's rank: in its generation, or, before the first one, the rank its seat will have.
+    """Return this process's rank in its generation; before the first one, the rank its seat will have.
 
-    In a spare that was not needed, once training is finished: the first number that is nobody's rank.
+    In an unused spare, after training has finished, this is the first number that is no rank.
 
     Raises:
         UsageError: in a spare, which has no rank before it takes a lost worker's place.
@@ -384,22 +386,22 @@ def get_rank() -> int:
         return process.admitted.world_size
     if process.admitted.slot is None:
         raise UsageError(
-            f"{calling_place()}: samebits.get_rank() in a spare, which has no rank yet: ask inside the function that "
-            "elastic.run calls, or ask samebits.is_spare() first"
+            f"{calling_place()}: samebits.get_rank() in a spare, which has no rank yet. Fix: call it inside the "
+            "function that elastic.run calls, or check samebits.is_spare() first"
         )
     return process.admitted.slot
 
 
 def get_world_size() -> int:
-    """The number of workers of the generation, or, before the first one, of the job."""
+    """Return the number of workers of the generation; before the first one, of the job."""
     process = current("samebits.get_world_size()")
     return process.generation.world_size if process.generation is not None else process.admitted.world_size
 
 
 def get_local_rank() -> int:
-    """This process's index among its host's workers.
+    """Return this process's index among its host's workers.
 
-    Before the first generation, as if one host had all; modulo the number of its accelerators, where it has any.
+    Before the first generation this assumes one host, and is taken modulo the number of its accelerators, if any.
     """
     process = current("samebits.get_local_rank()")
     if process.generation is not None:
@@ -409,16 +411,16 @@ def get_local_rank() -> int:
 
 
 def is_spare() -> bool:
-    """Whether this process holds no slot and waits to replace a lost one."""
+    """Return whether this process has no slot and waits to replace a lost worker."""
     process = current("samebits.is_spare()")
     return process.generation is None and process.admitted.slot is None
 
 
 def _index(slot: int | None, node: str) -> int:
-    """Which of its host's devices a process takes, if the host has as many processes as devices.
+    """Return the index of the device for a process, given as many processes as devices on a host.
 
-    A spare's is the one its number names, so that spares of one host do not crowd on one device; a replacement's is
-    that of the first node of its line.
+    A spare's index is its node's number, so that spares of one host use different devices; a replacement's is that of
+    the first node of its line.
     """
     first = root_of(node)
     if slot is not None and first == node:
@@ -427,17 +429,17 @@ def _index(slot: int | None, node: str) -> int:
 
 
 class _Ending:
-    """How this process ends, and what the scheduler is told about it.
+    """How this process ends, and what it reports to the scheduler about that.
 
-    An end is on purpose where the program's status is 0. Where that cannot be known, after a ``raise SystemExit``, it
-    is taken for 0 once training is through, and with ``ENABLE_RECOVERY=0``, where a script may train in its own way;
-    else the worker has failed.
+    The end counts as intended if the program's status is 0. After a ``raise SystemExit`` the status is unknown. It is
+    then taken as 0 if training has finished, or with ``ENABLE_RECOVERY=0``, where a script may train in its own way;
+    otherwise the worker has failed.
 
     Attributes:
-        agent: whom to tell; None before there is a seat to ask for.
-        scheduler: where it is a thread of this process.
+        agent: reports the end; None before a seat was requested.
+        scheduler: the scheduler, if it is a thread of this process.
         recovers: whether recovery is on.
-        is_through: the training function has returned, or had no need to be called.
+        is_through: the training function has returned, or did not need to be called.
     """
 
     def __init__(self) -> None:
@@ -451,7 +453,7 @@ class _Ending:
         self.recovers = True
         self.is_through = False
         self._error: BaseException | None = None
-        self._words = ""  # said of it
+        self._words = ""  # describes the error
         self._status = 0
         self._is_status_known = True
         self._has_left = False
@@ -467,7 +469,7 @@ class _Ending:
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if threading.current_thread() is not threading.main_thread():
-            self._previous_hook(kind, error, traceback)  # somebody's own hook for threads calls this one
+            self._previous_hook(kind, error, traceback)  # a custom thread hook may call this one
             return
         if self.agent is not None and group.is_communication_failure(error):
             # Outside elastic.run: name the lost rank, not only the closed socket.
@@ -485,7 +487,7 @@ class _Ending:
         is_told_to = isinstance(error, SameBitsError) and not is_of_the_loop
         if self.agent is not None and not is_told_to:
             self._words = last_words(kind, error, traceback)
-            self.agent.speak_last(self._words)  # before all that is slow, as a traceback is
+            self.agent.speak_last(self._words)  # before anything slow, such as a traceback
         if isinstance(error, SameBitsError):
             for line in str(error).splitlines():
                 print(f"samebits: {line}", file=sys.stderr, flush=True)
@@ -497,7 +499,7 @@ class _Ending:
             self.agent.verdict(OWN_ERROR_GRACE_S)
 
     def _exit_at_once(self, status: int) -> NoReturn:
-        """Stand in for ``os._exit``: tell the scheduler the status, because nothing that ``atexit`` has will run."""
+        """Replace ``os._exit`` to report the status first, because ``atexit`` functions will not run."""
         is_main = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
         if is_main and self.agent is not None and not self._has_left:
             has_done_its_part = status == 0 and (self.is_through or not self.recovers)
@@ -511,7 +513,7 @@ class _Ending:
 
     def _thread_ended(self, text: str) -> None:
         if self.agent is not None:
-            self.agent.report_oddity(self.agent.step, text)
+            self.agent.report_anomaly(self.agent.step, text)
 
     def _at_end(self) -> None:
         text = self._judge() if self._error is None else self._words or named(self._error)
@@ -533,20 +535,20 @@ class _Ending:
             _process.next_group.group.breaker.throw("the process ends")  # its thread waits for a generation
         breaker.leave_with(self._status)
         if isinstance(self._error, SameBitsError) or self._status == UntrainedError.exit_code:
-            # Python itself leaves with 1 after any uncaught exception, and with 0 after none; this status says more.
+            # Python would exit with 1 after an uncaught exception and 0 otherwise; this status is more specific.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(self._status)
 
     def _trained_alone(self) -> bool:
-        """Whether the program came to its end without the training that the job is for."""
+        """Return whether the program ended without the training that the job is for."""
         process = _process
         if process is None or not self.recovers or self.is_through or self.departure.has_left:
             return False
         return process.admitted.finished is None
 
     def _judge(self) -> str:
-        """The program's end in words, where no error was it; with the status."""
+        """Set the status of a program that ended without an error, and return a description."""
         found = self.exit_status.find()
         if found == 0 and self.recovers and _process is not None and _process.has_trained and not self.is_through:
             self._status = UntrainedError.exit_code
@@ -557,4 +559,4 @@ class _Ending:
         self._is_status_known = False
         self._status = 1 if self.recovers and not self.is_through else 0
         when = "after" if self.is_through else "before"
-        return f"its program ended with a SystemExit {when} training was through; sys.exit() would tell the status"
+        return f"its program ended with a SystemExit {when} training had finished; sys.exit() would report the status"

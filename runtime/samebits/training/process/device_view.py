@@ -1,8 +1,7 @@
-"""What the training thread knows of its device's memory, left for the thread that looks at the device's health.
+"""Read this process's device memory in the training thread, for the thread that checks the device's health.
 
-Here live the reading and the device's name among its vendor's. Never here: what follows (``service.device_look``). The
-one idea: only the thread that trains asks the driver, at commits and seldom, and leaves the figures; a driver that
-hangs stops that thread anyway, and no other.
+Only the training thread calls the driver, rarely and at commits, and leaves the figures for the other. A driver that
+hangs then stops only the thread that it would stop anyway.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ __all__ = ["DeviceView"]
 
 
 class DeviceView:
-    """Of one process's device.
+    """The view of one process's device.
 
     Args:
-        device: which.
-        interval_s: how often it is read at most.
+        device: the device.
+        interval_s: minimum time between two readings.
         visible_npus: ASCEND_RT_VISIBLE_DEVICES.
-        clock: seconds that only rise.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -40,13 +39,13 @@ class DeviceView:
         self._memory: DeviceMemory | None = None
 
     def watched(self) -> WatchedDevice | None:
-        """For who looks at its health; None where it is no accelerator."""
+        """Return what the health check needs; None if the device is not an accelerator."""
         if self._device.type == "cpu":
             return None
         return WatchedDevice(str(self._device), self._uuid(), self._place(), lambda: self._memory)
 
     def committed(self) -> None:
-        """The training thread has committed: read the memory, where it is time to."""
+        """Read the memory at a commit, if it is time."""
         if self._clock() < self._due_s:
             return
         self._due_s = self._clock() + self._interval_s
@@ -56,19 +55,19 @@ class DeviceView:
             used = module.memory_allocated(self._device)
             held = module.memory_reserved(self._device)
         except (AttributeError, NotImplementedError, RuntimeError):
-            self._due_s = float("inf")  # this device does not tell
+            self._due_s = float("inf")  # this device cannot report it
             return
         self._memory = DeviceMemory(total, free, held, used)
 
     def _uuid(self) -> str:
-        """NVIDIA's name for it; MIG's slices have one that its tool is not asked about."""
+        """Return NVIDIA's name of the device; MIG slices have other names, which nvidia-smi is not queried for."""
         if self._device.type != "cuda":
             return ""
         found = getattr(torch.cuda.get_device_properties(self._device), "uuid", None)
         return f"GPU-{found}" if found is not None else ""
 
     def _place(self) -> int | None:
-        """Ascend's place of it in ``npu-smi info``, where ASCEND_RT_VISIBLE_DEVICES chooses among those."""
+        """Return the device's index in ``npu-smi info``, resolving ASCEND_RT_VISIBLE_DEVICES."""
         index = self._device.index or 0
         if self._device.type != "npu":
             return None

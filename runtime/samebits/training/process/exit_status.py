@@ -1,8 +1,7 @@
-"""With which status this process's program ends, asked when it has ended.
+"""Find, in ``atexit``, the status with which this process's program ends.
 
-Here lives what can be known of that while Python runs what was registered with ``atexit``. Never here: uncaught errors,
-or what the scheduler is told. The one idea: Python tells nobody of a SystemExit that reaches the top, and forgets it
-before it asks anybody else; but the frame of the script itself can be kept, and it shows whether the script returned.
+Python reports a SystemExit that reaches the top to no hook, and discards it before ``atexit`` functions run. So the
+script's own frame is kept, which shows whether the script returned.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 
 
 class ExitStatus:
-    """Of this process's program.
+    """The exit status of this process's program.
 
-    Known where the script came to its end, and after ``sys.exit``, ``exit``, ``quit`` and an exit that was noted; not
-    after a ``raise SystemExit``. Exits of other threads end only those, and are nothing here.
+    It is known if the script ran to its end, and after ``sys.exit``, ``exit``, ``quit`` and an exit that was noted, but
+    not after a ``raise SystemExit``. An exit in another thread ends only that thread and is ignored.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,7 @@ class ExitStatus:
         self._noted: int | None = None
 
     def install(self) -> None:
-        """From now on every exit is noted."""
+        """Note every exit from now on."""
         self._script = _frame_of_script()
         quitters: Any = Quitter  # the class of exit and quit
         exit_, quit_ = sys.exit, quitters.__call__
@@ -58,22 +57,22 @@ class ExitStatus:
             names[name] = noted_exit  # from sys import exit
 
     def note(self, code: object) -> None:
-        """The program is about to end with this ``SystemExit.code``, unless somebody catches that."""
+        """Note that the program is about to end with this ``SystemExit.code``, unless it is caught."""
         if threading.current_thread() is threading.main_thread():
-            self._noted = code if isinstance(code, int) else 0 if code is None else 1  # as Python has it
+            self._noted = code if isinstance(code, int) else 0 if code is None else 1  # Python's own rule
 
     def find(self) -> int | None:
-        """The status, None where nobody can know it; only once the program has ended, and not by an error."""
+        """Return the status, or None if it is unknown; only after the program has ended without an error."""
         script = self._script
-        if script is None or script in _outwards(sys._getframe()):  # somebody calls by hand what atexit has
+        if script is None or script in _outwards(sys._getframe()):  # atexit functions were called by hand
             return self._noted or 0
         if dis.opname[script.f_code.co_code[script.f_lasti]] in _RETURNS:
-            return 0  # whatever was noted was caught
+            return 0  # the noted exit was caught
         return self._noted
 
 
 def _frame_of_script() -> FrameType | None:
-    """The outermost frame that runs ``__main__`` itself; none where Python is embedded."""
+    """Return the outermost frame that runs ``__main__`` itself; None if Python is embedded."""
     names = vars(sys.modules["__main__"])
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     frames = [one for one in _outwards(frame) if one.f_globals is names and one.f_code.co_name == "<module>"]
@@ -90,18 +89,18 @@ MOST_CHARS = 2000
 
 
 def last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
-    """``failed at train.py:88: KeyError: 'x'``."""
+    """Return, for example, ``failed at train.py:88: KeyError: 'x'``."""
     failure = failure_in("".join(format_exception(kind, error, traceback)), start_folder())
     return str(failure or f"failed: {named(error)}")[:MOST_CHARS]
 
 
 def named(error: BaseException) -> str:
-    """``KeyError: 'x'``."""
+    """Return, for example, ``KeyError: 'x'``."""
     return f"{type(error).__name__}: {error}"
 
 
 def watch_threads(tell: Callable[[str], None]) -> None:
-    """From now on ``tell`` hears, in one printable line, of every thread that an exception ends; all else stays."""
+    """Also call ``tell`` with one printable line for every thread that an exception ends."""
     before = threading.excepthook
 
     def hook(ended: threading.ExceptHookArgs) -> None:

@@ -1,8 +1,7 @@
-"""``samebits.report(queue=…)``: numbers that a script measures, for whoever decides how many workers there should be.
+"""``samebits.report(queue=…)``: numbers measured by a script, used for autoscaling.
 
-Here lives what may be reported. Never here: what follows (``hosts.autoscale``), or what is shown of the training, which
-is ``state.report``'s. The one idea: the newest number of each name is kept here and goes with the next heartbeat, so
-reporting costs a step nothing, however often it is done.
+The newest number of each name is kept here and sent with the next heartbeat, so reporting costs a step nothing at any
+rate.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ MOST = MAX_FIGURES - len(MEASURED)
 
 
 def report(**figures: Any) -> None:
-    """Report what this worker measures: ``samebits.report(queue=queue.waiting())``.
+    """Report numbers that this worker measures: ``samebits.report(queue=queue.waiting())``.
 
-    ``queue``, how much waits for all workers together, is what ``samebits autoscale --queue-per-worker`` sizes the job
-    by; where several workers report one, that of the lowest slot counts. Everything that is reported is in
-    ``samebits status --json`` and in the page's metrics. A name keeps its last number until it is reported again.
+    ``queue``, the work waiting for all workers together, is what ``samebits autoscale --queue-per-worker`` sizes the
+    job by; if several workers report one, that of the lowest slot counts. All reported numbers are in ``samebits status
+    --json`` and in the page's metrics. A name keeps its last number until it is reported again.
 
     Args:
-        figures: finite numbers, or tensors of one element (which on an accelerator waits for it), by name.
+        figures: finite numbers or one-element tensors, by name. On an accelerator, reading a tensor waits for it.
 
     Raises:
-        UsageError: before :func:`samebits.init`, more than 14 names, or what is no number.
+        UsageError: called before :func:`samebits.init`, more than 14 names, or a value is not a number.
     """
     agent = context.current("samebits.report()").agent
     known = {one.name: one for one in agent.figures}
@@ -43,10 +42,12 @@ def report(**figures: Any) -> None:
         try:
             value = float(given)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise UsageError(f"samebits.report({name}=…): it is no number ({error}). Fix: give one number") from None
+            raise UsageError(f"samebits.report({name}=…): it is not a number ({error}). Fix: pass one number") from None
         if not math.isfinite(value):
             raise UsageError(f"samebits.report({name}={value}): expected a finite number. Fix: leave it out")
         known[name] = Figure(name, value)
     if len(known) > MOST:
-        raise UsageError(f"samebits.report: {len(known)} names, at most {MOST}. Fix: report what decides the size")
+        raise UsageError(
+            f"samebits.report: {len(known)} names, at most {MOST}. Fix: report only what the job is sized by"
+        )
     agent.figures = tuple(known.values())

@@ -1,7 +1,7 @@
-"""``samebits.status()``: this process's place in its job, as values, and as a table where a notebook shows it.
+"""``samebits.status()``: this process's place in its job as values, shown as a table in a notebook.
 
-Only what this process knows by itself lives here: nobody is asked, so it costs nothing and works while no scheduler
-answers. ``samebits status`` asks about the others.
+It returns only what this process knows, contacts no other process, and works without a scheduler. ``samebits status``
+covers the other processes.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ __all__ = ["JobStatus", "status"]
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One moment of one process.
+    """The status of one process at one moment.
 
     Attributes:
         job: the job's id.
         name: JOB_NAME.
         node: this process's NODE_ID.
         incarnation: how often this node was admitted.
-        rank: in the present generation, or the one its seat will have; None of a spare.
+        rank: in the current generation, or the one its seat will have; None in a spare.
         local_rank: among the workers of this host.
         world_size: workers of the generation, or of the job before the first one.
         generation: 0 before the first.
-        step: the last commit of this process.
-        device: what it trains on.
-        is_alone: it is a world of one, with its scheduler inside.
-        is_finished: training is finished.
+        step: of this process's last commit.
+        device: the device it trains on.
+        is_alone: it is a world of one, scheduler included.
+        is_finished: training has finished.
     """
 
     job: str
@@ -56,10 +56,10 @@ class JobStatus:
 
 
 def status() -> JobStatus:
-    """This process's place in its job now.
+    """Return this process's current place in its job.
 
     Raises:
-        UsageError: before :func:`samebits.init`.
+        UsageError: called before :func:`samebits.init`.
     """
     process = context.current("samebits.status()")
     generation = process.generation

@@ -1,11 +1,10 @@
-"""``samebits.kv``: keys that all workers of a job share, kept by its scheduler.
+"""``samebits.kv``: keys shared by all workers of a job and stored by its scheduler.
 
-Here lives what a script calls, with its arguments checked before anything is sent. Never here: what a call does
-(``core.keys.key_store``) and how it gets there (``service.agent``). A value is one msgpack scalar: bytes, text, a whole
-number of 64 bits, a float, a bool or None; programs in other languages read the same.
+A value is one msgpack scalar: bytes, text, a 64-bit integer, a float, a bool or None, so programs in other languages
+can read it.
 
-Every change is done once, also where the connection or the scheduler is lost while it is under way, and reads see the
-newest change (linearizable). A key outlives the scheduler's process from the first call on that says ``durable=True``.
+Every change happens exactly once, even if the connection or the scheduler is lost meanwhile, and reads return the
+newest change (linearizable). A key outlives the scheduler's process from the first call with ``durable=True``.
 """
 
 from __future__ import annotations
@@ -25,56 +24,56 @@ Scalar = bytes | str | int | float | bool | None
 
 
 class Versioned(NamedTuple):
-    """A value and its version; versions of a key only rise. Where there is no such key: None, version 0."""
+    """A value and its version; versions of a key only rise. A missing key has the value None and version 0."""
 
     value: Any
     version: int
 
 
 def put(key: str, value: Scalar, *, durable: bool = False, timeout_s: float | None = None) -> int:
-    """Set a key, whatever it was; returns its new version.
+    """Set a key to a value and return its new version.
 
     Args:
         key: at most 256 bytes of UTF-8.
         value: at most 64 KiB as msgpack.
         durable: the key outlives the scheduler's process from now on (one fsync; the keys' file is beside the journal).
-        timeout_s: how long to wait for a scheduler; None: TOPO_TIMEOUT.
+        timeout_s: how long to wait for a scheduler, in seconds; None: TOPO_TIMEOUT.
 
     Raises:
-        UsageError: before :func:`samebits.init`, or an argument is not as above.
-        KeyValueError: a bound is met; the message says which and what to do.
-        KeyValueTimeoutError: no scheduler answered; whether the change was done is not known.
+        UsageError: called before :func:`samebits.init`, or an invalid argument.
+        KeyValueError: a limit was reached; the message names it and what to do.
+        KeyValueTimeoutError: no scheduler answered; the change may or may not have happened.
     """
     ask = KeyAsk(KeyOp.PUT, _key("put", key), _packed("put", value), is_durable=durable)
     return _call("put", ask, timeout_s).version
 
 
 def get(key: str, default: Any = None, *, timeout_s: float | None = None) -> Any:
-    """The key's value; ``default`` where there is none. Raises as :func:`put`."""
+    """Return the key's value, or ``default`` if there is no such key. Raises as :func:`put`."""
     found = read(key, timeout_s=timeout_s)
     return found.value if found.version else default
 
 
 def read(key: str, *, timeout_s: float | None = None) -> Versioned:
-    """The key's value and version; ``(None, 0)`` where there is none. Raises as :func:`put`."""
+    """Return the key's value and version; ``(None, 0)`` if there is no such key. Raises as :func:`put`."""
     answer = _call("read", KeyAsk(KeyOp.GET, _key("read", key)), timeout_s)
     return Versioned(_value(key, answer) if answer.version else None, answer.version)
 
 
 def delete(key: str, *, version: int | None = None, timeout_s: float | None = None) -> bool:
-    """Delete a key, or only where it is at this version; whether that was done. Raises as :func:`put`."""
+    """Delete a key, if given only at this version; return whether it was deleted. Raises as :func:`put`."""
     ask = KeyAsk(KeyOp.DELETE, _key("delete", key), version=_version("delete", version))
     return _call("delete", ask, timeout_s).outcome is KeyOutcome.DONE
 
 
 def add(key: str, amount: int = 1, *, durable: bool = False, timeout_s: float | None = None) -> int:
-    """Add to a whole number, which is 0 where there is no such key; returns the sum, which nobody else gets.
+    """Add to an integer, 0 if the key is missing, and return the sum, which no other call returns.
 
     Raises:
-        KeyValueError: the key's value is no whole number, or the sum has more than 64 bits; else as :func:`put`.
+        KeyValueError: the key's value is not an integer, or the sum exceeds 64 bits; else as :func:`put`.
     """
     if not isinstance(amount, int) or not -(2**63) <= amount < 2**63:
-        raise UsageError(f"samebits.kv.add({key!r}, {amount!r}): the amount is to be a whole number of 64 bits")
+        raise UsageError(f"samebits.kv.add({key!r}, {amount!r}): the amount must be a 64-bit integer")
     answer = _call("add", KeyAsk(KeyOp.ADD, _key("add", key), amount=int(amount), is_durable=durable), timeout_s)
     total: int = _value(key, answer)
     return total
@@ -83,10 +82,10 @@ def add(key: str, amount: int = 1, *, durable: bool = False, timeout_s: float | 
 def compare_and_set(
     key: str, value: Scalar, version: int, *, durable: bool = False, timeout_s: float | None = None
 ) -> int | None:
-    """Set a key only where it is at this version (0: where there is none). Raises as :func:`put`.
+    """Set a key only if it is at this version (0: missing). Raises as :func:`put`.
 
     Returns:
-        Its new version; None where it is at another one, and nothing was changed: :func:`read` tells what it is.
+        The new version; None if the key is at another version, in which case nothing was changed.
     """
     name = "compare_and_set"
     packed = _packed(name, value)
@@ -96,14 +95,14 @@ def compare_and_set(
 
 
 def wait(key: str, *, above: int = 0, timeout_s: float | None = None) -> Versioned:
-    """Wait until the key is there, at a version above this one.
+    """Wait until the key exists at a version greater than ``above``.
 
-    Inside ``elastic.run`` it ends with the generation, because whoever was to write the key may be lost. Announce a
-    wait that may be long with :func:`samebits.expect_pause`.
+    Inside ``elastic.run`` the wait ends with the generation, because the rank that would write the key may be lost.
+    Announce a long wait with :func:`samebits.expect_pause`.
 
     Raises:
-        KeyValueTimeoutError: nobody wrote it in time.
-        GenerationEndedError: a member was lost; ``elastic.run`` goes on from there. Else as :func:`put`.
+        KeyValueTimeoutError: the key was not written in time.
+        GenerationEndedError: a member was lost; ``elastic.run`` handles it. Else as :func:`put`.
     """
     answer = _call("wait", KeyAsk(KeyOp.WAIT, _key("wait", key), version=_version("wait", above)), timeout_s)
     return Versioned(_value(key, answer), answer.version)
@@ -123,8 +122,8 @@ def _key(name: str, key: str) -> bytes:
     packed = key.encode(errors="surrogatepass") if isinstance(key, str) else b""
     if not 0 < len(packed) <= MAX_KEY_BYTES:
         raise UsageError(
-            f"samebits.kv.{name}({str(key)[:80]!r}…): a key is a text of 1 to {MAX_KEY_BYTES} bytes, this has "
-            f"{len(packed)}. Fix: name it shorter"
+            f"samebits.kv.{name}({str(key)[:80]!r}…): a key has 1 to {MAX_KEY_BYTES} bytes, this one "
+            f"{len(packed)}. Fix: use another key"
         )
     return packed
 
@@ -146,7 +145,7 @@ def _packed(name: str, value: Scalar) -> bytes:
     try:
         packed = msgspec.msgpack.encode(value)
     except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
-        raise UsageError(f"samebits.kv.{name}: a value that msgpack has no place for ({error})") from None
+        raise UsageError(f"samebits.kv.{name}: msgpack cannot encode the value ({error})") from None
     if len(packed) > MAX_VALUE_BYTES:
         raise UsageError(
             f"samebits.kv.{name}: a value of {len(packed)} bytes, at most {MAX_VALUE_BYTES} are kept. Fix: write it to "
@@ -160,5 +159,5 @@ def _value(key: str, answer: KeyAnswer) -> Any:
         return msgspec.msgpack.decode(answer.value)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise KeyValueError(
-            f"samebits.kv: the value of key {key!r} is no msgpack ({error}). Fix: put it again"
+            f"samebits.kv: the value of key {key!r} is not msgpack ({error}). Fix: put it again"
         ) from None

@@ -1,4 +1,4 @@
-"""What each member of a generation tells all others when they meet, besides the addresses that connections need."""
+"""What each member of a generation sends to all others when they meet, besides the addresses for connections."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["MemberInfo", "own_info"]
 
 
 class MemberInfo(Value, frozen=True, tag=1):
-    """Of one process.
+    """The information about one process.
 
     Attributes:
-        copies: where its writer takes other ranks' points in, a ``net.copies.Keeper`` as text; empty where it does not.
-        life_sign: what its death is seen by.
-        node: its name; an earlier release does not tell it.
+        copies: where its writer receives other ranks' points, a ``net.copies.Keeper`` as text; empty if it does not.
+        life_sign: how to detect its death.
+        node: its name; earlier releases do not send it.
     """
 
     copies: str
@@ -24,12 +24,12 @@ class MemberInfo(Value, frozen=True, tag=1):
     node: Node = ""
 
     def pack(self) -> bytes:
-        """For the meeting."""
+        """Encode it for the meeting."""
         return _SCHEMA.pack(self)
 
     @classmethod
     def unpack(cls, packed: bytes) -> MemberInfo:
-        """The reverse of :meth:`pack`."""
+        """Decode the result of :meth:`pack`."""
         return _SCHEMA.unpack(packed)
 
 
@@ -37,7 +37,7 @@ _SCHEMA: Schema[MemberInfo] = Schema(MemberInfo)
 
 
 def own_info(agent: Agent, listener: CopyListener | None) -> bytes:
-    """This process's."""
+    """Return this process's information, encoded."""
     sign = agent.life_sign
     copies = "" if listener is None else str(listener.keeper)
     return MemberInfo(copies, None if sign is None else sign.whereabouts, agent.node).pack()

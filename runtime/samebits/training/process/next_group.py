@@ -1,10 +1,9 @@
-"""The group of the generation to come: begun before this rank knows its place there.
+"""Begin to form the next generation's group before this rank knows its place in it.
 
-Here lives the guess of that place, and the exchange in which the group waits until the place is known. Never here: what
-happens once it is. The one idea: at a fixed world size a rank is its slot, and a node whose id is a number is its slot,
-as is its replacement's, so the costly half of forming a group (its thread, its listening socket, what it has to tell
-its peers) can be done while a process waits anyway; its part of the address map then travels with its join, and the
-whole map comes together with its place.
+In a world of fixed size a rank is its slot, and a node with a numeric id has that slot, as does its replacement. So the
+costly half of forming a group (its thread, its listening socket, its address blob) is done while the process waits
+anyway. The rank's part of the address map then travels with its join, and the whole map arrives together with its
+place.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["NextGroup", "join_plain_group", "likely_place"]
 
 
 def likely_place(settings: Settings) -> Place | None:
-    """The place a process will have in the next generation, where its node id, or its line's first one, says so."""
+    """Return the place that this process will have in the next generation, if its node id, or its line's, tells it."""
     first = root_of(settings.node_id or "")
     if not first.isdecimal() or int(first) >= settings.worker_num:
         return None
@@ -41,10 +40,10 @@ class NextGroup:
     """A group that has begun to connect, and the exchange it waits in.
 
     Args:
-        settings: of this worker.
-        device: this process's, on which its model lies whatever place it will have.
-        place: the one it will have.
-        info: what this process has to say to all members.
+        settings: this worker's settings.
+        device: this process's device, the same in any place.
+        place: the expected place.
+        info: what this process sends to all members.
     """
 
     def __init__(self, settings: Settings, device: torch.device, place: Place, info: bytes = b"") -> None:
@@ -67,17 +66,17 @@ class NextGroup:
         self._connecting = self.group.begin()
 
     def blob(self) -> bytes:
-        """This rank's part of the address map, as soon as it has one.
+        """Wait for and return this rank's part of the address map.
 
         Raises:
-            RuntimeError: gloo's, where the group could not even begin.
+            RuntimeError: from gloo, if the group could not begin.
         """
         if self._blob not in wait([self._blob, self._connecting], return_when=FIRST_COMPLETED).done:
-            self._connecting.result()  # it failed before it had anything to say
+            self._connecting.result()  # it failed before it had a blob
         return self._blob.result()
 
     def begins(self, generation: GenerationStarted, agent: Agent) -> Group:
-        """The generation is known, and ``agent`` has, or will have, its address map: the group, to be formed."""
+        """Bind the group to a generation, whose address map ``agent`` has or will have; return it for forming."""
         self._agent = agent
         if self.group.breaker.release(self._generation):
             self.group.breaker.name = f"generation {generation.generation}"
@@ -85,26 +84,26 @@ class NextGroup:
         return self.group
 
     def publish(self, blob: bytes) -> None:
-        """The group's side of the exchange: what it has to say."""
+        """Receive this rank's blob from the group."""
         if self.group.breaker.release(self._blob):
             self._blob.set_result(blob)
 
     def wait(self) -> Sequence[bytes]:
-        """The group's side of the exchange: what all have said, once there is a generation."""
+        """Return all ranks' blobs to the group, once the generation is known."""
         generation = self._generation.result()
         assert self._agent is not None, "begins() gives both"
         return self._agent.address_map(generation)
 
 
 _BACKLOG = 1024
-_hosted: list[dist.TCPStore] = []  # rank 0's store lives as long as its process
+_hosted: list[dist.TCPStore] = []  # keeps rank 0's store alive as long as its process
 
 
 def join_plain_group(agent: Agent, settings: Settings) -> GenerationStarted:
-    """Wait until all workers are here, and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT."""
+    """Wait for all workers, and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT."""
     generation = agent.enter(Holdings((), own_parts=False, numerics=()))
     if not isinstance(generation, GenerationStarted):
-        raise UsageError("this job's training is finished; with ENABLE_RECOVERY=0 there is nothing to go back to")
+        raise UsageError("this job's training has finished; with ENABLE_RECOVERY=0 there is nothing to resume")
     address = _host_store(settings, generation.world_size) if generation.rank == 0 else ""
     agent.publish(generation.generation, address.encode())
     host, _, port = bytes(agent.address_map(generation.generation)[0]).decode().rpartition(":")
@@ -127,7 +126,7 @@ def _host_store(settings: Settings, world_size: int) -> str:
         is_master=True,
         timeout=timedelta(minutes=5),
         wait_for_workers=False,
-        master_listen_fd=listener.detach(),  # by itself it would listen on every address
+        master_listen_fd=listener.detach(),  # by default it would listen on every address
     )
     _hosted.append(store)
     return f"{host}:{port}"

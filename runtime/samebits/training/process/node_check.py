@@ -1,10 +1,9 @@
-"""Before the first generation the nodes are compared: what each needs for the same work, and sums of two.
+"""Compare the nodes before the first generation: each node's time for the same work, and sums computed by pairs.
 
-Here live the exchange, over the scheduler's keys, and the sums. Never here: whom that names
-(``core.watch.node_check``), nor what is read out of the others' words (``training.process.node_judge``). The one idea:
-the nodes with the lowest slots read all figures, each makes of them whom to pair next, and the first to write it down
-has decided for all. So it needs none of them in particular, and all do the same. Each wait has an end, and each node
-deletes the keys it wrote: whoever still waits for one of them finds the verdict, which stays.
+The exchange goes over the scheduler's keys; ``core.watch.node_check`` decides which nodes are bad. The nodes with the
+lowest slots read all figures, each derives which nodes to pair next, and the first to write that down decides for all.
+So no single node is needed, and all act alike. Each wait is bounded, and each node deletes the keys it wrote; a node
+that still waits for one of them finds the verdict, which stays.
 """
 
 from __future__ import annotations
@@ -49,26 +48,26 @@ __all__ = ["MOST_CHARS", "MOST_PLANS", "MOST_SAID", "Judge", "Plan", "Report", "
 
 
 MOST_PLANS = MOST_ROUNDS + 3
-"""Who is slow measures again, pairs add up, and what follows."""
+"""Slow nodes measure again, pairs add up, and a verdict follows."""
 MOST_SAID = 32
-"""Nodes about which a verdict has a sentence of their own, and as many that are only told: a key's value is bounded."""
+"""Limit on nodes with a sentence of their own in a verdict, and on those only listed: key values are bounded."""
 MOST_CHARS = 300
 _MOST_NAME_CHARS = 40
 _LONGEST_S = 1e6
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What all do next; at the end, who is not to train."""
+    """What all nodes do next; in the last plan, the nodes that must not train."""
 
     pairs: tuple[tuple[int, int], ...] = ()
-    again: tuple[int, ...] = ()  # who measures once more, while the others rest
+    again: tuple[int, ...] = ()  # slots that measure once more, while the others are idle
     is_last: bool = False
-    bad: dict[int, bytes] = {}  # by slot, the machine
+    bad: dict[int, bytes] = {}  # slot → machine id
     why: dict[int, str] = {}
     said: tuple[str, ...] = ()
 
     def is_sound(self, world_size: int) -> bool:
-        """Whether it is about slots that there are, none of them in two pairs."""
+        """Return whether it names existing slots only, and none in two pairs."""
         paired = [slot for pair in self.pairs for slot in pair]
         named = (*paired, *self.again, *self.bad)
         return len(paired) == len(set(paired)) and all(0 <= slot < world_size for slot in named)
@@ -88,12 +87,12 @@ Reports = Callable[[str, Iterable[int]], dict[int, Report]]
 
 
 class Judge:
-    """What a reader makes of all figures and sums.
+    """Derives plans from all figures and sums.
 
     Args:
-        reports: what these nodes said in one part of the check, as far as they did in time.
+        reports: returns the reports of these nodes for one part of the check, as far as they arrived in time.
         slots: of all nodes.
-        shares_all: nodes of one machine share processors and memory as well; else only the disk.
+        shares_all: nodes of one machine share processors and memory too, not only the disk.
     """
 
     def __init__(self, reports: Reports, slots: Iterable[int], *, shares_all: bool) -> None:
@@ -102,10 +101,10 @@ class Judge:
         self._again: dict[int, Figures] | None = None
         self._sums: dict[Pair, Sum] = {}
         self._rounds = 0
-        self._gone: set[int] = set()  # they said nothing in time: dead or stopped, which is others' business
+        self._gone: set[int] = set()  # sent nothing in time: dead or stopped, which is handled elsewhere
 
     def plan(self) -> Plan:
-        """What comes next."""
+        """Return what comes next."""
         if not self._alone:
             self._alone = self._reports("alone", self._slots)
         figures = self._figures(self._alone)
@@ -126,9 +125,9 @@ class Judge:
         unmet = sorted(figures.keys() - self._gone - summed)
         said = list(found.said[: MOST_SAID - 2])
         if silent:
-            said.append(f"the nodes of these slots said nothing in time and were not compared: {_named(silent)}")
+            said.append(f"the nodes of these slots did not report in time and were not compared: {_named(silent)}")
         if unmet:
-            said.append(f"the nodes of these slots met nobody in time to add up with: {_named(unmet)}")
+            said.append(f"the nodes of these slots found no partner for a sum in time: {_named(unmet)}")
         return Plan(
             is_last=True,
             bad={slot: self._alone[slot].machine for slot in bad},
@@ -142,7 +141,7 @@ class Judge:
         return by_host(found, machines, shares_all=self._shares_all)
 
     def take(self, plan: Plan, number: int) -> None:
-        """What came of it."""
+        """Add the results of a plan."""
         asked = {*plan.again, *(slot for one in plan.pairs for slot in one)}
         said = self._reports(f"round{number}", sorted(asked))
         self._gone |= asked - said.keys()
@@ -153,11 +152,11 @@ class Judge:
         self._rounds += bool(plan.pairs)
         for pair in plan.pairs:
             if not said.keys() >= set(pair):
-                continue  # the other one is paired again
+                continue  # the other node is paired again
             both = [said[slot] for slot in pair]
             problems = {one.problem for one in both}
             if UNMET in problems:
-                continue  # both are
+                continue  # both nodes are
             problem = next((one for one in (WRONG, SILENT) if one in problems), "")
             self._sums[pair] = Sum(max(_seconds(one.took_s) for one in both), problem)
 
@@ -172,14 +171,14 @@ def _seconds(value: float) -> float:
 
 
 READERS = 3
-"""Nodes that read all figures: one is enough, and any may be lost."""
+"""Nodes that read all figures: one suffices, and any may be lost."""
 WAIT_S = 60.0
-"""For a node's figures: who has none by then takes no part."""
+"""Time for a node's figures to arrive; nodes without figures by then take no part."""
 PAIR_S = 20.0
 LOOK_S, MOST_LOOK_S = 1.0, 8.0
-"""How often who waits for a key looks whether the verdict is there: the key may be deleted by then; ever rarer."""
+"""First and longest interval at which a node that waits for a key, which may be deleted, checks for the verdict."""
 NUMBERS = 1 << 20
-"""That two add up, in float32; whole ones, so their sum is exact."""
+"""Numbers that a pair adds up, in float32; integers, so their sum is exact."""
 SUMS = 8
 MOST_NODES = 4096
 _FIX = "Fix: start this node on another host, or without PREFLIGHT=1"
@@ -187,23 +186,25 @@ _Value = TypeVar("_Value")
 
 
 def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.device, figures: Figures) -> None:
-    """Compare this node with the others before the job's first generation; the seat is given up where it is bad.
+    """Compare this node with the others before the job's first generation, and give up its seat if it is bad.
 
     Raises:
-        PreflightError: this node is slow, or wrong, or one of two of which nothing tells which it is.
+        PreflightError: this node is slow or wrong, or belongs to a pair in which either one may be wrong.
     """
     slot = _slot_of(admitted, agent.node)
     if slot is None or admitted.world_size < 2:
         return
     if admitted.world_size > MOST_NODES:
-        log.say(f"pre-flight: of more than {MOST_NODES} nodes each checks itself only")
+        log.say(f"pre-flight: with more than {MOST_NODES} nodes, each checks only itself")
         return
     check = _Check(settings, agent, slot, admitted.world_size, device)
     try:
         last = check.verdict()
         if last is None and admitted.generation == 0 and admitted.slot is not None:
             if admitted.incarnation > 1:
-                log.say("pre-flight: this node is not compared with the others: it was started again before they were")
+                log.say(
+                    "pre-flight: this node was not compared with the others: it was restarted before the comparison"
+                )
                 return
             agent.wait_for_round()
             last = check.run(figures)
@@ -211,34 +212,36 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
         log.warn(f"the nodes were not compared before the start: {error}")
         return
     if last is not None and last.bad.get(slot) == machine_id():
-        why = last.why.get(slot, f"it is slow or wrong, as {len(last.bad)} nodes are")[:MOST_CHARS]
-        agent.leave(on_purpose=False, text=f"the pre-flight names it: {why}. {_FIX}", status=PreflightError.exit_code)
+        why = last.why.get(slot, f"it is slow or wrong, one of {len(last.bad)} such nodes")[:MOST_CHARS]
+        agent.leave(
+            on_purpose=False, text=f"the pre-flight rejected it: {why}. {_FIX}", status=PreflightError.exit_code
+        )
         raise PreflightError(f"the pre-flight compared {agent.node} with the other nodes: {why}. {_FIX}")
 
 
 def _slot_of(admitted: Admitted, node: str) -> int | None:
-    """Its own, or the one that its line began with: a replacement on a machine that was named is no better."""
+    """Return its slot, or the one that its line began with: a replacement on the same machine is no better."""
     if admitted.slot is not None or not number_of(node):
         return admitted.slot
     return int(root_of(node))
 
 
 class _Check:
-    """One node's part."""
+    """One node's part of the check."""
 
     def __init__(self, settings: Settings, agent: Agent, slot: int, world_size: int, device: torch.device) -> None:
         self._settings, self._agent, self._slot = settings, agent, slot
         self._world_size, self._device = world_size, device
         self._written: set[str] = set()
-        self._term = 0  # of the scheduler that has the keys; 0: not heard of yet; -1: whichever
+        self._term = 0  # of the scheduler that stores the keys; 0: not known yet; -1: any
 
     def verdict(self) -> Plan | None:
-        """What an earlier process, or the others, have found."""
+        """Return the verdict of an earlier process or of the other nodes, if there is one."""
         answer = self._get("last")
         return None if answer.outcome is not KeyOutcome.DONE else self._plan("last", answer)
 
     def run(self, figures: Figures) -> Plan:
-        """Until the verdict; of all keys only that one stays."""
+        """Take part until the verdict; all keys but the verdict's are deleted."""
         self._term = 0
         try:
             return self._run(figures)
@@ -272,13 +275,13 @@ class _Check:
         raise KeyValueError(f"{MOST_PLANS} rounds led to no verdict")
 
     def _end(self, plan: Plan) -> Plan:
-        """The verdict is this one, unless there is one."""
+        """Make this the verdict unless there is one; return the verdict."""
         if self._set_first("last", plan) and plan.said:
-            self._agent.report_oddity(0, f"pre-flight: {'; '.join(plan.said)}")
+            self._agent.report_anomaly(0, f"pre-flight: {'; '.join(plan.said)}")
         return self.verdict() or plan
 
     def reports(self, part: str, slots: Iterable[int]) -> dict[int, Report]:
-        """What these nodes said; without those that say nothing in time, or nonsense."""
+        """Return these nodes' reports, without those that are late or invalid."""
         found, until_s = {}, time.monotonic() + WAIT_S
         for slot in slots:
             name = f"{part}/{slot}"
@@ -307,13 +310,14 @@ class _Check:
             group.form()
             return added_up(self._device, pair.index(self._slot))
         except (CommunicationError, KeyValueTimeoutError, RuntimeError) as error:
-            log.warn(f"pre-flight: no sum of slots {pair[0]} and {pair[1]}: {(str(error).splitlines() or [''])[0]}")
+            why = (str(error).splitlines() or [""])[0]
+            log.warn(f"pre-flight: slots {pair[0]} and {pair[1]} could not compute a sum: {why}")
             return Sum(0.0, SILENT if meeting.is_over else UNMET)
         finally:
             group.drop()
 
     def _set_first(self, name: str, plan: Plan) -> bool:
-        """Write it down unless another node has; whether this was the first."""
+        """Write a plan unless another node has; return whether this was the first."""
         ask = KeyAsk(KeyOp.COMPARE_AND_SET, _key(name), _packed(plan), is_durable=name == "last")
         return self._ask(name, ask).outcome is KeyOutcome.DONE
 
@@ -321,11 +325,11 @@ class _Check:
         self._put(f"{part}/{self._slot}", report)
 
     def put(self, name: str, blob: bytes) -> None:
-        """Bytes for others."""
+        """Publish bytes for others."""
         self._put(name, blob)
 
     def take(self, name: str) -> bytes:
-        """Another's bytes, once they are there."""
+        """Wait for and return another node's bytes."""
         return _decoded(name, self._wait(name, time.monotonic() + PAIR_S), bytes)
 
     def _wait(self, name: str, until_s: float) -> KeyAnswer:
@@ -348,7 +352,7 @@ class _Check:
     def _call(self, ask: KeyAsk, timeout_s: float) -> KeyAnswer:
         answer = self._agent.call_keys(ask, timeout_s, is_wait=ask.op is KeyOp.WAIT)
         self._term = self._term or answer.term
-        if self._term not in (-1, answer.term):  # with the scheduler keys are lost: who was not answered is not silent
+        if self._term not in (-1, answer.term):  # keys are lost with it, so a missing report proves nothing
             raise _SchedulerLostError
         return answer
 
@@ -360,13 +364,13 @@ class _Check:
             self._written.add(name)
         answer = self._call(ask, WAIT_S)
         if answer.outcome is KeyOutcome.REFUSED:
-            raise KeyValueError(f"the scheduler keeps no key of it: {answer.text}")
+            raise KeyValueError(f"the scheduler refused a key: {answer.text}")
         return answer
 
     def _plan(self, name: str, answer: KeyAnswer) -> Plan:
         plan = _decoded(name, answer, Plan)
         if not plan.is_sound(self._world_size):
-            raise KeyValueError(f"what another node wrote under {name} is about nodes that are not there")
+            raise KeyValueError(f"what another node wrote under {name} names nodes that do not exist")
         return plan
 
     def _delete_keys(self) -> None:
@@ -376,7 +380,7 @@ class _Check:
 
 
 class _DecidedError(Exception):
-    """While this node waited for a key the verdict was written."""
+    """Raised when the verdict was written while this node waited for a key."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
@@ -384,29 +388,29 @@ class _DecidedError(Exception):
 
 
 class _SchedulerLostError(Exception):
-    """Another scheduler answers than at the beginning."""
+    """Raised when another scheduler answers than at the beginning."""
 
 
 class _Meeting:
-    """How the two of a pair learn each other's addresses: a :class:`.Exchange`."""
+    """The exchange of addresses between the two nodes of a pair: a :class:`.Exchange`."""
 
     def __init__(self, check: _Check, name: str, pair: Pair, slot: int) -> None:
         self.is_over = False
         self._check, self._name, self._pair, self._slot = check, name, pair, slot
 
     def publish(self, blob: bytes) -> None:
-        """This one's."""
+        """Publish this node's address."""
         self._check.put(f"{self._name}/{self._slot}", blob)
 
     def wait(self) -> Sequence[bytes]:
-        """Both."""
+        """Return both addresses."""
         blobs = [self._check.take(f"{self._name}/{slot}") for slot in self._pair]
         self.is_over = True
         return blobs
 
 
 def added_up(device: torch.device, rank: int) -> Sum:
-    """Add up, in the default group of two, numbers whose sum is known."""
+    """Add up numbers with a known sum in the default group of two."""
     numbers = torch.arange(NUMBERS, dtype=torch.int64) % 1021
     own, expected = (numbers + rank).to(device, torch.float32), 2 * numbers + 1
     fastest_s = math.inf
@@ -428,7 +432,7 @@ def _key(name: str) -> bytes:
 def _packed(value: Plan | Report | bytes) -> bytes:
     packed = msgspec.msgpack.encode(value)
     if len(packed) > MAX_VALUE_BYTES:
-        raise KeyValueError(f"what is to be said of the nodes has {len(packed)} bytes, at most {MAX_VALUE_BYTES}")
+        raise KeyValueError(f"the report on the nodes has {len(packed)} bytes, at most {MAX_VALUE_BYTES}")
     return packed
 
 

@@ -1,8 +1,8 @@
-"""Everything about a process that changes the bits of its results, as text that two processes can compare.
+"""Describe everything about a process that changes the bits of its results, as text that processes can compare.
 
-Comparing and refusing belong to ``core.rounds.rendezvous``. The same step gives other bits with another number of
-threads, instruction set, kind of accelerator or precision switch, and raises no error. So each of these is listed with
-its value. The only one set here is the number of threads, if the user has left it open.
+Another number of threads, instruction set, kind of accelerator or precision switch gives other bits in the same step,
+without an error. So each of these is listed with its value; ``core.rounds.rendezvous`` compares them. Only the number
+of threads is set here, if the user has not chosen one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def settle_threads(workers: int) -> bool:
-    """Compute with one thread if the job has several workers and the user has set no number; whether it was done.
+    """Use one thread if the job has several workers and the user has set no number; return whether it was set.
 
-    Without this each worker of a host takes all of its cores, and eight workers on two cores train some twenty times
-    slower. One is what ``samebits run`` and torchrun set. A share of the cores would be faster on a large host, but a
-    replacement on another host, or beside fewer workers, would derive another number and thereby compute other bits.
-    A number that the script has set before this call is kept.
+    Otherwise each worker of a host would use all of its cores, and eight workers on two cores train about twenty times
+    slower. One thread is also what ``samebits run`` and torchrun set. A share of the cores would be faster on a large
+    host, but a replacement on another host, or beside fewer workers, would derive another number and compute other
+    bits. A number that the script has set before this call is kept.
     """
     cores = os.sched_getaffinity(0)
     if (
@@ -46,20 +46,20 @@ def settle_threads(workers: int) -> bool:
 
 
 def _physical(cores: set[int]) -> int:
-    """How many of these are cores of their own rather than hyperthreads: the number that MKL takes by itself."""
+    """Return how many of these cores are physical rather than hyperthreads, which is MKL's default."""
     lists = (_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores)
     return len({path.read_text() for path in lists if path.exists()}) or len(cores)
 
 
 def describe(device: torch.device) -> tuple[tuple[str, str], ...]:
-    """Names and values, in a fixed order, of what decides the bits that ``device`` computes.
+    """Return names and values, in a fixed order, of what decides the bits that ``device`` computes.
 
-    Values are read when this is called: after the script has set its threads and flags. The number of inter-op threads
-    is left out, since it only says how many operations run beside each other.
+    Call it after the script has set its threads and flags. The number of inter-op threads is left out, since it only
+    limits how many operations run concurrently.
     """
-    mkldnn: Any = torch.backends.mkldnn  # it makes attributes that no type checker sees
+    mkldnn: Any = torch.backends.mkldnn  # creates its attributes dynamically
     common = (
-        ("torch", str(torch.__version__)),  # torch's own is a kind of text that no schema knows
+        ("torch", str(torch.__version__)),  # a subclass of str, which the schema rejects
         ("machine", platform.machine()),
         ("device", device.type),
         ("threads", str(torch.get_num_threads())),
@@ -81,7 +81,7 @@ def describe(device: torch.device) -> tuple[tuple[str, str], ...]:
 
 
 def _flushes_denormals() -> str:
-    """Whether this thread rounds denormal numbers to zero: torch can set it but not tell."""
+    """Return whether this thread rounds denormal numbers to zero, which torch can set but not report."""
     half = torch.full((1,), torch.finfo(torch.float32).tiny) / 2
     return str(half.item() == 0.0)
 

@@ -1,8 +1,7 @@
-"""Whether this process's device, memory and disk do what they should, looked at before it asks for a seat.
+"""Check this process's device, memory and disk before it registers.
 
-Here live the looks and their sentence. Never here: who asks for them. The one idea: what is computed has one right
-answer whatever the order of its sums (small whole numbers, exact in float32), so it needs no other machine to compare
-with: by Freivalds' check the product of two matrices times a vector is the first matrix times the second times it.
+All results are exact whatever the order of summation (small integers in float32), so no other machine is needed for
+comparison. Matrix products are verified with Freivalds' check: (A @ B) @ v equals A @ (B @ v).
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _PART = 1 << 20
 
 
 def write_and_read(folder: Path) -> float:
-    """MB a second that are durable there, or in the folder above it that is there already.
+    """Return the durable write speed in MB/s of the folder, or of its nearest existing parent.
 
     Raises:
-        StoreError: it cannot be written, or something else is read.
+        StoreError: it cannot be written, or the data read differs from the data written.
     """
     there = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
     path, part = there / f".preflight-{uuid.uuid4().hex}", os.urandom(_PART)
@@ -54,7 +53,7 @@ def write_and_read(folder: Path) -> float:
         os.close(descriptor)
         path.unlink(missing_ok=True)
     if not same:
-        raise StoreError(f"{folder}: what was written is not what is read. Fix: check this disk, or use another")
+        raise StoreError(f"{folder}: the data read differs from the data written. Fix: check this disk, or use another")
     return SIZE / 1e6 / max(took_s, 1e-9)
 
 
@@ -86,23 +85,23 @@ PATTERNS = (0x5555555555555555, 0x2AAAAAAAAAAAAAAA)
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One thing that was looked at; ``problem`` is empty where it is as it should be."""
+    """One check's result; ``problem`` is empty if it passed."""
 
     what: str
     found: str
     problem: str = ""
-    took_s: float = 0.0  # for the work that every process does alike
+    took_s: float = 0.0  # for the work that is the same in every process
 
 
 def of_host(settings: Settings) -> Iterator[Look]:
-    """The same as :func:`looks`, for every device of this host that torch sees."""
+    """Run :func:`looks` for every device of this host that torch sees."""
     first = choose(settings.device, 0)
     count = 1 if first.type == "cpu" else torch.accelerator.device_count()
     yield from looks([choose(first.type, index) for index in range(count)], settings.checkpoint_path)
 
 
 def looks(devices: Sequence[torch.device], folder: Path | str) -> Iterator[Look]:
-    """Look at the devices, their memory, what their vendor's tool says, and the folder's disk; a second or two each."""
+    """Check devices, their memory, the vendor tool's report, and the folder's disk; one or two seconds each."""
     for device in devices:
         yield products(device)
         yield memory(device)
@@ -121,7 +120,7 @@ def products(device: torch.device) -> Look:
     draw = torch.Generator().manual_seed(28)
     left, right = (torch.randint(-8, 9, (MATRIX, MATRIX), generator=draw) for _ in range(2))
     vector = torch.randint(-8, 9, (MATRIX, 1), generator=draw)
-    expected = left @ (right @ vector)  # whole numbers, on the CPU
+    expected = left @ (right @ vector)  # integers, on the CPU
     there = left.to(device, torch.float32), right.to(device, torch.float32)
     fastest_s, wrong = math.inf, 0
     for _ in range(PRODUCTS):
@@ -129,7 +128,9 @@ def products(device: torch.device) -> Look:
         product = (there[0] @ there[1]).cpu()
         fastest_s = min(fastest_s, time.monotonic() - began_s)
         wrong += not torch.equal(product.to(torch.int64) @ vector, expected)
-    found = f"{2 * MATRIX**3 / fastest_s / 1e9:.0f} GFLOP/s in float32, {PRODUCTS - wrong} of {PRODUCTS} products right"
+    found = (
+        f"{2 * MATRIX**3 / fastest_s / 1e9:.0f} GFLOP/s in float32, {PRODUCTS - wrong} of {PRODUCTS} products correct"
+    )
     problem = f"{wrong} of {PRODUCTS} products were wrong" if wrong else ""
     return Look(f"{device} computes", found, problem, fastest_s)
 
@@ -139,7 +140,9 @@ def memory(device: torch.device) -> Look:
     try:
         words = torch.empty(MEMORY_BYTES // 8, dtype=torch.int64, device=device)
     except (RuntimeError, MemoryError) as error:
-        return Look(f"{device} memory", f"{MEMORY_BYTES >> 20} MiB", f"cannot be had ({str(error).splitlines()[0]})")
+        return Look(
+            f"{device} memory", f"{MEMORY_BYTES >> 20} MiB", f"cannot be allocated ({str(error).splitlines()[0]})"
+        )
     places = torch.arange(words.numel(), dtype=torch.int64, device=device)
     wrong, fastest_s = 0, math.inf
     for pattern in PATTERNS:
@@ -147,21 +150,21 @@ def memory(device: torch.device) -> Look:
         torch.bitwise_xor(places, pattern, out=words)
         wrong += int((words.bitwise_xor_(pattern) != places).sum())
         fastest_s = min(fastest_s, time.monotonic() - began_s)
-    found = f"{MEMORY_BYTES >> 20} MiB keep what is written"
-    return Look(f"{device} memory", found, f"{wrong} words were not what was written" if wrong else "", fastest_s)
+    found = f"{MEMORY_BYTES >> 20} MiB hold what is written"
+    return Look(f"{device} memory", found, f"{wrong} words differ from what was written" if wrong else "", fastest_s)
 
 
 def figures(found: Iterable[Look]) -> Figures:
-    """How long one device, its memory and the disk needed, for :mod:`.node_check`."""
+    """Return the seconds that one device, its memory and the disk took, for :mod:`.node_check`."""
     took_s = {one.what.rpartition(" ")[2]: one.took_s for one in found}
     return Figures(took_s["computes"], took_s["memory"], took_s.get("disk", 0.0))
 
 
 def require(settings: Settings, device: torch.device) -> Figures:
-    """Look, say what was found, and return how long it took.
+    """Run the checks, log the results, and return the seconds they took.
 
     Raises:
-        PreflightError: something is not as it should be; the message names all of it.
+        PreflightError: a check failed; the message lists all that did.
     """
     began_s = time.monotonic()
     found = list(looks([device], settings.checkpoint_path))
@@ -169,7 +172,7 @@ def require(settings: Settings, device: torch.device) -> Figures:
     if wrong:
         node = settings.node_id or "this worker"
         raise PreflightError(
-            f"the pre-flight of {node} found what must not be: {'; '.join(wrong)}. Fix: start it on another host, or "
+            f"the pre-flight of {node} failed: {'; '.join(wrong)}. Fix: start it on another host, or "
             "without PREFLIGHT=1"
         )
     told = "; ".join(f"{one.what}: {one.found}" for one in found)

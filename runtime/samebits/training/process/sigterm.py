@@ -1,9 +1,7 @@
-"""SIGTERM to a worker: it finishes its step, leaves the job on purpose, and ends with status 143.
+"""Handle SIGTERM in a worker: finish the step, leave the job on purpose, and exit with status 143.
 
-Here live the signal's handler and what it means at which moment. Never here: what a step is, or what the scheduler is
-told. The one idea: inside a generation a worker owes the others its step, so there the signal is only remembered, and
-obeyed at the next commit; where it merely waits it leaves at once; outside ``elastic.run`` the signal does what it did
-before.
+Inside a generation a worker owes the others its step, so the signal is only recorded and acted on at the next commit.
+While the worker merely waits, it leaves at once. Outside ``elastic.run`` the previous handler runs.
 """
 
 from __future__ import annotations
@@ -26,22 +24,22 @@ _LOADER_ENDED = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: Terminated|exited unexpectedly)"
 )
 _ASKED_WITHIN_S, _LOOK_S = 0.5, 0.02
-STATUS = 128 + signal.SIGTERM  # what a shell shows of a process that SIGTERM has ended
+STATUS = 128 + signal.SIGTERM  # as a shell reports a process that SIGTERM has ended
 
 
 class Stage(enum.Enum):
-    """What this process is at."""
+    """What this process is doing."""
 
     OUTSIDE = enum.auto()  # of elastic.run
     WAITING = enum.auto()  # in the rendezvous
-    TRAINING = enum.auto()  # in a generation, or on the way into one or out of it
+    TRAINING = enum.auto()  # in a generation, entering or leaving one
 
 
 class Departure:
-    """Whether this process was asked to leave, and the leaving.
+    """Whether this process was asked to leave, and how it does so.
 
-    A handler that the script has set before ``samebits.init()`` is called too: at the moment the process leaves, or,
-    outside ``elastic.run``, as if this one were not there. One that is set later takes this one's place.
+    A handler that the script sets before ``samebits.init()`` is called too: when the process leaves, or, outside
+    ``elastic.run``, in place of this one. A handler that is set later replaces this one.
     """
 
     def __init__(self) -> None:
@@ -52,17 +50,17 @@ class Departure:
         self._before: object = signal.SIG_DFL
 
     def install(self) -> None:
-        """From now on SIGTERM comes here; not where it was ignored already, nor outside the main thread."""
+        """Handle SIGTERM from now on, unless it is ignored or this is not the main thread."""
         before = signal.getsignal(signal.SIGTERM)
         if before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread():
             self._before = before
             signal.signal(signal.SIGTERM, self._take)
 
     def let_go_in_child(self) -> None:
-        """A forked child is not asked to leave: the signal does there what it did before this one was installed.
+        """Restore the previous SIGTERM handling in a forked child.
 
-        A handler of Python's is run between two lines of Python, so one that is left in place would keep a child alive
-        that hangs in a library.
+        Python runs its handlers only between bytecodes, so a handler left in place would keep a child alive that hangs
+        in a library.
         """
         if signal.getsignal(signal.SIGTERM) == self._take:
             before: Any = self._before
@@ -70,7 +68,7 @@ class Departure:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Inside this there is no step to finish."""
+        """Mark a wait in which there is no step to finish."""
         self.stage = Stage.WAITING
         self.obey()
         try:
@@ -79,15 +77,15 @@ class Departure:
             self.stage = Stage.TRAINING
 
     def obey(self) -> None:
-        """Leave, if that was asked for: this process owes nobody a step now."""
+        """Leave if asked to, at a point where no other rank waits for this one."""
         if self._was_asked:
             self._leave()
 
     def obey_behind(self, error: Exception) -> None:
         """Leave if the error only follows from the request to leave.
 
-        A container's end sends SIGTERM to all of its processes, the loaders' workers among them; the loader's error may
-        be raised before this process's own signal is.
+        Stopping a container sends SIGTERM to all of its processes, including a loader's workers, and the loader's error
+        may be raised before this process's own signal arrives.
         """
         if type(error) is not RuntimeError or not _LOADER_ENDED.match(str(error)):
             return
@@ -98,13 +96,13 @@ class Departure:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.has_left and os.getpid() == self._pid:
-            return  # asked by two, it is on its way: a second signal must not cut its leaving short
-        if self.stage is Stage.OUTSIDE or os.getpid() != self._pid:  # the script's own handler may hand it on
+            return  # already leaving: a second signal must not interrupt that
+        if self.stage is Stage.OUTSIDE or os.getpid() != self._pid:  # the script's own handler may forward it
             self._as_before(number, frame)
         elif self.stage is Stage.WAITING:
             self._leave()
         else:
-            self._was_asked = True  # nothing is said here: the main thread may be in the middle of a line
+            self._was_asked = True  # nothing is logged here: the main thread may be in the middle of a line
 
     def _leave(self) -> None:
         self._was_asked, self.stage, self.has_left = False, Stage.OUTSIDE, True

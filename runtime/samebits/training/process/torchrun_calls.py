@@ -1,9 +1,8 @@
-"""What a script written for torchrun asks of ``torch.distributed``, answered where the runtime owns the group.
+"""Replace four functions of ``torch.distributed`` for scripts that were written for torchrun.
 
-Here live stand-ins for four functions: making and destroying the default group, and asking for rank and world size.
-Never here: groups, seats, the environment. The one idea: with recovery on the group is the runtime's, so making one
-again or destroying it means nothing; and until the first generation that group has one member, which is no answer to a
-script that asks for its rank: then its seat is the answer.
+They make and destroy the default group, and return rank and world size. With recovery on, the runtime owns the group,
+so making it again or destroying it has no effect. Until the first generation the group has one member; a script that
+asks for its rank then gets that of its seat.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ __all__ = ["TorchrunCalls"]
 
 
 class TorchrunCalls:
-    """The stand-ins, in ``torch.distributed`` and under whatever name the script's own modules have imported them.
+    """The replacements, in ``torch.distributed`` and under the names by which the script's modules imported them.
 
     Args:
-        seat: this process's rank and world size as long as no generation has told them, else None.
-        is_spare: whether that rank stands for none yet.
+        seat: returns this process's rank and world size until a generation has set them, then None.
+        is_spare: returns whether that rank is no worker's yet.
     """
 
     def __init__(self, seat: Callable[[], tuple[int, int] | None], is_spare: Callable[[], bool]) -> None:
@@ -37,7 +36,7 @@ class TorchrunCalls:
         self._said: set[str] = set()
 
     def install(self) -> None:
-        """From now on; what is called inside torch itself stays torch's own."""
+        """Install the replacements; calls from inside torch still reach torch's own functions."""
         c10d = distributed_c10d
         for original, ours, places in (
             (c10d.init_process_group, self._init_process_group(c10d.init_process_group), (dist, c10d)),
@@ -77,8 +76,8 @@ class TorchrunCalls:
                 return original(group)
             if which == 0 and self._is_spare():
                 self._say(
-                    f"the rank is asked for in a spare, which has none yet: {seat[0]}, a number that is nobody's, is "
-                    "the answer. Fix: ask for it inside the function that elastic.run calls",
+                    f"the rank was requested in a spare, which has none yet; returned {seat[0]}, which is no "
+                    "worker's rank. Fix: get it inside the function that elastic.run calls",
                     warns=True,
                 )
             return seat[which]
@@ -93,7 +92,7 @@ class TorchrunCalls:
 
 
 def _modules_of_the_script() -> Iterator[ModuleType]:
-    """Those that may have imported the functions by name before ``samebits.init()``."""
+    """Yield modules that may have imported the functions by name before ``samebits.init()``."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and (module.__name__ == "__main__" or (file and not is_library(file))):

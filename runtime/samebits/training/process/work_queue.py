@@ -1,9 +1,7 @@
-"""``samebits.WorkQueue``: work that all ranks share and each takes as it can; every item is trained on once.
+"""``samebits.WorkQueue``: work shared by all ranks, each item of which is trained on exactly once.
 
-Here lives what a script calls, and where a queue's state and items are kept: keys of ``samebits.kv`` that outlive the
-scheduler's process. What a taking, a loss and a commit make of the state is ``core.keys.work_queue``'s. The one idea:
-the state is one key, changed only where nobody else has changed it meanwhile, so it needs no lock and nobody to hold
-one.
+A queue's state and items are durable keys of ``samebits.kv``. The state is one key that is changed only if no other
+process has changed it meanwhile, so it needs no lock.
 """
 
 from __future__ import annotations
@@ -31,48 +29,49 @@ Result = TypeVar("Result")
 
 
 class WorkQueue:
-    """A queue that outlives every process of the job. Make one of a name on every rank, after ``samebits.init()``.
+    """A queue that outlives every process of the job. Create it with the same name on every rank, after
+    ``samebits.init()``.
 
-    An item is done with the commit of the step that it was taken for: take it in that step, use it, commit. If the step
-    is lost, its items wait again, whoever took them; if it is not, they never come back. So each is in the final
-    weights once, however many ranks there are and whatever is killed. There is no "done" to be said, and no time in
-    which an item must be done. With ``LocalSGD``, where a loss takes no step from the other ranks, their items since
-    the last average may be trained on twice.
+    An item is done with the commit of the step that took it: take it in that step, use it, commit. If the step is lost,
+    its items return to the queue; otherwise they never do. So each item is in the final weights once, whatever the
+    number of ranks and whatever is killed. There is nothing to acknowledge, and no time limit for an item. With
+    ``LocalSGD``, where a loss undoes no steps of other ranks, their items since the last average may be trained on
+    twice.
 
     Args:
-        name: of the queue, in the job.
+        name: the queue's name in the job.
 
     Raises:
-        UsageError: before :func:`samebits.init`, or the name is not a text of 1 to 192 bytes.
+        UsageError: called before :func:`samebits.init`, or the name is not a string of 1 to 192 bytes.
     """
 
     def __init__(self, name: str = "work") -> None:
         packed = name.encode(errors="surrogatepass") if isinstance(name, str) else b""
         if not 0 < len(packed) <= MOST_NAME_BYTES:
             raise UsageError(
-                f"samebits.WorkQueue({str(name)[:80]!r}): a name is a text of 1 to {MOST_NAME_BYTES} bytes. Fix: name "
-                "it shorter"
+                f"samebits.WorkQueue({str(name)[:80]!r}): a name has 1 to {MOST_NAME_BYTES} bytes. Fix: use another "
+                "name"
             )
         self._key = f"work/{name}"
-        self._items: dict[bytes, list[Any]] = {}  # of the puts that were used last
-        self._version = 0  # of the state, when it was seen last: it only rises
+        self._items: dict[bytes, list[Any]] = {}  # of the puts used most recently
+        self._version = 0  # of the state when last read; it only rises
         process = context.current(f"samebits.WorkQueue({name!r})")
         process.begins[self._key] = self._begin
         if process.generation is not None:
             self._begin(process.generation)
 
     def put(self, items: Iterable[Any], *, key: str | None = None) -> None:
-        """Put these at the end, all at once or not at all for each 64 KiB of them; said again it is done once.
+        """Append items, atomically per 64 KiB of them; repeating a put has no effect.
 
-        So a rank that is started again may say again what it has put, and all ranks may put the same.
+        So a restarted rank may repeat its puts, and all ranks may put the same items.
 
         Args:
-            items: what msgpack has a place for: bytes, texts, numbers, lists and maps of them, each below 64 KiB.
-            key: what makes this put another one than an earlier one of equal items; by default the items themselves.
+            items: values that msgpack can encode: bytes, strings, numbers, lists and maps of them, each below 64 KiB.
+            key: distinguishes this put from an earlier one of equal items; by default the items themselves do.
 
         Raises:
-            UsageError: an item is not as above.
-            KeyValueError: there is no room: 512 puts are not done with, or ``samebits.kv`` is full.
+            UsageError: an item cannot be encoded or is too large.
+            KeyValueError: 512 puts are not done yet, or ``samebits.kv`` is full.
         """
         if isinstance(items, str | bytes | bytearray | memoryview) or not isinstance(items, Iterable):
             raise UsageError(
@@ -87,17 +86,17 @@ class WorkQueue:
                 continue
 
     def _put(self, digest: bytes, part: bytes, count: int) -> bool:
-        """Whether that was done, now or earlier; else somebody changed the state meanwhile."""
+        """Return whether the put is done, now or earlier; False if the state was changed meanwhile."""
         state, version = self._read()
         if any(one.key == digest for one in state.puts):
             return True
-        items = key_value.read(self._of_items(digest))  # after the state: of one that is done with it was emptied first
+        items = key_value.read(self._of_items(digest))  # read after the state: a finished put's items are emptied first
         if items.version and items.value == _DONE:
             return True
         wider = work_queue.put(state, digest, count)
         if wider is None:
             raise KeyValueError(
-                f"samebits.WorkQueue: {MAX_PUTS} puts are not done with, the most there may be. Fix: put more items at "
+                f"samebits.WorkQueue: {MAX_PUTS} puts are unfinished, the maximum. Fix: put more items at "
                 "once, or fewer at a time"
             )
         if not items.version and not self._set(self._of_items(digest), part, 0):
@@ -105,15 +104,15 @@ class WorkQueue:
         return self._set(self._key, work_queue.SCHEMA.pack(wider), version)
 
     def take(self, count: int = 1) -> list[Any]:
-        """The next items for this step, at most ``count`` of them; none where none waits now.
+        """Return the next items for this step, at most ``count``; empty if none is waiting.
 
-        Call it between two commits, in the function that ``elastic.run`` calls. That a rank gets none says nothing
-        about the others: where the ranks are to stop together, let them agree, as by an ``all_reduce`` of how many each
-        has got.
+        Call it between two commits, in the function that ``elastic.run`` calls. An empty result says nothing about the
+        other ranks: if all ranks should stop together, let them agree, for example with an ``all_reduce`` of how many
+        items each got.
 
         Raises:
-            UsageError: outside of ``elastic.run``, or a count below 1.
-            KeyValueError: too many steps have taken items since the last checkpoint that every rank's disk holds.
+            UsageError: called outside ``elastic.run``, or a count below 1.
+            KeyValueError: too many steps have taken items since the last checkpoint that every rank has on disk.
             GenerationEndedError: a member was lost; ``elastic.run`` handles it.
         """
         if not isinstance(count, int) or count < 1:
@@ -137,7 +136,7 @@ class WorkQueue:
             if found is None:
                 raise KeyValueError(
                     "samebits.WorkQueue: too many steps have taken items since the last checkpoint that every rank's "
-                    "disk holds. Fix: save oftener (CheckpointConfig), or take several items at once"
+                    "disk holds. Fix: save more often (CheckpointConfig), or take several items at once"
                 )
             return found[0], (state, found[1])
 
@@ -145,13 +144,13 @@ class WorkQueue:
         return [self._item(state.put_of(number), number) for number in numbers]
 
     def waiting(self) -> int:
-        """How many items wait now: ``samebits.report(queue=queue.waiting())``."""
+        """Return how many items wait: ``samebits.report(queue=queue.waiting())``."""
         return self._read()[0].waiting
 
     # ---- the state
 
     def _begin(self, generation: GenerationStarted) -> None:
-        """A generation begins, also one in which nothing is taken: what the last one has lost waits again."""
+        """Return the last generation's lost items to the queue, at the begin of every generation."""
 
         def settled(state: WorkState) -> tuple[WorkState, None]:
             return work_queue.settle(state, generation.generation, _restore(generation)), None
@@ -159,7 +158,7 @@ class WorkQueue:
         self._change(settled)
 
     def _change(self, change: Callable[[WorkState], tuple[WorkState, Result]]) -> Result:
-        """Change the state, by what it is at that moment."""
+        """Apply a change to the current state, repeating it if another process was faster."""
         while True:
             state, version = self._read()
             changed, result = change(state)
@@ -176,7 +175,7 @@ class WorkQueue:
         found = key_value.read(self._key)
         if found.version < self._version:
             raise KeyValueError(
-                f"samebits.WorkQueue: key {self._key!r}, which holds the queue, is gone: somebody has deleted it, or "
+                f"samebits.WorkQueue: key {self._key!r}, which holds the queue, is gone: it was deleted, or "
                 "the scheduler's RECOVERY_PATH was lost. Fix: keep RECOVERY_PATH on a disk that outlives its host"
             )
         self._version = found.version
@@ -186,7 +185,8 @@ class WorkQueue:
             return work_queue.SCHEMA.unpack(found.value), found.version
         except (ProtocolError, TypeError) as error:
             raise KeyValueError(
-                f"samebits.WorkQueue: key {self._key!r} holds no queue ({error}). Fix: give the queue another name"
+                f"samebits.WorkQueue: key {self._key!r} does not hold a queue ({error}). Fix: give the queue another "
+                "name"
             ) from None
 
     @staticmethod
@@ -212,16 +212,16 @@ def _restore(generation: GenerationStarted) -> int:
 
 
 def _parts(items: Iterable[Any]) -> Iterator[bytes]:
-    """The items as msgpack arrays, each small enough for one key."""
+    """Yield the items as msgpack arrays, each small enough for one key."""
     part: list[msgspec.Raw] = []
     size_bytes = 0
     for item in items:
         try:
             packed = msgspec.msgpack.encode(item)
-            msgspec.msgpack.decode(packed)  # else it would fail on every rank, when it is taken
+            msgspec.msgpack.decode(packed)  # otherwise decoding would fail on every rank that takes it
         except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError) as error:
             raise UsageError(
-                f"samebits.WorkQueue.put: an item that msgpack has no place for ({error}). Fix: put bytes, texts, "
+                f"samebits.WorkQueue.put: msgpack cannot encode an item ({error}). Fix: put bytes, texts, "
                 "numbers, and lists and maps of them"
             ) from None
         if len(packed) > MOST_ITEMS_BYTES:

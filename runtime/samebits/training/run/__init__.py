@@ -1,4 +1,1 @@
-"""One call of a training function through all its generations, and what keeps it quick and watched meanwhile.
-
-Never here: how a group is made, how a state is saved: ``run`` tells the rooms below when to do it.
-"""
+"""Run a training function through all generations of its job, and tune, watch and audit it meanwhile."""

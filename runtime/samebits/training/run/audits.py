@@ -1,8 +1,7 @@
-"""The audit of gradients (AUDIT=K): at every K-th step one rank's local gradient is computed again by another rank.
+"""Audit gradients (AUDIT=K): at every K-th step, one rank's local gradient is recomputed by another rank.
 
-Here lives the order of one audit on every rank, in front of ``optimizer.step()``. Never here: who has which part in it
-and what follows (``core.watch.audits``), what is kept and computed (``state.data.audited_batch``). The one idea: before
-the step the weights still are the last commit's, so a wrong gradient costs no more than the step itself.
+The audit runs on every rank just before ``optimizer.step()``. The weights still are the last commit's then, so a wrong
+gradient costs no more than the step itself. ``core.watch.audits`` assigns the roles and decides what follows.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from samebits.training.group import ddp, transfer
 from samebits.training.group.group import is_communication_failure
 from samebits.training.process.context import Worker
 from samebits.training.state.base_state import State
-from samebits.training.state.data.audited_batch import Computed, KeptBatch, names_of
+from samebits.training.state.data.audited_batch import AuditedBatch, Computed, names_of
 from samebits.training.state.local_sgd import LocalSGD
 
 __all__ = ["Audits"]
 
 _MOST_BYTES = 2**30
-"""A batch of more bytes is not sent."""
+"""Larger batches are not sent."""
 _NOTHING = -1
-"""Instead of a value: it was not computed."""
+"""Stands for a value that was not computed."""
 
 
 class Audits:
-    """Of one process.
+    """The audits of one process.
 
     Args:
-        process: whose settings ask for it.
-        state: whose steps are counted.
-        saved_by: the step of the newest checkpoint that is not newer than a step; 0 where none is known.
+        process: its settings ask for audits.
+        state: its steps are counted.
+        saved_by: returns the step of the newest checkpoint up to a given step; 0 if none is known.
     """
 
     def __init__(self, process: Worker, state: State, saved_by: Callable[[int], int]) -> None:
@@ -44,15 +43,15 @@ class Audits:
         self._state = state
         self._saved_by = saved_by
         self._every = process.settings.audit
-        self._batch: KeptBatch | None = None
+        self._batch: AuditedBatch | None = None
         self._is_given_up = False
         self._done = 0  # the last step that was audited
-        self._wrong: Counter[int] = Counter()  # by step
-        self._clean = 0  # the last step at which this process's gradient was found right
+        self._wrong: Counter[int] = Counter()  # wrong gradients by step
+        self._clean = 0  # the last step at which this process's gradient was correct
         self._said: set[str] = set()
 
     def begins(self) -> None:
-        """A generation begins."""
+        """Begin a generation."""
         if not self._every:
             return
         if isinstance(self._state, LocalSGD):
@@ -62,17 +61,17 @@ class Audits:
         self._follow()
 
     def close(self) -> None:
-        """Keep nothing, and leave the module as it was."""
+        """Stop keeping batches, and remove the module's hooks."""
         if self._batch is not None:
             self._batch.close()
             self._batch = None
 
     def before_step(self) -> None:
-        """An optimizer is about to step. A collective at the multiples of AUDIT.
+        """Audit the step if it is due. A collective at the multiples of AUDIT.
 
         Raises:
-            GenerationEndedError: a gradient was wrong, and the step is taken again.
-            UnequalError: so it was once more; what this process did last is not put on disk.
+            GenerationEndedError: a gradient was wrong, and the step is retaken.
+            UnequalError: it was wrong again; this process's last commit is then not saved to disk.
         """
         if not self._every:
             return
@@ -88,14 +87,14 @@ class Audits:
             self._say_once("a world of one: there is no other rank to compute a gradient again")
             return
         if self._batch is not None and not is_followed:
-            self._audit(step, who, generation.rank, None)  # built inside this generation: its first step was not seen
+            self._audit(step, who, generation.rank, None)  # built in this generation: its first step was not seen
         else:
             self._audit(step, who, generation.rank, self._taken() if generation.rank == who.audited else None)
 
     def _follow(self) -> None:
         wrappers = ddp.wrappers()
         if len(wrappers) == 1:
-            self._batch = KeptBatch(wrappers[0], self._wants)
+            self._batch = AuditedBatch(wrappers[0], self._wants)
 
     def _wants(self) -> bool:
         generation = self._process.generation
@@ -141,7 +140,7 @@ class Audits:
     def _differs(
         self, step: int, who: Roles, rank: int, taken: tuple[bytearray, Computed] | None, computed: Computed | None
     ) -> None:
-        """The audited rank and a third compute it, too, and all ranks come to the same decision."""
+        """Let the audited rank and a third recompute the gradient, and decide alike on all ranks."""
         device = self._process.device
         own: Computed | None = None
         if taken is not None:
@@ -154,7 +153,7 @@ class Audits:
         values = transfer.gather(_value(computed), device)
         own_value, clean = transfer.tell([_value(own), self._clean], who.audited, device)
         self._wrong[step] += 1
-        times = max(transfer.gather(self._wrong[step], device))  # who was started since knows of none
+        times = max(transfer.gather(self._wrong[step], device))  # a process started since has no count of its own
         self._wrong[step] = times
         part = self._first_part(who, computed)
         fault = judge(who, dict(enumerate(values)), own_value, times)
@@ -162,8 +161,8 @@ class Audits:
         text = sentence(who, fault, part, then)
         log.warn(f"step {step}: {text}")
         if rank == teller(who, fault):
-            self._process.agent.report_oddity(step, text, is_verdict=True, comes_again=then is Follows.TAKE_AGAIN)
-        self._wait_for_all()  # who has decided leaves the group, and who has not yet would not know why
+            self._process.agent.report_anomaly(step, text, is_verdict=True, comes_again=then is Follows.TAKE_AGAIN)
+        self._wait_for_all()  # a rank that left now would look like a lost peer to those still deciding
         if then is Follows.STOP:
             raise UnequalError(why_it_ends(step, text, who, Known(clean, self._saved_by(clean))))
         if then is Follows.TAKE_AGAIN:
@@ -175,10 +174,10 @@ class Audits:
             transfer.gather(0, self._process.device)
         except Exception as error:
             if not is_communication_failure(error):
-                raise  # else another has decided the same, and left
+                raise  # otherwise another rank decided the same and left
 
     def _first_part(self, who: Roles, computed: Computed | None) -> str:
-        """The first parameter whose gradient differs, on every rank."""
+        """Return, on every rank, the name of the first parameter whose gradient differs."""
         assert self._batch is not None, "all ranks have the same wrapper"
         names, device = names_of(self._batch.module), self._process.device
         digests = computed.digests if computed is not None else (0,) * len(names)
@@ -188,7 +187,7 @@ class Audits:
         return names[Computed(tuple(audited)).first_other(Computed(tuple(auditor)))]
 
     def _again(self, packed: memoryview) -> Computed | None:
-        """What is computed from the bytes; None, and it is said, where that cannot be."""
+        """Recompute from the bytes; return None, after a warning, if that fails."""
         assert self._batch is not None, "all ranks have the same wrapper"
         try:
             with self._alone():
@@ -199,7 +198,7 @@ class Audits:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """A collective in here is refused: no other rank is in it."""
+        """Refuse collectives inside the block, since no other rank would take part."""
         assert self._process.group is not None, "an audit is within a generation"
         breaker = self._process.group.breaker
         before, breaker.before_launch = breaker.before_launch, _refuse

@@ -1,11 +1,8 @@
-"""One call of a training function under ``elastic.run``, through all its generations.
+"""Run one call of a training function under ``elastic.run``, through all its generations.
 
-Here lives the way from one generation to the next: wait in the rendezvous, form the group, become the restore point,
-call the function; when a member is lost, leave whatever collective this rank is in, go back to the last commit, and
-begin again. Never here: who is in a generation, what a state is made of, how a point is saved or obtained
-(``checkpoint.state_points``). The one idea: a survivor's
-memory holds the last commit, so a recovery moves state only to who lacks it, and disks are read where all memories
-together do not have it.
+Each generation waits in the rendezvous, forms the group, loads the restore point and calls the function. When a member
+is lost, this rank leaves its current collective, returns to the last commit and starts over. A survivor's memory holds
+the last commit, so a recovery moves state only to ranks that lack it, and reads disks only if no memory has it.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ from samebits.training.process.sigterm import Stage
 from samebits.training.run import huge_pages, watchdog
 from samebits.training.run.audits import Audits
 from samebits.training.run.interpreter_tuning import InterpreterTuning
-from samebits.training.run.main_thread_probe import Whereabouts
+from samebits.training.run.main_thread_probe import MainThreadProbe
 from samebits.training.run.retaken_steps import Ranks, RetakenSteps
 from samebits.training.run.step_times import StepTimes
 from samebits.training.run.warm_up import warm_up
@@ -60,13 +57,13 @@ __all__ = ["ElasticRun"]
 UNCOMMITTED_AT = 100
 _LOOK_S = 0.1
 _SETTLED_AT = 3
-"""At this commit of a process everything a step needs has been made, and its first, slow steps are over."""
+"""The commit of a process by which a step's objects exist and the slow first steps are over."""
 
 Result = TypeVar("Result")
 
 
 class ElasticRun:
-    """The running ``elastic.run`` of one process: of a worker, or of a spare that may become one at any moment."""
+    """The running ``elastic.run`` of one process: a worker, or a spare that may become one at any moment."""
 
     recovers = True
 
@@ -78,7 +75,7 @@ class ElasticRun:
         self._state = state
         self._points = StatePoints(process, state)
         self._live: Point | None = None  # the commit this process holds while it waits
-        self._back_to: Point | None = None  # it has gone back as far, as a round had asked
+        self._back_to: Point | None = None  # the point it has returned to, as a round asked
         self._failed_with = ""  # the runtime's own error that ended the last generation here
         self._is_new = True  # no generation has begun in this process
         self._tuning = InterpreterTuning()
@@ -101,19 +98,19 @@ class ElasticRun:
     def run(self, call: Callable[[], Result]) -> Result | None:
         """Call the function until it returns in a generation that ends well.
 
-        Where that comes to nothing, this process's last commit is on its disk before the error goes on.
+        If that fails, this process's last commit is saved to disk before the error is raised.
         """
         while True:
             try:
                 return self._run(call)
             except FencedError as error:
-                if not error.may_return or self._state.shards():  # they lie as the old rank's
+                if not error.may_return or self._state.shards():  # shards are the old rank's
                     raise
                 reason = str(error)
             except (DuplicateNodeError, RefusedError):
-                raise  # the folder is another process's
+                raise  # the folder belongs to another process
             except UnequalError:
-                raise  # nobody is to go on from what this rank did last
+                raise  # no rank may continue from this rank's last commit
             except BaseException:
                 self._points.save_last_commit()
                 raise
@@ -142,10 +139,10 @@ class ElasticRun:
                 self._failed_with = str(error) if is_own else ""
                 lost = str(error) if type(error) is GenerationEndedError else f"a collective failed: {_in_short(error)}"
                 gently = isinstance(error, HostsUpdatedInterrupt)
-            self._leave(lost, gently)  # outside the handler: the traceback is gone, and with it what it kept alive
+            self._leave(lost, gently)  # outside the handler: the traceback, and what it kept alive, is gone
 
     def close(self) -> None:
-        """The function is through, or failed for good."""
+        """Clean up after the function has returned or failed for good."""
         self._process.departure.stage = Stage.OUTSIDE
         ddp.generation_ended()
         self._audits.close()
@@ -159,10 +156,10 @@ class ElasticRun:
     # ---- the state's commits
 
     def before_step(self) -> None:
-        """What a commit needs all ranks for is done while a failure still leaves this rank at its last commit.
+        """Do what a commit needs all ranks for, while a failure still leaves this rank at its last commit.
 
-        On an accelerator a collective is only queued when its call returns. Were it given up after the step was queued
-        behind it, the step would use what was never reduced, and this rank would take that for its next commit.
+        On an accelerator, a collective is only queued when its call returns. If it were abandoned after the step was
+        queued behind it, the step would use unreduced values, and this rank would take the result for its next commit.
         """
         self._uncommitted += 1
         if self._uncommitted == UNCOMMITTED_AT:
@@ -176,21 +173,21 @@ class ElasticRun:
         if self._process.device.type != "cpu" and self._process.group is not None:
             began_s = time.perf_counter()
             devices.settle(self._process.device)
-            main_thread.waited_for_others(began_s)  # what it computes and what it waits for is one to the host
+            main_thread.waited_for_others(began_s)  # the host cannot tell computing from waiting here
             self._process.group.breaker.check()
         self._audits.before_step()
         if self._replay is not None and not self._is_again:
             self._replay.before_step()
 
     def save(self) -> None:
-        """The state as it stands is a commit: remember it, and save it where it is time to."""
+        """Remember the current state as a commit, and save it if a save is due."""
         self._compare_passes()
         self._step_times.commit_begins()
         self._state.require_no_anomaly()
         self._require_equal()
         generation, points, state = self._points.present(), self._points, self._state
         step = state.completed_steps
-        ddp.sync_buffers_all()  # where a forward pass came after the step
+        ddp.sync_buffers_all()  # in case a forward pass followed the step
         layouts = ddp.settle_all()
         points.commits += 1
         self._commits += 1
@@ -209,7 +206,7 @@ class ElasticRun:
         self._agent.step = step
         if self._replay is not None:
             self._replay.committed(step)
-        if points.due.is_at(step):  # on every rank, whatever its disk does
+        if points.due.is_at(step):  # on every rank, whatever the state of its disk
             began_s = time.monotonic()
             with points.due.saving():
                 points.save(step)
@@ -229,8 +226,8 @@ class ElasticRun:
         """Compare this step with another pass of it, if it is one to retake.
 
         Raises:
-            TakeStepAgain: it has to be taken once more.
-            HiddenStateError: it came out different.
+            TakeStepAgain: it must be taken once more.
+            HiddenStateError: the results differ.
         """
         retaken = self._retaken
         if retaken is not None:
@@ -247,7 +244,7 @@ class ElasticRun:
 
     def _compare(self, retaken: RetakenSteps, compare: Callable[[Ranks], object]) -> None:
         if self._process.begins:
-            retaken.give_up("a WorkQueue gives each item once, so a second pass would take others")
+            retaken.give_up("a WorkQueue yields each item once, so a second pass would take others")
         self._require_equal()
         ddp.sync_buffers_all()
         ddp.settle_all()
@@ -270,7 +267,7 @@ class ElasticRun:
         return Ranks(rank, lambda number: transfer.gather(number, device), share)
 
     def _go_back_in_place(self) -> None:
-        """Become the last commit again as after a loss, in this generation and its group."""
+        """Return to the last commit as after a loss, but in the same generation and group."""
         state, points, formed = self._state, self._points, self._formed
         assert formed is not None, "a generation has begun"
         point = state.recall()
@@ -284,29 +281,29 @@ class ElasticRun:
         if self._replay is not None:
             self._replay.follow(False)
         self._uncommitted = 0
-        self._agent.observe = self._whereabouts(formed)
+        self._agent.observe = self._probe_of(formed)
         self._step_times.begin(state.completed_steps, points.present().world_size)
 
     def flush(self) -> None:
-        """Return once everything saved so far is durable."""
+        """Wait until everything saved so far is durable."""
         self._points.folder.flush()
 
     def check(self) -> None:
-        """Raise what ended the generation, or asks this rank to leave it, or the job; every commit comes here."""
+        """Raise what ended the generation, or what asks this rank to leave it or the job; called at every commit."""
         self._uncommitted = 0
         if self._agent.must_end is None:
             self._process.departure.obey()
         self._agent.check()
 
     def sync(self) -> None:
-        """Make every rank's state rank 0's."""
+        """Copy rank 0's state to every rank."""
         self._points.take_from_rank_0()
         self._state.begin(Point(self._state.completed_steps, self._points.present().generation))
 
     # ---- from one generation to the next
 
     def _take_seat(self) -> None:
-        """The process was admitted: as a spare, or for a slot."""
+        """Prepare for the admitted role: a spare, or a slot."""
         slot = self._process.admitted.slot
         if slot is None:
             self._points.start_writer_ahead()
@@ -316,8 +313,8 @@ class ElasticRun:
         self._state.bind(self, slot or 0)
 
     def _come_back(self, reason: str) -> None:
-        """Another node has this process's slot: begin anew, with what is warm, where there is room for one more."""
-        log.warn(f"{reason}: it asks for a seat again, and takes nothing along")
+        """Register again, keeping what is warm, after another node took this process's slot."""
+        log.warn(f"{reason}: this process registers again, without its state")
         self._go_outside()
         if self._process.group is not None:
             self._process.group.drop()
@@ -334,7 +331,7 @@ class ElasticRun:
             with self._process.departure.waits():
                 self._process.take_seat_again()
         except RefusedError as error:
-            raise FencedError(f"{reason}; there is no other seat for it: {error}") from error
+            raise FencedError(f"{reason}; there is no other seat for this process: {error}") from error
         self._agent = self._process.agent
         self._take_seat()
 
@@ -349,7 +346,7 @@ class ElasticRun:
         return generation
 
     def _next_place(self) -> Place | None:
-        """The one the open round offers; before there is any, the present one, or the seat's; none for a spare."""
+        """Return the place of the open round, else the current one, else the seat's; None in a spare."""
         offered, present = self._agent.offered_place, self._points.generation
         slot, world_size = self._process.admitted.slot, self._process.admitted.world_size
         if offered is not None:
@@ -359,7 +356,7 @@ class ElasticRun:
         return None if slot is None or slot >= world_size else Place(slot, slot, world_size)  # else a round will tell
 
     def _begin_to_connect(self, place: Place | None) -> None:
-        """The next group is that of this place; what was begun for another one is given up."""
+        """Begin the next group for this place, and drop one that was begun for another."""
         if self._next_group is not None and self._next_group.place != place:
             self._next_group.group.drop()
             self._next_group = None
@@ -368,7 +365,7 @@ class ElasticRun:
             self._next_group = self._process.take_next_group(place)
 
     def _enter_again(self, asked: EnterAgain) -> Holdings:
-        """The round wants to know what the disk holds, or has another place for this process, or all go back."""
+        """Answer a round that asks for the disk's points, assigns another place, or rolls all ranks back."""
         if asked.back_to is not None and asked.back_to != self._back_to:
             self._live, self._back_to = self._points.go_back(asked.back_to), asked.back_to
         if asked.place is not None:
@@ -403,10 +400,10 @@ class ElasticRun:
         process.publish_place()
         self._begin_to_connect(Place(generation.slot, generation.rank, generation.world_size))
         assert self._next_group is not None, "a generation's member has a place"
-        if not self._agent.is_addressed:  # what it entered with was made for another one
+        if not self._agent.is_addressed:  # the blob it entered with was for another place
             self._agent.publish(generation.generation, self._next_group.blob())
         before, process.group, self._next_group = process.group, self._next_group.begins(generation, self._agent), None
-        if before is not None:  # the group of this process alone: the next one connects meanwhile
+        if before is not None:  # the group of this process alone, while the next one connects
             before.step_aside()
         self._watch(process.group)
         try:
@@ -428,7 +425,7 @@ class ElasticRun:
         self._agent.step = self._state.completed_steps
         for told in process.begins.values():
             told(generation)
-        self._agent.observe, self._agent.pace = self._whereabouts(formed), None
+        self._agent.observe, self._agent.pace = self._probe_of(formed), None
         self._step_times.begin(self._state.completed_steps, generation.world_size)
         self._audits.begins()
         self._agent.trains(generation.generation)
@@ -439,12 +436,12 @@ class ElasticRun:
             f"{time.monotonic() - began:.3f} s after it was told ({generation.text})"
         )
 
-    def _whereabouts(self, formed: group.Group) -> Callable[[], Progress | None]:
+    def _probe_of(self, formed: group.Group) -> Callable[[], Progress | None]:
         timeout_s = self._process.settings.step_timeout_s
-        return Whereabouts(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
+        return MainThreadProbe(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
 
     def _watch(self, formed: group.Group) -> None:
-        """From now on the control thread can break the group, whatever this thread is blocked in."""
+        """Let the control thread break the group from now on, whatever this thread is blocked in."""
         record = self._record_flight if self._process.device.type != "cpu" else None
         self._agent.on_break = watchdog.guarded(formed.break_, record)
         self._agent.check()
@@ -453,7 +450,7 @@ class ElasticRun:
         flight_record.write(self._process.settings.log_dir, self._agent.node, reason)
 
     def _leave(self, reason: str, gently: bool) -> None:
-        """The generation is over for this rank: say so before anything slow, and keep nobody waiting for it."""
+        """Leave the generation; report it before anything slow, so that no rank waits for this one."""
         self._tuning.begin()
         if not gently:
             self._agent.report_failure()
@@ -464,13 +461,13 @@ class ElasticRun:
             self._process.group.drop()
             self._process.group = None
         self._live = self._state.recall()
-        told = self._agent.interrupted or gently  # then the control thread has said why already
+        told = self._agent.interrupted or gently  # the control thread has logged the reason already
         why = "" if told else f": {reason}"
         kept = "" if self._live is not None else "; the last commit is no longer in memory"
         log.warn(f"left the generation at step {step}{why}{kept}")
 
     def _go_outside(self) -> None:
-        """Between two generations: nothing is there to be broken, awaited or compared."""
+        """Reset what applies only inside a generation."""
         self._state.look_for_hidden(None)
         self._state.takes_again(False)
         self._formed = None
@@ -499,18 +496,18 @@ class ElasticRun:
         self._log_steps(generation)
 
     def _require_equal(self) -> None:
-        """All ranks have begun this generation with the same state; known before the first step or commit is made."""
+        """Check, before the first step or commit, that all ranks began this generation with the same state."""
         if self._comparison is not None:
             comparison, self._comparison = self._comparison, None
             try:
                 comparison()
             except LayoutError:
-                self._state.forget()  # whichever rank's is wrong: none may become the job's last commit
-                self._points.wait_for_all()  # else the first to die of it is a lost peer to who has not compared yet
+                self._state.forget()  # any rank may be the wrong one, so none may become the job's last commit
+                self._points.wait_for_all()  # a rank that exits first must not look like a lost peer to the others
                 raise
 
     def _log_steps(self, generation: GenerationStarted) -> None:
-        """From here on every step is logged before it is taken, where the user wants that."""
+        """Log every step from here on before it is taken, if the user wants that."""
         if self._step_log is None:
             return
         if self._replay is None or self._replay.slot != generation.slot:
@@ -524,9 +521,9 @@ class ElasticRun:
     # ---- the end
 
     def _finish(self, generation: GenerationStarted) -> None:
-        """Make the final state durable and wait until that is so on every rank; until then this rank may be needed.
+        """Make the final state durable and wait until all ranks have; until then this rank may be needed.
 
-        The final state is no commit: after a loss the function is called again from the last commit, and does again
+        The final state is not a commit: after a loss the function is called again from the last commit, and repeats
         what it did after that.
         """
         state = self._state
@@ -555,7 +552,7 @@ class ElasticRun:
             self._formed.breaker.before_launch = _CollectiveAfterTraining().warn
 
     def _wait_for_room(self, pause_s: float) -> None:
-        """Wait before the last state is saved again; no hang is suspected meanwhile.
+        """Wait before the last state is saved again; meanwhile no hang is suspected.
 
         Raises:
             GenerationEndedError: a member was lost, and this rank is needed again.
@@ -572,7 +569,7 @@ _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w
 
 
 def _in_short(error: Exception) -> str:
-    """One line: gloo's errors begin with a source file and end with advice for another program."""
+    """Return one line: gloo's errors begin with a source file and end with unrelated advice."""
     return _NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0][:200]
 
 
@@ -598,8 +595,8 @@ def _took_batch(began_s: float, sampler: object) -> None:
 
 
 def _nothing_to_break(_reason: str) -> None:
-    """Between two generations there is no group."""
+    """Do nothing: between two generations there is no group."""
 
 
 def _nowhere() -> None:
-    """Between two generations nobody is waited for."""
+    """Report nothing: between two generations no step is expected."""

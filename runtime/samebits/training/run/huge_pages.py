@@ -1,9 +1,9 @@
-"""This process's own memory in huge pages, so that it goes at once when the process does.
+"""Move this process's own memory into huge pages, so that the kernel frees it faster when the process dies.
 
-Here lives finding memory that is in full use, and having the kernel move it together (madvise(2), MADV_COLLAPSE). Never
-here: when that is done. The one idea: a killed process is not gone before the kernel has taken its memory apart, page
-by page: 22 ms of a core that the survivors need, for a rank of 340 MB, and a peer on another host hears of the death
-only then. In pages of 2 MiB it takes 5 ms. Contents, addresses and the process's memory policy stay as they are.
+Pages in use are moved together by the kernel (madvise(2), MADV_COLLAPSE). A killed process is gone only when the kernel
+has freed its memory page by page. For a rank of 340 MB that takes 22 ms of a core that the survivors need, and a peer
+on another host learns of the death only afterwards. With pages of 2 MiB it takes 5 ms. Contents, addresses and the
+process's memory policy stay as they are.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from typing import Final
 __all__ = ["gather", "gather_aside"]
 
 HUGE_BYTES: Final = 2 * 1024 * 1024
-"""Of one huge page (x86-64, and arm64 with pages of 4 KiB); elsewhere they are larger and nothing is done."""
+"""Size of a huge page (x86-64, and arm64 with pages of 4 KiB); with larger ones nothing is done."""
 FULL: Final = 7 / 8
-"""What this share of is in use is moved together; the rest of it is memory that the process did not have before."""
+"""Share of a huge page that must be in use for it to be moved; the rest is additional memory."""
 REST: Final = 19
-"""Beside a training it rests this many times as long as it has worked, a twentieth of a core: a page takes 2 ms, in
-which nobody else of this process gets new memory."""
+"""Pause after each page, as a multiple of the time it took: one twentieth of a core beside training.
+
+A page takes 2 ms, during which no other thread of this process gets new memory.
+"""
 
 _MADV_COLLAPSE = 25  # since Linux 6.1; Python has no name for it
 _MAPS, _PAGEMAP = Path("/proc/self/maps"), Path("/proc/self/pagemap")
@@ -41,18 +43,18 @@ _HERE_AND_OURS_ALONE = 1 << 63 | 1 << 56  # Documentation/admin-guide/mm/pagemap
 
 
 def gather_aside() -> None:
-    """As :func:`gather`, in a thread of its own that leaves the training its core."""
+    """Run :func:`gather` in a thread of its own that leaves training its core."""
     threading.Thread(target=gather, args=(REST,), name="samebits-huge-pages", daemon=True).start()
 
 
 def gather(rest: float = 0.0) -> int:
-    """Move what this process uses now into huge pages, and say how many it has moved or found there.
+    """Move the memory in use now into huge pages; return how many were moved or found.
 
-    What a forked child shares, what is only reserved, and what the kernel refuses is left as it is; where memory is
-    short that is the end of it.
+    Memory shared with a forked child, memory that is only reserved, and memory that the kernel refuses to move stay as
+    they are. If memory is short, it stops.
 
     Args:
-        rest: how many times as long as a page took to wait before the next.
+        rest: pause after each page, as a multiple of the time it took.
     """
     if sys.platform != "linux" or mmap.PAGESIZE != 4096:
         return 0
@@ -60,8 +62,8 @@ def gather(rest: float = 0.0) -> int:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     moved = 0
     if madvise(None, 0, _MADV_COLLAPSE) != 0:
-        return 0  # the kernel knows no such advice
-    with contextlib.suppress(OSError), _PAGEMAP.open("rb", buffering=0) as pages:  # in a sandbox that shows them
+        return 0  # the kernel lacks this advice
+    with contextlib.suppress(OSError), _PAGEMAP.open("rb", buffering=0) as pages:  # a sandbox may deny it
         for start in _own_memory():
             began = time.monotonic()
             if not _is_full(pages.fileno(), start):
@@ -76,7 +78,7 @@ def gather(rest: float = 0.0) -> int:
 
 
 def _own_memory() -> Iterator[int]:
-    """Where each huge page would begin that lies in memory of this process alone, of no file."""
+    """Yield where huge pages would begin in this process's private anonymous memory."""
     for line in _MAPS.read_text().splitlines():
         found = _OWN_MEMORY.fullmatch(line)
         if found is not None:
@@ -86,7 +88,7 @@ def _own_memory() -> Iterator[int]:
 
 def _is_full(pages: int, start: int) -> bool:
     entries = os.pread(pages, _PAGES * _ENTRY_BYTES, start // mmap.PAGESIZE * _ENTRY_BYTES)
-    if entries == _NOTHING_HERE:  # of much that is only reserved
+    if entries == _NOTHING_HERE:  # most of the memory that is only reserved
         return False
     wanted = _HERE_AND_OURS_ALONE
     return sum(entry & wanted == wanted for entry in memoryview(entries).cast("Q")) >= _PAGES * FULL

@@ -1,8 +1,8 @@
-"""Where the main thread is: its phase, the line of the script it is in, and whether it is at rest.
+"""Sample the main thread from outside: its phase, the script's line it is in, and whether it is idle.
 
-Here lives what is read from a thread's frames and its CPU time, from outside of it. Never here: what follows from it
-(``core.watch.progress``). The one idea: nothing is hooked into training, so watching costs a step nothing: the control
-thread looks twice a heartbeat at two numbers, and at the thread only where neither has moved for a while.
+Nothing is hooked into training, so watching costs a step nothing. The control thread reads two counters twice per
+heartbeat, and the thread's frames and CPU time only if neither counter has moved for a while. ``core.watch.progress``
+judges the result.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from samebits.start_folder import start_folder
 from samebits.tracebacks import is_of_the_script
 from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
 
-__all__ = ["Whereabouts", "expect_pause", "main_thread_cpu_ticks", "place_of"]
+__all__ = ["MainThreadProbe", "expect_pause", "main_thread_cpu_ticks", "place_of"]
 
 STILL_S = 2.0
-"""Who has made no step for so long, and for longer than it ever took, says where it is."""
+"""A rank reports its position after this long without progress, if no step has taken as long so far."""
 FIRST_STEPS = 2
-"""What these take says nothing about the later ones: they build, compile and warm up."""
+"""Steps that are not representative of later ones: they build, compile and warm up."""
 
-_PHASES = (  # by the folder that a file lies in; the first that fits counts
-    (f"{PACKAGE_FOLDER}training/process/key_value.py", Phase.USER),  # it waits for a key, as the script says
+_PHASES = (  # by the start of a file's path; the first match counts
+    (f"{PACKAGE_FOLDER}training/process/key_value.py", Phase.USER),  # the script itself waits for a key
     (f"{PACKAGE_FOLDER}training/group/", Phase.COMMUNICATION),
     (f"{TORCH_FOLDER}distributed/", Phase.COMMUNICATION),
     (f"{TORCH_FOLDER}_dynamo/", Phase.COMPILING),
@@ -45,16 +45,16 @@ _PHASES = (  # by the folder that a file lies in; the first that fits counts
     (f"{PACKAGE_FOLDER}store/", Phase.COMMIT),
 )
 _CALLS_THE_SCRIPT = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD})
-"""A dataset, a module and a hook are the script's own code, called from there."""
+"""Phases from which the script's own code is called: a dataset, a module, a hook."""
 
 
-class Whereabouts:
-    """Of the main thread in one generation.
+class MainThreadProbe:
+    """Samples the main thread's progress during one generation.
 
     Args:
-        step: completed optimizer steps.
-        collectives: launched in the generation's group so far.
-        step_timeout_s: STEP_TIMEOUT, if it is set: who stands still says so in time.
+        step: returns the completed optimizer steps.
+        collectives: returns the collectives launched in the generation's group so far.
+        step_timeout_s: STEP_TIMEOUT, if set: a stuck rank then reports within half of it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Whereabouts:
         self._cpu_ticks: int | None = None
 
     def look(self) -> Progress | None:
-        """Where the thread stands; None as long as it comes on, or is expected not to."""
+        """Return the thread's position; None while it makes progress or a pause is expected."""
         seen, now = (self._step(), self._collectives()), time.monotonic()
         has_moved = seen != self._seen
         if has_moved:
@@ -102,10 +102,10 @@ _pause_until = 0.0
 
 
 def expect_pause(seconds: float) -> None:
-    """Say that the next step may take so long: an evaluation, an upload. Until then nobody is held for stuck.
+    """Announce that the next step may take this long, for example an evaluation; no rank counts as stuck until then.
 
     Raises:
-        ValueError: it is no number of seconds from 0 on.
+        ValueError: not a finite number of seconds, 0 or more.
     """
     global _pause_until
     if not 0 <= seconds < float("inf"):
@@ -114,7 +114,7 @@ def expect_pause(seconds: float) -> None:
 
 
 def phase_of(frame: FrameType) -> Phase:
-    """What the thread of this innermost frame is in."""
+    """Return the phase of a thread with this innermost frame."""
     is_in_script = False
     for one in _outwards(frame):
         phase = _phase_of_file(one.f_code.co_filename)
@@ -125,7 +125,7 @@ def phase_of(frame: FrameType) -> Phase:
 
 
 def place_of(frame: FrameType, phase: Phase) -> str:
-    """``train.py:46 (time.sleep)``; in a collective ``all_reduce at train.py:50``."""
+    """Return, for example, ``train.py:46 (time.sleep)``, or in a collective ``all_reduce at train.py:50``."""
     innermost = next((one for one in _outwards(frame) if is_of_the_script(one.f_code.co_filename)), None)
     if innermost is None:
         place = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -139,7 +139,7 @@ def place_of(frame: FrameType, phase: Phase) -> str:
 
 
 def main_thread_cpu_ticks() -> int | None:
-    """CPU time of the main thread in clock ticks (proc(5)); None where that cannot be read."""
+    """Return the main thread's CPU time in clock ticks (proc(5)); None if it cannot be read."""
     try:
         stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_bytes()
     except OSError:
@@ -168,13 +168,13 @@ def _shown(file: str) -> str:
 
 
 def _collective_in(frame: FrameType) -> str:
-    """The outermost of torch's own calls that lead to it: what the script has called, where it did."""
+    """Return the outermost of torch's collective functions on the stack, which the script called."""
     names = [one.f_code.co_name for one in _outwards(frame) if one.f_code.co_filename.endswith("distributed_c10d.py")]
-    return names[-1] if names else "all_reduce"  # DistributedDataParallel's, of the gradients
+    return names[-1] if names else "all_reduce"  # DistributedDataParallel's, for gradients
 
 
 def _call_in(frame: FrameType) -> str:
-    """What is called in the line, as it is written there; empty where the source is not at hand."""
+    """Return the call in the frame's line as written there; empty if the source is not available."""
     position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
     if position is None or None in position or position[0] != position[1]:
         return ""

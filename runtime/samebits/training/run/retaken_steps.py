@@ -1,8 +1,8 @@
-"""Take a few steps a second time from the commit before them, and compare the states that come out.
+"""Take a few steps a second time from the commit before them, and compare the resulting states.
 
-``HIDDEN_STATE=stop`` and ``samebits run --check`` find out in this way what a recovery would do, without losing a
-process: the training function is called again in the same generation, as a survivor calls it after a loss. The state
-of the first pass is only compared; the last pass is the one that is committed.
+``HIDDEN_STATE=stop`` and ``samebits run --check`` test in this way what a recovery would do, without losing a process:
+the training function is called again in the same generation, as a survivor calls it after a loss. The state of the
+first pass is only compared; the last pass is the one that is committed.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ from samebits.training.state.torch_state import TorchState
 __all__ = ["Extent", "RetakenSteps", "TakeStepAgain"]
 
 _FIRST = 5
-"""The first commit whose step is retaken: the look at commits 2 to 4 has named by then what it can."""
+"""The first commit whose step is retaken: by then the look at commits 2 to 4 has named what it can."""
 _LAST_OF_A_JOB = 8
 _LAST_IN_A_ROW = 12
 _MIDDLE_FROM, _MIDDLE_TO = 16, 32
-"""A check retakes the steps of the powers of two from the one on, and is not over before the other."""
+"""A check retakes the steps of powers of two from the first number on, and lasts at least until the second."""
 _AFTER_EPOCH = 2
 """Steps that a check retakes after the first epoch's end."""
 _NAMED = 3
 _MOST_CHARS = 300
 _DIFFERS, _NAMES, _COMES_AGAIN = 1, 2, 4
-"""What a rank tells the others: its state differs, it has findings, its last two passes are equal."""
+"""Flags that a rank sends to the others: its state differs, it has findings, its last two passes are equal."""
 
 Digests = dict[str, int]
 Result = TypeVar("Result")
 
 
 class TakeStepAgain(GenerationEndedError):
-    """Unwind the training function from its commit; :meth:`RetakenSteps.run` calls it again."""
+    """Unwinds the training function from its commit; :meth:`RetakenSteps.run` calls it again."""
 
 
 class Extent(enum.Enum):
-    """Which steps are retaken, and what follows from a difference that has no named cause."""
+    """Which steps are retaken, and what follows from a difference without a named cause."""
 
     JOB = enum.auto()
-    """HIDDEN_STATE=stop: the first few, and training goes on."""
+    """HIDDEN_STATE=stop: the first few; training continues."""
     CHECK = enum.auto()
-    """``samebits run --check``: also around the first epoch's end and in the middle, and the job ends."""
+    """``samebits run --check``: also around the first epoch's end and in the middle; the job then ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """What the passes need of the other ranks. Collectives, called by all of them at the same commits.
+    """Communication between the ranks, as collectives that all of them call at the same commits.
 
     Attributes:
-        rank: this process's.
-        gather: the number of every rank, in their order.
-        share: the text of one rank on every rank; called with this rank's text and that rank.
+        rank: this process's rank.
+        gather: returns the numbers of all ranks, in rank order.
+        share: returns one rank's text on every rank; called with this rank's text and the source rank.
     """
 
     rank: int
@@ -77,10 +77,10 @@ class RetakenSteps:
     """The retaken steps of one process.
 
     Args:
-        state: whose steps they are.
-        extent: which steps.
-        findings: the values outside the state that have changed, as far as they are named by now.
-        has_room: whether this host's memory has room for a copy of these contents.
+        state: the state whose steps they are.
+        extent: which steps to retake.
+        findings: returns the named values that changed outside the state so far.
+        has_room: returns whether this host's memory has room for a copy of these contents.
         tell: called with the report whenever it has changed.
         has_tail: whether the training function has statements behind its loops.
     """
@@ -105,7 +105,7 @@ class RetakenSteps:
         self._passes: list[Digests] = []
         self._is_over = False
         self._epochs: tuple[int, ...] | None = None  # at the last commit
-        self._after_epoch: int | None = None  # steps retaken after the first epoch's end; None: before that
+        self._after_epoch: int | None = None  # steps retaken after the first epoch's end; None before that
         self._step = 0  # of the last commit
 
     @property
@@ -123,7 +123,7 @@ class RetakenSteps:
 
         Args:
             call: the training function.
-            go_back: makes the state the last commit again.
+            go_back: restores the last commit.
         """
         while True:
             try:
@@ -146,8 +146,8 @@ class RetakenSteps:
         """Compare the step that is about to become commit number ``commit``, if it is one to retake.
 
         Raises:
-            TakeStepAgain: the step has to be taken once more.
-            HiddenStateError: it came out different, and the job must not train further.
+            TakeStepAgain: the step must be taken once more.
+            HiddenStateError: the results differ, and the job must not train further.
         """
         if self._is_over or not (self._passes or self._is_wanted(commit)):
             return
@@ -162,11 +162,11 @@ class RetakenSteps:
             self._change(equal=(*self._report.equal, self._state.completed_steps))
 
     def compare_end(self, ranks: Ranks) -> None:
-        """Compare what a check's training function has done after its last commit, if no epoch's end was compared.
+        """Compare what a check's training function did after its last commit, if no epoch's end was compared.
 
         Raises:
-            TakeStepAgain: the function has to be called once more.
-            HiddenStateError: it came out different.
+            TakeStepAgain: the function must be called once more.
+            HiddenStateError: the results differ.
         """
         state = self._state
         holds = isinstance(state, ObjectState) and state.holds_copy and not state.uncommitted_steps
@@ -192,12 +192,12 @@ class RetakenSteps:
                 self._change(skipped=(*self._report.skipped, tail))
             self._end()
         if self._is_over and isinstance(state, ObjectState):
-            state.hold_copy(on=False)  # only here is the live state a commit, and the copy not needed
+            state.hold_copy(on=False)  # the live state is a commit only here, so the copy can be freed
         elif commit == _FIRST - 1:
             self._begin(ranks)
 
     def give_up(self, why: str) -> None:
-        """Compare nothing from now on, and report why."""
+        """Stop comparing, and report why."""
         if self._is_over:
             return
         log.warn(f"no further step is taken twice to find hidden state: {why}")
@@ -205,7 +205,7 @@ class RetakenSteps:
         self._end()
 
     def named(self) -> None:
-        """Add to the report what was found to change outside the state."""
+        """Add the values that changed outside the state to the report."""
         self._change(named=sentence_of(self._findings()))
 
     # ---- which steps
@@ -255,7 +255,7 @@ class RetakenSteps:
     # ---- what they show
 
     def _judge(self, what: str, ranks: Ranks) -> bool:
-        """Compare all passes; true if they are equal, else it raises."""
+        """Return True if all passes are equal, else raise."""
         names_of_all = {name for one in self._passes for name in one}
         differing = sorted(name for name in names_of_all if len({one.get(name) for one in self._passes}) > 1)
         findings = self._findings()
@@ -276,7 +276,7 @@ class RetakenSteps:
             text = (
                 f"{what} came out different in {names} when the training function was called again from the "
                 "commit before it, and the same when that was repeated: the step depends on something that such a call "
-                "begins anew, such as a batch number that enumerate() counts from 0, or on the last step's "
+                "restarts, such as a batch number that enumerate() counts from 0, or on the last step's "
                 "gradients. Fix: compute it from the state, as from state.completed_steps, and call zero_grad() in "
                 "each step"
             )
@@ -290,11 +290,11 @@ class RetakenSteps:
         raise self._failure(text)
 
     def _failed_in_pass(self, error: Exception) -> None:
-        """Report an error of the script that no undisturbed run has."""
+        """Report an error of the script that an undisturbed run does not have."""
         self._change(
             failure=f"called again from the commit of step {self._step}, as after a loss there, the training function "
             f"failed at {place_of(error)}: {type(error).__name__}: {str(error)[:_MOST_CHARS]}. Fix: let it begin at "
-            "every step, also at the last of an epoch, where the loop over the loader has no batch left"
+            "any step, including the last of an epoch, where the loop over the loader has no batch left"
         )
         self._end()
 
@@ -311,7 +311,7 @@ class RetakenSteps:
 
 
 def _digests_of(state: State) -> tuple[Digests, str]:
-    """Return a digest of every value of the state as it stands, by name; or why there are none."""
+    """Return a digest of every value of the current state by name, or the reason why there are none."""
     try:
         tree, tensors = snapshot.take_apart(state.contents(), "state")
     except CheckpointError as error:  # reported by the commit itself
@@ -334,5 +334,5 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _short(name: str) -> str:
-    """``state.model.0.weight`` for the name it has in a point, as the script spells it."""
+    """Return the script's spelling of a name in a point, such as ``state.model.0.weight``."""
     return name.replace("state.shared.values.", "state.", 1).replace("state.shared.", "state.", 1)

@@ -1,7 +1,7 @@
-"""How long this rank's last steps took, and what for: data, computing, waiting for the others, committing.
+"""Measure how long this rank's last steps took: data, computing, waiting for others, committing.
 
-Here lives the division of the time between two commits. Never here: what is slow (``core.watch.stragglers``). The one
-idea: three of the four are measured where they happen, the fourth is what is left, so a step costs three microseconds.
+Three of the four parts are measured where they happen and the fourth is the remainder, so a step costs three
+microseconds. ``core.watch.stragglers`` decides what is slow.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from samebits.training.main_thread_time import MainThreadTime, main_thread
 __all__ = ["StepTimes"]
 
 FIRST_STEPS = 2
-"""A generation's first steps build, compile and warm up."""
+"""A generation's first steps build, compile and warm up, so they are left out."""
 
 
 MOST_TOLD_A_S = 1000
-"""Windows of steps that the scheduler is told of in a second, of all ranks together."""
+"""Limit on windows of steps reported to the scheduler per second, by all ranks together."""
 
 
 class StepTimes:
-    """Of one process.
+    """The step times of one process.
 
     Args:
-        least_s: a window is no shorter; None: nothing is measured.
-        waited: what the main thread has waited for.
-        clock: seconds that only rise.
+        least_s: minimum length of a window in seconds; None: nothing is measured.
+        waited: the main thread's waiting times.
+        clock: monotonic seconds.
 
     Attributes:
-        pace: the newest window of the present generation.
+        pace: the newest window of the current generation.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StepTimes:
         self._commit_s = self._before_commit_s = 0.0
 
     def begin(self, step: int, world_size: int) -> None:
-        """A generation begins with so many completed steps."""
+        """Begin a generation with this many completed steps."""
         self.pace, waited = None, self._waited
         is_off = self._shortest_s is None or world_size < 2
         self._least_us = None if is_off else 1e6 * max(self._shortest_s or 0.0, world_size / MOST_TOLD_A_S)
@@ -56,15 +56,15 @@ class StepTimes:
         self._ended_s = self._clock()
         self._data_s, self._communication_s = waited.data_s, waited.communication_s
         self._steps: list[StepTime] = []
-        self._means: list[StepTime] = []  # of as many windows of STEPS
+        self._means: list[StepTime] = []  # one for each window of STEPS
         self._spent_us = 0
 
     def commit_begins(self) -> None:
-        """A commit begins; what is waited for others in it is no part of it."""
+        """Begin timing a commit; waits for others during it are not counted as committing."""
         self._commit_s, self._before_commit_s = self._clock(), self._waited.communication_s
 
     def commit_ends(self, step: int) -> StepTiming | None:
-        """So many steps are completed; the newest window of the present generation."""
+        """End timing a commit; return the newest window of the current generation."""
         if self._least_us is not None:
             self._committed(step, self._commit_s, self._before_commit_s, self._least_us)
         return self.pace

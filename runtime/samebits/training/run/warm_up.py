@@ -1,8 +1,8 @@
-"""What a spare does while it waits for nothing in particular: everything that is slow the first time only.
+"""Run, in a spare, everything that is slow only the first time.
 
-Here lives one call. Never here: anything that changes a bit of the state. The one idea: most of a process's first step
-is imports and first uses, of torch's compiler package, of an optimizer, of autograd, of DistributedDataParallel's
-reducer, of this package's own way of taking a state apart; a spare has all the time for them, and its user none later.
+Most of a process's first step is imports and first uses: of torch's compiler package, an optimizer, autograd,
+DistributedDataParallel's reducer, and this package's own code for taking a state apart. A spare has time for them while
+it waits. No bit of the state changes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["warm_up"]
 
 
 def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
-    """Use once what a member of a generation uses; state, weights and random numbers stay as they are.
+    """Use once everything a generation's member uses; state, weights and random numbers stay as they are.
 
     Args:
         state: the user's, with its model and optimizers built.
-        device: that this process will train on; its context is made.
+        device: the device this process will train on; its context is created.
         alone: the group of one, on which the wrappers' reducers are built once.
     """
     before = rng.capture()
@@ -55,5 +55,5 @@ def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
     found = incoming.point()
     state.load(snapshot.join(found.tree, found.tensors), own=True)
     rng.restore(before)
-    gc.collect()  # else Python does in the midst of a recovery what all this has left to it
+    gc.collect()  # otherwise the garbage of all this would be collected during a recovery
     huge_pages.gather()

@@ -1,9 +1,9 @@
-"""Who does not come out of a broken collective: found by what the thread does, not by a clock alone.
+"""Detect a main thread that does not leave a broken collective, by what the thread does, not only by time.
 
-After the group was broken the main thread leaves its collective within milliseconds. A thread that stands in torch's
-communication for whole seconds without using any CPU is stuck there for good (gloo can miss the end of a connection);
-the process then gives up its seat so that a replacement takes it. A thread that computes, or waits in the user's own
-code, is left alone: it fails at its next collective.
+After the group was broken, the main thread leaves its collective within milliseconds. A thread that stays in torch's
+communication for seconds without using any CPU is stuck for good (gloo can miss the end of a connection). The process
+then gives up its seat so that a replacement takes it. A thread that computes, or waits in the user's own code, is left
+alone: it fails at its next collective.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from samebits.training.group.breaker import run_aside
 from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
 from samebits.training.run.main_thread_probe import main_thread_cpu_ticks
 
-STDERR = 2  # whatever sys.stderr is at the moment
+STDERR = 2  # the descriptor, whatever sys.stderr is
 LOOK_EVERY_S = 0.5
-STUCK_LOOKS = 2  # this many looks in a row must show the thread at rest in a collective
+STUCK_LOOKS = 2  # consecutive looks that must find the thread idle in a collective
 
 _has_left = threading.Event()
 _COMMUNICATION = (f"{TORCH_FOLDER}distributed/", f"{TORCH_FOLDER}autograd/", f"{PACKAGE_FOLDER}training/")
 
 
 def guarded(break_group: Callable[[str], object], record: Callable[[str], None] | None = None) -> Callable[[str], None]:
-    """``break_group``, and from then on an eye on the main thread until ``left`` is called.
+    """Return ``break_group`` extended to watch the main thread until ``left`` is called.
 
     Args:
-        break_group: given the reason.
-        record: given the reason as well, aside, once the group is broken.
+        break_group: called with the reason.
+        record: called with the reason in another thread, once the group is broken.
     """
     _has_left.clear()
 
@@ -49,7 +49,7 @@ def guarded(break_group: Callable[[str], object], record: Callable[[str], None] 
 
 
 def left() -> None:
-    """The main thread has left its generation."""
+    """Note that the main thread has left its generation."""
     _has_left.set()
 
 
@@ -61,14 +61,14 @@ def _watch(reason: str) -> None:
         looks, cpu_before = (looks + 1 if at_rest else 0), cpu
         if looks >= STUCK_LOOKS:
             log.warn(
-                f"the main thread did not come out of its collective {looks * LOOK_EVERY_S:g} s after the group was "
-                f"broken ({reason}): this process gives up its seat. It is here:"
+                f"the main thread did not leave its collective {looks * LOOK_EVERY_S:g} s after the group was "
+                f"broken ({reason}): this process gives up its seat. Its stacks:"
             )
             faulthandler.dump_traceback(file=STDERR, all_threads=True)
             os._exit(StuckError.exit_code)
 
 
 def _is_communicating() -> bool:
-    """Whether the main thread's innermost Python frame belongs to torch's communication or its backward pass."""
+    """Return whether the main thread's innermost Python frame is in torch's communication or backward pass."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame is not None and frame.f_code.co_filename.startswith(_COMMUNICATION)

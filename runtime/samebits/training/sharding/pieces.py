@@ -1,9 +1,8 @@
-"""What this rank holds of tensors that all ranks hold together: taken out of a state, described, put back.
+"""Take this rank's pieces of distributed tensors out of a state, describe them, and put them back.
 
-Here lives the form in which a DTensor is part of a point: which piece of which whole (``Piece``) in the tree, where the
-tensor was, and its local tensor among the rank's own parts. Never here: where a group or a mesh comes from. The one
-idea: a piece says of itself where it lies in the whole, so that one that is put back where another one was is an error
-in a sentence, never other weights; and a tensor that was saved whole is cut as this rank needs it.
+In a point, a DTensor is a description (``Piece``) in the tree in its place, and its local tensor among the rank's own
+parts. The description includes the piece's position, so a piece that is put back elsewhere is a clear error and never
+wrong weights. A tensor that was saved whole is cut as this rank needs it.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from samebits.training import value_trees
 __all__ = ["PIECE", "Own", "Piece", "Putting", "cut_like", "is_distributed", "local", "paths_of", "take_out"]
 
 Own: TypeAlias = dict[str, dict[str, Any]]
-"""By its path in the state: ``local``, this rank's piece, and ``offsets``, where it begins in the whole."""
+"""By path in the state: ``local``, this rank's piece, and ``offsets``, where it begins in the whole."""
 
-PIECE = "$piece"  # {"$piece": …} stands where a tensor was
+PIECE = "$piece"  # {"$piece": …} replaces a tensor
 _REPLICATED = "Replicate()"
 _PLACEMENT = re.compile(r"Shard\(dim=(\d+)\)|Replicate\(\)")
-_MEND = (
-    "go on with the world size and the sharding the point was made with, or take it elsewhere with "
+_ADVICE = (
+    "continue with the world size and the sharding of that point, or convert it with "
     "`samebits ckpt export --format dcp` and samebits.elastic.load_dcp"
 )
 
 
 def is_distributed(value: object) -> bool:
-    """Whether it is a DTensor."""
+    """Return whether the value is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's own memory of a tensor: of a DTensor its local tensor, else the tensor itself."""
+    """Return this rank's own memory of a tensor: a DTensor's local tensor, else the tensor itself."""
     if not is_distributed(tensor):
         return tensor
     piece: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
@@ -55,9 +54,9 @@ class Piece:
 
     Attributes:
         shape: of the whole tensor.
-        mesh: how many ranks there are along each of the mesh's dimensions.
-        placements: one for each of them, as torch writes it, such as ``Shard(dim=0)``.
-        offsets, sizes: where the part begins in the whole, and how far it goes, along each of the tensor's dimensions.
+        mesh: number of ranks along each dimension of the mesh.
+        placements: one per mesh dimension, as torch prints it, such as ``Shard(dim=0)``.
+        offsets, sizes: the part's start and size along each dimension of the tensor.
     """
 
     shape: tuple[int, ...]
@@ -68,10 +67,10 @@ class Piece:
 
     @classmethod
     def of(cls, tensor: Any, path: str) -> Piece:
-        """A DTensor's.
+        """Describe a DTensor's local piece.
 
         Raises:
-            CheckpointError: its ranks' parts do not lie beside each other.
+            CheckpointError: the ranks' parts are not contiguous blocks.
         """
         mesh = tensor.device_mesh
         piece = _placed(tuple(tensor.shape), tuple(mesh.shape), tuple(mesh.get_coordinate()), tensor.placements)
@@ -84,40 +83,40 @@ class Piece:
 
     @classmethod
     def from_plain(cls, shared: Mapping[str, Any], offsets: Any, sizes: Any) -> Piece:
-        """Of what a point holds of it: the description in the tree, and the own part's.
+        """Rebuild a description from what a point holds: the shared part in the tree, and the rank's own.
 
         Raises:
-            CheckpointError: it is none.
+            CheckpointError: not a description of a piece.
         """
         try:
             return cls(
                 tuple(shared["shape"]), tuple(shared["mesh"]), tuple(shared["placements"]), tuple(offsets), tuple(sizes)
             )
         except (KeyError, TypeError):
-            raise CheckpointError(f"{shared!r} describes no piece of a tensor") from None
+            raise CheckpointError(f"{shared!r} does not describe a piece of a tensor") from None
 
     def to_plain(self) -> dict[str, Any]:
-        """What is the same on every rank."""
+        """Return the part of the description that is the same on every rank."""
         return {"shape": self.shape, "mesh": self.mesh, "placements": self.placements}
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank holds all of it; that one happens to, of what is too little for all, does not count."""
+        """Whether every rank holds all of it; a rank that holds all of a small sharded tensor does not count."""
         return all(
             ranks == 1 or placement == _REPLICATED for ranks, placement in zip(self.mesh, self.placements, strict=True)
         )
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
-        """This part of the whole tensor: a view."""
+        """Return this part of the whole tensor as a view."""
         for dimension, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
             whole = whole.narrow(dimension, min(offset, whole.shape[dimension] - size), size)
         return whole
 
     def torch_placements(self) -> tuple[Any, ...]:
-        """As torch has them.
+        """Return the placements as torch's objects.
 
         Raises:
-            CheckpointError: one that is none of torch's.
+            CheckpointError: a placement that torch does not have.
         """
         from torch.distributed.tensor import Replicate, Shard
 
@@ -131,11 +130,11 @@ class Piece:
         return f"[{part}] of shape {self.shape}, {', '.join(self.placements)} over {' x '.join(map(str, self.mesh))}"
 
 
-@functools.lru_cache(maxsize=4096)  # at every save, for every tensor
+@functools.lru_cache(maxsize=4096)  # called at every save, for every tensor
 def _placed(
     shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
 ) -> Piece | None:
-    """The piece of the rank at these coordinates: torch cuts a dimension into parts as torch.chunk does, rounded up."""
+    """Return the piece at these coordinates; torch splits a dimension as torch.chunk does, rounding up."""
     from torch.distributed.tensor import Replicate, Shard
 
     offsets, sizes = [0] * len(shape), list(shape)
@@ -152,9 +151,9 @@ def _placed(
 
 
 def take_out(tree: Any, path: str, own: Own) -> Any:
-    """The tree without its pieces, which go into ``own``; tensors are not copied.
+    """Return the tree without its pieces, which go into ``own``; tensors are not copied.
 
-    A DTensor that this rank holds whole, as every one is before there is a group, stays there as a plain tensor.
+    A DTensor that this rank holds whole, as all are before there is a group, stays in the tree as a plain tensor.
 
     Raises:
         CheckpointError: a DTensor that cannot be described.
@@ -173,12 +172,12 @@ def take_out(tree: Any, path: str, own: Own) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Putting:
-    """How pieces become DTensors again.
+    """Turns pieces back into DTensors.
 
     Attributes:
-        own: this rank's own pieces in a point; none where they are another rank's.
-        mesh: the one that this program's tensors are sharded over.
-        like: by path, a DTensor that a tensor of its shape has to be placed as where there is none yet.
+        own: this rank's own pieces in a point; empty if the point is another rank's.
+        mesh: the mesh over which this program's tensors are sharded.
+        like: returns, by path, a DTensor whose placement a new tensor of its shape must have, or None.
     """
 
     own: Mapping[str, Any]
@@ -186,14 +185,14 @@ class Putting:
     like: Callable[[str], Any]
 
     def back(self, tree: Any, path: str, live: Any) -> Any:
-        """The tree that ``take_out`` was given, or one whose tensors are whole, as this program's state can load it.
+        """Return the tree that ``take_out`` was given, or one of whole tensors, in the form this program's state loads.
 
         Args:
-            tree, path: what a point holds.
-            live: the same place in the state as it stands.
+            tree, path: what a point holds, and its path.
+            live: the same place in the current state.
 
         Raises:
-            CheckpointError: a piece is not here, or lies elsewhere than this rank's.
+            CheckpointError: a piece is missing, or has another position than this rank's.
         """
         if isinstance(tree, dict) and tree.keys() == {PIECE}:
             return self._piece_back(tree[PIECE], path, live)
@@ -216,7 +215,7 @@ class Putting:
         if path not in self.own:
             raise CheckpointError(
                 f"{path}: this rank's part of it is in no point that is left, and no other rank holds it: bring back "
-                f"this rank's checkpoint folder, or begin anew with `{spelled('run', '--fresh')}`, from a directory "
+                f"this rank's checkpoint folder, or start over with `{spelled('run', '--fresh')}`, from a directory "
                 "that `samebits ckpt export --format dcp` has written and samebits.elastic.load_dcp reads"
             )
         tensor: torch.Tensor = self.own[path]["local"]
@@ -226,7 +225,7 @@ class Putting:
             return _wrapped(tensor, live, live.device_mesh, live.placements)
         if saved.mesh != tuple(self.mesh.shape):
             here = f"this program's tensors are sharded over {' x '.join(map(str, self.mesh.shape))}"
-            raise CheckpointError(f"{path}: the restore point holds {saved}; {here}: {_MEND}")
+            raise CheckpointError(f"{path}: the restore point holds {saved}; {here}: {_ADVICE}")
         whole = torch.empty(saved.shape, dtype=tensor.dtype, device="meta")
         found = _wrapped(tensor, whole, self.mesh, saved.torch_placements())
         _require_same(path, saved, Piece.of(found, path))
@@ -235,7 +234,7 @@ class Putting:
 
 def _require_same(path: str, saved: Piece, here: Piece) -> None:
     if saved != here:
-        raise CheckpointError(f"{path}: the restore point holds {saved}; this rank's part is {here}: {_MEND}")
+        raise CheckpointError(f"{path}: the restore point holds {saved}; this rank's part is {here}: {_ADVICE}")
 
 
 def _wrapped(piece: torch.Tensor, whole: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
@@ -248,13 +247,13 @@ def _wrapped(piece: torch.Tensor, whole: torch.Tensor, mesh: Any, placements: An
 
 
 def cut_like(whole: torch.Tensor, target: Any) -> torch.Tensor:
-    """A whole tensor's DTensor, in memory of its own, placed as ``target`` is, whose shape it has."""
+    """Return a whole tensor as a DTensor in memory of its own, placed as ``target``, which has the same shape."""
     piece = Piece.of(target, "a moment").cut(whole).clone()
     return _wrapped(piece, target, target.device_mesh, target.placements)
 
 
 def paths_of(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every DTensor in the tree, with its path."""
+    """Yield every DTensor in the tree with its path."""
     if is_distributed(tree):
         yield path, tree
     else:

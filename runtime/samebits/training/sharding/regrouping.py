@@ -1,12 +1,11 @@
-"""FSDP2 modules ride through generations: sharded when the first one forms, given each later one's group.
+"""Shard FSDP2 modules when the first generation forms, and move them to each later generation's group.
 
-Here live sharding a module over a generation's ranks in place, giving it another group of the same size, and taking it
-out of a step that was cut off. Never here: values, points, when a generation begins. The one idea: before there is a
-generation a process is a group of one, where ``fully_shard`` leaves every parameter whole; so a script builds its model
-as it would with DDP, and the first generation cuts the parameters, which stay the same objects, as ``fully_shard``
-would have done on that many ranks. From then on only process groups change: ranks, sizes and places stay.
+Before there is a generation, a process is a group of one, where ``fully_shard`` leaves every parameter whole. So a
+script builds its model as it would with DDP, and the first generation cuts the parameters, which stay the same objects,
+as ``fully_shard`` would have done on that many ranks. From then on only process groups change; ranks, sizes and
+positions stay.
 
-What is touched here is torch's private side of FSDP2; what differs between versions of it is ``fsdp2_private``'s.
+This uses private interfaces of FSDP2; where they differ between versions of torch, ``fsdp2_private`` has them.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _DECLINED = "build it with fully_shard(module) on the default mesh, or run with 
 
 
 def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raise where something in the module cannot be taken to another group.
+    """Raise if something in the module cannot move to another group.
 
     Raises:
-        UsageError: what, and what to do instead.
+        UsageError: names it, and what to do instead.
     """
     if is_flattened(module):
         raise UsageError(
@@ -82,7 +81,7 @@ def _unsupported(group: Any) -> str:
 
 
 def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Let the modules train on the default group, which a generation has just formed.
+    """Make the modules train on the default group, which a generation has just formed.
 
     Raises:
         UsageError: they are sharded over another number of ranks, or as another rank.
@@ -105,11 +104,11 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
                 "(MIN_WORKER_NUM and MAX_WORKER_NUM as WORKER_NUM). For another size write a point with `samebits "
                 "ckpt export --format dcp` and begin anew with samebits.elastic.load_dcp"
             )
-    discard([old])  # the last to hold the last group's would wait here for its threads
+    discard([old])  # elsewhere, since freeing the last group waits for its threads
 
 
 def accumulates(module: nn.Module) -> bool:
-    """Whether it holds gradients that are not reduced yet (``set_requires_gradient_sync(False)``)."""
+    """Return whether it holds gradients that are not reduced yet (``set_requires_gradient_sync(False)``)."""
     return any(
         param.unsharded_accumulated_grad is not None
         or (hasattr(param, "_unsharded_param") and param._unsharded_param.grad is not None)
@@ -119,9 +118,9 @@ def accumulates(module: nn.Module) -> bool:
 
 
 def reset(module: nn.Module) -> None:
-    """Whatever a cut-off step has left is given up: parameters are sharded again, nothing is waited for."""
+    """Discard what an interrupted step has left: parameters are sharded again, nothing is awaited."""
     for group in _groups(module):
-        group._all_gather_result = None  # its work ends with the group; to wait for it would raise
+        group._all_gather_result = None  # its work ends with the group, and waiting for it would raise
         for param in group.fsdp_params:
             fsdp2_private.drop_gradients(param)
     for state in _states(module):
@@ -137,7 +136,7 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
         fsdp2_private.give_mesh_group(info.mesh, pg)
         info.shard_process_group = pg
     for _, parameter in pieces.paths_of(dict(module.named_parameters()), ""):
-        # Of an operator's result: an equal mesh that torch has remembered.
+        # An operator's result may have an equal mesh that torch has cached.
         fsdp2_private.give_mesh_group(parameter.device_mesh, pg)
 
 
@@ -147,7 +146,7 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
 def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: dist.ProcessGroup) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
-    # Without torch's own way to a mesh's groups: that may be a collective, and nobody else may be here for it.
+    # Not with torch's own function: that may be a collective, which other ranks need not join.
     kind = next(info.mesh.device_type for info in _mesh_infos(module))
     mesh = DeviceMesh(kind, torch.arange(pg.size()), _init_backend=False)
     fsdp2_private.give_mesh_group(mesh, pg)
@@ -169,7 +168,7 @@ def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: d
 
 
 def _shard_parameter(param: Any) -> None:
-    """As ``fully_shard`` does it to a parameter that is whole; the parameter's object stays, its contents change."""
+    """Shard a whole parameter as ``fully_shard`` does; the parameter stays the same object."""
     parameter = param.sharded_param
     whole = nn.Parameter(pieces.local(parameter).to(param.device), requires_grad=parameter.requires_grad)
     fsdp2_private.cut_parameter(param, whole)
@@ -178,12 +177,12 @@ def _shard_parameter(param: Any) -> None:
     param._setattr_on_modules(parameter)
     if param.post_forward_mesh_info is not None:
         param._init_sharded_post_forward_param_metadata(whole)
-    param.all_gather_outputs = []  # of a forward pass in the group of one
+    param.all_gather_outputs = []  # from a forward pass in the group of one
     vars(param).pop("_unsharded_param", None)
 
 
 def is_flattened(module: nn.Module) -> bool:
-    """Whether FSDP1 has taken the module, or a part of it."""
+    """Return whether FSDP1 has wrapped the module or a part of it."""
     found = sys.modules.get(_FSDP1_MODULE)
     return found is not None and any(isinstance(one, found.FullyShardedDataParallel) for one in module.modules())
 
@@ -192,7 +191,7 @@ def is_flattened(module: nn.Module) -> bool:
 
 
 def _states(module: nn.Module) -> Iterator[Any]:
-    """FSDP2's own state of every module it was called on; one state may be several modules'."""
+    """Yield FSDP2's state of every module it was applied to; several modules may share one."""
     found = sys.modules.get(_STATE_MODULE)
     if found is None:
         return
@@ -209,7 +208,7 @@ def _groups(module: nn.Module) -> list[Any]:
 
 
 def _mesh_infos(module: nn.Module) -> Iterable[Any]:
-    """Each once, as the calls of ``fully_shard`` have made them."""
+    """Return each mesh info once, as the calls of ``fully_shard`` created them."""
     return {id(one): one for group in _groups(module) for one in _infos_of(group)}.values()
 
 
@@ -220,7 +219,7 @@ def _infos_of(group: Any) -> Iterator[Any]:
 
 
 def _held_groups(module: nn.Module) -> Iterator[object]:
-    """What keeps the last generation's group: FSDP2, and the meshes, each of which notes it once more."""
+    """Yield what keeps the last generation's group alive: FSDP2, and the meshes, each with its own registry."""
     for info in _mesh_infos(module):
         yield info.shard_process_group
         yield fsdp2_private.groups_held_by(info.mesh)

@@ -1,7 +1,6 @@
-"""The pieces of all ranks, put together: what a state is that no rank holds.
+"""Join the pieces of all ranks into whole tensors.
 
-Never here: where the ranks' points are, what they are written as. The one idea: every piece says where it lies, so the
-ranks' order means nothing, and what is not covered by any piece is an error that says so.
+Every piece contains its position, so the order of ranks does not matter, and missing parts are an error.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ __all__ = ["has_pieces", "whole"]
 
 
 def whole(tree: Any, owns: Sequence[Mapping[str, Any]], path: str = "state") -> Any:
-    """The tree of one rank's point with whole tensors where pieces were.
+    """Return the values of one rank's point with whole tensors in place of pieces.
 
     Args:
         tree: the values of any rank's point.
         owns: every rank's own pieces, by path.
-        path: of the tree, as it was when they were taken out.
+        path: the tree's path when the pieces were taken out.
 
     Raises:
         CheckpointError: a part of a tensor is missing.
@@ -51,7 +50,7 @@ def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], 
         if path in own:
             part: torch.Tensor = own[path]["local"]
             piece = Piece.from_plain(shared, own[path]["offsets"], part.shape)
-            found[piece.offsets, piece.sizes] = piece, part  # of copies any one: they are equal
+            found[piece.offsets, piece.sizes] = piece, part  # copies are equal, so any one will do
     covered, expected = sum(part.numel() for _, part in found.values()), math.prod(shared["shape"])
     if covered != expected:
         raise CheckpointError(
@@ -65,7 +64,7 @@ def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], 
 
 
 def has_pieces(tree: Any) -> bool:
-    """Whether somewhere in the tree there is a piece, and no tensor."""
+    """Return whether the tree contains a piece."""
     if isinstance(tree, dict) and tree.keys() == {PIECE}:
         return True
     return any(has_pieces(item) for _, item in value_trees.children(tree) or ())

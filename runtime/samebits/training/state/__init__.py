@@ -1,4 +1,4 @@
-"""What survives: the user's state, how each kind of value is remembered and brought back, and where a step stands.
+"""The user's state: how each kind of value is remembered at a commit and restored, and how steps are counted.
 
-Never here: when a point is saved and where it lies (``checkpoint``), and when a generation begins (``run``).
+Points are saved in ``checkpoint``; generations begin in ``run``.
 """

@@ -1,10 +1,8 @@
-"""``State``: what a commit is to the user, and what the session asks of any state. Torch has no part in its meaning.
+"""Define ``State``: what a commit does for the user, and what ``elastic.run`` needs of any state.
 
-Here lives the order of a commit, a reset and a beginning, and the way a subclass of the user's own takes part in them
-with Horovod's ``save``, ``restore``, ``sync`` and ``reset``. Never here: values (``object_state``), models
-(``state``), disks. The one idea: the user's methods and the session's meet at three moments only. A commit calls
-``save`` and then tells the session; a lost peer calls ``restore``; a generation that begins calls ``sync`` and then
-``save``, so that the copy of a newcomer is the leader's from the start.
+A subclass takes part with Horovod's methods ``save``, ``restore``, ``sync`` and ``reset``. They are called at three
+points only. A commit calls ``save`` and then notifies the session; the loss of a peer calls ``restore``; the begin of a
+generation calls ``sync`` and then ``save``, so that a newcomer starts with the leader's values.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ __all__ = ["CommitSink", "State", "source_of_sync"]
 
 
 class CommitSink(Protocol):
-    """Where a state's commits go: the running ``elastic.run``.
+    """Receiver of a state's commits: the running ``elastic.run``.
 
     Attributes:
         recovers: whether the training function is called again after a loss.
@@ -43,33 +41,33 @@ class CommitSink(Protocol):
     recovers: bool
 
     def before_step(self) -> None:
-        """An optimizer is about to step: the last moment at which this rank still is its last commit."""
+        """Handle that an optimizer is about to step; the state still is its last commit."""
 
     def save(self) -> None:
-        """The state as it stands is a commit."""
+        """Handle a commit of the current state."""
 
     def flush(self) -> None:
-        """Return once everything saved so far is durable."""
+        """Wait until everything saved so far is durable."""
 
     def check(self) -> None:
-        """Raise what ended the generation, or asks this rank to leave it."""
+        """Raise what ended the generation, or what asks this rank to leave it."""
 
     def sync(self) -> None:
-        """Make every rank's state rank 0's."""
+        """Copy rank 0's state to every rank. A collective."""
 
 
 class State(ABC):
-    """Subclass it for a state that keeps its values itself, with Horovod's methods.
+    """Base of states that keep their values themselves, with Horovod's methods.
 
-    ``save`` copies the values aside, ``restore`` brings the copy back, ``sync`` makes them rank 0's on every rank (with
-    ``samebits.horovod.broadcast_object`` and the like), ``reset`` is called when the members have changed. The loss of
-    any rank is then survived in memory, rank 0 included: within ``sync`` root rank 0 means the rank with the newest
-    commit. What memory cannot outlive, the loss of all ranks at once, needs ``state_dict()`` and ``load_state_dict()``
-    in the subclass: without them the job then begins anew.
+    ``save`` copies the values, ``restore`` brings the copy back, ``sync`` makes them rank 0's on every rank (with
+    ``samebits.horovod.broadcast_object`` or the like), and ``reset`` is called when the members have changed. The loss
+    of any rank is then survived in memory, rank 0 included: within ``sync``, root rank 0 means the rank with the newest
+    commit. To survive the loss of all ranks at once, the subclass also needs ``state_dict()`` and
+    ``load_state_dict()``; without them the job then restarts from its initial state.
     """
 
     def __init__(self, *_: object) -> None:
-        """Horovod's two arguments (how to broadcast, how to ask for the rank) may be given, and are not needed."""
+        """Accept and ignore Horovod's two arguments (how to broadcast, and how to get the rank)."""
         self._session: CommitSink | None = None
         self._rank = 0
         self._committed_steps = 0
@@ -79,18 +77,18 @@ class State(ABC):
         self._reset_callbacks: list[Callable[[], object]] = []
         self._reporter = Reporter()
         self._hidden: HiddenStateLook | None = None
-        self._is_again = False  # the step since the last commit is taken a second or third time
+        self._is_again = False  # the step since the last commit is being retaken for comparison
         self._checkpoint = CheckpointConfig() if is_stateful(self) else CheckpointConfig(sys.maxsize)
 
     # ---- the user's
 
     def commit(self) -> None:
-        """This step is done: remember it, save it where it is time to, and check the membership.
+        """Mark a step as done: remember it, save it if a save is due, and check the membership.
 
         Raises:
             GenerationEndedError: a member was lost; ``elastic.run`` handles it.
             HostsUpdatedInterrupt: the members change; ``elastic.run`` handles it.
-            UsageError: outside ``elastic.run``.
+            UsageError: called outside ``elastic.run``.
         """
         self._running("commit")
         if not self._defers():
@@ -103,17 +101,17 @@ class State(ABC):
         self.check_host_updates()
 
     def report(self, *, total_steps: int | None = None, **values: Any) -> None:
-        """Tell whoever follows the job how training stands: ``state.report(loss=loss, total_steps=3000)``.
+        """Report progress for display: ``state.report(loss=loss, total_steps=3000)``.
 
-        Call it as often as you like, on every rank: rank 0's newest values are shown, and a tensor is read twice a
-        second at most.
+        May be called at any rate, on every rank. Rank 0's newest values are shown, and tensors are read at most twice a
+        second.
 
         Args:
-            total_steps: how many commits the job will have made in the end; remembered, so once is enough.
-            values: numbers, or tensors of one element, by the name they are shown under; the loss first.
+            total_steps: number of commits at the end of the job; remembered, so passing it once is enough.
+            values: numbers or one-element tensors, by display name; the loss first.
 
         Raises:
-            UsageError: outside ``elastic.run``, or a value that no line could show.
+            UsageError: called outside ``elastic.run``, or a value cannot be shown.
         """
         self._running("report")
         if self._is_again:
@@ -122,46 +120,46 @@ class State(ABC):
         self._reporter.take(process, self._rank, self.completed_steps, total_steps, values)
 
     def flush(self) -> None:
-        """Return once every checkpoint saved so far is on disk, or could not be written, which was said.
+        """Wait until every checkpoint saved so far is on disk, or has failed with a warning.
 
-        A checkpoint is copied aside at its commit and written while training goes on (``CheckpointConfig.async_save``).
-        Call this before something else relies on the files. When the training function ends it is not needed.
+        A checkpoint is copied at its commit and written while training continues (``CheckpointConfig.async_save``).
+        Call this before something else relies on the files. It is not needed at the end of the training function.
 
         Raises:
-            UsageError: outside ``elastic.run``.
+            UsageError: called outside ``elastic.run``.
         """
         self._running("flush").flush()
 
     @abstractmethod
     def save(self) -> None:
-        """Copy the values aside."""
+        """Copy the values."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Go back to what was last saved, on this rank."""
+        """Restore the values last saved on this rank."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Make every rank's values rank 0's. A collective; when the function begins it has been called already."""
+        """Make every rank's values rank 0's. A collective; called before the function begins."""
 
     def reset(self) -> None:  # noqa: B027 - nothing to do is the usual case
-        """The members have changed: the new group stands, ``sync`` has not been called yet. Empty, to be overridden."""
+        """Handle a change of members, in the new group and before ``sync``. Does nothing unless overridden."""
 
     def shared_values(self) -> Mapping[str, Any] | None:
-        """What must be equal on every rank at a commit, by name: plain values, tensors, and trees of them.
+        """Return what must be equal on every rank at a commit, by name: plain values, tensors, and trees of them.
 
-        Ranks that differ in it end the job instead of going on. None, as here: nothing is compared.
+        If ranks differ in it, the job rolls back or ends. None, the default, means that nothing is compared.
         """
         return None
 
     def check_host_updates(self) -> None:
-        """Look at the membership: raises as :meth:`commit`."""
+        """Check the membership; raises as :meth:`commit`."""
         self._running("check_host_updates").check()
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
-        """Call these whenever the members have changed: after the new group stands, before the state is restored.
+        """Add callbacks for changes of members, called in the new group before the state is restored.
 
-        A learning rate that follows the world size is set there.
+        A learning rate that depends on the world size is set there.
         """
         self._reset_callbacks += callbacks
 
@@ -174,7 +172,7 @@ class State(ABC):
 
     @property
     def is_running(self) -> bool:
-        """Whether a training function is running with it."""
+        """Whether a training function runs with this state."""
         return self._session is not None
 
     @property
@@ -194,49 +192,49 @@ class State(ABC):
 
     @property
     def has_own_parts(self) -> bool:
-        """Whether a rank's own points hold something no other rank's hold."""
+        """Whether a rank's own points hold values that no other rank's points have."""
         return False
 
     @property
     def complete_epoch(self) -> int | None:
-        """The epoch whose loop had no batch left when it was entered last; None if there was one."""
+        """The epoch whose loop found no batch left when it was last entered; None if it found one."""
         return None
 
     @property
     def generators(self) -> Generators | None:
-        """This process's generators, where they are all that its own points alone hold; else None."""
+        """This process's generators, if nothing else is exclusive to its own points; else None."""
         return None
 
     def look_for_hidden(self, look: HiddenStateLook | None) -> None:
-        """From the next commit on, let ``look`` find what the script keeps outside the state; None: no longer."""
+        """Let ``look`` search for values outside the state from the next commit on; None ends that."""
         self._hidden = look
 
     def takes_again(self, is_again: bool) -> None:
-        """Note that the step since the last commit is taken again only to be compared; its reports are dropped."""
+        """Set whether the step since the last commit is retaken for comparison; its reports are then dropped."""
         self._is_again = is_again
 
     def require_no_anomaly(self) -> None:
-        """Before a commit: raises where some rank's report has everybody compute the step again. A collective then."""
+        """Raise before a commit if any rank's report requires the step to be computed again. May be a collective."""
         self._reporter.vote(context.current("state.commit()"))
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """From now on commits go there, and random numbers are drawn as this rank."""
+        """Send commits to ``session`` from now on, and draw random numbers as this rank."""
         if session is None:
-            with contextlib.suppress(UsageError):  # it was said when such a value was reported first
+            with contextlib.suppress(UsageError):  # reported when such a value was first given
                 self._reporter.flush()
         self._session, self._rank = session, rank
 
     def enter_group(self) -> None:  # noqa: B027 - nothing to do is the usual case
-        """A generation's group stands, and this rank holds no point of it yet: what rides on a group gets this one."""
+        """Use a new generation's group, before this rank holds a point of it."""
 
     def on_reset(self) -> None:
-        """The members have changed: call :meth:`reset`, then the user's callbacks."""
+        """Call :meth:`reset`, then the user's callbacks, after a change of members."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def begin(self, point: Point) -> None:
-        """A generation begins with the state as it stands, which is ``point``, on the ranks that held it."""
+        """Begin a generation with the current state, which is ``point`` on the ranks that held it."""
         self._is_beginning = True
         try:
             self._make_equal()
@@ -246,19 +244,19 @@ class State(ABC):
         self.remember(point)
 
     def remember(self, point: Point) -> None:
-        """The state as it stands is the commit ``point``."""
+        """Remember the current state as the commit ``point``."""
         self._point = point
         self._committed_steps = self.completed_steps
 
     def finish(self) -> None:  # noqa: B027 - as reset
-        """The training function has returned on this rank; the group still stands."""
+        """Finish up when the training function has returned on this rank; the group is still usable."""
 
     def forget(self) -> None:
-        """What stands cannot be given to anybody."""
+        """Mark the current values as no valid commit."""
         self._point = None
 
     def recall(self) -> Point | None:
-        """Become the last commit again, and say which that is; None where it is not to be had from memory."""
+        """Return to the last commit and return its point; None if memory does not hold it."""
         if not self._can_restore():
             return None
         self.restore()
@@ -267,19 +265,19 @@ class State(ABC):
         return self._point
 
     def contents(self) -> dict[str, Any]:
-        """All of it as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
+        """Return everything as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
         values = {"state": StateHandler(self).contents()} if is_stateful(self) else {}
         return {"shared": {"steps": self.completed_steps, "values": values}, "own": {}}
 
     def live_contents(self) -> dict[str, Any]:
-        """Of ``contents()`` what :meth:`load` may be given again with the same tensors in it, filled anew."""
+        """Return the part of ``contents()`` whose tensors may be filled in place before :meth:`load`."""
         return {}
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
-        """Become what ``contents`` gave; ``own``: they were this rank's.
+        """Adopt ``contents``; ``own``: they were this rank's.
 
         Raises:
-            CheckpointError: they were another program's.
+            CheckpointError: they belong to another program.
         """
         values = contents["shared"]["values"]
         if is_stateful(self) and "state" in values:
@@ -287,31 +285,31 @@ class State(ABC):
         self._committed_steps = contents["shared"]["steps"]
 
     def compared(self) -> list[Named] | None:
-        """What must be equal on every rank at every commit; None where nothing is known to be."""
+        """Return what must be equal on every rank at every commit; None if that is unknown."""
         values = self.shared_values()
         return None if values is None else [Named(PartKind.SHARED, name, one) for name, one in values.items()]
 
     def loose(self) -> list[Named]:
-        """What may differ, and is named where it does."""
+        """Return what may differ between ranks, and is listed if it does."""
         return []
 
     def weights(self) -> list[torch.Tensor]:
-        """What must be equal on every rank when a generation begins."""
+        """Return the tensors that must be equal on every rank when a generation begins."""
         return []
 
     def shards(self) -> list[torch.Tensor]:
-        """This rank's pieces of the weights that no rank holds whole."""
+        """Return this rank's pieces of sharded weights."""
         return []
 
     # ---- for the classes below
 
     def _running(self, call: str) -> CommitSink:
         if self._session is None:
-            raise UsageError(f"state.{call}() belongs into a function that runs under samebits.elastic.run")
+            raise UsageError(f"state.{call}() works only in a function that runs under samebits.elastic.run")
         return self._session
 
     def _keep(self) -> None:
-        """The session's half of a commit."""
+        """Notify the session of a commit."""
         if self._is_beginning or self._defers():
             return
         session = self._running("commit")
@@ -320,11 +318,11 @@ class State(ABC):
         session.save()
 
     def _defers(self) -> bool:
-        """Whether a commit must wait."""
+        """Return whether a commit must wait."""
         return False
 
     def _count(self) -> None:
-        """A commit is a step, where nothing else is."""
+        """Count a commit as a step; classes with optimizers count those instead."""
         self._committed_steps += 1
 
     def _can_restore(self) -> bool:
@@ -339,7 +337,7 @@ _source: ContextVar[int | None] = ContextVar("source_of_sync", default=None)
 
 
 def source_of_sync() -> int | None:
-    """Within a state's ``sync`` when a generation begins: the rank that holds the newest commit; else None."""
+    """Return, inside ``sync`` at a generation's begin, the rank with the newest commit; else None."""
     return _source.get()
 
 
@@ -353,7 +351,7 @@ def _synced_from(rank: int) -> Iterator[None]:
 
 
 def _newest_holder() -> int:
-    """The first rank that needed nobody else's copy of the restore point. A collective."""
+    """Return the first rank that needed no other rank's copy of the restore point. A collective."""
     process = context.current("state.sync()")
     generation = process.generation
     if generation is None or generation.world_size == 1 or generation.restore is None:

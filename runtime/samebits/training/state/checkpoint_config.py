@@ -1,8 +1,7 @@
-"""``CheckpointConfig`` and ``StepLog``: how often a job saves, where, how much it keeps, and whether it logs steps.
+"""Define and validate ``CheckpointConfig`` and ``StepLog``: how often a job saves, where, and how much it keeps.
 
-Here live the values and what they may be. Never here: when the next save is due, or what is written. The one idea: a
-wrong value is one sentence when the object is made, not a surprise at the hundredth step; and a name of MindSpore's
-that has no meaning here is taken with the one value that says what happens anyway, and refused with any other.
+A wrong value is reported when the object is made. MindSpore's options without a counterpart here are accepted only with
+the value that describes what happens anyway.
 """
 
 from __future__ import annotations
@@ -27,42 +26,42 @@ RAISE, WARN = "raise", "warn"
 _MINDSPORES: dict[str, tuple[tuple[Any, ...], str]] = {
     "keep_checkpoint_per_n_minutes": (
         (None, 0),
-        "points are kept by their number: give keep_checkpoint_max, and save_checkpoint_seconds to space them",
+        "points are kept by number: set keep_checkpoint_max, and save_checkpoint_seconds to space them",
     ),
     "integrated_save": (
         (True,),
-        "every rank's point is whole by itself: leave it out, and read a part of one with `samebits ckpt export`",
+        "every rank's point is complete: leave it out, and read a part of one with `samebits ckpt export`",
     ),
-    "saved_network": ((None,), "what is saved is the state: give the network to samebits.elastic.TorchState"),
+    "saved_network": ((None,), "the state is what is saved: pass the network to samebits.elastic.TorchState"),
     "append_info": (
         (None, []),
-        "what is saved is the state: give such values to it, as in samebits.elastic.TorchState(…, epoch=0)",
+        "the state is what is saved: pass such values to it, as in samebits.elastic.TorchState(…, epoch=0)",
     ),
     "enc_key": ((None,), "points are not encrypted: put CHECKPOINT_PATH on an encrypted file system"),
     "enc_mode": (("AES-GCM",), "points are not encrypted: put CHECKPOINT_PATH on an encrypted file system"),
     "exception_save": (
         (False,),
-        "the middle of a failed step is no state to go on from: leave it out, survivors remember the last commit",
+        "training cannot resume in the middle of a failed step: leave it out; survivors keep the last commit",
     ),
     "crc_check": ((True,), "every chunk of a point is always hashed and compared: leave it out"),
     "remove_redundancy": (
         (False,),
-        "every rank saves the whole state, so that any one is enough: leave it out",
+        "every rank saves the whole state, so one is enough: leave it out",
     ),
     "format": (("safetensors",), "points are safetensors files: leave it out; `samebits ckpt export` writes others"),
 }
-"""MindSpore's other names: the values that say what happens here anyway, and what to do instead of any other one."""
+"""MindSpore's other names: the values that describe what happens here anyway, and advice for any other value."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """How a rank logs its steps: ``CheckpointConfig(step_log=StepLog(…))``; ``step_log=True`` is all defaults.
+    """How a rank logs its steps: ``CheckpointConfig(step_log=StepLog(…))``; ``step_log=True`` uses the defaults.
 
     Args:
-        digest_every: compute the digest of the weights in every so many steps, from 1 on. It reads all parameters once,
-            and copies those of an accelerator to the host.
-        on_divergence: what happens where a step that is done again is another one than was logged: ``"raise"`` a
-            :class:`~samebits.errors.DivergenceError` before it is taken, or ``"warn"`` once and go on.
+        digest_every: compute a digest of the weights every so many steps, at least 1. It reads all parameters once, and
+            copies those of an accelerator to the host.
+        on_divergence: what happens if a repeated step differs from the log: ``"raise"`` a
+            :class:`~samebits.errors.DivergenceError` before the step is taken, or ``"warn"`` once and continue.
     """
 
     digest_every: int = 1
@@ -76,10 +75,10 @@ class StepLog:
 
     @classmethod
     def of(cls, asked: bool | StepLog) -> StepLog | None:
-        """What was asked for; None where nothing was.
+        """Return the log that was asked for; None if none was.
 
         Raises:
-            UsageError: it is neither.
+            UsageError: ``asked`` is neither a bool nor a StepLog.
         """
         if isinstance(asked, StepLog):
             return asked
@@ -92,29 +91,30 @@ class StepLog:
 class CheckpointConfig:
     """How often this rank saves and how much it keeps (the names are MindSpore's).
 
-    Steps and seconds exclude each other. MindSpore ignores the seconds wherever steps are above 0, silently; here both
-    together are refused, and ``save_checkpoint_steps=0`` with seconds is taken as it is meant there.
+    Steps and seconds exclude each other. MindSpore silently ignores the seconds if steps are above 0; here both
+    together are refused, and ``save_checkpoint_steps=0`` with seconds means the same as there.
 
     Args:
-        save_checkpoint_steps: optimizer steps between two points, from 1 on; ``"auto"``: as often as pays, from what a
-            save costs and how often this job fails (:mod:`samebits.training.checkpoint.save_schedule`). 100 where no
-            seconds are given.
+        save_checkpoint_steps: optimizer steps between two points, at least 1; ``"auto"``: chosen from the cost of a
+            save and the failure rate of this job (:mod:`samebits.training.checkpoint.save_schedule`). 100 if no seconds
+            are given.
         save_checkpoint_seconds: seconds of training between two points; 0: steps are counted.
-        keep_checkpoint_max: whole points kept, at least 2: while one is being written another must be there.
-        async_save: training goes on as soon as the state is copied to memory of its own, and another process writes it
-            to disk; False: it waits for the disk.
-        when_busy: what a save that is due does while the one before it is not on disk yet: ``"wait"`` for that, or
-            ``"skip"`` this one. In a remote folder it is left out in any case: no step waits for a network.
+        keep_checkpoint_max: complete points kept, at least 2: while one is written, another must exist.
+        async_save: continue training as soon as the state is copied to memory, and let another process write it to
+            disk; False: wait for the disk.
+        when_busy: what a due save does while the previous one is not on disk yet: ``"wait"`` for it, or ``"skip"`` this
+            one. In a remote folder it is always skipped: no step waits for a network.
         buddy_copies: keep a copy of each rank's two newest points in the memory of another rank's host, sent there
-            beside the training, so that a host lost with its disk takes no rank's own parts along. ``"auto"``: where
-            the ranks are on more than one host; True: also between ranks of one host; False: none. It takes as much
-            shared memory again as ``async_save``, without which there are no copies.
-        directory: the job's checkpoint folder, a path or a URL; CHECKPOINT_PATH where it is None.
-        prefix: the name of a folder below it that takes the ranks' folders; none where empty.
-        step_log: log every step before it is taken and compare steps that are done again; a :class:`StepLog` says how.
+            beside training, so that a host lost with its disk does not take a rank's own parts with it. ``"auto"``: if
+            the ranks are on more than one host; True: also between ranks of one host; False: never. Copies take as much
+            shared memory again as ``async_save``, which they require.
+        directory: the job's checkpoint folder, a path or a URL; None: CHECKPOINT_PATH.
+        prefix: the name of a folder below it that contains the ranks' folders; empty: no such folder.
+        step_log: log every step before it is taken, and compare repeated steps with the log; a :class:`StepLog` sets
+            how.
 
     Raises:
-        UsageError: a value that cannot be, or a name of MindSpore's that means something else than what happens here.
+        UsageError: an impossible value, or a MindSpore option that has no meaning here.
     """
 
     save_checkpoint_steps: int | Literal["auto"] | None = None
@@ -159,8 +159,8 @@ class CheckpointConfig:
             raise UsageError(f'buddy_copies={self.buddy_copies!r}: expected True, False or "auto"')
         if self.prefix and not is_prefix(self.prefix):
             raise UsageError(
-                f"prefix={self.prefix!r}: expected a folder's name of letters, digits, - and _ that begins with no "
-                "digit; the folder above it is directory"
+                f"prefix={self.prefix!r}: expected a folder name of letters, digits, - and _ that does not begin "
+                "with a digit; the folder above it is directory"
             )
 
     def _require_one_rhythm(self) -> None:
@@ -172,8 +172,8 @@ class CheckpointConfig:
             object.__setattr__(self, "save_checkpoint_steps", steps)
         if seconds and steps:
             raise UsageError(
-                f"save_checkpoint_steps={steps!r} and save_checkpoint_seconds={seconds}: one of them says when to "
-                "save; leave the other one out"
+                f"save_checkpoint_steps={steps!r} and save_checkpoint_seconds={seconds}: only one of them can "
+                "decide when to save; leave the other out"
             )
         if steps == AUTO or (seconds and steps == 0):
             return
@@ -184,7 +184,7 @@ class CheckpointConfig:
             )
 
     def folder_below(self, checkpoint_path: Path | str) -> Path | str:
-        """Where the ranks' folders of this state lie, absolute; ``checkpoint_path`` is the job's CHECKPOINT_PATH."""
+        """Return the absolute folder of the ranks' folders; ``checkpoint_path`` is the job's CHECKPOINT_PATH."""
         given = self.directory or checkpoint_path
         location = folder_or_url(given) if isinstance(given, str) else given
         if isinstance(location, str):

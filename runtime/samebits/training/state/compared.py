@@ -1,10 +1,7 @@
-"""What of a state is compared between ranks, by name, and the digest of it.
+"""Hash the parts of a state that are compared between ranks, and combine them into one digest.
 
-Here live the parts of a state (steps, sampler positions, parameters, moments, and all else, which may differ), how each
-is hashed, and the digest that a rank reports. Never here: which parts a state has (its class says so in ``compared``
-and ``loose``), when it is compared (``checkpoint.digests``), what follows (``core.watch.equality``). The one idea:
-every part has a name and a hash of its own, so the few bytes that are reported can be explained afterwards without the
-tensors.
+Every part has a name and its own hash, so a difference between digests of a few bytes can be explained later without
+the tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ __all__ = ["Named", "digest_of", "is_hashable", "parts_of", "shown"]
 
 
 class Named(NamedTuple):
-    """A part of a state: text that can be shown, a tensor, or any tree with tensors."""
+    """A named part of a state: printable text, a tensor, or any tree with tensors."""
 
     kind: PartKind
     name: str
@@ -32,13 +29,13 @@ class Named(NamedTuple):
 
 
 def parts_of(named: Iterable[Named]) -> list[Part]:
-    """Each with its hash; what has none, because it cannot be saved either, is left out."""
+    """Return each part with its hash; parts that cannot be saved have no hash and are left out."""
     hashed = ((one, _value_of(one.value)) for one in named)
     return [Part(one.kind, printable(one.name, MAX_PART_CHARS), value) for one, value in hashed if value is not None]
 
 
 def digest_of(parts: Sequence[Part]) -> bytes:
-    """Of all of them, in this order."""
+    """Return the digest of these parts, in this order."""
     digest = xxhash.xxh3_128()
     for part in parts:
         digest.update(f"{part.kind:d}\0{part.name}\0{part.value}\0".encode())
@@ -46,12 +43,12 @@ def digest_of(parts: Sequence[Part]) -> bytes:
 
 
 def is_hashable(value: object) -> bool:
-    """Whether it is a tensor whose bytes are all there is to it."""
+    """Return whether the value is a plain tensor, which its bytes describe completely."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided  # type: ignore[attr-defined]
 
 
 def shown(value: Any) -> Any:
-    """The value's text if that is all there is to it and can be shown; else the value, to be hashed."""
+    """Return a plain value's text if it is short enough to show; else the value, to be hashed."""
     items = value.values() if type(value) is dict else (value,)
     text = repr(value) if all(type(item) in (bool, int, float, str, type(None), tuple) for item in items) else ""
     return text if 0 < len(text) <= MAX_PART_CHARS else value

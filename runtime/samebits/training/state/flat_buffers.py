@@ -1,8 +1,7 @@
-"""Many tensors as one: laid end to end, so that a collective runs once for all of them.
+"""Lay many tensors end to end in one, so that a collective runs once for all of them.
 
-Here lives the memory they are laid in. Never here: what is done with it, groups. The one idea: one flat tensor per
-dtype and device, in the order the tensors are given, so the same tensors always lie in the same places and sum to the
-same bits; and they are changed all together, or not at all.
+There is one flat tensor per dtype and device, in the order the tensors are given. The same tensors always lie in the
+same places and sum to the same bits. Either all of them are changed or none.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ _Kind = tuple[torch.dtype, torch.device]
 
 
 class FlatBuffers:
-    """Memory for one list of tensors, kept from one use to the next."""
+    """Memory for one list of tensors, reused from call to call."""
 
     def __init__(self) -> None:
         self._flat: dict[_Kind, torch.Tensor] = {}
 
     @torch.no_grad()
     def change(self, tensors: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
-        """Let ``change`` alter the tensors, flat; where it raises, all of them stay as they are."""
+        """Let ``change`` alter the flattened tensors; if it raises, all stay as they are."""
         kinds: dict[_Kind, list[torch.Tensor]] = {}
         for tensor in tensors:
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)

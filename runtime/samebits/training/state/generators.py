@@ -1,15 +1,14 @@
-"""Whether any random number generator of this process has drawn, for a few microseconds, and its states as bytes.
+"""Detect, within microseconds, whether a random number generator of this process was used, and pack their states.
 
-Here lives the cheap look at Python's, NumPy's and torch's generators, and the packing of what was seen. Never here:
-when somebody looks, where the states go. The one idea: taking a state (625 Python numbers, a dict of NumPy's) costs
-more than comparing it, so the bytes that a generator keeps it in are compared where they lie.
+Reading a state through the library (625 Python numbers, or NumPy's dict) costs more than comparing it. So the bytes in
+which a generator keeps its state are compared in place.
 
-Two of these places are private to their libraries; each is compared with what the library itself tells before it is
-relied on, and where they differ the library is asked every time:
+Two of these locations are private to their libraries. Each is compared with what the library reports before it is
+relied on; if they differ, the library is used every time:
 
-- CPython's ``_random.Random`` has behind its object header an ``int`` index and 624 words (``_randommodule.c``).
-- NumPy's ``MT19937`` has at ``ctypes.state_address`` 624 words and an ``int`` position (``mt19937.h``). The second of a
-  pair of normal numbers lies elsewhere: where one is kept, NumPy is asked.
+- CPython's ``_random.Random`` has, after its object header, an ``int`` index and 624 words (``_randommodule.c``).
+- NumPy's ``MT19937`` has 624 words and an ``int`` position at ``ctypes.state_address`` (``mt19937.h``). The second of a
+  pair of normal numbers is stored elsewhere: while one is pending, NumPy is used.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ __all__ = ["Generators", "unpack"]
 _WORDS = 624
 _MT_BYTES = 4 * (_WORDS + 1)
 _PYTHON = struct.Struct("=i624I")
-_PYTHON_VERSION = 3  # of random.getstate(); it says so itself
+_PYTHON_VERSION = 3  # first item of random.getstate()
 _Seen = tuple[Any, ...]
 
 
 class Generators:
-    """The generators of this process, as the last look has found them.
+    """The states of this process's generators at the last look.
 
     Attributes:
-        version: grows whenever a look finds that one has drawn or was seeded.
+        version: incremented whenever a look finds a generator used or seeded.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class Generators:
         self._torch = torch.default_generator.get_state
 
     def look(self) -> bool:
-        """Whether any has changed since the last look."""
+        """Return whether any generator has changed since the last look."""
         seen = (self._python(), self._torch().numpy().tobytes(), self._numpy.look(), self._accelerator())
         if seen == self._seen:
             return False
@@ -61,7 +60,7 @@ class Generators:
         return True
 
     def packed(self) -> bytes:
-        """The states that the last look has found; :func:`unpack` makes of them what ``rng.restore`` takes."""
+        """Return the states found by the last look; :func:`unpack` converts them for ``rng.restore``."""
         if self._packed is None:
             packed: bytes = msgpack.packb(self._seen, use_bin_type=True)
             self._packed = packed
@@ -69,10 +68,10 @@ class Generators:
 
 
 def unpack(packed: bytes) -> dict[str, Any]:
-    """A tree as ``rng.capture`` gives it.
+    """Return the states as ``rng.capture`` does.
 
     Raises:
-        CheckpointError: these are no packed states.
+        CheckpointError: not packed states.
     """
     try:
         (words, gauss), cpu, numpy, accelerator = msgpack.unpackb(packed, raw=False, use_list=False)
@@ -94,7 +93,7 @@ def _tensor(content: bytes) -> torch.Tensor:
 
 
 def _look_at_python() -> Callable[[], tuple[bytes, float | None]]:
-    """Index and words, and the second of a pair of normal numbers."""
+    """Return a function that reads index and words, and the pending second of a pair of normal numbers."""
     inst: Any = random._inst
     told = _ask_python()
     if sys.implementation.name == "cpython" and type(inst).__basicsize__ >= object.__basicsize__ + _MT_BYTES:
@@ -110,17 +109,17 @@ def _ask_python() -> tuple[bytes, float | None]:
 
 
 class _NumpyLook:
-    """NumPy's global generator, once somebody has loaded it."""
+    """NumPy's global generator, once the script has imported NumPy."""
 
     def __init__(self) -> None:
         self._random: Any = None
         self._bits: Any = None
-        self._place: Any = None  # of the present generator's words, where they are known to lie there
+        self._place: Any = None  # the current generator's words, if they are known to be there
         self._raw = b""
         self._told: tuple[Any, ...] | None = None
 
     def look(self) -> tuple[Any, ...] | None:
-        """As ``numpy.random.get_state`` gives it, the keys as bytes; the very same object while nothing has changed."""
+        """Return ``numpy.random.get_state()`` with the keys as bytes; the same object while nothing has changed."""
         if self._random is None:
             self._random = sys.modules.get("numpy.random")
         return self._told if self._random is None or self._is_as_told() else self._ask()
@@ -147,7 +146,7 @@ class _NumpyLook:
 
 
 def _look_at_accelerator() -> Callable[[], tuple[str, bytes] | None]:
-    """The current device's, under the name of its type."""
+    """Return a function that reads the current device's state, with the type's name."""
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return lambda: None

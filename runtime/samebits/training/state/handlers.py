@@ -1,9 +1,7 @@
-"""How one value of a state is remembered, brought back and taken apart: a handler for each kind, and their registry.
+"""Handlers that remember, restore and take apart one value of a state each, and their registry.
 
-Here lives what is particular to modules, optimizers, samplers, objects with a ``state_dict`` and plain values. Never
-here: when something is remembered, where it goes, files. The one idea: what only an optimizer step changes (weights,
-moments) need not be copied at a commit, because until the next step it *is* the commit; ``remember`` keeps just the
-rest, what a forward pass or the user's loop changes.
+Weights and moments change only in an optimizer step, so until the next one they *are* the commit and need no copy.
+``remember`` keeps only the rest: what a forward pass or the user's loop changes.
 """
 
 from __future__ import annotations
@@ -29,31 +27,31 @@ from samebits.training.state.module_state import ModuleState
 __all__ = ["StateHandler", "handler_of", "register_handler"]
 
 _OPTIMIZER_KEYS = {"state", "param_groups"}
-_NAMES = "parameter_names"  # beside them, of each group's parameters, where groups were added
-_INNER = ("_orig_mod", "_forward_module")  # under which torch.compile and Lightning Fabric keep what they wrap
+_NAMES = "parameter_names"  # extra key: each group's parameters, if groups were added
+_INNER = ("_orig_mod", "_forward_module")  # where torch.compile and Lightning Fabric keep the wrapped module
 _NUMBERS = frozenset({type(None), bool, int, float})
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class StateHandler:
-    """One value of a state. Subclass it and :func:`register_handler` it for a type of your own.
+    """One value of a state. To support another type, subclass this and call :func:`register_handler`.
 
-    The base class is right for whatever has ``state_dict()`` and ``load_state_dict()``, is small and is equal on every
-    rank: a learning-rate schedule, a gradient scaler. With ``rng="per_step"`` a newcomer gets another rank's copy, so a
-    stateful data loader, say, is right only where its position is the same number on every rank. With ``rng="saved"``
-    it gets that only where :attr:`is_alike` says so of all values.
+    The base class fits any small object with ``state_dict()`` and ``load_state_dict()`` that is equal on every rank,
+    such as a learning-rate schedule or a gradient scaler. With ``rng="per_step"`` a newcomer gets another rank's copy,
+    so a stateful data loader works only if its position is the same number on every rank. With ``rng="saved"`` a
+    newcomer gets another rank's copy only if :attr:`is_alike` holds for all values.
 
     Args:
-        value: the object; handlers keep it, they never replace it.
+        value: the object; a handler never replaces it.
     """
 
     loads_in_place: ClassVar[bool] = False
-    """Whether ``load`` may be given the very tensors of ``contents()``, filled with other values."""
+    """Whether ``load`` accepts the tensors of ``contents()`` themselves, filled with other values."""
     records: ClassVar[tuple[str, ...]] = ()
-    """Keys of ``contents()`` that no later step reads, such as a log: a step taken twice may differ in them."""
+    """Keys of ``contents()`` that no later step reads, such as a log; a step taken twice may differ in them."""
 
     path = "state"
-    """Where the value is in its state, for messages; set by the state."""
+    """The value's path in its state, for messages; set by the state."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -61,32 +59,32 @@ class StateHandler:
 
     @property
     def is_alike(self) -> bool:
-        """Whether the value is known to be the same on every rank: of a class of somebody's own it is not."""
+        """Whether the value is known to be the same on every rank; unknown for a user's own class."""
         return isinstance(self.value, torch.optim.lr_scheduler.LRScheduler)
 
     def contents(self) -> Any:
-        """Everything, as a tree of plain values with tensors in it, which are not copied."""
+        """Return everything as a tree of plain values and tensors, which are not copied."""
         return self.value.state_dict()
 
     def load(self, contents: Any) -> None:
-        """Become what ``contents()`` gave, here or on another rank."""
+        """Adopt the result of ``contents()`` of this or another rank."""
         self.value.load_state_dict(contents)
 
     def load_back(self, contents: Any) -> None:
-        """Become an earlier ``contents()`` of this very value, and keep nothing of it: it may be needed again."""
+        """Adopt an earlier ``contents()`` of this value without keeping references to it: it may be needed again."""
         self.load(copied_tree(contents))
 
     def unlisted(self) -> dict[str, Any]:
-        """Return what belongs to the value though :meth:`contents` leaves it out, as a tree with tensors."""
+        """Return, as a tree with tensors, what belongs to the value but is not in :meth:`contents`."""
         return {}
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
-        """Become what :meth:`unlisted` gave, here or on another rank; called before :meth:`load`."""
+        """Adopt the result of :meth:`unlisted` of this or another rank; called before :meth:`load`."""
 
     def remember(self) -> None:
-        """Keep what may change before the next optimizer step; called at every commit, so it must be cheap.
+        """Keep what may change before the next optimizer step. Called at every commit, so it must be cheap.
 
-        What is kept must be a copy: a loop may go on filling the list that was committed.
+        Keep copies: a loop may continue to fill the list that was committed.
 
         Raises:
             UsageError: the value holds something that cannot be saved.
@@ -95,10 +93,10 @@ class StateHandler:
         require_savable(self._remembered, self.path)
 
     def undo(self) -> None:
-        """Take the object itself back to what it was when last remembered; whatever follows gives it its values."""
+        """Restore the object's structure as last remembered; its values are restored afterwards."""
 
     def recall(self) -> None:
-        """Go back to what was last remembered; called after :meth:`undo`, if no optimizer step has begun since."""
+        """Restore what was last remembered; called after :meth:`undo`, if no optimizer step has begun since."""
         self.value.load_state_dict(copy.deepcopy(self._remembered))
 
     def has_changed(self) -> bool:
@@ -111,18 +109,18 @@ class StateHandler:
         return not same(self.value.state_dict(), self._remembered)
 
     def loose(self) -> dict[str, Any]:
-        """What may differ between ranks, by name; "": all of it. Not that of an optimizer, a step's or a sampler's."""
+        """Return what may differ between ranks, by name; "" names the whole value."""
         return {"": self.contents()}
 
     def stepped(self) -> Sequence[torch.Tensor]:
-        """The tensors that ``remember`` leaves out, because only an optimizer step is to change them."""
+        """Return the tensors that only an optimizer step changes, which ``remember`` leaves out."""
         return ()
 
 
 class ModuleHandler(StateHandler):
     """A module: an optimizer step changes its parameters; a forward pass or a loop its buffers, modes, flags, hooks.
 
-    Extra state is what a submodule's own ``get_extra_state()`` tells at each commit, FP8 scaling factors for one.
+    Extra state is what a submodule's ``get_extra_state()`` returns at each commit, such as FP8 scaling factors.
     """
 
     is_alike = True
@@ -130,7 +128,7 @@ class ModuleHandler(StateHandler):
     loads_in_place = True
 
     def contents(self) -> Any:
-        """As :meth:`StateHandler.contents`, in a plain dict."""
+        """Return the module's ``state_dict()`` as a plain dict."""
         return dict(self.value.state_dict())
 
     def __init__(self, value: nn.Module) -> None:
@@ -140,10 +138,10 @@ class ModuleHandler(StateHandler):
         self._extra_states: list[Any] = []
 
     def load(self, contents: Any) -> None:
-        """Load what ``contents()`` gave, buffers with their dtype and strides, also those not made here yet.
+        """Load ``contents()``, including buffers with their dtype and strides, even those not created here yet.
 
         Raises:
-            UsageError: a parameter has another dtype or other strides here than there.
+            UsageError: a parameter has another dtype or other strides here.
         """
         self._beside.expect(contents)
         for name, parameter in self.value.named_parameters(remove_duplicate=False):
@@ -158,18 +156,18 @@ class ModuleHandler(StateHandler):
                     module._buffers[name] = value_trees.clone(given).to(buffer.device)
 
     def load_back(self, contents: Any) -> None:
-        """A module copies what it is given into its parameters, so a copy of them would be one too many."""
+        """Load without copying the parameters first: a module copies values into its own."""
         parameters = dict(self.value.named_parameters(remove_duplicate=False))
         self.load({name: one if name in parameters else copied_tree(one) for name, one in contents.items()})
-        if any(_share_memory(one, contents.get(name)) for name, one in parameters.items()):  # a class that does not
+        if any(_share_memory(one, contents.get(name)) for name, one in parameters.items()):  # a class that keeps them
             self.load(copied_tree(contents))
 
     def unlisted(self) -> dict[str, Any]:
-        """As :meth:`StateHandler.unlisted`: modes, flags, and buffers that are not persistent."""
+        """Return modes, flags, and buffers that are not persistent."""
         return self._beside.unlisted()
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
-        """As :meth:`StateHandler.load_unlisted`."""
+        """Adopt modes, flags, and buffers that are not persistent."""
         self._beside.load_unlisted(unlisted)
 
     def remember(self) -> None:
@@ -198,7 +196,7 @@ class ModuleHandler(StateHandler):
 
 
 class OptimizerHandler(StateHandler):
-    """An optimizer: its tensors change in a step, its hyperparameters whenever a schedule says so."""
+    """An optimizer: a step changes its tensors, a schedule its hyperparameters."""
 
     is_alike = True
 
@@ -215,10 +213,10 @@ class OptimizerHandler(StateHandler):
         self._remembered_sizes = [len(group) for group in self._first_groups]
 
     def contents(self) -> Any:
-        """As :meth:`StateHandler.contents`, with the parameters' names once groups were added.
+        """Return the ``state_dict()``, with the parameters' names if groups were added.
 
         Raises:
-            UsageError: a parameter that was added cannot be restored.
+            UsageError: an added parameter cannot be restored.
         """
         contents = self.value.state_dict()
         return contents if self._has_first_groups() else {**contents, _NAMES: self._names()}
@@ -246,10 +244,10 @@ class OptimizerHandler(StateHandler):
         return names
 
     def _regroup(self, names: list[list[str]] | None, given: list[dict[str, Any]], named: dict[str, Any]) -> None:
-        """Give the optimizer the groups that it had when these contents were taken.
+        """Restore the optimizer's groups as they were when these contents were taken.
 
         Args:
-            names: of the parameters of each group; None: those with which the state was made.
+            names: each group's parameter names; None: the groups with which the state was made.
             given: the groups' settings.
             named: the state's parameters by name.
 
@@ -274,12 +272,12 @@ class OptimizerHandler(StateHandler):
         ]
 
     def load(self, contents: Any) -> None:
-        """Load what ``contents()`` gave, with its dtypes, strides and types at any depth.
+        """Load ``contents()`` with its dtypes, strides and types at any depth.
 
-        torch's own ``load_state_dict`` casts tensors to their parameter's dtype and rebuilds strings from nothing.
+        torch's own ``load_state_dict`` casts tensors to their parameter's dtype and cannot rebuild strings.
 
         Raises:
-            UsageError: an optimizer that keeps its state its own way does not restore it.
+            UsageError: an optimizer with a ``state_dict()`` of its own does not restore it.
         """
         contents, names = dict(contents), contents.get(_NAMES)
         contents.pop(_NAMES, None)
@@ -288,14 +286,14 @@ class OptimizerHandler(StateHandler):
             if not same(self.value.state_dict(), contents):
                 raise UsageError(
                     f"{type(self.value).__name__}.load_state_dict() does not restore what its state_dict() returned, "
-                    "so training would go on with other values. Fix: correct them, or keep the state in self.state"
+                    "so training would continue with other values. Fix: correct them, or keep the state in self.state"
                 )
             return
         self._regroup(names, contents["param_groups"], self.named() if names is not None else {})
         castable = {number: _castable(values) for number, values in contents["state"].items()}
         defaults = dict(self.value.defaults)
         self.value.load_state_dict({**contents, "state": castable})
-        self.value.defaults.clear()  # torch adds some, and groups added later would have more than another rank's
+        self.value.defaults.clear()  # torch adds keys, and groups added later would differ from another rank's
         self.value.defaults.update(defaults)
         numbers = [number for group in contents["param_groups"] for number in group["params"]]
         for number, parameter in zip(numbers, self._parameters(), strict=True):
@@ -307,11 +305,11 @@ class OptimizerHandler(StateHandler):
         return [one for group in self.value.param_groups for one in group["params"]]
 
     def _has_torchs_state(self, contents: Any) -> bool:
-        """Whether the class uses torch's own ``state_dict``, and these contents are of its form."""
+        """Return whether the class uses torch's own ``state_dict``, and these contents have its form."""
         return type(self.value).state_dict is torch.optim.Optimizer.state_dict and contents.keys() == _OPTIMIZER_KEYS
 
     def load_back(self, contents: Any) -> None:
-        """Into the moments that are there, where they are still those that were taken: fresh pages cost more."""
+        """Copy into the existing moments if they match, since fresh memory pages cost more."""
         pairs = self._moments_and(contents)
         if pairs is None:
             super().load_back(contents)
@@ -321,9 +319,9 @@ class OptimizerHandler(StateHandler):
                 moment.copy_(given)
 
     def _moments_and(self, contents: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-        """Every tensor of the optimizer's state with the one to be copied into it; None unless that is all there is.
+        """Pair every tensor of the optimizer's state with the one to copy into it; None if anything does not match.
 
-        Hyperparameters are left out: ``recall`` brings them back.
+        Hyperparameters are left out: ``recall`` restores them.
         """
         if not self._has_torchs_state(contents) or not self._has_first_groups():
             return None
@@ -345,7 +343,7 @@ class OptimizerHandler(StateHandler):
     def remember(self) -> None:
         self._remembered = [
             {
-                name: value if type(value) in _ATOMS else copied(value)  # a call each would be most of the cost
+                name: value if type(value) in _ATOMS else copied(value)  # calls would be most of the cost
                 for name, value in group.items()
                 if name != "params"
             }
@@ -353,7 +351,7 @@ class OptimizerHandler(StateHandler):
         ]
         sizes = [len(group["params"]) for group in self.value.param_groups]
         if sizes != self._remembered_sizes:
-            self._names()  # or say at once that they cannot be restored
+            self._names()  # raises now if the added parameters cannot be restored
             self._remembered_sizes = sizes
         for number, group in enumerate(self._remembered):
             for name, value in group.items():
@@ -380,10 +378,10 @@ class OptimizerHandler(StateHandler):
 
 
 class ScalerHandler(StateHandler):
-    """A gradient scaler: inside a step it notes, beside its state, whose gradients are unscaled already.
+    """A gradient scaler, which also notes, during a step, whose gradients are already unscaled.
 
-    A step that a lost peer has cut off leaves that note behind, and the step that is done again would be taken with
-    scaled gradients, by the survivors alone.
+    A step that a lost peer interrupts leaves that note behind. Without clearing it, the survivors alone would repeat
+    the step with scaled gradients.
     """
 
     is_alike = True
@@ -397,12 +395,12 @@ class ScalerHandler(StateHandler):
         self._forget_the_open_step()
 
     def _forget_the_open_step(self) -> None:
-        if self.value.is_enabled():  # else it keeps no notes at all
+        if self.value.is_enabled():  # otherwise it keeps no notes
             self.value._per_optimizer_states.clear()
 
 
 class SamplerHandler(StateHandler):
-    """An :class:`ElasticSampler`, whose state is three numbers."""
+    """An :class:`ElasticSampler`; its state is three numbers."""
 
     is_alike = True
 
@@ -420,11 +418,11 @@ class SamplerHandler(StateHandler):
 
 
 class PlainHandler(StateHandler):
-    """An attribute of the state itself that is data: a number, a text, a list, a tensor, …
+    """An attribute of the state that is plain data: a number, a string, a list, a tensor, …
 
     Args:
         owner: the state.
-        name: of the attribute.
+        name: the attribute's name.
     """
 
     is_alike = True
@@ -452,46 +450,46 @@ class PlainHandler(StateHandler):
 
 
 class TrainedTensorHandler(StateHandler):
-    """A value of the state that an optimizer trains, such as SAC's ``log_alpha``: it stays the same tensor."""
+    """A tensor of the state that an optimizer trains, such as SAC's ``log_alpha``; the object stays the same."""
 
     is_alike = True
 
     loads_in_place = True
 
     def contents(self) -> Any:
-        """As :meth:`StateHandler.contents`: without the gradient."""
+        """Return the tensor without its gradient."""
         return self.value.detach()
 
     def load(self, contents: Any) -> None:
         """Copy the values into the tensor.
 
         Raises:
-            UsageError: it has another dtype or other strides here than there.
+            UsageError: dtype or strides differ from the tensor's here.
         """
         _require_same_kind(self.path, self.value, contents)
         with torch.no_grad():
             self.value.copy_(contents)
 
     def load_back(self, contents: Any) -> None:
-        """As :meth:`load`, which keeps nothing of it."""
+        """Copy the values, which keeps no reference to ``contents``."""
         self.load(contents)
 
     def remember(self) -> None:
-        """Only an optimizer step changes it."""
+        """Do nothing: only an optimizer step changes the tensor."""
 
     def has_changed(self) -> bool:
         """Return False: its version tells."""
         return False
 
     def recall(self) -> None:
-        """Only an optimizer step changes it."""
+        """Do nothing: only an optimizer step changes the tensor."""
 
     def loose(self) -> dict[str, Any]:
-        """It is compared as a parameter is."""
+        """Return nothing: the tensor is compared as a parameter."""
         return {}
 
     def stepped(self) -> Sequence[torch.Tensor]:
-        """As :meth:`StateHandler.stepped`."""
+        """Return the tensor."""
         return (self.value,)
 
 
@@ -504,15 +502,15 @@ _registry: list[tuple[type, Callable[[Any], StateHandler]]] = [
 
 
 def register_handler(kind: type, handler: Callable[[Any], StateHandler]) -> None:
-    """From now on states handle values of ``kind``, and of its subclasses, with ``handler(value)``.
+    """Let states handle values of ``kind`` and its subclasses with ``handler(value)``.
 
-    The last registered fits first. Call it before the state is made, on every rank.
+    The handler registered last takes precedence. Call this before the state is made, on every rank.
     """
     _registry.append((kind, handler))
 
 
 def handler_of(value: Any) -> StateHandler | None:
-    """The handler for this value; None where it is plain data."""
+    """Return the handler for a value; None for plain data."""
     for kind, make in reversed(_registry):
         if isinstance(value, kind):
             handler: StateHandler = make(value)
@@ -521,29 +519,29 @@ def handler_of(value: Any) -> StateHandler | None:
 
 
 def require_savable(value: Any, path: str) -> None:
-    """Check that a value can be saved, at a commit already, so that no later save or recovery meets it first.
+    """Check at a commit that a value can be saved, before a save or a recovery fails on it.
 
     Raises:
-        UsageError: it cannot, which no further try would change; the message names the place and the type.
+        UsageError: it cannot; the message names the place and the type.
     """
     if type(value) in _NUMBERS:  # most are
         return
     try:
         snapshot.take_apart(value, path)
     except CheckpointError as error:
-        if next(paths_of(value, path), None) is None:  # a DTensor is taken out of a state before
+        if next(paths_of(value, path), None) is None:  # a DTensor is taken out before saving
             raise UsageError(str(error)) from None
 
 
 def is_stateful(value: object) -> bool:
-    """Whether the value keeps a state that can be taken out and put back."""
+    """Return whether the value has ``state_dict()`` and ``load_state_dict()``."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """The script's own module inside DistributedDataParallel, torch.compile and Lightning Fabric's wrapper.
+    """Return the script's module inside DistributedDataParallel, torch.compile and Lightning Fabric's wrapper.
 
-    Its names depend on no wrapper.
+    Parameter names then do not depend on wrappers.
     """
     while True:
         inner = next((module._modules[name] for name in _INNER if module._modules.get(name) is not None), None)
@@ -556,13 +554,13 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer whose ``step`` changes the weights, inside Accelerate's and Lightning Fabric's wrappers.
+    """Return the optimizer whose ``step`` changes the weights, inside Accelerate's and Lightning Fabric's wrappers.
 
-    They are known by their shape: ``.optimizer`` is an optimizer, and has the same state and parameter groups. One that
-    keeps a state of its own besides is no wrapper to us, and keeps its place.
+    A wrapper is recognised by its shape: ``.optimizer`` is an optimizer with the same state and parameter groups. An
+    optimizer that also keeps a state of its own is not treated as a wrapper.
 
     Raises:
-        UsageError: this one lacks what torch's optimizers have, and so cannot be followed.
+        UsageError: the object lacks what torch's optimizers have, so its steps cannot be followed.
     """
     inner = getattr(optimizer, "optimizer", None)
     while isinstance(inner, torch.optim.Optimizer) and inner is not optimizer and _is_only_wrapped(inner, optimizer):
@@ -570,7 +568,7 @@ def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         inner = getattr(optimizer, "optimizer", None)
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
         raise UsageError(
-            f"a {type(optimizer).__name__} is no optimizer that a state can follow: it was not made by "
+            f"a state cannot follow a {type(optimizer).__name__}: it was not made by "
             "torch.optim.Optimizer's constructor. Fix: give the state the optimizer inside it"
         )
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
@@ -587,7 +585,7 @@ def _is_only_wrapped(inner: torch.optim.Optimizer, wrapper: torch.optim.Optimize
 
 
 def _has_extra_state(module: nn.Module) -> bool:
-    """Whether its class keeps, beside parameters and buffers, what torch's ``load_state_dict`` can give back."""
+    """Return whether the class has extra state that torch's ``load_state_dict`` can restore."""
     kind = type(module)
     return (
         kind.get_extra_state is not nn.Module.get_extra_state and kind.set_extra_state is not nn.Module.set_extra_state
@@ -595,7 +593,7 @@ def _has_extra_state(module: nn.Module) -> bool:
 
 
 def _fits(live: object, given: object) -> bool:
-    """Whether one tensor can be copied into the other, place by place."""
+    """Return whether one tensor can be copied into the other, element by element in memory order."""
     return (
         isinstance(live, torch.Tensor)
         and isinstance(given, torch.Tensor)
@@ -607,9 +605,9 @@ def _fits(live: object, given: object) -> bool:
 
 
 def _is_same_kind(live: torch.Tensor, given: torch.Tensor) -> bool:
-    """Whether values copied from one into the other are the same, strides included.
+    """Return whether copying keeps values and layout the same, strides included.
 
-    Points of earlier releases know no strides, so plain ones fit everything.
+    Points of earlier releases contain no strides, so plain strides match any.
     """
     if is_distributed(live) or is_distributed(given) or live.layout is not torch.strided:
         return True
@@ -627,7 +625,7 @@ def _require_same_kind(name: str, parameter: torch.Tensor, given: object) -> Non
 
 
 def _castable(value: Any) -> Any:
-    """Return the value without what torch's ``load_state_dict`` would iterate over as if it were a list."""
+    """Return the value without items that torch's ``load_state_dict`` would iterate over as a list."""
     items = value_trees.children(value)
     if items is not None:
         return value_trees.rebuilt(value, [(key, _castable(item)) for key, item in items])
@@ -635,7 +633,7 @@ def _castable(value: Any) -> Any:
 
 
 def _exactly(given: Any, loaded: Any) -> Any:
-    """Return what was given, where torch's ``load_state_dict`` has put it: on the device of what it has loaded."""
+    """Return ``given`` on the device where torch's ``load_state_dict`` has put ``loaded``."""
     if isinstance(given, torch.Tensor):
         if is_distributed(given):
             is_cast = not isinstance(loaded, torch.Tensor) or loaded.dtype is not given.dtype
@@ -677,7 +675,7 @@ def _share_memory(one: torch.Tensor, other: object) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy that no later change reaches."""
+    """Return a copy that later changes do not reach."""
     if type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value)):
         return value
     if isinstance(value, torch.Tensor):
@@ -686,7 +684,7 @@ def copied(value: Any) -> Any:
 
 
 def copied_tree(tree: Any, old: Any = None) -> Any:
-    """Copy a tree with tensors, in the memory of ``old``, an earlier copy, where it fits: new pages cost more."""
+    """Copy a tree with tensors, reusing the memory of ``old``, an earlier copy, since new pages cost more."""
     if isinstance(tree, torch.Tensor):
         if _fits(old, tree) and not tree.requires_grad:
             with torch.no_grad():

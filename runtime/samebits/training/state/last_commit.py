@@ -1,13 +1,13 @@
-"""The last commit, in this process's memory: what it costs to keep, and whether it can still be had.
+"""Keep the last commit in this process's memory at little cost, and restore it.
 
-Until an optimizer begins its next step, weights and moments *are* the last commit, so a commit after every step copies
-only what a forward pass or the user's loop changes. Where several steps lie between two commits the tensors are copied
-as well, into the older of two buffers, so that one whole commit is there at any moment.
+Until an optimizer begins its next step, weights and moments *are* the last commit. So a commit after every step copies
+only what a forward pass or the user's loop changes. With several steps between two commits, the tensors are copied too,
+into the older of two buffers, so that one complete commit exists at any moment.
 
-A weight may change in the meantime, above all where an evaluation swaps an average in. A change in place raises the
-tensor's version, and then the commit comes from elsewhere. One through ``.data`` raises nothing. So a weight is copied
-aside the moment a script reads its ``.data`` between a commit and the next step, before it can be written to, and one
-whose ``.data`` is set gets its own memory back. A script that uses neither pays nothing for it.
+A weight may change in the meantime, for example when an evaluation swaps in an average. A change in place increases the
+tensor's version, and the commit is then taken from elsewhere. A change through ``.data`` does not. So a weight is
+copied when a script reads its ``.data`` between a commit and the next step, before it can be written to, and a weight
+whose ``.data`` is set gets its own memory back. Scripts that use neither pay nothing.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class _Uses:
         self._has_told = False
 
     def is_committed_at(self, commit: Instruction) -> None:
-        """The script calls ``commit()`` there."""
+        """Note that the script calls ``commit()`` there."""
         self._commit = commit
 
     def add(self, weight: _Weight) -> None:
-        """A script uses its ``.data``."""
+        """Note that a script uses this weight's ``.data``."""
         self.count += 1
         line = "" if self._commit is None else line_behind(self._commit)
         self._line_behind = self._line_behind or line
@@ -71,7 +71,7 @@ class _Uses:
         self._used[id(weight)] = weight
 
     def begin(self) -> None:
-        """The weights as they stand are a commit."""
+        """Begin a new commit with the current weights."""
         self._used = {key: one for key, one in self._used.items() if one.committed()}
         self._line_behind, self._is_used_ahead = "", False
 
@@ -91,7 +91,7 @@ class _Uses:
         return bool(self._used)
 
     def assigned(self) -> None:
-        """A script is about to give a weight other memory."""
+        """Warn, once, that a script gives a weight other memory."""
         if not self._has_told:
             self._has_told = True
             log.warn(
@@ -101,27 +101,27 @@ class _Uses:
             )
 
     def have_changed(self) -> bool:
-        """Whether one of them is known to differ from the last commit."""
+        """Return whether any of them is known to differ from the last commit."""
         return any(one.is_changed for one in self._used.values())
 
     def move_home(self) -> None:
-        """Let each have the memory that it had at the last commit."""
+        """Give each weight the memory that it had at the last commit."""
         for weight in self._used.values():
             weight.move_home()
 
     def put_back(self) -> None:
-        """Let each be the last commit's again."""
+        """Restore each weight's values of the last commit."""
         for weight in self._used.values():
             weight.put_back()
 
 
 class _Weight:
-    """One weight of a commit, and what its ``.data`` was used for since.
+    """One weight of a commit, and how its ``.data`` was used since.
 
     Args:
         tensor: the weight.
-        commit: that it belongs to.
-        uses: told when its ``.data`` is used.
+        commit: the commit it belongs to.
+        uses: notified when its ``.data`` is used.
     """
 
     __slots__ = ("__weakref__", "_aliases", "_commit", "_copy", "_home", "_is_copied", "_uses", "is_plain", "tensor")
@@ -131,15 +131,15 @@ class _Weight:
         self.is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         self._commit = commit
         self._uses = uses
-        self._aliases: list[weakref.ref[torch.Tensor]] = []  # that may still be written to
+        self._aliases: list[weakref.ref[torch.Tensor]] = []  # may still be written to
         self._copy: torch.Tensor | None = None
         self._is_copied = False  # since the last commit
-        self._home: torch.Tensor | None = None  # the memory it had at the last commit, if that was taken from it
+        self._home: torch.Tensor | None = None  # the memory it had at the last commit, if a script replaced it
 
     def was_read(self, alias: torch.Tensor) -> None:
-        """A script has this alias from now on."""
+        """Note that a script now has this alias."""
         if self._commit.is_in_step or not self._commit.is_running:
-            return  # an optimizer's own way to change it, or nothing is trained
+            return  # an optimizer changes it this way itself, or no training runs
         if len(self._aliases) >= _MANY_ALIASES:
             self._aliases = self._alive()
         self._aliases.append(weakref.ref(alias))
@@ -148,24 +148,24 @@ class _Weight:
             self._copy_aside()
 
     def is_assigned(self) -> None:
-        """A script is about to set its ``.data``."""
+        """Note that a script is about to set its ``.data``."""
         commit = self._commit
         if commit.is_in_step or not commit.is_running or commit.point is None or not self.is_plain:
-            return  # FSDP2's is another object's front, so that nothing follows
+            return  # FSDP2's parameters front another object, so setting their data changes nothing
         if self._home is None:
             self._home = torch_private.data_of(self.tensor)
         self._uses.add(self)
         self._uses.assigned()
 
     def committed(self) -> bool:
-        """The weight as it stands is a commit's; return whether an alias can still change it unseen."""
+        """Begin a new commit; return whether an alias can still change the weight unnoticed."""
         self._home, self._is_copied, self._aliases = None, False, self._alive()
         if self._aliases and self._commit.is_exposed:
             self._copy_aside()
         return bool(self._aliases)
 
     def move_home(self) -> None:
-        """Let it have the memory that it had at the last commit."""
+        """Give the weight the memory that it had at the last commit."""
         if self._home is not None:
             torch_private.give_data(self.tensor, self._home)
             self._home = None
@@ -179,7 +179,7 @@ class _Weight:
         return self._is_copied and self._copy is not None and not torch.equal(live, self._copy)
 
     def put_back(self) -> None:
-        """Let it be the last commit's again, if it may have been changed since."""
+        """Restore the values of the last commit if they may have changed."""
         if self._is_copied and self._copy is not None:
             self._live().copy_(self._copy)
 
@@ -194,7 +194,7 @@ class _Weight:
         self._is_copied = True
 
     def _live(self) -> torch.Tensor:
-        """This rank's memory of it, beside autograd and its versions."""
+        """Return this rank's memory of the weight, outside autograd and version counting."""
         return torch_private.data_of(local(self.tensor))
 
     def _alive(self) -> list[weakref.ref[torch.Tensor]]:
@@ -202,7 +202,7 @@ class _Weight:
 
 
 _watched: dict[int, weakref.ref[_Weight]] = {}
-"""Those of all states, by the id of the tensor: one of a state that is gone may be another tensor's."""
+"""Weights of all states by their tensor's id, which may belong to a new tensor once the state is gone."""
 
 
 def _watch(weight: _Weight) -> None:
@@ -235,17 +235,17 @@ def _found(tensor: torch.Tensor) -> _Weight | None:
 
 
 class LastCommit:
-    """Remembers commits; tells whether the last one can be brought back, and brings it back.
+    """Remember commits, tell whether the last one can be restored, and restore it.
 
     Args:
-        handlers: of everything that belongs to the state, by name.
+        handlers: of everything in the state, by name.
 
     Attributes:
         point: the last commit; None if there is none.
         copies: whether every commit is copied.
         holds_copy: whether each commit is copied to the host for now; set by :meth:`hold_copy`.
         is_in_step: an optimizer's ``step`` is running.
-        is_running: something is trained with the state, so that a loss may come.
+        is_running: a training function runs with the state, so that a loss is possible.
     """
 
     def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
@@ -256,8 +256,8 @@ class LastCommit:
         self.is_running = False
         self._handlers = handlers
         self._slots: list[dict[str, Any]] = [{}, {}]
-        self._newest: dict[str, Any] | None = None  # the slot that holds the commit of ``point``
-        self._is_stepping = False  # an optimizer began a step since then
+        self._newest: dict[str, Any] | None = None  # the slot with the commit of ``point``
+        self._is_stepping = False  # an optimizer has begun a step since
         self._stepped: list[Sequence[torch.Tensor]] = []  # the tensors that are not copied, by handler
         self._weights: list[_Weight] = []
         self._versions = 0
@@ -266,7 +266,7 @@ class LastCommit:
         self._behind = _BehindCommit(self)
 
     def begins_in(self, frame: FrameType) -> None:
-        """The script calls ``commit()`` in this frame."""
+        """Note that the script calls ``commit()`` in this frame."""
         self._uses.is_committed_at(self._behind.present(frame))
 
     def is_made_in(self, frame: FrameType) -> None:
@@ -317,36 +317,36 @@ class LastCommit:
         return self._uses.are_any
 
     def stepped(self) -> None:
-        """An optimizer has ended a step."""
+        """Note that an optimizer has ended a step."""
         self.is_in_step = False
 
     def copy_from_now_on(self) -> None:
-        """The live tensors will not do, because a failure may find them changed: copy them, the present commit's too.
+        """Copy every commit from now on, since a failure may find the live tensors changed.
 
-        The present one can be copied only while they still are what was committed.
+        The current commit is copied too, if the live tensors still are what was committed.
         """
         if not self.copies and self.point is not None and self._is_live() and not self._uses.have_changed():
             self._copy()
         self.copies = True
 
     def hold_copy(self, *, on: bool) -> None:
-        """Copy commits to the host's memory from the next one on, or stop that and free the copies.
+        """Copy commits to the host's memory from the next one on, or stop and free the copies.
 
-        Call it where the state as it stands is, or is about to be, a commit.
+        Call it while the current state is, or is about to be, a commit.
         """
         self.holds_copy = on
         if not on and not self.copies:
             self._slots, self._newest = [{}, {}], None
 
     def remember(self, point: Point) -> None:
-        """The state as it stands is the commit ``point``."""
+        """Remember the current state as the commit ``point``."""
         try:
             for handler in self._handlers.values():
                 handler.remember()
             if self.copies or self.holds_copy:
                 self._copy()
         except BaseException:
-            self.forget()  # a part of this commit and a part of the last are neither
+            self.forget()  # a mix of this commit and the last is neither
             raise
         self._follow([handler.stepped() for handler in self._handlers.values()])
         self._versions, self._places = self._sum_of_versions(), self._addresses()
@@ -356,7 +356,7 @@ class LastCommit:
         self._behind.begin()
 
     def _follow(self, stepped: list[Sequence[torch.Tensor]]) -> None:
-        """Watch these tensors; those that are not the last ones'."""
+        """Watch these tensors, if they are not the same as last time."""
         if len(stepped) == len(self._stepped) and all(map(operator.is_, stepped, self._stepped)):
             return
         self._stepped = stepped
@@ -372,22 +372,22 @@ class LastCommit:
         self._newest = spare
 
     def forget(self) -> None:
-        """What stands is no commit."""
+        """Mark the current values as no valid commit."""
         self.point = self._newest = None
 
     @property
     def copy(self) -> Mapping[str, Any] | None:
-        """The contents of the last commit by name, where they were copied; not to be changed."""
+        """The contents of the last commit by name, if they were copied; not to be changed."""
         return self._newest
 
     @property
     def is_exposed(self) -> bool:
-        """Whether the live weights are all that is kept of the last commit."""
+        """Whether the live weights are the only copy of the last commit."""
         return self.point is not None and not self.copies and not self._is_stepping
 
     @property
     def is_held(self) -> bool:
-        """Whether ``recall`` can bring it back whole."""
+        """Whether ``recall`` can restore it completely."""
         return self.point is not None and (self._newest is not None or self._is_live())
 
     @property
@@ -401,17 +401,17 @@ class LastCommit:
         return newest is None or all(same(one.contents(), newest[name]) for name, one in self._handlers.items())
 
     def undo(self) -> None:
-        """Take back what was done to the objects since the last commit, whether or not their values can be."""
+        """Undo changes to the objects since the last commit, whether or not their values can be restored."""
         for handler in self._handlers.values():
             handler.undo()
         self._uses.move_home()
 
     def recall(self) -> Point | None:
-        """Make the state the last commit again, and return which that is; None where memory does not hold it whole."""
+        """Restore the last commit and return its point; None if memory does not hold all of it."""
         self.undo()
         if not self.is_held:
             return None
-        if self._newest is not None:  # whether or not a change shows
+        if self._newest is not None:  # even if no change is visible
             for name, handler in self._handlers.items():
                 handler.load_back(self._newest[name])
         else:
@@ -425,11 +425,11 @@ class LastCommit:
         return self.point
 
     def _is_live(self) -> bool:
-        """Whether the tensors that are not copied are the last commit's, but for what was copied aside."""
+        """Return whether the uncopied tensors are the last commit's, except for those copied through ``.data``."""
         return not self._is_stepping and self._versions == self._sum_of_versions() and self._places == self._addresses()
 
     def _sum_of_versions(self) -> int:
-        """Grows with every change in place, also one that is made by hand."""
+        """Return a number that grows with every change in place, also those made by hand."""
         return sum(torch_private.version_of(weight.tensor) for weight in self._weights)
 
     def _addresses(self) -> list[int]:
@@ -520,7 +520,7 @@ class _BehindCommit:
 
 
 def _on_host(tree: Any) -> Any:
-    """Return the tree with copies on the CPU of tensors that are on a device; the others stay themselves."""
+    """Return the tree with tensors on a device copied to the CPU; the others stay the same objects."""
     if isinstance(tree, torch.Tensor):
         return tree if tree.is_cpu else tree.detach().to("cpu")
     items = value_trees.children(tree)

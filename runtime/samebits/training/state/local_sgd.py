@@ -1,11 +1,10 @@
-"""``LocalSGD``: every rank trains alone, and now and then all weights are averaged (local SGD, DiLoCo).
+"""Train every rank alone and average all weights from time to time (local SGD, DiLoCo).
 
-Here live the averages and what a lost worker means between two of them. Never here: values (``object_state``), groups,
-disks. The one idea: a commit is an average. What a rank does between averages is its own: the loss of another takes
-nothing of it back, and who comes anew starts from the last average, of which every rank keeps a copy.
+A commit is an average. Between averages, a rank's steps are its own: the loss of another rank undoes none of them, and
+a newcomer starts from the last average, of which every rank keeps a copy.
 
 Sources: S. U. Stich, Local SGD Converges Fast and Communicates Little, 2019; A. Douillard et al., DiLoCo: Distributed
-Low-Communication Training of Language Models, 2023.
+    Low-Communication Training of Language Models, 2023.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ __all__ = ["LocalSGD"]
 
 
 class LocalSGD(State):
-    """A :class:`TorchState` whose ranks meet every so many optimizer steps only.
+    """A :class:`TorchState` whose ranks synchronize only every so many optimizer steps.
 
-    Call :meth:`commit` after every step, as ever: between averages it looks at the membership and costs next to
-    nothing. The state's attributes are this one's. Each rank draws its own samples and counts its own steps; after the
-    function has returned a last average makes all ranks equal. Buffers (batch statistics) are averaged with the
-    weights, those of integers stay each rank's own. It keeps two copies of weights and moments.
+    Call :meth:`commit` after every step: between averages it only checks the membership, at almost no cost. Attributes
+    are those of the wrapped state. Each rank draws its own samples and counts its own steps; after the function has
+    returned, a last average makes all ranks equal. Buffers (batch statistics) are averaged with the weights, except
+    integer buffers, which stay each rank's own. Two copies of weights and moments are kept.
 
     Args:
-        state: of the modules themselves, not in DistributedDataParallel; made with ``rng="per_step"``.
+        state: a state of modules outside DistributedDataParallel, made with ``rng="per_step"``.
         sync_every: optimizer steps between two averages.
-        outer_optimizer: made on the parameters of the state's modules; it is given the difference between the last
-            average and the new one as a gradient, and its step takes the average's place. DiLoCo's is
+        outer_optimizer: made on the parameters of the state's modules. It gets the difference between the last average
+            and the new one as a gradient, and its step replaces the average. DiLoCo's is
             ``torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)``. None: the average itself.
     """
 
@@ -84,7 +83,7 @@ class LocalSGD(State):
             raise UsageError("LocalSGD: outer_optimizer has parameters that are none of the state's modules")
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # not made yet
+        if name == "_inner":  # during construction
             raise AttributeError(name)
         return getattr(self._inner, name)
 
@@ -97,11 +96,11 @@ class LocalSGD(State):
     # ---- the user's
 
     def commit(self) -> None:
-        """A step is done: average where it is time to, and check the membership. Raises as :meth:`State.commit`."""
+        """Mark a step as done, average if due, and check the membership. Raises as :meth:`State.commit`."""
         self._running("commit")
         if self.local_steps >= self._sync_every:
             self.average()
-        elif self._inner.completed_steps != self._committed_at:  # inside a window of accumulation nothing is new
+        elif self._inner.completed_steps != self._committed_at:  # unchanged while gradients accumulate
             self._inner.seed_step()
         self._committed_at = self._inner.completed_steps
         self.check_host_updates()
@@ -111,16 +110,16 @@ class LocalSGD(State):
         self._meet(self._running("average"))
 
     def save(self) -> None:
-        """As :meth:`average`."""
+        """Average now; see :meth:`average`."""
         self.average()
 
     def restore(self) -> None:
-        """Go back to the last average, on this rank; its own steps since then are given up."""
+        """Return to the last average on this rank, discarding its own steps since then."""
         self._inner.restore()
         self._averaged_at = self._inner.completed_steps
 
     def sync(self) -> None:
-        """Make every rank's state rank 0's last average. A collective; ``elastic.run`` has done it."""
+        """Make every rank's state rank 0's last average. A collective; called before the function begins."""
         self.restore()
         self._running("sync").sync()
 
@@ -137,13 +136,13 @@ class LocalSGD(State):
     # ---- the session's
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """From now on averages are commits there, and random numbers are drawn as this rank."""
+        """Commit averages to ``session`` from now on, and draw random numbers as this rank."""
         super().bind(session, rank)
         self._inner.bind(None, rank)
         self._inner.guard_samplers(session is not None)
 
     def begin(self, point: Point) -> None:
-        """A generation begins. A rank that has been there since ``point`` goes on with its own steps."""
+        """Begin a generation; a rank that has held ``point`` keeps its own steps since."""
         self._is_through = False
         self._inner.drop_gradients()
         if self._point != point:
@@ -151,28 +150,28 @@ class LocalSGD(State):
         self._inner.seed_step()
 
     def remember(self, point: Point) -> None:
-        """What stands is the average ``point``."""
+        """Remember the current state as the average ``point``."""
         self._inner.remember(point)
         self._averaged_at = self._inner.completed_steps
         super().remember(point)
 
     def forget(self) -> None:
-        """What stands cannot be given to anybody."""
+        """Mark the current values as no valid average."""
         self._inner.forget()
         super().forget()
 
     def recall(self) -> Point | None:
-        """The last average, which memory always holds; what this rank has done since stays."""
+        """Return the last average's point, which memory always holds; this rank's steps since then stay."""
         return self._point
 
     def finish(self) -> None:
-        """Take part in the averages of those who are not through yet, and in a last one."""
+        """Take part in averages until all ranks have finished, and in a last one."""
         self._is_through = True
         while self._meet(self._running("finish")):
             pass
 
     def contents(self) -> dict[str, Any]:
-        """The last average and the steps at which this rank made it; before there is any, what stands."""
+        """Return the last average with this rank's step count then; before the first one, the current state."""
         inner = self._inner.contents()
         copy = self._copy()
         if copy is not None:
@@ -182,7 +181,7 @@ class LocalSGD(State):
         return {"shared": {"steps": self.completed_steps, "values": values}, "own": {}}
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
-        """Become what ``contents`` gave, whole."""
+        """Adopt ``contents`` completely."""
         super().load(contents, own=own)
         values = contents["shared"]["values"]
         self._inner.load({"shared": values["inner"], "own": {}}, own=own)
@@ -192,12 +191,12 @@ class LocalSGD(State):
         self._point = None  # begin() remembers it
 
     def compared(self) -> list[Named]:
-        """As :meth:`State.compared`: the parameters, right after an average, and how many averages there were."""
+        """Return the parameters, which are equal right after an average, and the number of averages."""
         averages = Named(PartKind.STEPS, "averages", str(self.completed_steps))
         return [averages, *self._inner.named_parameters()]
 
     def weights(self) -> list[torch.Tensor]:
-        """The last average's."""
+        """Return the parameters of the last average."""
         copy = self._copy()
         if copy is None:
             return self._inner.weights()
@@ -212,7 +211,7 @@ class LocalSGD(State):
         return None if self._point is None else self._inner.last_copy
 
     def _at_last_average(self, copy: Mapping[str, Any]) -> dict[int, torch.Tensor]:
-        """Each parameter's values then, by its id, in the order of names."""
+        """Return each parameter's values at the last average by its id, in the order of names."""
         return {
             id(parameter): copy[module][name]
             for module, handler in sorted(self._inner.handlers.items())
@@ -221,7 +220,7 @@ class LocalSGD(State):
         }
 
     def _meet(self, session: CommitSink) -> bool:
-        """One average, where any rank has something to give; whether there may be another."""
+        """Average if any rank has taken a step; return whether another average may follow."""
         steps, device = self.local_steps, context.current("LocalSGD").device
         told = transfer.gather(2 * steps + self._is_through, device)
         givers = sum(one >= 2 for one in told)
@@ -234,7 +233,7 @@ class LocalSGD(State):
 
     @torch.no_grad()
     def _average(self, givers: int, *, gives: bool) -> None:
-        """The mean over those who have stepped since the last average; who has not gives nothing, and gets it."""
+        """Average over the ranks that have stepped since the last average; the others contribute zeros."""
         parameters = self._parameters()
         buffers = [one for module in self._modules for one in module.value.buffers() if one.is_floating_point()]
 

@@ -1,8 +1,8 @@
-"""What of a module belongs to a commit though no optimizer step changes it and no ``state_dict()`` holds it.
+"""Keep what belongs to a module's commit besides the values of its parameters.
 
 These are the modes of its parts (``train()``, ``eval()``), the ``requires_grad`` flags, the hooks, all buffers, and the
-parts themselves: an evaluation that a lost peer cuts off leaves any of them changed. The values of parameters are
-``handlers``' and ``last_commit``'s.
+parts themselves. No optimizer step changes them and no ``state_dict()`` holds them all, but an evaluation that a lost
+peer interrupts leaves any of them changed.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-"""Those that a forward or a backward pass calls; relies on torch's names of a module's dictionaries."""
+"""Hooks that a forward or backward pass calls, by torch's names of a module's dictionaries."""
 
 _Held: TypeAlias = dict[Any, Any]
-"""One of a module's dictionaries: of its parameters, buffers, submodules or hooks."""
+"""One of a module's dictionaries: its parameters, buffers, submodules or hooks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MadeOf:
-    """What a module is made of at one moment.
+    """The structure of a module at one moment.
 
     Attributes:
-        modules: itself and all below it.
+        modules: the module and all below it.
         parameters: each once.
         names: of all parameters and buffers.
         parameters_of, buffers_of, hooks_of: the dictionaries of each module, hooks as ``_HOOKS`` names them.
-        held: the dictionaries that hold parts, with a copy of each; a module's index in front.
+        held: the dictionaries that hold parts, with a copy of each, after the module's index.
         classes: of the modules.
         parts: in ``held``.
         sizes: of ``parameters_of`` and ``buffers_of``.
@@ -64,13 +64,13 @@ class _MadeOf:
 
     @classmethod
     def at_present(cls, module: nn.Module, *, is_sharded: bool) -> _MadeOf:
-        """Look at a module; FSDP2 has a parameter's shard and the gathered one take turns in one place."""
+        """Record a module's structure; FSDP2 swaps a parameter's shard and the gathered one in place."""
         modules = list(module.modules())
         held: Any = [
             (index, part, dict(part))
             for index, one in enumerate(modules)
             for part in ((one._modules,) if is_sharded else (one._modules, one._parameters))
-            if isinstance(part, dict)  # torch.jit has others
+            if isinstance(part, dict)  # torch.jit uses other types
         ]
         parameters_of, buffers_of = [one._parameters for one in modules], [one._buffers for one in modules]
         return cls(
@@ -87,7 +87,7 @@ class _MadeOf:
         )
 
     def is_same(self) -> bool:
-        """Whether it still is made of the same parts; asked at every commit, so it compares no names."""
+        """Return whether the module still has the same parts; called at every commit, so it compares no names."""
         parts = [one for _, held, _ in self.held for one in held.values()]
         return (
             self.sizes == [*map(len, self.parameters_of), *map(len, self.buffers_of)]
@@ -96,21 +96,21 @@ class _MadeOf:
         )
 
     def put_back(self) -> set[int]:
-        """Give every module its parts; return the indices of those that have another class for good."""
+        """Restore every module's parts; return the indices of modules whose class has changed for good."""
         for index, held, kept in self.held:
             if not _is_same(held, kept):
                 _put_back(held, kept)
                 for name in kept:
-                    vars(self.modules[index]).pop(name, None)  # prune and parametrize hide it behind an attribute
+                    vars(self.modules[index]).pop(name, None)  # prune and parametrize shadow it with an attribute
                 self.modules[index].__class__ = self.classes[index]
         return {
             index for index, one in enumerate(self.modules) if type(one) is not self.classes[index]
-        }  # those that were lazy
+        }  # formerly lazy modules
 
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """What :class:`ModuleState` keeps of a commit, in the order of the modules; hooks and buffers if there are any."""
+    """What :class:`ModuleState` keeps of a commit, in the order of the modules; non-empty hooks and buffers only."""
 
     modes: list[bool]
     flags: list[bool]
@@ -119,7 +119,7 @@ class _Commit:
 
 
 class ModuleState:
-    """The changeable state of one module beside its weights.
+    """The changeable state of one module besides its weights.
 
     Args:
         module: without any wrapper.
@@ -137,13 +137,13 @@ class ModuleState:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Each once, as they were in the module at the last commit; the same list as long as they are the same."""
+        """Each parameter once, as of the last commit; the same list object while nothing changes."""
         return self._made_of.parameters
 
     # ---- in this process
 
     def remember(self) -> None:
-        """Keep the state as it stands; called at every commit."""
+        """Keep the current state; called at every commit."""
         if not self._made_of.is_same():
             self._look_again()
         made_of = self._made_of
@@ -183,13 +183,13 @@ class ModuleState:
         )
 
     def undo(self) -> None:
-        """Take modes, flags, hooks and parts back to the last commit; values are left as they are."""
+        """Restore modes, flags, hooks and parts of the last commit, but not values."""
         commit, made_of = self._commit, self._made_of
         if commit is None:
             return
         were_lazy = made_of.put_back()
         for index, some in enumerate(made_of.hooks_of):
-            if index not in were_lazy:  # those have taken a hook off for good
+            if index not in were_lazy:  # a lazy module removes its hook for good
                 for held in some:
                     _put_back(held, commit.hooks.get(id(held), {}))
         for held in made_of.buffers_of:
@@ -200,7 +200,7 @@ class ModuleState:
             _set_flag(parameter, requires_grad)
 
     def recall(self) -> None:
-        """Give all buffers the values of the last commit; :meth:`undo` was called."""
+        """Restore the values of all buffers; called after :meth:`undo`."""
         live = [held[name] for held, name in self._places]
         if live and are_alike(self._copies, live):
             with torch.no_grad():
@@ -210,14 +210,14 @@ class ModuleState:
             held[name] = value_trees.clone(copied)
 
     def _look_again(self) -> None:
-        """A part was added, removed or replaced: say which, for a replacement is made by the script's first lines."""
+        """Record the new structure, and warn: a replacement builds the module as the script's first lines do."""
         before = self._made_of.names
         self._made_of = _MadeOf.at_present(self._module, is_sharded=self._is_sharded)
         names = self._made_of.names
         gone, new = [one for one in before if one not in names], [one for one in names if one not in before]
         if self._commit is not None and (gone or new):
             log.warn(
-                f"{type(self._module).__name__} was made of other tensors at the commit before: gone "
+                f"the tensors of {type(self._module).__name__} have changed since the commit before: gone "
                 f"{_listed(gone)}, new {_listed(new)}. A process that replaces a lost rank builds the module as the "
                 "script's first lines do, and cannot take this state: the next loss may end the job. Fix: prune, "
                 "parametrize or add layers before samebits.elastic.TorchState(…)"
@@ -226,7 +226,7 @@ class ModuleState:
     # ---- for points and other ranks
 
     def unlisted(self) -> dict[str, Any]:
-        """Return what a ``state_dict()`` leaves out, as a tree of plain values and tensors, which are not copied."""
+        """Return, as a tree, what ``state_dict()`` leaves out: plain values and tensors, which are not copied."""
         return {
             "eval": [path for path, one in self._module.named_modules() if not one.training],
             "frozen": [name for name, one in _parameters(self._module) if not one.requires_grad],
@@ -234,7 +234,7 @@ class ModuleState:
         }
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
-        """Become what :meth:`unlisted` gave, here or on another rank."""
+        """Adopt the result of :meth:`unlisted` of this or another rank."""
         named = list(self._module.named_modules())
         in_eval, frozen = set(unlisted["eval"]), set(unlisted["frozen"])
         for path, module in named:
@@ -248,7 +248,7 @@ class ModuleState:
                 _fill(modules[path], last, given)
 
     def expect(self, contents: Mapping[str, Any]) -> None:
-        """Make room for the buffers of a ``state_dict()`` that are None here: a forward pass had made them there."""
+        """Allocate buffers of a ``state_dict()`` that are None here because a forward pass creates them."""
         for path, module in self._module.named_modules():
             for name, buffer in module._buffers.items():
                 given = contents.get(f"{path}.{name}" if path else name)
@@ -276,7 +276,7 @@ def are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> b
 
 
 def _fill(module: nn.Module, name: str, given: torch.Tensor) -> None:
-    """Give a buffer that no ``state_dict()`` holds its values, and its place if a forward pass has made it."""
+    """Fill a buffer that no ``state_dict()`` holds, and create it if a forward pass had done so."""
     live = module._buffers.get(name)
     if live is not None and are_alike([live], [given.to(live.device)]):
         with torch.no_grad():
@@ -292,7 +292,7 @@ def _fill(module: nn.Module, name: str, given: torch.Tensor) -> None:
 def _set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
     for module, mode in zip(modules, modes, strict=True):
         if module.training != mode and type(module).train is not nn.Module.train:
-            module.train(mode)  # one of its own may have merged weights (LoRA), and takes them apart again
+            module.train(mode)  # a class with its own train() may have merged weights (LoRA) and must unmerge them
     for module, mode in zip(modules, modes, strict=True):
         module.training = mode
 
@@ -307,7 +307,7 @@ def _parameters(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def _names(module: nn.Module) -> dict[str, None]:
-    """The names of all parameters and buffers, in their order."""
+    """Return the names of all parameters and buffers, in order."""
     buffers = module.named_buffers(remove_duplicate=False)
     return dict.fromkeys(name for named in (_parameters(module), buffers) for name, _ in named)
 

@@ -1,8 +1,6 @@
-"""``ObjectState``: a state that is its attributes, and the random numbers.
+"""Define ``ObjectState``, whose values are its attributes, together with the random number generators.
 
-Here live attributes with their handlers, the last commit in memory, and how random numbers go back. Never here: models
-and optimizers (``state``), when a commit is made durable (``session``). The one idea: every value has a handler that
-can remember, recall and take apart; the state is no more than all of them together.
+Every value has a handler that can remember, restore and take it apart; the state combines them.
 """
 
 from __future__ import annotations
@@ -35,19 +33,19 @@ __all__ = ["ObjectState"]
 
 
 class ObjectState(State):
-    """The values given, reachable as attributes, and the random number generators.
+    """A state of attributes and random number generators.
 
-    A commit is a step here. What is assigned later under a name that was not given is no part of the state.
+    A commit counts as a step. Attributes assigned later, under other names, are not part of the state.
 
     Args:
         checkpoint: how often to save; by default every 100 steps.
         rng: ``"per_step"``: the generators are seeded from (seed, rank, step) at every commit, so any rank's copy makes
             a recovery exact. ``"saved"``: each rank's generators are saved in its own points, and kept in a page in its
             host's memory that outlives its process.
-        attributes: plain values, samplers, and objects that a :class:`~samebits.training.state.handlers.StateHandler`
-            knows:
-            what has ``state_dict()`` and ``load_state_dict()``. An integer ``seed`` among them is the seed of
-            ``rng="per_step"``; else the first sampler's is.
+        attributes: plain values, samplers, and objects supported by a
+            :class:`~samebits.training.state.handlers.StateHandler`, which includes all with ``state_dict()`` and
+            ``load_state_dict()``. With ``rng="per_step"``, the seed is the integer ``seed`` among them, else the first
+            sampler's.
     """
 
     _follows_optimizers: ClassVar[bool] = False
@@ -61,11 +59,11 @@ class ObjectState(State):
         self._rng = RngMode(rng)
         self._generators = Generators()
         self._own_generators = b""  # packed, of the last commit: this rank's alone
-        self._first_own: dict[str, Any] = {}  # as the script had left it when this process's first session began
+        self._first_own: dict[str, Any] = {}  # as the script left it before this process's first session
         self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
         for name, value in attributes.items():
             if name in self.__dict__ or hasattr(type(self), name) or name.startswith("_"):
-                raise UsageError(f"{type(self).__name__}({name}=…): this name is the state's own; choose another")
+                raise UsageError(f"{type(self).__name__}({name}=…): this name is reserved by the state; choose another")
             setattr(self, name, value)
             self.handlers[name] = handler = self._handler_of(name, value)
             handler.path = f"state.{name}"
@@ -82,7 +80,7 @@ class ObjectState(State):
         if isinstance(handler, PlainHandler) and inside is not None:
             raise UsageError(
                 f"{type(self).__name__}({name}=…): a {type(inside).__name__} inside a {type(value).__name__} cannot be "
-                f"followed, saved nor restored. Fix: give each its own name, as "
+                f"followed, saved or restored. Fix: give each its own name, as "
                 f"{type(self).__name__}(model, optimizer, model_2=…, optimizer_2=…)"
             )
         if isinstance(handler, (ModuleHandler, OptimizerHandler)) and not self._follows_optimizers:
@@ -96,8 +94,8 @@ class ObjectState(State):
         handler = None if name[0] == "_" or name == "handlers" else self.handlers.get(name)
         if handler is not None and type(handler) is not PlainHandler and value is not handler.value:
             raise UsageError(
-                f"state.{name} cannot be another object now: make the {type(self).__name__} with it, or load the "
-                "other one's state_dict() into this one"
+                f"state.{name} cannot be replaced: create the {type(self).__name__} with the other object, or load "
+                "that object's state_dict() into this one"
             )
         object.__setattr__(self, name, value)
 
@@ -108,19 +106,19 @@ class ObjectState(State):
     # ---- the user's
 
     def save(self) -> None:
-        """:meth:`commit` without a look at the membership."""
+        """Commit without checking the membership."""
         self._keep()
 
     def restore(self) -> None:
-        """Go back to the last commit, on this rank; iterate the data anew afterwards.
+        """Return to the last commit on this rank; iterate the data again afterwards.
 
         Raises:
             UsageError: an optimizer has stepped since, and no copy was made (``copy_commits``).
         """
         if self._last_commit.recall() is None:
             raise UsageError(
-                "state.restore(): steps were taken since the last commit, which was not copied; make the state with "
-                "TorchState(…, copy_commits=True) to go back by hand. After a lost peer this is not needed"
+                "state.restore(): steps were taken since the last commit, which was not copied; create the state "
+                "with TorchState(…, copy_commits=True) to restore by hand. After a lost peer this is not needed"
             )
         self._went_back()
         if self._rng is RngMode.SAVED:
@@ -130,7 +128,7 @@ class ObjectState(State):
             self.seed_step()
 
     def sync(self) -> None:
-        """Make every rank's state rank 0's. A collective; ``elastic.run`` has done it when the function begins."""
+        """Make every rank's state rank 0's. A collective; called before the function begins."""
         if not self._is_beginning:
             self._running("sync").sync()
 
@@ -138,29 +136,29 @@ class ObjectState(State):
 
     @property
     def has_own_parts(self) -> bool:
-        """Whether a rank's own points hold something no other rank's hold."""
+        """Whether a rank's own points hold values that no other rank's points have."""
         return self._rng is RngMode.SAVED
 
     @property
     def generators(self) -> Generators | None:
-        """As :meth:`State.generators`."""
+        """This process's generators, if nothing else is exclusive to its own points; else None."""
         is_all = self.has_own_parts and all(one.is_alike for one in self.handlers.values())
         return self._generators if is_all else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """As :meth:`State.bind`."""
+        """Send commits to ``session`` from now on, and draw random numbers as this rank."""
         super().bind(session, rank)
         self.guard_samplers(session is not None)
         self._last_commit.is_running = session is not None
         self._first_own = self._first_own or self._own_rng()
 
     def begin(self, point: Point) -> None:
-        """A generation begins with the state as it stands, which is ``point``, on every rank."""
+        """Begin a generation with the current state, which is ``point``, on every rank."""
         super().begin(point)
         self.seed_step()
 
     def remember(self, point: Point) -> None:
-        """The state as it stands is the commit ``point``."""
+        """Remember the current state as the commit ``point``."""
         self._last_commit.remember(point)
         super().remember(point)
         if self._rng is RngMode.SAVED:
@@ -168,7 +166,7 @@ class ObjectState(State):
             self._own_generators = self._generators.packed()
 
     def recall(self) -> Point | None:
-        """As :meth:`State.recall`; what can be undone is undone also if the commit has to come from elsewhere."""
+        """Return to the last commit as :meth:`State.recall`; undo object changes even if memory lacks it."""
         self._last_commit.undo()
         return super().recall()
 
@@ -190,44 +188,44 @@ class ObjectState(State):
         return self._last_commit.is_unchanged
 
     def hold_copy(self, *, on: bool) -> None:
-        """Copy each commit to the host's memory from the next one on, so that it can be recalled; or stop that."""
+        """Copy commits to the host's memory from the next one on, so that they can be restored; or stop."""
         self._last_commit.hold_copy(on=on)
 
     @property
     def holds_copy(self) -> bool:
-        """Whether the last commit can be recalled, and later ones are copied as well."""
+        """Whether the last commit can be restored from memory, and later ones are copied too."""
         return self._last_commit.holds_copy and self._last_commit.is_held
 
     def forget(self) -> None:
-        """What stands cannot be given to anybody."""
+        """Mark the current values as no valid commit."""
         self._last_commit.forget()
         super().forget()
 
     def contents(self) -> dict[str, Any]:
-        """All of it as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
+        """Return everything as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
         values = {name: one.contents() for name, one in self.handlers.items()}
         unlisted = {name: told for name, one in self.handlers.items() if (told := one.unlisted())}
         shared = {"steps": self.completed_steps, "values": values, "unlisted": unlisted}
         return {"shared": shared, "own": self._own_rng()}
 
     def live_contents(self) -> dict[str, Any]:
-        """As :meth:`State.live_contents`."""
+        """Return the values whose tensors may be filled in place before :meth:`load`."""
         values = {name: one.contents() for name, one in self.handlers.items() if one.loads_in_place}
         return {"shared": {"values": values}}
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
-        """Become what ``contents`` gave; ``own``: they were this rank's.
+        """Adopt ``contents``; ``own``: they were this rank's.
 
         Raises:
-            CheckpointError: they were another program's.
+            CheckpointError: they belong to another program.
         """
         values = contents["shared"]["values"]
         if values.keys() != self.handlers.keys():
             raise CheckpointError(
                 f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}: "
-                f"go on with the program the job was started with, or begin anew with `{spelled('run', '--fresh')}`"
+                f"continue with the program that started the job, or start over with `{spelled('run', '--fresh')}`"
             )
-        for name, unlisted in contents["shared"].get("unlisted", {}).items():  # points of SameBits 0.1 have none
+        for name, unlisted in contents["shared"].get("unlisted", {}).items():  # absent in points of SameBits 0.1
             self.handlers[name].load_unlisted(unlisted)
         self.load_values(values, contents["own"] if own else {})
         self._committed_steps = contents["shared"]["steps"]
@@ -236,27 +234,27 @@ class ObjectState(State):
         if own:
             self._restored_rng = contents["own"]["rng"]
             rng.restore(contents["own"]["rng"])
-        elif self._committed_steps == 0 and self._first_own:  # nobody had drawn any but the script, as it did here
+        elif self._committed_steps == 0 and self._first_own:  # only the script has drawn numbers, as it did here
             rng.restore(self._first_own["rng"])
         else:
             rng.seed_for(self._seed(), self._rank, self._committed_steps)
 
     def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Values become what was given, by their names; ``own`` is what was this rank's alone.
+        """Adopt values by name; ``own`` is what was this rank's alone.
 
         Raises:
-            CheckpointError: they were another program's.
+            CheckpointError: they belong to another program.
         """
         for name, value in values.items():
             self.handlers[name].load(value)
 
     def seed_step(self) -> None:
-        """With ``rng="per_step"``: let the generators draw this step's numbers."""
+        """With ``rng="per_step"``, seed the generators for the coming step."""
         if self._rng is RngMode.PER_STEP:
             rng.seed_for(self._seed(), self._rank, self.completed_steps)
 
     def compared(self) -> list[Named]:
-        """As :meth:`State.compared`: how far this rank has come."""
+        """Return this rank's progress, and values marked as shared."""
         steps = Named(PartKind.STEPS, "completed_steps", str(self.completed_steps))
         samplers = [
             Named(PartKind.SAMPLER, name, handler.value.position)
@@ -267,7 +265,7 @@ class ObjectState(State):
         return [steps, *samplers, *marked]
 
     def loose(self) -> list[Named]:
-        """As :meth:`State.loose`: plain values, buffers, and other objects."""
+        """Return plain values, buffers, and other objects, which may differ between ranks."""
         return [
             Named(PartKind.LOOSE, f"{name}.{inner}" if inner else name, value)
             for name, handler in self.handlers.items()
@@ -276,11 +274,11 @@ class ObjectState(State):
 
     @property
     def complete_epoch(self) -> int | None:
-        """As :meth:`State.complete_epoch`."""
+        """The epoch whose loop found no batch left when it was last entered; None if it found one."""
         return next((one.epoch for one in self._samplers if one.found_empty), None)
 
     def guard_samplers(self, is_running: bool) -> None:
-        """While it runs, their epochs go where the state says."""
+        """While a function runs, restrict the samplers to epochs that the state allows."""
         for sampler in self._samplers:
             sampler.is_guarded = is_running
 
@@ -295,18 +293,19 @@ class ObjectState(State):
             self.seed_step()
 
     def _went_back(self) -> None:
-        """All values are those of the last commit again."""
+        """Handle that all values are those of the last commit again."""
 
     def _can_restore(self) -> bool:
         return self._last_commit.is_held
 
     def _make_equal(self) -> None:
-        if type(self).sync is not ObjectState.sync:  # else the session has done it
+        if type(self).sync is not ObjectState.sync:  # otherwise the session has synchronized already
             super()._make_equal()
 
     def _iterated(self, goes_on: bool) -> None:
-        """A loader draws a number whenever it is iterated. Where a recovery makes it begin again in the middle of an
-        epoch, that draw must not shift the numbers of the step that follows.
+        """Keep a loader's own draw from shifting the numbers of the next step.
+
+        A loader draws a number whenever it is iterated, also when a recovery restarts it in the middle of an epoch.
         """
         self.seed_step()
         if self._restored_rng is not None and goes_on:
@@ -321,6 +320,6 @@ class ObjectState(State):
 
 
 def _kept_inside(value: Any) -> object | None:
-    """The first of a list's, tuple's or dict's values that has a state of its own."""
+    """Return the first item of a list, tuple or dict that has a state of its own."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return next((one for one in items if hasattr(one, "state_dict")), None)

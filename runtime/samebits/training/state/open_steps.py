@@ -1,8 +1,7 @@
-"""What lies between the last commit and now: optimizer steps, and gradients that wait for one.
+"""Track what lies between the last commit and now: optimizer steps, and gradients that await one.
 
-Here live the counts of a state's optimizers and the marks by which a change of a gradient is seen. Never here: what a
-commit is, or what follows from the answers. The one idea: a gradient is known by its identity and torch's own count of
-its changes, so that nothing runs in a backward pass; and one that holds only zeros waits for nothing.
+A gradient is identified by its object and torch's count of changes to it, so nothing runs in a backward pass. A
+gradient of zeros awaits nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from samebits.training import torch_private
 __all__ = ["Marks", "OpenSteps", "same_marks"]
 
 Marks = Mapping[int, tuple[weakref.ref[torch.Tensor], int]]
-"""Parameter's id → its gradient, and how often that was changed; without those that have none."""
+"""Parameter's id → its gradient and change count; parameters without a gradient are left out."""
 
 
 class OpenSteps:
-    """Follows optimizers by their hooks.
+    """Follows optimizers through their hooks.
 
     Args:
-        optimizers: of one state.
+        optimizers: those of one state.
         about_to_step: called before every step.
         stepped: called after every step.
-        needs_copies: called where the weights change while a collective may still fail: before a step that runs
-            backward passes itself (a closure), and where another optimizer's backward pass lies between two steps.
+        needs_copies: called if weights change while a collective may still fail: before a step that runs backward
+            passes itself (a closure), or if another optimizer's backward pass lies between two steps.
     """
 
     def __init__(
@@ -45,9 +44,9 @@ class OpenSteps:
         self._tell_stepped = stepped
         self._needs_copies = needs_copies
         self._counts = [0] * len(optimizers)
-        self.beginning = 0  # number, since the last commit, of the step that an optimizer is about to take
+        self.beginning = 0  # number, since the last commit, of the step that is about to be taken
         self._at_commit: Marks = {}
-        self._has_closed = False  # a commit with a step in it
+        self._has_closed = False  # whether a commit has contained a step
         self._at_first_step: Marks = {}
         for index, optimizer in enumerate(self._optimizers):
             optimizer.register_step_pre_hook(self._before)
@@ -55,30 +54,30 @@ class OpenSteps:
 
     @property
     def count(self) -> int:
-        """Steps since the last commit; where there are several optimizers, those of the busiest."""
+        """Steps since the last commit; with several optimizers, the largest of their counts."""
         counts = self._counts
         return counts[0] if len(counts) == 1 else max(counts, default=0)
 
     def close(self) -> None:
-        """What stands is a commit: nothing lies after it."""
+        """Begin a new commit with the current state."""
         self._has_closed = self._has_closed or any(self._counts)
         self._counts = [0] * len(self._optimizers)
         self._at_commit = self.marks()
 
     def gradients_wait(self) -> bool:
-        """Whether gradients have come since the last commit and their optimizer has not stepped since."""
+        """Return whether gradients were computed since the last commit without a step of their optimizer."""
         if 0 not in self._counts:
             return False
         idle = [one for one, count in zip(self._optimizers, self._counts, strict=True) if not count]
         return any(_has_changed(key, one, self._at_commit) and not _is_zero(one) for key, one in _gradients(idle))
 
     def has_left_gradients(self) -> bool | None:
-        """Return whether an optimizer has stepped with a gradient tensor that stood there at the last commit too.
+        """Return whether an optimizer has stepped with a gradient tensor that existed at the last commit too.
 
         Either it was zeroed in place since, or this step's gradients were added to the last step's.
 
         Returns:
-            None before there was a step and, before that, a commit of one.
+            None until there were a commit with a step and another step after it.
         """
         stepped = [one for one, count in zip(self._optimizers, self._counts, strict=True) if count]
         if not (stepped and self._has_closed):
@@ -88,10 +87,10 @@ class OpenSteps:
         )
 
     def marks(self) -> Marks:
-        """The gradients as they stand."""
+        """Return the marks of the current gradients."""
         marks: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         reference = weakref.ref
-        for optimizer in self._optimizers:  # at every commit: a generator would cost as much again
+        for optimizer in self._optimizers:  # runs at every commit: a generator would double its cost
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     gradient = parameter.grad
@@ -100,7 +99,7 @@ class OpenSteps:
         return marks
 
     def drop_gradients(self) -> None:
-        """No gradient is left."""
+        """Remove all gradients."""
         for parameter in _parameters(self._optimizers):
             parameter.grad = None
 
@@ -126,7 +125,7 @@ class OpenSteps:
 
 
 def same_marks(one: Marks, other: Marks) -> bool:
-    """Whether no gradient has come, gone or changed from one to the other."""
+    """Return whether no gradient was added, removed or changed between the two."""
     return one.keys() == other.keys() and all(
         (gradient := _alive(mark)) is not None and gradient is _alive(other[key]) and mark[1] == other[key][1]
         for key, mark in one.items()
@@ -149,7 +148,7 @@ def _has_changed(key: int, gradient: torch.Tensor, marks: Marks) -> bool:
 def _alive(mark: tuple[weakref.ref[torch.Tensor], int]) -> torch.Tensor | None:
     gradient: Any = mark[0]()
     if gradient is not None:
-        gradient._fix_weakref()  # as torch.utils.weak does: torch may have been the last to hold it
+        gradient._fix_weakref()  # as torch.utils.weak does: torch may have held the last reference
     alive: torch.Tensor | None = gradient
     return alive
 

@@ -1,8 +1,7 @@
-"""What ``state.report(loss=…)`` tells whoever follows the job: the newest values, written out now and then.
+"""Write the newest values of ``state.report(loss=…)`` to a file for display, and judge losses.
 
-When they are written lives here; the file is ``store.progress_report``'s. The one idea: reporting costs a step nothing:
-values are kept as they were given, and only the twice a second that somebody may look are they turned into numbers,
-which on an accelerator waits for the step.
+Reporting costs a step nothing. Values are kept as given and converted to numbers only twice a second, since on an
+accelerator the conversion waits for the step.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from samebits.training.process.context import Worker
 INTERVAL_S = 0.5
 NAMED = 4
 WATCHED = {"loss": "loss", "grad_norm": "gradient norm"}
-"""What is looked at for numbers that training cannot have; on an accelerator every ``INTERVAL_S``, else always."""
+"""Values checked for anomalies; on an accelerator every ``INTERVAL_S``, else at every report."""
 
 
 def _stopped(rank: int, step: int, text: str) -> AnomalyError:
@@ -34,10 +33,10 @@ def _stopped(rank: int, step: int, text: str) -> AnomalyError:
 
 
 class Reporter:
-    """The reports of one process; those of rank 0 are written, if there is a folder that a follower reads.
+    """The reports of one process; those of rank 0 are written if a launcher has made a folder for them.
 
     Args:
-        clock: seconds that only rise.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,23 +44,23 @@ class Reporter:
         self._due_at = float("-inf")
         self._total_steps: int | None = None
         self._bands = {name: Band() for name in WATCHED}
-        self._looks_at = float("-inf")  # at what is not on the CPU
-        self._odd: dict[str, Odd] = {}  # what is computed again
+        self._looks_at = float("-inf")  # when values on an accelerator are next checked
+        self._odd: dict[str, Odd] = {}  # anomalies that are being recomputed
         self._asks_again = False
         self._unwritten: tuple[Worker, int, dict[str, Any]] | None = None
 
     def take(self, process: Worker, rank: int, step: int, total_steps: int | None, values: Mapping[str, Any]) -> None:
-        """Keep these, and write them where it is time to.
+        """Keep the values, and write them if it is time.
 
         Raises:
-            UsageError: a name or a number that no line could show.
+            UsageError: a name or a number that cannot be shown.
         """
         wrong = [name for name in values if not is_name(name)]
         if wrong or len(values) > MOST_VALUES:
             what = f"the name {wrong[0]!r}" if wrong else f"{len(values)} values"
             raise UsageError(
                 f"state.report: {what}; expected at most {MOST_VALUES} values with printable names of at most "
-                f"{LONGEST_NAME} characters. Fix: report what a line can show"
+                f"{LONGEST_NAME} characters. Fix: report fewer values, or shorter names"
             )
         if total_steps is not None:
             if not isinstance(total_steps, int) or total_steps < 1:
@@ -76,7 +75,7 @@ class Reporter:
             self.flush()
 
     def _look(self, process: Worker, rank: int, step: int, values: Mapping[str, Any]) -> None:
-        """Where a loss or a norm is none that training can have it is said, or raised."""
+        """Check losses and norms for anomalies; log, recompute or raise as LOSS_ANOMALY says."""
         policy = process.settings.loss_anomaly
         if policy == "off" or not any(name in values for name in WATCHED):
             return
@@ -92,13 +91,13 @@ class Reporter:
                 number = float(given.detach() if isinstance(given, torch.Tensor) else given)  # type: ignore[arg-type]
                 problem = self._bands[name].take(number)
             except (TypeError, ValueError, RuntimeError):
-                continue  # not given, or no number at all: rank 0 says so when it is written
+                continue  # missing or not a number; rank 0 reports that when it writes
             if name in self._odd and self._compare(process, rank, step, name, number, problem):
                 continue
             if problem and policy == "recompute" and process.settings.enable_recovery:
                 self._odd[name] = Odd(step, title, number, problem)
                 self._asks_again = True
-                text = f"the {title} {problem}: everybody goes back to the last commit and computes it again"
+                text = f"the {title} {problem}: all ranks return to the last commit and compute it again"
                 self._say(process, rank, step, text, comes_again=True)
             elif problem:
                 text = f"the {title} {problem}"
@@ -107,12 +106,12 @@ class Reporter:
                 self._say(process, rank, step, text)
 
     def vote(self, process: Worker) -> None:
-        """Nothing is committed that some rank wants computed again. A collective, where LOSS_ANOMALY=recompute.
+        """Raise before a commit if some rank wants the step recomputed. A collective with LOSS_ANOMALY=recompute.
 
-        Only here is it known to all: what one rank has reported may be in the gradient, and so in the step, of each.
+        What one rank reports may be in the gradient, and so in the step, of every rank.
 
         Raises:
-            GenerationEndedError: it is to be computed again, from the last commit.
+            GenerationEndedError: the step is to be recomputed from the last commit.
         """
         if process.settings.loss_anomaly != "recompute" or not process.settings.enable_recovery:
             return
@@ -120,13 +119,13 @@ class Reporter:
         asking = [rank for rank, one in enumerate(transfer.gather(int(asks), process.device)) if one]
         if asking:
             ranks = ", ".join(map(str, asking[:NAMED]))
-            raise GenerationEndedError(f"rank {ranks} has reported what training cannot have: this step is done again")
+            raise GenerationEndedError(f"rank {ranks} has reported an anomaly: this step is repeated")
 
     def _compare(self, process: Worker, rank: int, step: int, name: str, number: float, problem: str) -> bool:
-        """What was wrong is reported again, now that everybody went back: say what it means; whether that is all.
+        """Judge a recomputed value; return whether that settles this report.
 
         Raises:
-            AnomalyError: no training goes on from the same number that is none.
+            AnomalyError: the same non-finite number again, so training cannot continue.
         """
         odd = self._odd[name]
         problem = problem or self._bands[name].problem(number)
@@ -145,10 +144,10 @@ class Reporter:
         process: Worker, rank: int, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False
     ) -> None:
         log.warn(f"rank {rank}, step {step}: {text}")
-        process.agent.report_oddity(step, text, is_verdict=is_verdict, comes_again=comes_again)
+        process.agent.report_anomaly(step, text, is_verdict=is_verdict, comes_again=comes_again)
 
     def flush(self) -> None:
-        """Write what was reported last, if it was not yet."""
+        """Write the last report if it was not written yet."""
         if self._unwritten is None:
             return
         (process, step, values), self._unwritten = self._unwritten, None
@@ -158,11 +157,11 @@ class Reporter:
             numbers = {name: float(value) for name, value in values.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"state.report: a value is no number ({error}). Fix: give numbers or tensors of one"
+                f"state.report: a value is not a number ({error}). Fix: pass numbers or one-element tensors"
             ) from None
         if not log_dir.is_dir():
-            return  # started by hand: nobody follows by files
+            return  # started by hand: no launcher reads files
         try:
             write_report(log_dir, process.agent.node, ProgressReport(step, self._total_steps, numbers))
         except StoreError:
-            return  # a full disk is the checkpoints' to complain of
+            return  # checkpoints report a full disk

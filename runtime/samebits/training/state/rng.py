@@ -1,8 +1,8 @@
-"""Random number generators: saved per rank, or derived anew for every step from (seed, rank, step).
+"""Save random number generators per rank, or derive them for every step from (seed, rank, step).
 
 A generator's state dies with its process. ``PER_STEP`` makes it derivable: the same step of the same rank draws the
-same numbers in whichever process it runs, so any rank can go on from any other rank's copy of the weights. ``SAVED``
-keeps the states in each rank's own points instead.
+same numbers in any process, so a rank can continue from any other rank's copy of the weights. ``SAVED`` keeps the
+states in each rank's own points instead.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 
 
 class RngMode(enum.Enum):
-    """How the random numbers of a step come back."""
+    """How the random numbers of a step are restored."""
 
     SAVED = "saved"
     PER_STEP = "per_step"
 
 
 def seed_for(seed: int, rank: int, step: int) -> None:
-    """Seed Python's, NumPy's (where it is loaded) and torch's generators for one step of one rank."""
+    """Seed Python's, torch's and, if loaded, NumPy's generators for one step of one rank."""
     derived = _derived(seed, rank, step // _BLOCK)[step % _BLOCK]
     random.seed(derived)
     if "numpy" in _modules:
@@ -35,7 +35,7 @@ def seed_for(seed: int, rank: int, step: int) -> None:
 
 
 def seed_with(name: str) -> None:
-    """Seed the same generators from a text: equal texts, equal numbers."""
+    """Seed the same generators from a string."""
     derived = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
     random.seed(derived)
     if "numpy" in _modules:
@@ -49,7 +49,7 @@ _modules: dict[str, Any] = sys.modules
 
 @functools.lru_cache(maxsize=1)
 def _derived(seed: int, rank: int, block: int) -> tuple[int, ...]:
-    """The seeds of a block of steps: after a step every path of code is cold, so few are to be taken in each."""
+    """Return the seeds of a block of steps; computing one per step would run cold code each time."""
     digests = (
         hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=8).digest()
         for step in range(block * _BLOCK, (block + 1) * _BLOCK)
@@ -59,16 +59,18 @@ def _derived(seed: int, rank: int, block: int) -> tuple[int, ...]:
 
 @functools.cache
 def _seed_torch() -> Callable[[int], object]:
-    """Without an accelerator: what torch.manual_seed comes to, but for the stack it formats for devices that are not
-    there. 1 µs instead of 500.
+    """Return torch's seeding function.
+
+    Without an accelerator this is the CPU generator's, which takes 1 µs. torch.manual_seed takes 500, most of it for
+    formatting a stack for devices that do not exist.
     """
     return torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
 
 def capture() -> dict[str, Any]:
-    """The state of all generators of this process; a tree with tensors.
+    """Return the state of all generators of this process, as a tree with tensors.
 
-    An accelerator's, whichever kind it is, stands under the name of its type: ``cuda``, ``npu``; the current device's.
+    That of the current accelerator device is stored under its type's name: ``cuda``, ``npu``.
     """
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy_random := _numpy_random()) is not None:
@@ -80,7 +82,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put back what ``capture`` gave."""
+    """Restore what ``capture`` returned."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"].clone())
     if "numpy" in state and (numpy_random := _numpy_random()) is not None:

@@ -1,8 +1,7 @@
-"""The sharded part of one state: which of its values are sharded, and what of a point they are.
+"""Take the sharded values of a state apart for points, and put them back.
 
-Here lives what a state calls where a group forms, a point is made and a point is loaded. Never here: how a tensor is
-described (``pieces``), what FSDP2 keeps where (``regrouping``). The one idea: values go through as they are, by name,
-with every tensor that no rank holds whole replaced by a description; its bytes travel beside them, as this rank's own.
+Values pass through by name, with every sharded tensor replaced by a description. Its bytes are saved beside them as
+this rank's own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _PATH = "state"
 
 
 class ShardedValues:
-    """Of a state with FSDP2 modules.
+    """The sharded part of a state with FSDP2 modules.
 
     Args:
         handlers: of everything in the state, by name.
@@ -38,21 +37,21 @@ class ShardedValues:
 
     @classmethod
     def of(cls, handlers: Mapping[str, StateHandler]) -> ShardedValues | None:
-        """None where nothing is sharded."""
+        """Return the sharded part of a state; None if nothing is sharded."""
         found = cls(handlers)
         return found if found._modules else None
 
     def enter_group(self) -> None:
-        """The modules train on the default group, which a generation has just formed.
+        """Attach the modules to the group that a generation has just formed.
 
         Raises:
-            UsageError: something here cannot, or not on this one.
+            UsageError: a module cannot be attached, or not to this group.
         """
         self.require_supported()
         regrouping.attach(list(self._modules.values()), list(self._optimizers.values()))
 
     def require_supported(self) -> None:
-        """All of it can be taken from one group to the next, and put into a point.
+        """Check that everything sharded can move to another group and into a point.
 
         Raises:
             UsageError: something cannot.
@@ -72,29 +71,29 @@ class ShardedValues:
         self._is_supported = True
 
     def accumulates(self) -> bool:
-        """Whether a module holds gradients that are not reduced yet."""
+        """Return whether a module holds gradients that are not reduced yet."""
         return any(regrouping.accumulates(one) for one in self._modules.values())
 
     def reset(self) -> None:
-        """Give up whatever a cut-off step has left in the modules."""
+        """Discard what an interrupted step has left in the modules."""
         for module in self._modules.values():
             regrouping.reset(module)
 
     def take_out(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], pieces.Own]:
-        """The values without this rank's pieces, and the pieces."""
+        """Return the values without this rank's pieces, and the pieces."""
         own: pieces.Own = {}
         taken: dict[str, Any] = pieces.take_out(values, _PATH, own)
         return taken, own
 
     def put_back(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """What the handlers can load, of what a point holds.
+        """Return a point's values in the form that the handlers load.
 
         Args:
             values: by name.
-            own: this rank's own pieces; none where those of the point are another rank's.
+            own: this rank's own pieces; empty if the point is another rank's.
 
         Raises:
-            CheckpointError: a piece is missing, or lies elsewhere than this rank's.
+            CheckpointError: a piece is missing, or has another position than this rank's.
         """
         live = {name: one.contents() for name, one in self._handlers.items()}
         parameters = {
@@ -112,7 +111,7 @@ class ShardedValues:
         return loadable
 
     def shards(self) -> list[torch.Tensor]:
-        """This rank's pieces of the parameters, in the order of their names."""
+        """Return this rank's pieces of the parameters, in the order of their names."""
         return [pieces.local(one) for one in self._parameters()]
 
     def _parameters(self) -> Any:

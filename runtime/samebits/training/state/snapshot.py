@@ -1,9 +1,9 @@
 """Convert a nested state with tensors to named tensor bytes and a plain tree, and back.
 
-``take_apart`` replaces each tensor by its name, ``split`` returns the bytes as well, and ``join`` rebuilds the state.
-Every value comes back with its type, dtype, strides and bits, at any depth, or is refused by its path when it is saved.
-In the tree, ``{"$tensor": name}`` stands for a tensor and ``{"$as": kind, …}`` for a value of another closed set of
-types. A plain tensor needs no more than its name; strides and the like are added only where they differ from that, so
+``take_apart`` replaces each tensor by its name, ``split`` also returns the bytes, and ``join`` rebuilds the state.
+Every value is restored with its type, dtype, strides and bits, at any depth, or is refused, with its path, when it is
+saved. In the tree, ``{"$tensor": name}`` stands for a tensor and ``{"$as": kind, …}`` for a value of another closed set
+of types. A plain tensor needs only its name; strides and the like are added only if they differ from the default, so
 points of earlier releases are read by the same code.
 """
 
@@ -46,7 +46,7 @@ _NAME_OF_DTYPE = {
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
     torch.float8_e8m0fnu: "F8_E8M0",
 }
-_SAME_SIZE_IN_NUMPY = {  # of what numpy has no name for
+_SAME_SIZE_IN_NUMPY = {  # for dtypes that numpy lacks
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e5m2: torch.uint8,
@@ -55,8 +55,8 @@ _SAME_SIZE_IN_NUMPY = {  # of what numpy has no name for
     torch.float8_e8m0fnu: torch.uint8,
 }
 _MEMORY = memoryview((ctypes.c_char * sys.maxsize).from_address(0)).cast("B")
-"""All of this process's: a slice of it costs a tenth of what numpy makes of a tensor, and keeps nothing alive."""
-_PLAIN = frozenset({type(None), bool, int, float, bytes})  # and str, where it is valid unicode
+"""This process's whole memory: a slice costs a tenth of a numpy array of a tensor, and keeps nothing alive."""
+_PLAIN = frozenset({type(None), bool, int, float, bytes})  # and str, if it is valid unicode
 _NUMPY_KINDS = "biufc"
 _ADVICE = "keep a tensor, a plain value, or an object with state_dict() and load_state_dict() there"
 _DTYPE_OF_NAME = {name: dtype for dtype, name in _NAME_OF_DTYPE.items()}
@@ -67,7 +67,7 @@ NamedTensors: TypeAlias = list[tuple[str, torch.Tensor]]
 
 
 def take_apart(state: Any, path: str) -> tuple[Tree, NamedTensors]:
-    """The state's plain tree and its tensors as they are, named by their path below ``path``.
+    """Return the state's plain tree, and its tensors named by their path below ``path``.
 
     Raises:
         CheckpointError: a value that cannot be saved faithfully, named by its path.
@@ -77,16 +77,16 @@ def take_apart(state: Any, path: str) -> tuple[Tree, NamedTensors]:
 
 
 def split(state: Any, path: str) -> tuple[Tree, list[TensorPart]]:
-    """As :func:`take_apart`, with the tensors' bytes.
+    """Take a state apart as :func:`take_apart`, and return the tensors' bytes.
 
-    CPU tensors are not copied: they must not change until the parts were used.
+    CPU tensors are not copied: they must not change until the parts are used.
     """
     tree, tensors = take_apart(state, path)
     return tree, parts_of(tensors)
 
 
 def parts_of(tensors: NamedTensors) -> list[TensorPart]:
-    """The tensors as the store takes them; what is contiguous and on the CPU is not copied."""
+    """Return the tensors as the store takes them; contiguous CPU tensors are not copied."""
     return [
         TensorPart(name, dtype_name(name, tensor), tuple(tensor.shape), bytes_of(tensor)) for name, tensor in tensors
     ]
@@ -122,7 +122,7 @@ def _tensor_taken(tensor: torch.Tensor, path: str, tensors: NamedTensors) -> dic
     if tensor.is_meta:
         raise CheckpointError(f"{path}: a tensor on the meta device has no values, so it cannot be saved: {_ADVICE}")
     tag: dict[str, Any] = {_TENSOR: path}
-    if tensor.dtype is torch.complex128:  # the file format has no name for it
+    if tensor.dtype is torch.complex128:  # the file format lacks it
         tag["dtype"] = "complex128"
         tensors.append((path, torch.view_as_real(tensor.detach().resolve_conj())))
     else:
@@ -145,8 +145,8 @@ def _mapping_taken(value: Any, path: str, tensors: NamedTensors) -> Tree:
         tag["factory"] = factory = getattr(value.default_factory, "__name__", "")
         if value_trees.FACTORIES.get(factory) is not value.default_factory:
             raise CheckpointError(
-                f"{path}: a defaultdict whose values {value.default_factory!r} makes cannot be saved. Fix: let one of "
-                f"{', '.join(value_trees.FACTORIES)} make them"
+                f"{path}: a defaultdict with the factory {value.default_factory!r} cannot be saved. Fix: use one of "
+                f"{', '.join(value_trees.FACTORIES)}"
             )
     has_plain_keys = all(type(key) is int or (type(key) is str and _is_unicode(key)) for key in value)
     items: Any
@@ -165,7 +165,7 @@ def _mapping_taken(value: Any, path: str, tensors: NamedTensors) -> Tree:
 
 
 def _key_taken(key: Any, path: str) -> Tree:
-    """Take a key or a set's element apart: what is equal by its value, so no tensor."""
+    """Take apart a key or a set's element, which may not be a tensor."""
     found: NamedTensors = []
     taken = _take_apart(key, f"{path}, its key {key!r}", found)
     if found:
@@ -199,7 +199,7 @@ def _other_taken(value: Any, path: str, tensors: NamedTensors) -> Tree:
 
 
 def _array_taken(array: Any, path: str, tensors: NamedTensors) -> dict[str, Any]:
-    """Take a NumPy array apart: its bytes travel as a tensor's do, in C or Fortran order."""
+    """Take a NumPy array apart; its bytes are stored as a tensor's, in C or Fortran order."""
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     flat = array.reshape(-1, order=order)
     flat = flat if flat.flags.c_contiguous and flat.flags.writeable else flat.copy()
@@ -223,7 +223,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def dtype_name(name: str, tensor: torch.Tensor) -> str:
-    """The store's name of the tensor's dtype; :class:`CheckpointError` where it has none."""
+    """Return the store's name of the tensor's dtype; raise :class:`CheckpointError` if it has none."""
     dtype = _NAME_OF_DTYPE.get(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided:
         raise CheckpointError(f"{name}: a tensor of {tensor.dtype}, {tensor.layout} cannot be saved: {_ADVICE}")
@@ -231,27 +231,27 @@ def dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's bytes; a view of its memory where it is a contiguous CPU tensor."""
+    """Return the tensor's bytes, as a view of its memory if it is a contiguous CPU tensor."""
     return _view_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
 
 
 def in_place(tensors: NamedTensors) -> dict[str, TensorPart]:
-    """Those tensors, by name, whose bytes lie in their own memory as the store has them.
+    """Return, by name, the tensors whose memory has the layout of the store.
 
-    Good only as long as the tensors are there, as they are: the parts do not keep them.
+    The parts are valid only while the tensors exist unchanged: they hold no references.
     """
     found = {}
     for name, one in tensors:
         dtype = _NAME_OF_DTYPE.get(one.dtype)
         if dtype is not None and _lies_plainly(one):
             address, size_bytes = one.data_ptr(), one.nbytes
-            if address or not size_bytes:  # else its storage was taken away
+            if address or not size_bytes:  # otherwise its storage was freed
                 found[name] = TensorPart(name, dtype, tuple(one.shape), _MEMORY[address : address + size_bytes])
     return found
 
 
 def _view_of(tensor: torch.Tensor) -> memoryview:
-    """Of any shape, as the tensor: to have all of them flat costs more than all else that is done to a small one."""
+    """Return a view in the tensor's shape: flattening costs more than the rest for a small tensor."""
     known = _SAME_SIZE_IN_NUMPY.get(tensor.dtype)
     return (tensor if known is None else tensor.view(known)).numpy().data
 
@@ -287,11 +287,11 @@ def join(
 
     Args:
         tree, parts: what was saved.
-        live: tensors whose own memory a part is, by name: they come back themselves.
-        on_devices: put each tensor on a device of the kind it was on, if there is one here; else all are on the CPU.
+        live: tensors whose memory already holds a part, by name: they are returned themselves.
+        on_devices: put each tensor on a device of its original kind, if there is one; else all are on the CPU.
 
     Raises:
-        CheckpointError: no version of this program has saved such a tree.
+        CheckpointError: no version of this program saves such a tree.
     """
     try:
         return _joined(tree, lambda tag: _tensor(tag, parts, live or {}, on_devices))
@@ -320,10 +320,10 @@ def state_in(
     *,
     on_devices: bool = False,
 ) -> dict[str, Any]:
-    """As :func:`join`, of a point: what a rank saves of its state.
+    """Rebuild a point's state as :func:`join`, and check that it is one.
 
     Raises:
-        CheckpointError: it is no state.
+        CheckpointError: it is not a state.
     """
     found = join(tree, parts, live, on_devices=on_devices)
     if isinstance(found, dict):
@@ -334,14 +334,15 @@ def state_in(
             inner = inner.get(key) if isinstance(inner, dict) else None
         if type(inner) is not kind:
             raise CheckpointError(
-                f"the point holds no state as samebits.elastic saves it: {'.'.join(path)} is {type(inner).__name__} "
-                f"and no {kind.__name__}; `samebits ckpt export` can write its tensors, as safetensors"
+                f"the point does not hold a state saved by samebits.elastic: {'.'.join(path)} is "
+                f"{type(inner).__name__} instead of {kind.__name__}; `samebits ckpt export` can write its tensors as "
+                "safetensors"
             )
     return dict(found)
 
 
 def _rebuilt(tag: dict[str, Any], tensor: Callable[[dict[str, Any]], torch.Tensor]) -> Any:
-    """Rebuild a value of the closed set of types that ``take_apart`` knows."""
+    """Rebuild a value of the closed set of types that ``take_apart`` saves."""
     match tag[_AS]:
         case "dict":
             return dict(_pairs(tag, tensor))
@@ -386,7 +387,7 @@ def _pairs(tag: dict[str, Any], tensor: Callable[[dict[str, Any]], torch.Tensor]
 
 
 def _numpy(dtype_name: str, data: bytes, shape: tuple[int, ...], order: Any) -> Any:
-    import numpy  # here: a job without it needs none
+    import numpy  # not at the top: jobs without NumPy values need not have it
 
     dtype = numpy.dtype(dtype_name)
     if dtype.kind not in _NUMPY_KINDS:
@@ -408,7 +409,7 @@ def _tensor(
 ) -> torch.Tensor:
     name = tag[_TENSOR]
     if type(name) is not str or (name not in live and name not in parts):
-        raise CheckpointError(f"the point's state has a tensor {name!r}, and its data has none of that name")
+        raise CheckpointError(f"the point's state refers to a tensor {name!r} that its data lacks")
     found = live.get(name)
     is_live = found is not None
     tensor = _values_of(parts[name]) if found is None else found

@@ -1,9 +1,7 @@
-"""``TorchState``: model, optimizer and data position in a state, with the names and the meaning of Horovod's.
+"""Define ``TorchState``: model, optimizer and data position in a state, with Horovod's names and semantics.
 
-Here lives what only optimizers bring with them: steps that are counted by hooks, so that the user has no counter to
-keep, and commits that fall into a window of gradient accumulation. Never here: other values (``object_state``), when a
-commit is made durable (``session``). The one idea: gradients are no part of a commit, so a commit waits until no
-gradient does.
+Steps are counted by optimizer hooks, so the user keeps no counter. Gradients are not part of a commit, so a commit
+during gradient accumulation waits until its window ends.
 """
 
 from __future__ import annotations
@@ -44,24 +42,23 @@ __all__ = ["TorchState"]
 
 
 class TorchState(ObjectState):
-    """Everything a step depends on.
+    """A state with everything that a training step depends on.
 
     Args:
-        model: the module to train: as it is, wrapped in DistributedDataParallel, or sharded with ``fully_shard``, which
-            makes a rank's own point the only one that holds its part. What Accelerate or Lightning Fabric have wrapped
-            is taken for what is inside, here and in all that follows.
-        optimizer: its steps are what ``save_checkpoint_steps`` counts. Of several (the others among the attributes) a
-            step is one of each, or of the busiest.
+        model: the module to train: bare, wrapped in DistributedDataParallel, or sharded with ``fully_shard``, in which
+            case a rank's own point alone holds its part. Wrappers of Accelerate and Lightning Fabric are looked
+            through, also in the other arguments.
+        optimizer: its steps are what ``save_checkpoint_steps`` counts. With several (the others among the attributes),
+            a step is one of each, or of the one that steps most.
         sampler: an :class:`ElasticSampler`: the data position is part of the state.
         checkpoint, rng: as in :class:`ObjectState`.
-        copy_commits: copy all tensors at every commit. Without it that begins by itself as soon as the weights are seen
-            to change while a collective may still fail: more than one optimizer step between two commits, a backward
-            pass between the steps of two optimizers, an optimizer that is given a closure. It is needed by who calls
-            :meth:`restore` by hand after a step, or changes a parameter through ``.data``, which leaves no trace.
-        attributes: everything else, reachable as attributes: plain values, and objects that a
-            :class:`~samebits.training.state.handlers.StateHandler`
-            knows: modules, optimizers, and what has ``state_dict()``
-            and ``load_state_dict()``, such as learning-rate schedules.
+        copy_commits: copy all tensors at every commit. By default copying begins once weights are seen to change while
+            a collective may still fail: more than one optimizer step between two commits, a backward pass between the
+            steps of two optimizers, or an optimizer with a closure. Set it to call :meth:`restore` by hand after a
+            step, or to change a parameter through ``.data``, which cannot be detected.
+        attributes: everything else, reachable as attributes: plain values, and objects supported by a
+            :class:`~samebits.training.state.handlers.StateHandler`, such as modules, optimizers, and all with
+            ``state_dict()`` and ``load_state_dict()``.
     """
 
     _follows_optimizers = True
@@ -94,7 +91,7 @@ class TorchState(ObjectState):
             needs_copies=self._last_commit.copy_from_now_on,
         )
         has_module = any(isinstance(one, ModuleHandler) for one in self.handlers.values())
-        if copy_commits or (has_module and not self._optimizers):  # then nothing tells when weights begin to change
+        if copy_commits or (has_module and not self._optimizers):  # no hook shows when weights begin to change
             self._last_commit.copy_from_now_on()
         self._sharded = ShardedValues.of(self.handlers)
         self._habits = LoopHabits(
@@ -102,18 +99,18 @@ class TorchState(ObjectState):
             [name for name, one in self.handlers.items() if isinstance(one, PlainHandler)],
             lambda: {name: one.value for name, one in self.handlers.items()},
             has_position=lambda: any(one.consumed for one in self._samplers),
-            # A copy of a model copies what its hooks hold: a bound method with its object, a function not.
+            # A copy of a model copies what its hooks hold: a bound method with its object, but not a function.
             has_left_gradients=lambda: self._open.has_left_gradients(),
         )
         self._rates: dict[tuple[str, int], Any] = {}  # of each group of each optimizer, at the last commit
-        self._rate_steps: dict[tuple[str, int], int] = {}  # at which they changed last, in this generation
-        self._deferred: Marks | None = None  # a commit inside an accumulation window, and the gradients there
+        self._rate_steps: dict[tuple[str, int], int] = {}  # the step of their last change in this generation
+        self._deferred: Marks | None = None  # a commit inside an accumulation window, with the gradients then
 
     def _optimizer_handlers(self) -> list[tuple[str, OptimizerHandler]]:
         return [(name, one) for name, one in self.handlers.items() if isinstance(one, OptimizerHandler)]
 
     def _take_trained_tensors(self) -> None:
-        """Let each value that an optimizer trains be followed as a parameter is, not as plain data.
+        """Handle each value that an optimizer trains as a parameter, not as plain data.
 
         Raises:
             UsageError: an optimizer trains a tensor that is neither such a value nor in a module of the state.
@@ -140,7 +137,7 @@ class TorchState(ObjectState):
         return False
 
     def commit(self) -> None:
-        """As :meth:`State.commit`."""
+        """Mark a step as done; see :meth:`State.commit`."""
         frame = sys._getframe(1)
         self._habits.committed(self, frame)
         self._last_commit.begins_in(frame)
@@ -150,26 +147,26 @@ class TorchState(ObjectState):
 
     @property
     def completed_steps(self) -> int:
-        """Optimizer steps since the job began, over all recoveries (commits, where there is no optimizer)."""
+        """Optimizer steps since the job began, over all recoveries; commits, if there is no optimizer."""
         return self._committed_steps + self._open.count
 
     # ---- the session's
 
     @property
     def has_own_parts(self) -> bool:
-        """Whether a rank's own points hold something no other rank's hold."""
+        """Whether a rank's own points hold values that no other rank's points have."""
         return self._sharded is not None or super().has_own_parts
 
     @property
     def generators(self) -> Generators | None:
-        """As :meth:`State.generators`: shards are its own points' too."""
+        """This process's generators, if nothing else is exclusive to its own points; shards are."""
         return super().generators if self._sharded is None else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """As :meth:`State.bind`.
+        """Send commits to ``session`` from now on, and draw random numbers as this rank.
 
         Raises:
-            UsageError: something is sharded over the ranks that cannot be, or while their number may change.
+            UsageError: sharded values that are not supported, or not in a world of variable size.
         """
         if session is not None and self._sharded is not None:
             settings = context.current("samebits.elastic.run").settings
@@ -179,28 +176,28 @@ class TorchState(ObjectState):
                 raise UsageError(
                     f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "
                     "is sharded (fully_shard), which needs a world of fixed size: set both to WORKER_NUM, or leave "
-                    "them out. For another size write a point with `samebits ckpt export --format dcp` and begin anew "
+                    "them out. For another size write a point with `samebits ckpt export --format dcp` and load it "
                     "with samebits.elastic.load_dcp"
                 )
         super().bind(session, rank)
 
     def enter_group(self) -> None:
-        """As :meth:`State.enter_group`: FSDP2 modules are sharded over the group, or get it instead of the last one.
+        """Attach FSDP2 modules to a new generation's group.
 
         Raises:
-            UsageError: they cannot.
+            UsageError: they cannot be attached.
         """
         if self._sharded is not None:
             self._sharded.enter_group()
 
     def recall(self) -> Point | None:
-        """As :meth:`State.recall`."""
+        """Return to the last commit; see :meth:`State.recall`."""
         if self._sharded is not None:
             self._sharded.reset()
         return super().recall()
 
     def contents(self) -> dict[str, Any]:
-        """As :meth:`ObjectState.contents`; what no rank holds whole is in ``own``."""
+        """Return everything as :meth:`ObjectState.contents`; sharded tensors are in ``own``."""
         contents = super().contents()
         if self._sharded is not None:
             contents["shared"]["values"], contents["own"]["shards"] = self._sharded.take_out(
@@ -209,7 +206,7 @@ class TorchState(ObjectState):
         return contents
 
     def live_contents(self) -> dict[str, Any]:
-        """As :meth:`State.live_contents`."""
+        """Return the values whose tensors may be filled in place before :meth:`load`."""
         contents = super().live_contents()
         if self._sharded is not None:
             values, shards = self._sharded.take_out(contents["shared"]["values"])
@@ -217,13 +214,13 @@ class TorchState(ObjectState):
         return contents
 
     def begin(self, point: Point) -> None:
-        """A generation begins with the state as it stands, which is ``point``, on every rank: no gradient is left."""
+        """Begin a generation with the current state, which is ``point``, on every rank, without gradients."""
         self.drop_gradients()
         super().begin(point)
         self._rate_steps.clear()
 
     def remember(self, point: Point) -> None:
-        """The state as it stands is the commit ``point``."""
+        """Remember the current state as the commit ``point``."""
         if self._open.count > 1:
             self._last_commit.copy_from_now_on()
         super().remember(point)
@@ -231,19 +228,20 @@ class TorchState(ObjectState):
         self._close()
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
-        """As :meth:`ObjectState.load`."""
+        """Adopt ``contents``; see :meth:`ObjectState.load`."""
         super().load(contents, own=own)
         self._close()
 
     def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """As :meth:`ObjectState.load_values`; pieces of sharded tensors are put back where they were."""
+        """Adopt values by name; pieces of sharded tensors are put back."""
         if self._sharded is not None:
             values = self._sharded.put_back(values, own.get("shards", {}))
         super().load_values(values, own)
 
     def weights(self) -> list[torch.Tensor]:
-        """All parameters, in the order of their names. Buffers are left out: batch statistics differ between ranks; and
-        so is what is sharded.
+        """Return all parameters in the order of their names, except sharded ones.
+
+        Buffers are left out: batch statistics differ between ranks.
         """
         return [
             parameter
@@ -253,11 +251,11 @@ class TorchState(ObjectState):
         ]
 
     def compared(self) -> list[Named]:
-        """As :meth:`State.compared`: also parameters and their moments, but for those that are sharded."""
+        """Return progress, settings, parameters and their moments, except sharded ones."""
         return [*super().compared(), *self._named_settings(), *self.named_parameters(), *self._named_moments()]
 
     def named_parameters(self) -> list[Named]:
-        """All parameters that are whole here."""
+        """Return all parameters that are not sharded."""
         trained = {
             id(one) for optimizer in self._optimizers for group in optimizer.param_groups for one in group["params"]
         }
@@ -283,8 +281,8 @@ class TorchState(ObjectState):
     def _note_rates(self, step: int) -> None:
         """Note which learning rates have changed since the last commit.
 
-        Rates that were unlike for a few steps may be alike again when the ranks are compared; the steps at which they
-        changed still differ.
+        Rates that differed for a few steps may be equal again when ranks are compared; the steps of their last change
+        then still differ.
         """
         for name, handler in self._optimizer_handlers():
             for number, group in enumerate(handler.value.param_groups):
@@ -294,7 +292,7 @@ class TorchState(ObjectState):
                 self._rates[key] = rate
 
     def _named_settings(self) -> list[Named]:
-        """The hyperparameters of every optimizer's groups, which a schedule may change."""
+        """Return the hyperparameters of every optimizer's groups, which a schedule may change."""
         named = []
         for name, handler in self._optimizer_handlers():
             for number, group in enumerate(handler.value.param_groups):
@@ -319,12 +317,12 @@ class TorchState(ObjectState):
         ]
 
     def shards(self) -> list[torch.Tensor]:
-        """As :meth:`State.shards`."""
+        """Return this rank's pieces of sharded weights."""
         return [] if self._sharded is None else self._sharded.shards()
 
     @property
     def counts_optimizer_steps(self) -> bool:
-        """Whether there is an optimizer; else a commit is a step."""
+        """Whether there is an optimizer; otherwise a commit is a step."""
         return bool(self._optimizers)
 
     @property
@@ -334,33 +332,33 @@ class TorchState(ObjectState):
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Of every parameter group of every optimizer, in their order."""
+        """The rate of every parameter group of every optimizer, in order."""
         return tuple(float(group["lr"]) for one in self._optimizers for group in one.param_groups if "lr" in group)
 
     @property
     def step_seed(self) -> int:
-        """The seed that ``rng="per_step"`` derives a step's from."""
+        """The seed from which ``rng="per_step"`` derives a step's."""
         return self._seed()
 
     def follow_samples(self, took: Callable[[Sequence[int]], None] | None) -> None:
-        """From now on tell ``took`` the samples that this rank's loop records with its samplers."""
+        """Report the samples that this rank's loop records with its samplers to ``took``."""
         for sampler in self._samplers:
             sampler.on_record = took
 
     def drop_gradients(self) -> None:
-        """No gradient is left."""
+        """Remove all gradients."""
         self._open.drop_gradients()
         for handler in self.handlers.values():
             for parameter in handler.stepped():
                 parameter.grad = None
 
     def copy_every_commit(self) -> None:
-        """From now on copy all tensors at every commit."""
+        """Copy all tensors at every commit from now on."""
         self._last_commit.copy_from_now_on()
 
     @property
     def last_copy(self) -> Mapping[str, Any] | None:
-        """The last commit's contents by name, where they were copied; not to be changed."""
+        """The last commit's contents by name, if they were copied; not to be changed."""
         return self._last_commit.copy
 
     # ---- steps and gradients
@@ -379,7 +377,7 @@ class TorchState(ObjectState):
             super()._count()
 
     def _defers(self) -> bool:
-        """Whether this is inside a window of gradient accumulation: the commit takes effect where that ends."""
+        """Return whether gradients accumulate: the commit then takes effect at the end of the window."""
         accumulates = self._sharded is not None and self._sharded.accumulates()
         if not (accumulates or self._open.gradients_wait()):
             return False
@@ -388,10 +386,10 @@ class TorchState(ObjectState):
 
     def _stepped(self) -> None:
         self._last_commit.stepped()
-        self._restored_rng = None  # the step it was for is done
+        self._restored_rng = None  # its step is done
         deferred, self._deferred = self._deferred, None
         if deferred is not None and self._session is not None and same_marks(deferred, self._open.marks()):
-            self.save()  # nothing was accumulated since: the commit meant the end of this window
+            self.save()  # no gradient was accumulated since: the commit meant the end of this window
 
     def _close(self) -> None:
         self._open.close()
@@ -399,16 +397,16 @@ class TorchState(ObjectState):
 
 
 def _holds_modules(value: object) -> bool:
-    """Return whether it is a container of modules, which is refused with a sentence of its own."""
+    """Return whether it is a container of modules, which is refused with another message."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return any(isinstance(one, nn.Module) for one in items)
 
 
 def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
-    """Raise if an argument is none of its kind: it would be kept as a plain value, and nothing would be trained.
+    """Raise if an argument has the wrong kind: it would be kept as a plain value, and nothing would be trained.
 
     Raises:
-        UsageError: it names the argument, what it is, and what belongs there.
+        UsageError: names the argument, its type, and what belongs there.
     """
     if isinstance(model, torch.optim.Optimizer) and isinstance(optimizer, nn.Module):
         raise UsageError(
@@ -430,7 +428,7 @@ def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
 
 
 def _named_parameters(handler: StateHandler) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of one value that an optimizer can train; "" names a value that is such a tensor itself."""
+    """Return the tensors of one value that an optimizer can train; "" names a value that is such a tensor itself."""
     if isinstance(handler, ModuleHandler):
         return list(handler.value.named_parameters())
     return [("", handler.value)] if isinstance(handler, TrainedTensorHandler) else []

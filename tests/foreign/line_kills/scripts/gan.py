@@ -1,4 +1,4 @@
-"""A GAN: two wrapped modules, two optimizers, D frozen for G's half of a step, a fixed noise for samples."""
+"""A GAN: two wrapped modules, two optimizers, D frozen for G's half of a step, fixed noise for samples."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""A stream read by an IterableDataset with two loader processes, each rank its own part; RMSprop, a StepLR."""
+"""A stream read by an IterableDataset with two loader processes, split between ranks; RMSprop, a StepLR."""
 
 import hashlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Stream(IterableDataset):
     def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        batch = self.first + worker  # a loader takes its processes in turn
+        batch = self.first + worker  # a loader asks its processes in turn
         while True:
             for place in range(BATCH):
                 number = (batch * BATCH + place) * self.ranks + self.rank

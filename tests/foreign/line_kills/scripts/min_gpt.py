@@ -1,4 +1,4 @@
-"""A character model in minGPT's shape: a trainer class, bfloat16 autocast, accumulation, the best loss kept on disk."""
+"""A character model like minGPT: a trainer class, bfloat16 autocast, accumulation, the best loss saved on disk."""
 
 import hashlib
 import math

@@ -1,4 +1,4 @@
-"""A small residual net: EMA weights swapped in for the evaluation, early stop by patience, the best model kept."""
+"""A small residual net: EMA weights swapped in for evaluation, early stopping by patience, the best model kept."""
 
 import copy
 import hashlib

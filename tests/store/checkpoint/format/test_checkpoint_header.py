@@ -1,4 +1,4 @@
-"""What the reader refuses although every hash fits: only a file that somebody else wrote gets here."""
+"""Headers that the reader refuses although every hash is right: files that another program wrote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tensor(first: int, last: int, shape: Any = (2,), dtype: Any = "U8") -> dict[
     return {"dtype": dtype, "shape": shape, "data_offsets": [first, last]}
 
 
-def test_a_header_with_metadata_and_any_order_is_read() -> None:
+def test_header_with_metadata_in_any_order_is_read() -> None:
     data = file_of({"__metadata__": {"format": "pt"}, "b": tensor(2, 4), "a": tensor(0, 2)}, 4)
     start = len(data) - 4
     assert [(entry.name, entry.start, entry.end) for entry in decode(data)] == [
@@ -62,18 +62,18 @@ def test_a_header_with_metadata_and_any_order_is_read() -> None:
         (b'{"a": %(one)s, "a": %(one)s}' % {b"one": json.dumps(tensor(0, 2)).encode()}, 2),
     ],
 )
-def test_a_header_that_does_not_fit_its_file_is_refused(header: Any, data_bytes: int) -> None:
+def test_header_that_does_not_fit_its_file_is_refused(header: Any, data_bytes: int) -> None:
     with pytest.raises(CheckpointError):
         decode(file_of(header, data_bytes))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 7, struct.pack("<Q", 1), struct.pack("<Q", 2**63) + bytes(100)])
-def test_a_length_that_does_not_fit_its_file_is_refused(data: bytes) -> None:
+def test_length_that_does_not_fit_its_file_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError):
         decode(data)
 
 
-def test_every_tensor_is_aligned_to_its_element_and_those_of_whole_cache_lines_to_a_line() -> None:
+def test_tensors_are_aligned_to_their_element_or_to_a_cache_line() -> None:
     shapes = {"F32": ((), (16, 3), (5,), (32,)), "F64": ((), (8,)), "BF16": ((3,), (32,)), "U8": ((1,), (64,))}
     parts = [
         TensorPart(f"{dtype} {shape} {number}", dtype, shape, b"")

@@ -25,7 +25,7 @@ def again(found: FoundPoint) -> FoundPoint:
 
 
 def refused(found: FoundPoint) -> str:
-    """The one reason that reading and verifying give."""
+    """Return the reason, which must be the same for reading and verifying."""
     reasons = set()
     for attempt in (read, verify):
         with pytest.raises(CheckpointError) as caught:
@@ -36,7 +36,7 @@ def refused(found: FoundPoint) -> str:
     return reason
 
 
-def test_a_point_that_ends_early_is_seen_by_scanning(found: FoundPoint) -> None:
+def test_truncated_point_is_found_by_scanning(found: FoundPoint) -> None:
     size_bytes = (found.path / DATA).stat().st_size
     cut = each_change(found, DATA, lambda data, end: data[:end])
     for end in range(size_bytes):
@@ -44,16 +44,16 @@ def test_a_point_that_ends_early_is_seen_by_scanning(found: FoundPoint) -> None:
         damaged = again(found)
         assert not damaged.is_usable
         assert f"{DATA} has {end} bytes, {size_bytes} were saved" in refused(damaged)
-        refused(found)  # a point that was found whole before it was cut
+        refused(found)  # the point was found before it was cut
 
 
-def test_a_file_that_grew_is_seen_by_scanning(found: FoundPoint) -> None:
+def test_file_that_grew_is_found_by_scanning(found: FoundPoint) -> None:
     each_change(found, DATA, lambda data, number: data + bytes(number))(1)
     assert not again(found).is_usable
-    assert "were saved" in refused(found), "also where it grew after it was found"
+    assert "were saved" in refused(found), "even if it grew after it was found"
 
 
-def test_a_changed_byte_anywhere_in_the_data_names_its_chunk(found: FoundPoint) -> None:
+def test_changed_byte_in_the_data_names_its_chunk(found: FoundPoint) -> None:
     manifest = found.require_manifest()
     assert len(manifest.chunks) >= 3
     flip = each_change(found, DATA, lambda data, at: data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :])
@@ -69,7 +69,7 @@ def test_a_changed_byte_anywhere_in_the_data_names_its_chunk(found: FoundPoint) 
     verify(again(found))
 
 
-def test_a_changed_byte_anywhere_in_the_manifest_is_seen(found: FoundPoint) -> None:
+def test_changed_byte_in_the_manifest_is_found(found: FoundPoint) -> None:
     original = (found.path / MANIFEST).read_bytes()
     for mask in (0x01, 0x80):
         for position in range(len(original)):
@@ -81,7 +81,7 @@ def test_a_changed_byte_anywhere_in_the_manifest_is_seen(found: FoundPoint) -> N
     assert "hash differs" in refused(again(found))
 
 
-def test_a_manifest_that_ends_early_is_seen(found: FoundPoint) -> None:
+def test_truncated_manifest_is_found(found: FoundPoint) -> None:
     size_bytes = (found.path / MANIFEST).stat().st_size
     cut = each_change(found, MANIFEST, lambda data, end: data[:end])
     for end in range(size_bytes):
@@ -90,54 +90,54 @@ def test_a_manifest_that_ends_early_is_seen(found: FoundPoint) -> None:
 
 
 @pytest.mark.parametrize("name", [DATA, MANIFEST])
-def test_a_missing_file_is_named(found: FoundPoint, name: str) -> None:
+def test_missing_file_is_named(found: FoundPoint, name: str) -> None:
     (found.path / name).unlink()
     assert f"{name}: " in refused(again(found))
     assert "ENOENT" in refused(again(found))
 
 
-def test_a_point_that_vanished_after_it_was_found(found: FoundPoint) -> None:
+def test_point_that_vanishes_after_it_was_found_is_refused(found: FoundPoint) -> None:
     shutil.rmtree(found.path)
     assert "ENOENT" in refused(found)
 
 
-def test_a_file_with_a_points_name_is_listed_as_unusable(found: FoundPoint) -> None:
+def test_file_with_the_name_of_a_point_is_listed_as_unusable(found: FoundPoint) -> None:
     shutil.rmtree(found.path)
     found.path.write_bytes(b"")
     assert "ENOTDIR" in refused(again(found))
 
 
-def test_an_oversized_manifest_is_not_read(found: FoundPoint) -> None:
+def test_oversized_manifest_is_not_read(found: FoundPoint) -> None:
     with (found.path / MANIFEST).open("r+b") as file:
         file.truncate(2**40)
     assert "a manifest has at most" in refused(again(found))
 
 
-def test_another_ranks_point_is_not_this_ranks(tmp_path: Path) -> None:
+def test_point_of_another_rank_is_refused(tmp_path: Path) -> None:
     copy_point(save(tmp_path, 7, rank=1), rank_directory(tmp_path, 0) / "step_0000000007_gen_000001")
     assert "is that of slot 1, it lies in the folder 0" in refused(find(tmp_path, 7, rank=0))
 
 
 @pytest.mark.parametrize("name", ["step_0000000008_gen_000001", "step_0000000007_gen_000002"])
-def test_another_steps_point_is_not_this_steps(found: FoundPoint, name: str) -> None:
+def test_point_of_another_step_is_refused(found: FoundPoint, name: str) -> None:
     found.path.rename(found.path.with_name(name))
     (renamed,) = scan(found.path.parent, JOB)
     assert "its manifest is that of step 7 of generation 1" in refused(renamed)
 
 
-def test_another_jobs_point_is_not_this_jobs(tmp_path: Path) -> None:
+def test_point_of_another_job_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 7, job="another job")
     assert f"was saved by job another job, this is job {JOB}" in refused(find(tmp_path, 7))
 
 
-def test_another_points_data_of_the_same_size_is_not_this_points(tmp_path: Path) -> None:
+def test_data_of_another_point_with_the_same_size_is_refused(tmp_path: Path) -> None:
     first, second = save(tmp_path, 7), save(tmp_path, 8)
     shutil.copy(second.path / DATA, first.path / DATA)
     assert again(first).is_usable
     assert "is not what was saved" in refused(again(first))
 
 
-def test_a_later_version_is_named(found: FoundPoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_version_is_named(found: FoundPoint, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(found.path)
     with monkeypatch.context() as patched:
         patched.setattr("samebits.store.checkpoint.point_format.VERSION", 2)
@@ -164,12 +164,12 @@ def test_points_are_listed_newest_first_and_other_names_are_ignored(tmp_path: Pa
     assert "step_0000000010_gen_000003" in listed[1].problem
 
 
-def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+def test_unlistable_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "0").touch()
     with pytest.raises(StoreError, match="ENOTDIR"):
         scan(tmp_path / "0", JOB)
 
 
-def test_a_very_large_step_has_a_name(tmp_path: Path) -> None:
+def test_very_large_step_has_a_name(tmp_path: Path) -> None:
     save(tmp_path, 2**63 - 1, 10**7)
     assert names_in(tmp_path / "0") == ["step_9223372036854775807_gen_10000000"]

@@ -32,7 +32,7 @@ def write(root: Path, tensors: list[TensorPart], step: int = 7, chunk_bytes: int
     return write_point(root, header_of(step), tensors, TREE, LAYOUT, chunk_bytes=chunk_bytes)
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_everything_is_restored(tmp_path: Path) -> None:
     parts = one_of_each_dtype()
     path = write(tmp_path, parts)
     assert path == tmp_path / "0" / "step_0000000007_gen_000001"
@@ -49,7 +49,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert (loaded.dtype, loaded.shape, bytes(loaded.data)) == (part.dtype, part.shape, bytes(part.data))
 
 
-def test_the_library_reads_the_data_file(tmp_path: Path) -> None:
+def test_safetensors_reads_the_data_file(tmp_path: Path) -> None:
     parts = {part.name: part for part in one_of_each_dtype()}
     data = (write(tmp_path, list(parts.values())) / "data.safetensors").read_bytes()
     loaded = dict(safetensors.deserialize(data))
@@ -60,13 +60,13 @@ def test_the_library_reads_the_data_file(tmp_path: Path) -> None:
         assert bytes(loaded[name]["data"]) == part.data
 
 
-def test_every_dtype_of_the_library_is_known() -> None:
+def test_every_dtype_of_safetensors_is_supported() -> None:
     for dtype, bits in BITS_BY_DTYPE.items():
         part = TensorPart("t", dtype, (8,), bytes(bits))
         safetensors.deserialize(header_format.encode_header([part]) + part.data)
 
 
-def test_torch_takes_the_tensors_without_a_copy(tmp_path: Path) -> None:
+def test_torch_uses_the_tensors_without_a_copy(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from safetensors.torch import load_file
 
@@ -95,7 +95,7 @@ def test_torch_takes_the_tensors_without_a_copy(tmp_path: Path) -> None:
     assert torch.equal(again, tensors["w"] + 1), "the memory is writable and shared"
 
 
-def test_the_tensors_are_aligned_to_their_elements(tmp_path: Path) -> None:
+def test_tensors_are_aligned_to_their_elements(tmp_path: Path) -> None:
     odd = [TensorPart("a byte", "U8", (1,), b"x"), TensorPart("two bytes", "BF16", (1,), b"xy")]
     path = write(tmp_path, [*odd, *one_of_each_dtype()])
     data = (path / "data.safetensors").read_bytes()
@@ -106,7 +106,7 @@ def test_the_tensors_are_aligned_to_their_elements(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 64, 127, 128, 129, 10_000, 8 * 1024 * 1024])
-def test_every_size_of_chunk(tmp_path: Path, chunk_bytes: int) -> None:
+def test_every_chunk_size(tmp_path: Path, chunk_bytes: int) -> None:
     write(tmp_path, one_of_each_dtype(), chunk_bytes=chunk_bytes)
     found = find(tmp_path, 7)
     verify(found)
@@ -115,7 +115,7 @@ def test_every_size_of_chunk(tmp_path: Path, chunk_bytes: int) -> None:
     assert bytes(read(found).tensors["a scalar"].data) == bytes(range(8))
 
 
-def test_a_point_without_tensors(tmp_path: Path) -> None:
+def test_point_without_tensors(tmp_path: Path) -> None:
     write(tmp_path, [])
     assert read(find(tmp_path, 7)).tensors == {}
 
@@ -130,7 +130,7 @@ def test_a_point_without_tensors(tmp_path: Path) -> None:
     st.integers(1, 300),
     st.randoms(use_true_random=False),
 )
-def test_any_tensors(
+def test_random_tensors(
     tmp_path_factory: pytest.TempPathFactory,
     tensors: dict[str, tuple[str, list[int]]],
     chunk_bytes: int,
@@ -160,11 +160,11 @@ def test_any_tensors(
         ([TensorPart("w", "F4", (3,), bytes(2))], "whole bytes"),
         ([TensorPart("w", "U8", (1,), b"x"), TensorPart("w", "U8", (1,), b"y")], "'w': the name is taken"),
         ([TensorPart("__metadata__", "U8", (1,), b"x")], "the name is taken"),
-        ([TensorPart("\ud800", "U8", (1,), b"x")], "no valid text"),
+        ([TensorPart("\ud800", "U8", (1,), b"x")], "not valid text"),
         ([TensorPart("w", "U8", (2,), memoryview(b"abcd")[::2])], "not contiguous"),
     ],
 )
-def test_tensors_that_cannot_be_saved(tmp_path: Path, parts: list[TensorPart], problem: str) -> None:
+def test_unsupported_tensor_is_refused(tmp_path: Path, parts: list[TensorPart], problem: str) -> None:
     with pytest.raises(CheckpointError, match=problem):
         write(tmp_path, parts)
     assert names_in(tmp_path / "0") == []
@@ -190,7 +190,7 @@ def nested(levels: int) -> Any:
         ({"x": bytes(tree.MAX_TREE_BYTES)}, "keep large values in tensors"),
     ],
 )
-def test_state_that_cannot_be_saved_is_named_by_its_place(tmp_path: Path, value: Any, problem: str) -> None:
+def test_unsupported_state_is_named_by_its_path(tmp_path: Path, value: Any, problem: str) -> None:
     with pytest.raises(CheckpointError, match=problem):
         write_point(tmp_path, header_of(1), [], value, None)
     assert names_in(tmp_path / "0") == []
@@ -199,7 +199,7 @@ def test_state_that_cannot_be_saved_is_named_by_its_place(tmp_path: Path, value:
 @pytest.mark.parametrize(
     ("step", "generation", "world_size", "rank"), [(-1, 1, 1, 0), (0, 0, 1, 0), (0, 1, 1, 1), (2**63, 1, 1, 0)]
 )
-def test_what_is_no_point(step: int, generation: int, world_size: int, rank: int) -> None:
+def test_invalid_point_is_refused(step: int, generation: int, world_size: int, rank: int) -> None:
     with pytest.raises(CheckpointError, match="a point"):
         PointHeader(JOB, Point(step, generation), world_size, rank, rank, "0")
 
@@ -226,7 +226,7 @@ TREES = st.recursive(
 
 
 def typed(value: Any) -> Any:
-    """The value with every type written out, since 1 == True == 1.0 and 0.0 == -0.0."""
+    """Return the value with every type written out, since 1 == True == 1.0 and 0.0 == -0.0."""
     if isinstance(value, dict):
         return ("dict", [(typed(key), typed(item)) for key, item in value.items()])
     if isinstance(value, list | tuple):
@@ -236,11 +236,11 @@ def typed(value: Any) -> Any:
 
 @settings(max_examples=300, deadline=None)
 @given(TREES)
-def test_a_tree_comes_back_equal_in_value_and_type(value: Any) -> None:
+def test_tree_round_trip_keeps_values_and_types(value: Any) -> None:
     assert typed(tree.decode(tree.encode(value))) == typed(value)
 
 
-def test_generator_states_come_back(tmp_path: Path) -> None:
+def test_generator_states_round_trip(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
     generator = random.Random(5)
     state = {"python": generator.getstate(), "numpy": numpy.random.default_rng(5).bit_generator.state}
@@ -254,7 +254,7 @@ def test_generator_states_come_back(tmp_path: Path) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_tree_raise_one_kind_of_error(data: bytes) -> None:
+def test_invalid_tree_bytes_raise_one_kind_of_error(data: bytes) -> None:
     with contextlib.suppress(ValueError):  # any other error fails this test
         tree.decode(data)
 
@@ -273,7 +273,7 @@ def test_hostile_extensions_are_bounded() -> None:
         tree.decode(data)
 
 
-# ---- into memory that is there
+# ---- into existing memory
 
 
 def targets_of(found: FoundPoint) -> dict[str, TensorPart]:
@@ -282,7 +282,7 @@ def targets_of(found: FoundPoint) -> dict[str, TensorPart]:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 100, 4096, 10**6])
-def test_a_point_is_read_into_the_memory_it_is_given(tmp_path: Path, chunk_bytes: int, threads: int) -> None:
+def test_point_is_read_into_given_memory(tmp_path: Path, chunk_bytes: int, threads: int) -> None:
     parts = {part.name: part for part in one_of_each_dtype()}
     write_point(tmp_path, header_of(7), parts.values(), TREE, LAYOUT, chunk_bytes=chunk_bytes)
     found = find(tmp_path, 7)
@@ -305,7 +305,7 @@ def test_a_point_is_read_into_the_memory_it_is_given(tmp_path: Path, chunk_bytes
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_tensor_that_is_not_whole_raises_wherever_it_is_read_to(tmp_path: Path, threads: int) -> None:
+def test_damaged_tensor_raises_wherever_it_is_read_to(tmp_path: Path, threads: int) -> None:
     found = save(tmp_path, 7)
     targets = targets_of(found)
     size_bytes = found.require_manifest().data_bytes
@@ -317,7 +317,7 @@ def test_a_tensor_that_is_not_whole_raises_wherever_it_is_read_to(tmp_path: Path
     read(found, targets, threads=threads)
 
 
-def test_of_several_chunks_that_are_not_whole_the_first_is_named(tmp_path: Path) -> None:
+def test_first_of_several_damaged_chunks_is_named(tmp_path: Path) -> None:
     found = save(tmp_path, 7)
     size_bytes = found.require_manifest().data_bytes
     assert size_bytes > 2 * CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""Looking at a folder: what each name in it is, what all ranks hold, and what is gone before it was looked at."""
+"""Surveying a folder: what each name is, what all ranks hold, and files that vanish meanwhile."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ def save_in_world(root: Path, step: int, generation: int, ranks: range, world_si
         write_point(root, header, [], TREE, LAYOUT)
 
 
-def test_the_newest_point_that_all_ranks_of_its_world_hold(tmp_path: Path) -> None:
+def test_newest_point_held_by_all_ranks_of_its_world(tmp_path: Path) -> None:
     assert newest_common_point(survey(tmp_path)) is None
     save_in_world(tmp_path, 10, 1, range(4), 4)
     save_in_world(tmp_path, 30, 1, range(3), 4)
     assert newest_common_point(survey(tmp_path)) == (Point(10, 1), 4)
     save_in_world(tmp_path, 20, 2, range(2), 2)
-    assert newest_common_point(survey(tmp_path)) == (Point(20, 2), 2), "the world shrank: two are all"
+    assert newest_common_point(survey(tmp_path)) == (Point(20, 2), 2), "the world shrank: two ranks are all"
     save_in_world(tmp_path, 30, 2, range(1, 2), 2)
-    assert newest_common_point(survey(tmp_path)) == (Point(20, 2), 2), "another generation's step is another point"
+    assert newest_common_point(survey(tmp_path)) == (Point(20, 2), 2), (
+        "the same step of another generation is another point"
+    )
     (find(tmp_path, 20, 2, rank=1).path / DATA).write_bytes(b"")
     assert newest_common_point(survey(tmp_path)) == (Point(10, 1), 4)
 
 
-def test_what_is_removed_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_removed_during_the_survey_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (10, 20):
         save(tmp_path, step)
     inspect = folder.inspect_point
@@ -63,7 +65,7 @@ def test_what_is_removed_while_it_is_looked_at_is_left_out(tmp_path: Path, monke
     assert [(entry.point, entry.state) for entry in survey(tmp_path)] == [(Point(20, 1), EntryState.WHOLE)]
 
 
-def test_a_file_under_a_points_name_is_a_damaged_point(tmp_path: Path) -> None:
+def test_file_with_the_name_of_a_point_is_a_damaged_point(tmp_path: Path) -> None:
     directory = rank_directory(tmp_path, 0)
     directory.mkdir()
     (directory / "step_0000000010_gen_000001").write_text("x")
@@ -72,7 +74,7 @@ def test_a_file_under_a_points_name_is_a_damaged_point(tmp_path: Path) -> None:
     assert "manifest" in entry.why
 
 
-def test_the_header_is_read_from_its_chunks_alone_and_compared(tmp_path: Path) -> None:
+def test_header_is_read_from_its_chunks_alone_and_compared(tmp_path: Path) -> None:
     header = PointHeader(JOB, Point(7, 1), 4, 0, 0, "0")
     write_point(tmp_path, header, one_of_each_dtype(), TREE, LAYOUT, chunk_bytes=CHUNK_BYTES)
     found = find(tmp_path, 7)
@@ -82,7 +84,7 @@ def test_the_header_is_read_from_its_chunks_alone_and_compared(tmp_path: Path) -
     data_start = entries[0].start
     assert data_start > 2 * CHUNK_BYTES
     change_byte(found.path / DATA, -1)
-    assert tensor_entries(found) == entries, "the tensors' own bytes are not read"
+    assert tensor_entries(found) == entries, "tensor data is not read"
     for position in (3, CHUNK_BYTES, data_start - 1):
         change_byte(found.path / DATA, position)
         with pytest.raises(CheckpointError, match=f"chunk {position // CHUNK_BYTES} of "):
@@ -90,7 +92,7 @@ def test_the_header_is_read_from_its_chunks_alone_and_compared(tmp_path: Path) -
         change_byte(found.path / DATA, position)
 
 
-def test_a_point_anywhere_is_what_its_manifest_says(tmp_path: Path) -> None:
+def test_moved_point_is_identified_by_its_manifest(tmp_path: Path) -> None:
     found = save(tmp_path / "job", 7, 3, rank=2)
     copy = shutil.copytree(found.path, tmp_path / "kept for later")
     assert point_in(copy).point == Point(7, 3)
@@ -107,18 +109,18 @@ def test_a_point_anywhere_is_what_its_manifest_says(tmp_path: Path) -> None:
         ("step_0000000010_gen_000001", False),
     ],
 )
-def test_names_of_folders_that_take_the_ranks(tmp_path: Path, name: str, is_one: bool) -> None:
+def test_folder_names_that_contain_ranks(tmp_path: Path, name: str, is_one: bool) -> None:
     assert is_prefix(name) is is_one
 
 
-def test_folders_with_points_are_the_jobs_own_and_those_of_prefixes(tmp_path: Path) -> None:
+def test_folders_with_points_are_the_jobs_own_and_those_with_a_prefix(tmp_path: Path) -> None:
     assert folders_with_points(tmp_path / "gone") == []
     for name in ("big", "small/3", "0", "ckpt.1a2b.aside/0"):
         (tmp_path / name).mkdir(parents=True)
     assert folders_with_points(tmp_path) == [tmp_path, tmp_path / "small"]
 
 
-def test_a_folder_that_may_not_be_looked_into_is_no_empty_one(tmp_path: Path) -> None:
+def test_unreadable_folder_does_not_pass_for_empty(tmp_path: Path) -> None:
     root = tmp_path / "others" / "ckpt"
     (root / "3").mkdir(parents=True)
     assert slots_in(root) == [3]
@@ -128,7 +130,7 @@ def test_a_folder_that_may_not_be_looked_into_is_no_empty_one(tmp_path: Path) ->
     assert slots_in(tmp_path / "nowhere") == []
 
 
-def test_names_of_what_is_no_point_yet_or_no_longer() -> None:
+def test_names_of_unfinished_and_set_aside_points() -> None:
     writer, point = parse_temporary_name(".tmp-12-345-0-step_0000000010_gen_000002") or (None, None)
     assert writer is not None and (writer.pid, writer.started_at) == (12, 345)
     assert point == Point(10, 2)

@@ -1,4 +1,4 @@
-"""Saving while the disk fails or the process is interrupted or killed, and saving what is there already."""
+"""Saving with failing disks, interrupts and kills, and saving a point that exists already."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEP_2, STEP_3 = "step_0000000002_gen_000001", "step_0000000003_gen_000001"
 
 
 def usable_points(root: Path) -> list[Point]:
-    """The points that scanning lists; each must verify: there is no half point."""
+    """Return the points that scanning lists, each of which must verify."""
     found = scan(rank_directory(root, 0), JOB)
     for point in found:
         verify(point)
@@ -36,7 +36,7 @@ def number_of_calls(root: Path) -> int:
     return len(disk.calls)
 
 
-def test_the_order_of_a_save(tmp_path: Path) -> None:
+def test_order_of_a_save(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     with interposed(Disk(), tmp_path) as disk:
         killed_writer.save(tmp_path, step=3)
@@ -59,17 +59,17 @@ def test_the_order_of_a_save(tmp_path: Path) -> None:
     assert {entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {0o600}
 
 
-def test_the_tensors_are_written_from_where_they_lie(tmp_path: Path) -> None:
+def test_tensors_are_written_in_place_without_a_copy(tmp_path: Path) -> None:
     source = bytearray(b"x" * 1000)
     part = TensorPart("w", "U8", (1000,), memoryview(source)[:])
     write_point(tmp_path, header_of(3), (one for one in [part]), None, None)
     assert bytes(read(find(tmp_path, 3)).tensors["w"].data) == source
 
 
-# ---- saved already ------------------------------------------------------------------------------------------------
+# ---- existing points ----------------------------------------------------------------------------------------------
 
 
-def test_saving_a_whole_point_again_changes_nothing_and_makes_sure_of_it(tmp_path: Path) -> None:
+def test_saving_a_complete_point_again_changes_nothing_but_syncs_it(tmp_path: Path) -> None:
     found = save(tmp_path, 3)
     before = {entry.name: (entry.stat().st_ino, entry.read_bytes()) for entry in found.path.iterdir()}
     with interposed(Disk(), tmp_path) as disk:
@@ -81,7 +81,7 @@ def test_saving_a_whole_point_again_changes_nothing_and_makes_sure_of_it(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["data.safetensors", "manifest.msgpack"])
-def test_a_damaged_point_is_moved_aside_and_saved_anew(tmp_path: Path, name: str) -> None:
+def test_damaged_point_is_set_aside_and_saved_again(tmp_path: Path, name: str) -> None:
     for number in (1, 2):
         found = save(tmp_path, 3)
         change_byte(found.path / name, 40)
@@ -92,7 +92,7 @@ def test_a_damaged_point_is_moved_aside_and_saved_anew(tmp_path: Path, name: str
     assert usable_points(tmp_path) == [Point(3, 1)]
 
 
-def test_a_file_or_a_dangling_link_under_the_points_name_is_moved_aside(tmp_path: Path) -> None:
+def test_file_or_dangling_link_with_the_points_name_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / STEP_3).write_bytes(b"in the way")
     verify(save(tmp_path, 3))
@@ -101,7 +101,7 @@ def test_a_file_or_a_dangling_link_under_the_points_name_is_moved_aside(tmp_path
     assert names_in(tmp_path / "0") == [f"damaged-1-{STEP_2}", f"damaged-1-{STEP_3}", STEP_2, STEP_3]
 
 
-def test_a_damaged_point_stays_until_the_new_one_is_written(tmp_path: Path) -> None:
+def test_damaged_point_stays_until_the_new_one_is_written(tmp_path: Path) -> None:
     found = save(tmp_path, 3)
     change_byte(found.path / "data.safetensors", 40)
     with (
@@ -112,7 +112,7 @@ def test_a_damaged_point_stays_until_the_new_one_is_written(tmp_path: Path) -> N
     assert names_in(tmp_path / "0") == [STEP_3]
 
 
-def test_another_jobs_point_is_moved_aside_not_overwritten(tmp_path: Path) -> None:
+def test_point_of_another_job_is_set_aside_not_overwritten(tmp_path: Path) -> None:
     save(tmp_path, 3, job="other")
     verify(save(tmp_path, 3))
     assert names_in(tmp_path / "0") == [f"damaged-1-{STEP_3}", STEP_3]
@@ -123,16 +123,16 @@ def test_another_jobs_point_is_moved_aside_not_overwritten(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("half_writes", [False, True])
-def test_an_error_at_any_call_leaves_no_trace_of_the_attempt(tmp_path: Path, number: int, half_writes: bool) -> None:
+def test_error_at_any_call_leaves_no_trace_of_the_attempt(tmp_path: Path, number: int, half_writes: bool) -> None:
     killed_writer.save(tmp_path, step=2)
     calls = number_of_calls(tmp_path)
     for fail_at in range(calls):
         disk = Disk(fail_at=fail_at, failure=error(number), half_writes=half_writes)
         with interposed(disk, tmp_path), pytest.raises(StoreError, match=errno.errorcode[number]) as caught:
             killed_writer.save(tmp_path, step=3)
-        assert not isinstance(caught.value, CheckpointError), "the disk is to blame, not the point"
+        assert not isinstance(caught.value, CheckpointError), "the disk is at fault, not the point"
         assert str(tmp_path / "0") in str(caught.value)
-        if fail_at == calls - 1:  # only the folder's fsync failed: the point is there, though not surely durable
+        if fail_at == calls - 1:  # only the folder's fsync failed: the point exists, but may not be durable
             assert names_in(tmp_path / "0") == [STEP_2, STEP_3, "step_0000000009_gen_000001"]
         else:
             assert names_in(tmp_path / "0") == [STEP_2, "step_0000000009_gen_000001"]
@@ -140,7 +140,7 @@ def test_an_error_at_any_call_leaves_no_trace_of_the_attempt(tmp_path: Path, num
     assert usable_points(tmp_path) == [Point(9, 1), Point(3, 1), Point(2, 1)]
 
 
-def test_an_interrupt_at_any_call_leaves_no_trace_of_the_attempt(tmp_path: Path) -> None:
+def test_interrupt_at_any_call_leaves_no_trace_of_the_attempt(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     calls = number_of_calls(tmp_path)
     for fail_at in range(calls - 1):
@@ -150,7 +150,7 @@ def test_an_interrupt_at_any_call_leaves_no_trace_of_the_attempt(tmp_path: Path)
         assert names_in(tmp_path / "0") == ["step_0000000009_gen_000001"]
 
 
-def test_a_generator_of_tensors_that_fails_leaves_no_trace(tmp_path: Path) -> None:
+def test_failing_generator_of_tensors_leaves_no_trace(tmp_path: Path) -> None:
     def tensors() -> object:
         yield TensorPart("w", "U8", (1,), b"x")
         raise InterruptedHere
@@ -161,7 +161,9 @@ def test_a_generator_of_tensors_that_fails_leaves_no_trace(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("half_writes", [False, True])
-def test_kill_9_at_any_call_leaves_a_whole_point_or_none(tmp_path: Path, repository: Path, half_writes: bool) -> None:
+def test_kill_9_at_any_call_leaves_a_complete_point_or_none(
+    tmp_path: Path, repository: Path, half_writes: bool
+) -> None:
     killed_writer.save(tmp_path, step=2)
     outcomes = set()
     for fail_at in range(100):
@@ -178,7 +180,7 @@ def test_kill_9_at_any_call_leaves_a_whole_point_or_none(tmp_path: Path, reposit
         if result.stdout == "done\n":
             break
         assert result.returncode == -signal.SIGKILL, result.stderr
-        assert len(names_in(tmp_path / "0")) <= len(points) + 1, "what earlier ones left is swept"
+        assert len(names_in(tmp_path / "0")) <= len(points) + 1, "leftovers of earlier attempts are removed"
         for path in (tmp_path / "0").glob(STEP_3):
             path.rename(tmp_path / f"seen-{fail_at}")
     assert outcomes == {1, 2}
@@ -186,7 +188,7 @@ def test_kill_9_at_any_call_leaves_a_whole_point_or_none(tmp_path: Path, reposit
     assert names_in(tmp_path / "0") == [STEP_2, STEP_3]
 
 
-def test_a_live_writers_temporary_directory_is_left_alone_and_a_dead_ones_goes(tmp_path: Path) -> None:
+def test_temporary_directory_of_a_live_writer_stays_and_a_dead_ones_is_removed(tmp_path: Path) -> None:
     directory = tmp_path / "0"
     me = ProcessIdentity.current()
     names = {
@@ -202,9 +204,7 @@ def test_a_live_writers_temporary_directory_is_left_alone_and_a_dead_ones_goes(t
     assert names_in(directory) == sorted([names["mine"], names["another kind"], STEP_3])
 
 
-def test_a_temporary_directory_that_cannot_be_removed_is_in_nobodys_way(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unremovable_temporary_directory_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stale = tmp_path / "0" / f".tmp-{2**31}-1-0-{STEP_3}"
     stale.mkdir(parents=True)
     with interposed(Disk(fail_at=0, failure=error(errno.EACCES), only=("rmdir",)), tmp_path):

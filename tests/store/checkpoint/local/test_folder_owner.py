@@ -1,4 +1,4 @@
-"""Whose points are believed: hashes tell damage, and say nothing about who wrote them."""
+"""Ownership of points: hashes detect damage, but not who wrote the point."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def opened(root: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize("planted", ["folder", "link"])
-def test_points_in_another_users_folder_are_not_believed(tmp_path: Path, planted: str) -> None:
+def test_points_in_another_users_folder_are_refused(tmp_path: Path, planted: str) -> None:
     root = tmp_path / "ckpt"
     theirs = root / "0" if planted == "folder" else tmp_path / "theirs"
     theirs.mkdir(parents=True)
@@ -33,7 +33,7 @@ def test_points_in_another_users_folder_are_not_believed(tmp_path: Path, planted
     assert not list(theirs.iterdir())
 
 
-def test_points_in_a_folder_that_others_may_write_are_not_believed(tmp_path: Path) -> None:
+def test_points_in_a_folder_that_others_may_write_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "ckpt" / "0"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
@@ -41,8 +41,8 @@ def test_points_in_a_folder_that_others_may_write_are_not_believed(tmp_path: Pat
         opened(tmp_path / "ckpt")
 
 
-def test_a_shared_parent_is_no_objection(tmp_path: Path) -> None:
-    """A project's folder is often writable for a group; what lies in a rank's own folder is not."""
+def test_shared_parent_folder_is_accepted(tmp_path: Path) -> None:
+    """A project's folder is often writable for a group; the ranks' own folders in it are not."""
     root = tmp_path / "ckpt"
     root.mkdir()
     root.chmod(0o775)

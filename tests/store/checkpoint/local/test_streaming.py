@@ -1,4 +1,4 @@
-"""A point in pieces: it arrives whole, in the tensors that wait for it, or it is refused."""
+"""Streamed points: one arrives complete, in the tensors that wait for it, or is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def messages_of(outgoing: Outgoing) -> Iterator[bytes]:
-    """The preface, and every piece."""
+    """Return the preface and every piece."""
     yield outgoing.preface
     for size_bytes in sizes_of(outgoing.data_bytes):
         piece = memoryview(bytearray(size_bytes))
@@ -49,7 +49,7 @@ def assert_whole(found: Checkpoint, parts: list[TensorPart]) -> None:
 
 
 @pytest.mark.parametrize("from_disk", [False, True])
-def test_it_arrives_whole(tmp_path: Path, from_disk: bool) -> None:
+def test_point_arrives_complete(tmp_path: Path, from_disk: bool) -> None:
     parts = one_of_each_dtype()
     outgoing = live(parts)
     if from_disk:
@@ -59,7 +59,7 @@ def test_it_arrives_whole(tmp_path: Path, from_disk: bool) -> None:
     assert_whole(arrived(messages_of(outgoing)), parts)
 
 
-def test_what_was_received_can_be_saved_as_ones_own(tmp_path: Path) -> None:
+def test_received_point_can_be_saved(tmp_path: Path) -> None:
     parts = one_of_each_dtype()
     received = arrived(messages_of(live(parts)))
     assert not memoryview(received.tensors["a scalar"].data).readonly
@@ -71,18 +71,18 @@ def test_what_was_received_can_be_saved_as_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 99, 100, 101, 200])
-def test_the_last_piece_may_be_of_any_size(size_bytes: int) -> None:
+def test_last_piece_may_be_of_any_size(size_bytes: int) -> None:
     parts = [TensorPart("weight", "U8", (size_bytes,), bytes(range(size_bytes)))]
     assert_whole(arrived(messages_of(live(parts))), parts)
 
 
-def test_a_state_without_tensors_is_a_preface() -> None:
+def test_state_without_tensors_is_a_preface() -> None:
     messages = list(messages_of(live([])))
     assert len(messages) == 1
     assert_whole(arrived(iter(messages)), [])
 
 
-def test_what_fits_is_filled_where_it_is() -> None:
+def test_matching_tensors_are_filled_in_place() -> None:
     parts = one_of_each_dtype()
     fitting = parts[0]
     targets = {
@@ -95,7 +95,7 @@ def test_what_fits_is_filled_where_it_is() -> None:
     assert bytes(targets[parts[1].name].data) == bytes(3)
 
 
-def test_any_changed_byte_is_found() -> None:
+def test_any_changed_byte_is_detected() -> None:
     messages = list(messages_of(live()))
     for number, message in enumerate(messages):
         for position in range(len(message)):
@@ -104,22 +104,22 @@ def test_any_changed_byte_is_found() -> None:
                 arrived(iter([*messages[:number], changed, *messages[number + 1 :]]))
 
 
-def test_a_preface_that_ends_early_or_late_is_refused() -> None:
+def test_preface_of_the_wrong_length_is_refused() -> None:
     preface = live().preface
     for end in range(len(preface)):
         with pytest.raises(CheckpointError, match="received from another rank"):
             arrived(iter([preface[:end]]))
-    with pytest.raises(CheckpointError, match="begin no point"):
+    with pytest.raises(CheckpointError, match="do not begin a point"):
         arrived(iter([preface + b"\x00"]))
 
 
-def test_pieces_in_another_order_are_found() -> None:
+def test_reordered_pieces_are_detected() -> None:
     preface, first, second, *rest = messages_of(live())
     assert len(first) == len(second)
     with pytest.raises(CheckpointError, match="piece 0 is not what was sent"):
         arrived(iter([preface, second, first, *rest]))
 
 
-def test_another_jobs_point_is_refused() -> None:
+def test_point_of_another_job_is_refused() -> None:
     with pytest.raises(CheckpointError, match=f"it is of job {JOB}, this is job other"):
         arrived(messages_of(live()), job="other")

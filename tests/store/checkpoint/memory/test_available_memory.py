@@ -1,4 +1,4 @@
-"""What may be reserved: the machine's memory, or less where a container has less."""
+"""Available memory: the machine's, or less if the container has less."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def group(folder: Path, limit: str, used: int, file_pages: int = 0) -> None:
     (folder / "memory.stat").write_text(f"anon 5\ninactive_file {file_pages}\nactive_file 0\n")
 
 
-def test_without_groups_it_is_the_machines(proc: Path, tmp_path: Path) -> None:
+def test_without_cgroups_it_is_the_machines(proc: Path, tmp_path: Path) -> None:
     assert available_bytes(proc, tmp_path / "none") == 8 * MIB
     group(tmp_path / "groups" / "job" / "rank", "max", 5 * MIB)
     assert available_bytes(proc, tmp_path / "groups") == 8 * MIB
 
 
-def test_the_tightest_group_counts_and_its_cached_files_do_not(proc: Path, tmp_path: Path) -> None:
+def test_tightest_cgroup_counts_without_its_cached_files(proc: Path, tmp_path: Path) -> None:
     group(tmp_path / "groups" / "job" / "rank", str(7 * MIB), 5 * MIB, file_pages=3 * MIB)
     assert available_bytes(proc, tmp_path / "groups") == 5 * MIB
     group(tmp_path / "groups" / "job", str(6 * MIB), 5 * MIB)
     assert available_bytes(proc, tmp_path / "groups") == 1 * MIB
 
 
-def test_where_nothing_tells_nothing_is_known(tmp_path: Path) -> None:
+def test_unknown_without_any_source(tmp_path: Path) -> None:
     assert available_bytes(tmp_path, tmp_path) is None
 
 
-def test_this_machine_tells() -> None:
+def test_this_machine_gives_a_value() -> None:
     available = available_bytes()
     assert available is None or available > 0

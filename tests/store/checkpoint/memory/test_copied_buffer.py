@@ -1,4 +1,4 @@
-"""A slot on its way to another host: what arrives is the same point, or none, whatever happens on the way."""
+"""A slot copied to another host: the same point arrives, or none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COUNT = 5_000
 
 @pytest.fixture
 def rooms(tmp_path: Path) -> Iterator[tuple[MemoryRoom, MemoryRoom]]:
-    """A rank's slots on one host, and its buddy's copies on another one."""
+    """Return a rank's slots on one host and its buddy's copies on another."""
     for host in ("here", "there"):
         (tmp_path / host).mkdir()
     ours, theirs = MemoryRoom(tmp_path / "here", JOB, 0), MemoryRoom(tmp_path / "there", JOB, 0, is_copy=True)
@@ -55,7 +55,7 @@ def send(stream: bytes, offer: CopyOffer, room: MemoryRoom, piece_bytes: int) ->
 
 
 def in_order(outgoing: OutgoingCopy, piece_bytes: int) -> bytes:
-    """The whole stream, read as a sender reads it."""
+    """Return the complete stream in the order a sender reads it."""
     stream = b""
     while len(stream) < outgoing.offer.stream_bytes:
         piece = outgoing.piece(len(stream), piece_bytes)
@@ -79,38 +79,38 @@ def steps_there(tmp_path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 64, 1000, 1 << 20])
-def test_the_copy_is_the_point(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path, piece_bytes: int) -> None:
+def test_copy_equals_the_point(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path, piece_bytes: int) -> None:
     ours, theirs = rooms
     copy(ours, fill_and_hash(ours, 3, count=200), theirs, piece_bytes)
     (found,), _ = points_in_memory(tmp_path / "there", JOB, 0, is_copy=True)
     assert found.point == Point(3, 1)
     assert bytes(read(found).tensors["weight"].data) == content_of(3, 200)
-    assert points_in_memory(tmp_path / "there", JOB, 0) == ([], []), "it is nobody's own point there"
+    assert points_in_memory(tmp_path / "there", JOB, 0) == ([], []), "there it is a copy, not the keeper's own point"
     assert copied_slots(tmp_path / "there", JOB) == [0]
     assert copied_slots(tmp_path / "here", JOB) == []
 
 
-def test_the_two_newest_stay(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+def test_two_newest_copies_stay(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
     for step in (1, 2, 3):
         copy(rooms[0], fill_and_hash(rooms[0], step), rooms[1])
     assert steps_there(tmp_path) == [3, 2]
 
 
-def test_a_point_that_is_there_is_known(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+def test_existing_copy_is_recognised(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
     ours, theirs = rooms
     outgoing = opened(ours, fill_and_hash(ours, 1))
     assert not has_copy(theirs, outgoing.offer)
     copy(ours, outgoing_name(ours, 1), theirs)
     assert has_copy(theirs, outgoing.offer)
     again = opened(ours, fill_and_hash(ours, 1, count=200))
-    assert not has_copy(theirs, again.offer), "the same step, and another state"
+    assert not has_copy(theirs, again.offer), "the same step with another state"
 
 
 def outgoing_name(room: MemoryRoom, step: int) -> str:
     return next(found.path.name for found in room.points() if found.point.step == step)
 
 
-def test_no_byte_may_change_on_the_way(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+def test_changed_byte_on_the_way_is_detected(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
     ours, theirs = rooms
     copy(ours, fill_and_hash(ours, 1), theirs)
     outgoing = opened(ours, fill_and_hash(ours, 2))
@@ -125,7 +125,7 @@ def test_no_byte_may_change_on_the_way(rooms: tuple[MemoryRoom, MemoryRoom], tmp
     assert steps_there(tmp_path) == [2, 1]
 
 
-def test_what_has_changed_on_the_way_is_named_by_its_bytes(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+def test_damage_on_the_way_is_named_by_its_bytes(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
     ours, theirs = rooms
     outgoing = opened(ours, fill_and_hash(ours, 1, count=COUNT))
     stream, end = bytearray(in_order(outgoing, 1 << 20)), outgoing.offer.data_bytes
@@ -136,7 +136,7 @@ def test_what_has_changed_on_the_way_is_named_by_its_bytes(rooms: tuple[MemoryRo
         send(bytes(stream), outgoing.offer, theirs, 1000)
 
 
-def test_what_breaks_off_is_no_copy(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+def test_interrupted_stream_leaves_no_copy(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
     ours, theirs = rooms
     copy(ours, fill_and_hash(ours, 1), theirs)
     outgoing = opened(ours, fill_and_hash(ours, 2, count=COUNT))
@@ -144,7 +144,7 @@ def test_what_breaks_off_is_no_copy(rooms: tuple[MemoryRoom, MemoryRoom], tmp_pa
     assert steps_there(tmp_path) == [1]
 
 
-def test_more_than_was_offered_is_refused(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+def test_stream_longer_than_offered_is_refused(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
     ours, theirs = rooms
     outgoing = opened(ours, fill_and_hash(ours, 1))
     with pytest.raises(CheckpointError, match="more than"):
@@ -162,17 +162,17 @@ def test_more_than_was_offered_is_refused(rooms: tuple[MemoryRoom, MemoryRoom]) 
         ({"data_bytes": -1}, "-1 of data"),
         ({"data_bytes": 2**63 - 1}, "of data"),
         ({"digest": b"short"}, "digest of 5 bytes"),
-        ({"digest": b"d" * 16}, "are not those that were offered"),
-        ({"slot": -1}, "no rank ever has saved that"),
-        ({"point": Point(-1, 1)}, "no rank ever has saved that"),
-        ({"point": Point(0, 0)}, "no rank ever has saved that"),
+        ({"digest": b"d" * 16}, "is not the one that was offered"),
+        ({"slot": -1}, "no rank can have saved that"),
+        ({"point": Point(-1, 1)}, "no rank can have saved that"),
+        ({"point": Point(0, 0)}, "no rank can have saved that"),
         ({"point": Point(0, 2**62)}, "step 1 of generation 1"),
     ],
 )
-def test_an_offer_must_be_true(
+def test_false_offer_is_refused(
     rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path, changes: dict[str, object], problem: str
 ) -> None:
-    """A lie costs none of the copies that are there."""
+    """A false offer destroys none of the existing copies."""
     ours, theirs = rooms
     for step in (2, 1):
         copy(ours, fill_and_hash(ours, step), theirs)
@@ -184,7 +184,7 @@ def test_an_offer_must_be_true(
     assert steps_there(tmp_path) == [2, 1]
 
 
-def test_a_slot_that_is_filled_anew_gives_no_more_pieces(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+def test_refilled_slot_gives_no_more_pieces(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
     ours, _ = rooms
     outgoing = opened(ours, fill_and_hash(ours, 1, count=COUNT))
     data = outgoing.offer.manifest_bytes
@@ -195,9 +195,7 @@ def test_a_slot_that_is_filled_anew_gives_no_more_pieces(rooms: tuple[MemoryRoom
     assert outgoing.piece(data, 100) is None
 
 
-def test_the_rest_of_a_slot_that_is_filled_anew_comes_from_the_disk(
-    rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path
-) -> None:
+def test_rest_of_a_refilled_slot_is_read_from_the_disk(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
     ours, theirs = rooms
     root = tmp_path / "disk"
     name = fill(ours, 1, count=COUNT)
@@ -220,22 +218,22 @@ def test_the_rest_of_a_slot_that_is_filled_anew_comes_from_the_disk(
     outgoing.close()
 
 
-def test_what_is_not_hashed_is_not_offered(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
+def test_unhashed_slot_is_not_offered(rooms: tuple[MemoryRoom, MemoryRoom]) -> None:
     ours, _ = rooms
     name = fill(ours, 1)
     assert outgoing_copy(ours.descriptor, ours.path / name) is None
     assert outgoing_copy(ours.descriptor, ours.path / "b") is None
 
 
-def test_an_abandoned_point_goes_before_an_older_one(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
-    """Generation 2 went back to step 10: its step 15 replaces the step 20 that was left behind, not the step 10."""
+def test_abandoned_point_is_replaced_before_an_older_one(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+    """Generation 2 returned to step 10. Its step 15 replaces the abandoned step 20, not step 10."""
     ours, theirs = rooms
     for step, generation in ((10, 1), (20, 1), (15, 2)):
         copy(ours, fill_and_hash(ours, step, generation), theirs)
     assert steps_there(tmp_path) == [15, 10]
 
 
-def test_where_memory_is_short_the_newest_copy_stays(
+def test_newest_copy_stays_if_memory_is_short(
     rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = rooms
@@ -248,7 +246,9 @@ def test_where_memory_is_short_the_newest_copy_stays(
     assert steps_there(tmp_path) == [2]
 
 
-def test_copies_are_one_keepers_and_go_with_the_job(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path) -> None:
+def test_copies_belong_to_one_keeper_and_are_removed_with_the_job(
+    rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path
+) -> None:
     ours, theirs = rooms
     copy(ours, fill_and_hash(ours, 1), theirs)
     there = tmp_path / "there"
@@ -262,9 +262,7 @@ def test_copies_are_one_keepers_and_go_with_the_job(rooms: tuple[MemoryRoom, Mem
     assert copied_slots(there, JOB) == []
 
 
-def test_a_disk_that_fails_ends_one_copy_and_no_more(
-    rooms: tuple[MemoryRoom, MemoryRoom], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_disk_ends_only_one_copy(rooms: tuple[MemoryRoom, MemoryRoom], monkeypatch: pytest.MonkeyPatch) -> None:
     outgoing = opened(rooms[0], fill_and_hash(rooms[0], 1, count=COUNT))
     begin = outgoing.offer.manifest_bytes
 

@@ -1,4 +1,4 @@
-"""A memory slot: what its header promises after a kill at any byte, whose it must be, and how it is found and swept."""
+"""Memory slots: headers after a kill at any byte, ownership, finding and sweeping."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def found_steps(base: Path, job: str = JOB) -> list[int]:
 # ---- the header
 
 
-def test_a_header_comes_back_and_silence_is_no_header() -> None:
+def test_header_round_trip_and_zeros_are_no_header() -> None:
     assert decode_header(HEADER.encode(), FILE_BYTES) == HEADER
     assert decode_header(bytes(len(HEADER.encode())), FILE_BYTES) is None
     assert decode_header(b"", FILE_BYTES) is None
 
 
 @pytest.mark.parametrize("position", range(len(HEADER.encode())))
-def test_a_header_with_any_byte_changed_says_nothing(position: int) -> None:
+def test_header_with_any_changed_byte_is_rejected(position: int) -> None:
     data = bytearray(HEADER.encode())
     data[position] ^= 0x10
     with pytest.raises(CheckpointError, match="torn"):
@@ -49,7 +49,7 @@ def test_a_header_with_any_byte_changed_says_nothing(position: int) -> None:
 
 
 @pytest.mark.parametrize("written", range(1, len(HEADER.encode())))
-def test_a_header_that_is_half_written_over_silence_or_another_says_nothing_new(written: int) -> None:
+def test_half_written_header_is_rejected(written: int) -> None:
     new, older = HEADER.encode(), SlotHeader(5, Stage.SEALED, 90, 3 * HEADER_BYTES, 4000).encode()
     for before in (bytes(len(new)), older):
         torn = new[:written] + before[written:]
@@ -68,15 +68,15 @@ def test_a_header_that_is_half_written_over_silence_or_another_says_nothing_new(
         SlotHeader(1, Stage.HASHED, 2**40, 2**41, 10),
     ],
 )
-def test_a_header_that_the_file_cannot_hold_is_refused(header: SlotHeader) -> None:
-    with pytest.raises(CheckpointError, match="another file"):
+def test_header_that_exceeds_the_file_is_refused(header: SlotHeader) -> None:
+    with pytest.raises(CheckpointError, match="does not describe this file"):
         decode_header(header.encode(), FILE_BYTES)
 
 
-# ---- two slots in turn
+# ---- two alternating slots
 
 
-def test_the_two_slots_take_turns_and_the_newest_comes_first(tmp_path: Path) -> None:
+def test_slots_alternate_and_the_newest_comes_first(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     names = [fill_and_hash(room, step) for step in (1, 2, 3)]
     assert names[0] == names[2] != names[1]
@@ -86,29 +86,29 @@ def test_the_two_slots_take_turns_and_the_newest_comes_first(tmp_path: Path) -> 
     assert bytes(read(found[0]).tensors["weight"].data) == content_of(3)
 
 
-def test_a_slot_that_is_being_filled_holds_nothing_and_the_older_one_stays(tmp_path: Path) -> None:
+def test_slot_being_filled_is_empty_and_the_older_one_stays(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     for step in (1, 2):
         fill_and_hash(room, step)
     room.next_slot().open()
     assert found_steps(tmp_path) == [2]
-    assert points_in_memory(tmp_path, JOB, 0)[1] == [], "a kill while copying is nothing to be told of"
+    assert points_in_memory(tmp_path, JOB, 0)[1] == [], "a kill while copying is not reported"
 
 
-def test_a_sealed_slot_that_nobody_hashed_is_passed_over_and_filled_next(tmp_path: Path) -> None:
+def test_sealed_but_unhashed_slot_is_skipped_and_filled_next(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     fill_and_hash(room, 1)
     unhashed = fill(room, 2)
     assert found_steps(tmp_path) == [1]
     _, (problem,) = points_in_memory(tmp_path, JOB, 0)
-    assert "step 2" in problem and "before it was hashed" in problem
+    assert "step 2" in problem and "before hashing it" in problem
     room.close()
     room = MemoryRoom(tmp_path, JOB, 0)
-    assert fill_and_hash(room, 3) == unhashed, "the point that can be used is not the one to go"
+    assert fill_and_hash(room, 3) == unhashed, "the usable point must not be overwritten"
     assert found_steps(tmp_path) == [3, 1]
 
 
-def test_the_sequence_goes_on_in_the_next_process(tmp_path: Path) -> None:
+def test_sequence_continues_in_the_next_process(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     for step in (1, 2, 3):
         fill_and_hash(room, step)
@@ -128,7 +128,7 @@ def test_hashing_again_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["sealed", "hashed"])
-def test_every_changed_byte_that_matters_is_found_out(tmp_path: Path, stage: str) -> None:
+def test_every_relevant_changed_byte_is_detected(tmp_path: Path, stage: str) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     fill_and_hash(room, 1)
     (found,), _ = points_in_memory(tmp_path, JOB, 0)
@@ -151,20 +151,20 @@ def test_every_changed_byte_that_matters_is_found_out(tmp_path: Path, stage: str
         except CheckpointError as error:
             assert str(found.path) in str(error)
         else:
-            assert problems and str(found.path) in problems[0], f"byte {position} may be anything"
+            assert problems and str(found.path) in problems[0], f"byte {position} may have any value"
         change_byte(found.path, position)
     assert found.path.read_bytes() == original
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, HEADER_BYTES, HEADER_BYTES + 10, 3 * HEADER_BYTES])
-def test_a_slot_cut_short_is_not_used(tmp_path: Path, size: int) -> None:
+def test_truncated_slot_is_not_used(tmp_path: Path, size: int) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     name = fill_and_hash(room, 1)
     os.truncate(room.path / name, size)
     assert found_steps(tmp_path) == []
 
 
-def test_a_point_that_outgrows_its_slot_gets_new_memory(tmp_path: Path) -> None:
+def test_point_that_outgrows_its_slot_gets_new_memory(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     for step, count in ((1, 10), (2, 10), (3, 300_000), (4, 10), (5, 300_000)):
         fill_and_hash(room, step, count=count)
@@ -172,7 +172,7 @@ def test_a_point_that_outgrows_its_slot_gets_new_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [96, 40, 200_000], ids=["as large", "smaller", "larger"])
-def test_who_comes_next_takes_over_the_memory_of_the_older_point(tmp_path: Path, count: int) -> None:
+def test_successor_takes_over_the_memory_of_the_older_point(tmp_path: Path, count: int) -> None:
     with contextlib.closing(MemoryRoom(tmp_path, JOB, 0)) as room:
         older = fill_and_hash(room, 10, count=100_000)
         newer = fill_and_hash(room, 20, count=100_000)
@@ -181,7 +181,7 @@ def test_who_comes_next_takes_over_the_memory_of_the_older_point(tmp_path: Path,
         slot = room.next_slot()
         assert slot.path.name == older
         assert slot.reserve(1000, count)
-        assert found_steps(tmp_path) == [20], "of what is taken over nothing is left"
+        assert found_steps(tmp_path) == [20], "nothing of the old content remains"
         assert slot.path.stat().st_ino == inode
         assert slot.path.stat().st_blocks * 512 >= slot.path.stat().st_size > count
         assert fill_and_hash(room, 30, count=count) == older
@@ -206,7 +206,7 @@ def test_unwanted_points_of_a_predecessor_are_forgotten(tmp_path: Path) -> None:
     assert found_steps(tmp_path) == [1]
 
 
-def test_each_slot_is_known_by_the_point_that_it_holds_last(tmp_path: Path) -> None:
+def test_each_slot_is_known_by_its_latest_point(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     for step in range(1, 6):
         fill_and_hash(room, step)
@@ -216,7 +216,7 @@ def test_each_slot_is_known_by_the_point_that_it_holds_last(tmp_path: Path) -> N
     assert found_steps(tmp_path) == [5]
 
 
-def test_a_point_that_is_not_hashed_yet_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_unhashed_point_is_not_listed(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     name = fill(room, 1)
     room.forget(lambda point: True)
@@ -224,10 +224,10 @@ def test_a_point_that_is_not_hashed_yet_is_not_taken_for_one(tmp_path: Path) -> 
     assert found_steps(tmp_path) == [1]
 
 
-# ---- whose it is
+# ---- ownership
 
 
-def test_folders_and_files_are_this_users_alone(tmp_path: Path) -> None:
+def test_folders_and_files_are_private(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     name = fill(room, 1)
     folders = [room.path, room.path.parent, room.path.parent.parent]
@@ -235,12 +235,12 @@ def test_folders_and_files_are_this_users_alone(tmp_path: Path) -> None:
     assert (room.path / name).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+def test_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     room_path(tmp_path, JOB, 0).mkdir(parents=True)
     for folder in (room_path(tmp_path, JOB, 0).parents[1], room_path(tmp_path, JOB, 0)):
         folder.chmod(0o700)
     room_path(tmp_path, JOB, 0).parent.chmod(0o755)
-    with pytest.raises(StoreError, match="not this user's alone"):
+    with pytest.raises(StoreError, match="does not belong to this user alone"):
         MemoryRoom(tmp_path, JOB, 0)
     assert points_in_memory(tmp_path, JOB, 0)[0] == []
 
@@ -263,15 +263,15 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_file_with_two_names_is_refused(tmp_path: Path) -> None:
+def test_file_with_two_names_is_refused(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     name = fill_and_hash(room, 1)
     os.link(room.path / name, tmp_path / "second")
     _, (problem,) = points_in_memory(tmp_path, JOB, 0)
-    assert "no plain file of this user's alone" in problem
+    assert "not a plain file of this user alone" in problem
 
 
-def test_another_jobs_or_slots_point_is_passed_over(tmp_path: Path) -> None:
+def test_point_of_another_job_or_slot_is_skipped(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     name = fill_and_hash(room, 1)
     room.close()
@@ -283,18 +283,18 @@ def test_another_jobs_or_slots_point_is_passed_over(tmp_path: Path) -> None:
         assert found == [] and f"slot 0 of job {JOB}" in problem
 
 
-def test_a_jobs_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
+def test_job_name_with_a_path_is_refused(tmp_path: Path) -> None:
     for job in ("../other", "", "a/b", ".."):
         with pytest.raises(StoreError, match="expected letters"):
             MemoryRoom(tmp_path, job, 0)
 
 
-def test_without_shared_memory_there_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_shared_memory_has_a_message(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="opening the shared memory failed"):
         MemoryRoom(tmp_path / "none", JOB, 0)
 
 
-def test_one_live_process_has_the_room(tmp_path: Path) -> None:
+def test_room_has_one_live_owner(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     with pytest.raises(LockedError, match="another live process"):
         MemoryRoom(tmp_path, JOB, 0)
@@ -303,7 +303,7 @@ def test_one_live_process_has_the_room(tmp_path: Path) -> None:
     MemoryRoom(tmp_path, JOB, 0).close()
 
 
-def test_a_forked_child_does_not_keep_the_room(tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_room(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     reading, writing = os.pipe()
     said, saying = os.pipe()
@@ -311,7 +311,7 @@ def test_a_forked_child_does_not_keep_the_room(tmp_path: Path) -> None:
     if pid == 0:
         os.close(writing)
         os.write(saying, b"forked")
-        os.read(reading, 1)  # until the parent lets go
+        os.read(reading, 1)  # until the parent releases it
         os._exit(0)
     os.close(reading)
     try:
@@ -323,7 +323,7 @@ def test_a_forked_child_does_not_keep_the_room(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
 
 
-def test_a_sealed_point_of_a_live_process_is_worth_waiting_for(tmp_path: Path) -> None:
+def test_sealed_point_of_a_live_process_is_worth_waiting_for(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     assert not is_being_hashed(tmp_path, JOB, 0)
     name = fill(room, 1)
@@ -335,10 +335,10 @@ def test_a_sealed_point_of_a_live_process_is_worth_waiting_for(tmp_path: Path) -
     assert not is_being_hashed(tmp_path, JOB, 0), "its process is gone"
 
 
-# ---- memory is given back
+# ---- memory is freed
 
 
-def test_a_room_is_removed_unless_a_live_process_has_it(tmp_path: Path) -> None:
+def test_room_is_removed_unless_a_live_process_has_it(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     fill_and_hash(room, 1)
     assert not remove_room(tmp_path, JOB, 0)
@@ -357,14 +357,14 @@ def test_slots_of_dead_jobs_are_swept_after_an_hour(tmp_path: Path) -> None:
     rooms["dead"].close()
     rooms["mine"].close()
     (tmp_path / rooms["dead"].path.parents[1] / "no job of ours!").mkdir()
-    assert sweep(tmp_path, JOB) == [], "a job that was killed just now may be about to come back"
+    assert sweep(tmp_path, JOB) == [], "a job that was just killed may be about to restart"
     later_s = time.time() + SWEPT_AFTER_S + 60.0
     assert sweep(tmp_path, JOB, later_s) == [rooms["dead"].path]
     assert [what for what, room in rooms.items() if room.path.exists()] == ["alive", "mine"]
 
 
-def test_memory_that_is_not_there_is_refused_and_given_back(tmp_path: Path, repository: Path) -> None:
-    """As a /dev/shm of 64 MB does: the file cannot become as large as that."""
+def test_unavailable_memory_is_refused_and_freed(tmp_path: Path, repository: Path) -> None:
+    """As with a /dev/shm of 64 MB: the file cannot grow to that size."""
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"
@@ -389,7 +389,7 @@ def test_memory_that_is_not_there_is_refused_and_given_back(tmp_path: Path, repo
     assert second == "[]"
 
 
-def test_nothing_sealed_is_nothing_to_hash(tmp_path: Path) -> None:
+def test_without_a_sealed_slot_there_is_nothing_to_hash(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     with (
         pytest.raises(CheckpointError, match="no such memory slot"),
@@ -405,21 +405,21 @@ def test_nothing_sealed_is_nothing_to_hash(tmp_path: Path) -> None:
         pass
 
 
-# ---- somebody removes what is in use
+# ---- files removed while in use
 
 
-def test_a_slot_whose_file_was_removed_cannot_be_sealed(tmp_path: Path) -> None:
+def test_slot_whose_file_was_removed_cannot_be_sealed(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     fill_and_hash(room, 1)
     (room.path / "a").unlink()
     (room.path / "b").unlink(missing_ok=True)
     slot = room._slots[0]
-    with pytest.raises(BufferGoneError, match="was removed while it was in use"):
+    with pytest.raises(BufferGoneError, match="was removed while in use"):
         slot.seal(9, b"manifest", 10)
     room.close()
 
 
-def test_no_slot_is_made_in_a_folder_that_is_gone_and_a_room_opened_anew_has_one(tmp_path: Path) -> None:
+def test_removed_folder_gets_no_slot_until_the_room_is_reopened(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     shutil.rmtree(room.path)
     with pytest.raises(BufferGoneError):

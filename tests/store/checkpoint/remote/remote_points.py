@@ -1,4 +1,4 @@
-"""Small points whose content follows from their step, in an object store, and the proof that one is what it was."""
+"""Small points in an object store whose content follows from their step, and checks of them."""
 
 from __future__ import annotations
 

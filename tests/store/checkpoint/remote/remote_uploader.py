@@ -1,8 +1,8 @@
-"""A warm process whose children save and prune in an object store, to be killed with SIGKILL at any request.
+"""A warm process whose children save and prune in an object store, to be killed at any request.
 
-``python -m tests.store.checkpoint.remote.remote_uploader <url>``; for each line ``<step> <generation>`` on stdin it
-forks a child that saves that point, then prunes, and prints the child's pid, then how it ended. Forking costs
-milliseconds where importing an S3 client costs a second.
+``python -m tests.store.checkpoint.remote.remote_uploader <url>``: for each line ``<step> <generation>`` on stdin it
+forks a child that saves that point and then prunes. It prints the child's pid and then its exit. Forking takes
+milliseconds; importing an S3 client takes a second.
 """
 
 from __future__ import annotations

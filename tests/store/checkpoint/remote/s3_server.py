@@ -1,7 +1,7 @@
-"""A real S3 server on loopback (moto's), in a thread of the test's own process, that can go away and come back.
+"""A real S3 server (moto) on loopback, in a thread of the test's process, that can stop and restart.
 
-A test may look at every request just before it is answered, or just after the bucket has changed and before the answer
-leaves. What the buckets hold outlives :meth:`S3Server.stop`.
+A test may hook every request just before it is answered, or after the bucket has changed and before the answer is sent.
+The buckets' content survives :meth:`S3Server.stop`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-sec
 
 class Silent(WSGIRequestHandler):
     def log(self, *args: Any) -> None:  # type: ignore[override]
-        """Requests are the tests' business, not their output's."""
+        """Do not log requests."""
 
 
 class S3Server:
-    """Started, empty but for one bucket."""
+    """A running server with one empty bucket."""
 
     def __init__(self) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -57,19 +57,20 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client needs to find it."""
-        quickly = {"AWS_MAX_ATTEMPTS": "1", "AWS_EC2_METADATA_DISABLED": "true"}  # the client's own patience is seconds
+        """Return the environment that a client needs to find it."""
+        # the client's own timeouts are seconds
+        quickly = {"AWS_MAX_ATTEMPTS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
         return {**CREDENTIALS, **quickly, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": self.endpoint}
 
     def start(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen on the same port as before."""
         self._server = make_server("127.0.0.1", self._port, self._answer, threaded=True, request_handler=Silent)
         self._port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
     def stop(self) -> None:
-        """Go away: what is asked from now on finds nobody."""
+        """Stop listening; further requests are refused."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -77,7 +78,7 @@ class S3Server:
             self._server = None
 
     def listen_also(self, listening: socket.socket) -> str:
-        """Answer on this socket, too, which may be in another network namespace, until the end; its URL."""
+        """Also answer on this socket, which may be in another network namespace; return its URL."""
         address, port = listening.getsockname()[:2]
         server = make_server(address, port, self._answer, threaded=True, request_handler=Silent, fd=listening.detach())
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -86,7 +87,7 @@ class S3Server:
         return f"http://{address}:{port}"
 
     def close(self) -> None:
-        """Away for good, with everything it held."""
+        """Stop for good and discard all content."""
         self.stop()
         for server, thread in self._also:
             server.shutdown()
@@ -95,10 +96,10 @@ class S3Server:
         self._empty()
 
     def check_credentials(self, wanted: bool) -> None:
-        """Refuse, from now on, every key that nobody made here: that is all keys."""
+        """From now on, refuse every key that was not created here."""
         settings.INITIAL_NO_AUTH_ACTION_COUNT = 0 if wanted else float("inf")
 
-    # ---- what is in the bucket
+    # ---- content of the bucket
 
     def names(self) -> list[str]:
         found = self.client.list_objects_v2(Bucket=BUCKET)
@@ -112,7 +113,7 @@ class S3Server:
             try:
                 self.before(request)
             except ConnectionAbortedError:
-                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)  # or the client waits for an answer
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)  # otherwise the client waits for an answer
                 raise
         answered = list(self._app(environ, start_response))
         if is_clients:
@@ -126,7 +127,7 @@ class S3Server:
 
 
 def step_of(name: str) -> int:
-    """The step in the name of an object of a point."""
+    """Return the step in the name of a point's object."""
     found = re.search(r"step_(\d+)", name)
     assert found is not None, name
     return int(found[1])

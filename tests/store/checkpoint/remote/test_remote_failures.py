@@ -1,4 +1,4 @@
-"""What a user is told when an object store refuses or is away: one sentence with URL, trial and fix."""
+"""Messages when an object store refuses or is unreachable: URL, what was tried and the fix."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_no_credentials(bucket: Folder, monkeypatch: pytest.MonkeyPatch, tmp_pat
         bucket.place().scan()
 
 
-def test_a_missing_bucket_is_no_empty_folder(s3: S3Server) -> None:
+def test_missing_bucket_does_not_pass_for_an_empty_folder(s3: S3Server) -> None:
     place = Folder("s3://no-such-bucket/job").place()
     for attempt in (place.scan, lambda: save(place, 1), lambda: slots_at("s3://no-such-bucket/job")):
         with pytest.raises(StoreError, match=r"there is no bucket 'no-such-bucket': make it .*aws s3 mb"):
             attempt()
 
 
-def test_a_server_that_is_not_there(bucket: Folder, s3: S3Server) -> None:
+def test_unreachable_server(bucket: Folder, s3: S3Server) -> None:
     place = bucket.place(patience_s=0.0)
     s3.stop()
     with pytest.raises(StoreError, match=r"s3://points/job/0: listing failed, tried 1 time in .*server answers"):
@@ -61,7 +61,7 @@ def test_a_server_that_is_not_there(bucket: Folder, s3: S3Server) -> None:
 
 
 @pytest.mark.parametrize("moment", ["owner.json", ".data.safetensors", ".manifest.msgpack"])
-def test_a_server_that_goes_in_the_middle_and_comes_back(bucket: Folder, s3: S3Server, moment: str) -> None:
+def test_server_that_stops_and_returns(bucket: Folder, s3: S3Server, moment: str) -> None:
     gone: list[threading.Thread] = []
 
     def go_away(request: str) -> None:
@@ -77,7 +77,7 @@ def test_a_server_that_goes_in_the_middle_and_comes_back(bucket: Folder, s3: S3S
     assert len(bucket.names()) == 3
 
 
-def test_a_server_that_stays_away_costs_this_point_only(bucket: Folder, s3: S3Server) -> None:
+def test_server_that_stays_down_costs_this_point_only(bucket: Folder, s3: S3Server) -> None:
     save(bucket.place(), 1)
     place = bucket.place(patience_s=0.0)
     dying: list[threading.Thread] = []
@@ -98,7 +98,7 @@ def test_a_server_that_stays_away_costs_this_point_only(bucket: Folder, s3: S3Se
     assert points(place) == [(3, 1), (1, 1)]
 
 
-def test_a_server_that_is_overloaded_is_asked_again(bucket: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overloaded_server_is_retried(bucket: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     store, calls = ObjectStore(bucket.url, patience_s=30.0), []
     original = store._files._lsdir
 
@@ -114,8 +114,8 @@ def test_a_server_that_is_overloaded_is_asked_again(bucket: Folder, monkeypatch:
     assert len(calls) == 3
 
 
-def test_a_broken_upload_is_never_finished(monkeypatch: pytest.MonkeyPatch, bucket: Folder, s3: S3Server) -> None:
-    """A file object of fsspec completes the object when it is closed, also by ``with`` and an exception."""
+def test_broken_upload_is_never_completed(monkeypatch: pytest.MonkeyPatch, bucket: Folder, s3: S3Server) -> None:
+    """An fsspec file object completes the object on close, also when ``with`` is left by an exception."""
     monkeypatch.setattr(object_store, "_PART_BYTES", 5 * 1024 * 1024)
     store = ObjectStore(bucket.url, patience_s=0.0)
     data = memoryview(bytes(12 * 1024 * 1024))
@@ -128,22 +128,22 @@ def test_a_broken_upload_is_never_finished(monkeypatch: pytest.MonkeyPatch, buck
 
 def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(StoreError, match=r"s3://bucket/job: what reads s3:// is not installed .*samebits\[remote\]"):
+    with pytest.raises(StoreError, match=r"job: the package for s3:// is not installed .*samebits\[remote\]"):
         RemotePointStore("s3://bucket/job", 0, job="j", job_name="n")
 
 
-def test_without_what_reads_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_for_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(StoreError, match=r"gs://bucket/job: what reads gs:// is not installed .*gcsfs"):
+    with pytest.raises(StoreError, match=r"gs://bucket/job: the package for gs:// is not installed .*gcsfs"):
         RemotePointStore("gs://bucket/job", 0, job="j", job_name="n").scan()
 
 
-def test_a_scheme_that_nobody_knows() -> None:
+def test_unknown_scheme() -> None:
     with pytest.raises(StoreError, match="nonsense://here: ValueError: Protocol not known"):
         ObjectStore("nonsense://here").folders()
 
 
-def test_credentials_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_credentials_are_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     assert ObjectStore("hdfs://me:ver@y/secret@host/x").url == "hdfs://(hidden)@host/x"
     with socket.socket() as nobody, caplog.at_level(logging.DEBUG, "samebits"):
         nobody.bind(("127.0.0.1", 0))
@@ -154,7 +154,7 @@ def test_credentials_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None
     assert "127.0.0.1" in str(failure.value)
 
 
-def test_what_a_library_says_is_told_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_removed_from_library_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(url: str) -> None:
         raise ValueError("s3://AKIA:se/cret@bucket\ncannot be reached through http://cret@proxy:3128")
 
@@ -166,12 +166,12 @@ def test_what_a_library_says_is_told_without_credentials(monkeypatch: pytest.Mon
     assert "cret" not in str(told.value)
 
 
-def test_a_local_job_never_imports_fsspec() -> None:
+def test_local_job_never_imports_fsspec() -> None:
     program = "import sys, samebits.store.checkpoint; sys.exit('fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
-# ---- what answers is no object store
+# ---- servers that are not object stores
 
 HTML = b"<html><body>Sign in to the network</body></html>"
 OTHER_XML = b'<?xml version="1.0"?><ListBuckets><Owner/></ListBuckets>'
@@ -194,7 +194,7 @@ def impostor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Impostor]:
 
 
 class Impostor(http.server.ThreadingHTTPServer):
-    """Answers every request with 200 and what ``answer`` makes of its path; counts the bytes it got rid of."""
+    """Answers every request with 200 and what ``answer`` makes of its path; counts the bytes sent."""
 
     daemon_threads = True
 
@@ -227,11 +227,11 @@ class _Impostors(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Requests are nobody's business."""
+        """Do not log requests."""
 
 
 def _pages(entry: bytes) -> Callable[[str], Iterable[bytes]]:
-    """A listing without an end, each page of which has a thousand of these, or none."""
+    """Return an endless listing whose pages have a thousand of these entries, or none."""
     numbers = itertools.count()
 
     def answer(path: str) -> Iterable[bytes]:
@@ -243,16 +243,16 @@ def _pages(entry: bytes) -> Callable[[str], Iterable[bytes]]:
 
 
 @pytest.mark.parametrize("body", [HTML, b"", OTHER_XML, REFUSAL, HALF], ids=["html", "empty", "other", "error", "half"])
-def test_a_server_that_answers_nonsense_is_no_empty_store(impostor: Impostor, body: bytes) -> None:
+def test_nonsense_answers_do_not_pass_for_an_empty_store(impostor: Impostor, body: bytes) -> None:
     impostor.answer = lambda path: [body]
     place = Folder("s3://points/job").place(patience_s=0.0)
     for attempt in (place.scan, lambda: slots_at("s3://points/job", patience_s=0.0), lambda: save(place, 1)):
         with pytest.raises(StoreError, match=r"s3://points/job") as told:
             attempt()
-        assert type(told.value) is StoreError, "this is no other job's folder and no damaged point"
+        assert type(told.value) is StoreError, "this is neither another job's folder nor a damaged point"
 
 
-def test_a_listing_that_lacks_what_can_be_read_is_an_error(bucket: Folder, s3: S3Server) -> None:
+def test_listing_without_a_readable_object_is_an_error(bucket: Folder, s3: S3Server) -> None:
     save(bucket.place(), 1)
     whole = s3._app
 
@@ -267,12 +267,12 @@ def test_a_listing_that_lacks_what_can_be_read_is_an_error(bucket: Folder, s3: S
         bucket.place().scan()
 
 
-def test_an_object_without_an_end_is_read_no_further_than_asked(impostor: Impostor) -> None:
+def test_endless_object_is_read_no_further_than_requested(impostor: Impostor) -> None:
     impostor.answer = lambda path: itertools.repeat(PIECE)
     store = ObjectStore("s3://points/job", patience_s=0.0)
     assert store.read("0/owner.json", 1000) == bytes(1000)
     assert store.read_ranges("0/data", [(10, 20), (30, 50)]) == [bytes(10), bytes(20)]
-    assert impostor.sent_bytes < 64 * len(PIECE), "what lies in the sockets' buffers"
+    assert impostor.sent_bytes < 64 * len(PIECE), "data in the sockets' buffers"
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_an_object_without_an_end_is_read_no_further_than_asked(impostor: Impost
     ],
     ids=["body", "entries", "pages"],
 )
-def test_a_listing_without_an_end_is_given_up(
+def test_endless_listing_is_given_up(
     impostor: Impostor, monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Iterable[bytes]], told: str
 ) -> None:
     monkeypatch.setattr(object_store, "_MOST_ENTRIES", 5000)

@@ -1,4 +1,4 @@
-"""kill -9 of the uploader around every change it makes to the bucket, just before the server acts and just after."""
+"""kill -9 of the uploader at every change to the bucket, just before and just after the server acts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANGES = ["data", "manifest", "manifest", "data"]  # two are written, then the 
 
 
 class Uploader:
-    """The warm process; ``run`` lets one child of it work, and kills that at its n-th change."""
+    """The warm process; ``run`` starts a child and kills it at its n-th change."""
 
     def __init__(self, url: str, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -33,7 +33,7 @@ class Uploader:
         )
 
     def run(self, s3: S3Server, step: int, generation: int, kill_at: int | None = None, *, after: bool = False) -> int:
-        """The child's exit status; negative: the signal that ended it."""
+        """Return the child's exit status, negative for a signal."""
         pids: queue.SimpleQueue[int] = queue.SimpleQueue()
         s3.requests.clear()
 
@@ -58,7 +58,7 @@ class Uploader:
 
 
 def changes(s3: S3Server) -> list[str]:
-    """What was asked to be written or deleted, by its kind."""
+    """Return the kinds of objects that were to be written or deleted."""
     kinds = {"safetensors": "data", "msgpack": "manifest", "json": "owner"}
     return [kinds[one.rpartition(".")[2]] for one in s3.requests if one.startswith(("PUT", "DELETE"))]
 
@@ -71,7 +71,7 @@ def uploader(bucket: Folder, s3: S3Server) -> Iterator[Uploader]:
 
 
 def assert_nothing_lost(folder: Folder, before: list[tuple[int, int]]) -> None:
-    """Every point that is listed is whole and what it was; as many as must be are there, and the newest is."""
+    """Check that every listed point is complete and correct, and that enough points and the newest are there."""
     place = folder.place()
     for found in place.scan():
         try:
@@ -83,7 +83,7 @@ def assert_nothing_lost(folder: Folder, before: list[tuple[int, int]]) -> None:
 
 
 def settle(folder: Folder, step: int, generation: int) -> list[tuple[int, int]]:
-    """The next generation goes on: two points and nothing else are left, whatever the dead one left."""
+    """Let the next generation continue: two points and nothing else remain."""
     place = folder.place(leftover_age_s=0.0)
     for number in (step, step + 1):
         save(place, number, generation)
@@ -92,10 +92,10 @@ def settle(folder: Folder, step: int, generation: int) -> list[tuple[int, int]]:
     return points(place)
 
 
-def test_a_kill_around_any_change_loses_no_point(bucket: Folder, s3: S3Server, uploader: Uploader) -> None:
+def test_kill_at_any_change_loses_no_point(bucket: Folder, s3: S3Server, uploader: Uploader) -> None:
     known = settle(bucket, 1, 1)
     assert uploader.run(s3, 3, 2) == 0
-    assert changes(s3) == CHANGES, "these are all the moments there are"
+    assert changes(s3) == CHANGES, "these are all possible times"
     known = settle(bucket, 5, 3)
     kills = [(number, after) for number in range(1, len(CHANGES) + 1) for after in (False, True)]
     for generation, (number, after) in enumerate(kills, start=2):
@@ -104,9 +104,7 @@ def test_a_kill_around_any_change_loses_no_point(bucket: Folder, s3: S3Server, u
         known = settle(bucket, 10 * generation + 1, 2 * generation + 1)
 
 
-def test_a_kill_around_the_claim_leaves_a_folder_that_can_be_claimed(
-    bucket: Folder, s3: S3Server, uploader: Uploader
-) -> None:
+def test_kill_at_the_claim_leaves_a_claimable_folder(bucket: Folder, s3: S3Server, uploader: Uploader) -> None:
     for after in (False, True):
         assert uploader.run(s3, 1, 1, 1, after=after) == -signal.SIGKILL
         assert changes(s3) == ["owner"]

@@ -1,4 +1,4 @@
-"""Points in an object store: saved, found, read, sent, pruned; in memory:// and in a real S3 server alike."""
+"""Points in an object store: saved, found, read, sent and pruned, in memory:// and in a real S3 server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.store.points import JOB, LAYOUT, header_of, one_of_each_dtype
 OTHER = "6a1f0c1e-0000-4000-8000-000000000002"
 
 
-def test_what_is_saved_is_read_back(folder: Folder) -> None:
+def test_saved_point_is_read_back(folder: Folder) -> None:
     save(folder.place(), 7)
     place = folder.place()
     found = find(place, 7)
@@ -28,7 +28,7 @@ def test_what_is_saved_is_read_back(folder: Folder) -> None:
     assert_is(place.read(found), 7)
 
 
-def test_every_dtype_goes_through(folder: Folder) -> None:
+def test_every_dtype_is_supported(folder: Folder) -> None:
     folder.place().write(header_of(1), one_of_each_dtype(), {}, LAYOUT, chunk_bytes=CHUNK_BYTES)
     place = folder.place()
     read = place.read(find(place, 1))
@@ -37,7 +37,7 @@ def test_every_dtype_goes_through(folder: Folder) -> None:
     }
 
 
-def test_the_data_is_a_safetensors_file(folder: Folder, tmp_path: Path) -> None:
+def test_data_is_a_safetensors_file(folder: Folder, tmp_path: Path) -> None:
     save(folder.place(), 3)
     (name,) = [name for name in folder.names() if name.endswith(".safetensors")]
     (tmp_path / "copy").write_bytes(folder.get(name))
@@ -45,7 +45,7 @@ def test_the_data_is_a_safetensors_file(folder: Folder, tmp_path: Path) -> None:
         assert "weight" in file.keys()  # noqa: SIM118 - it is no mapping
 
 
-def test_an_upload_in_several_parts(bucket: Folder, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multipart_upload(bucket: Folder, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "_PART_BYTES", 5 * 1024 * 1024)
     size_bytes = 11 * 1024 * 1024
     save(bucket.place(), 1, size_bytes=size_bytes, chunk_bytes=1024 * 1024)
@@ -53,7 +53,7 @@ def test_an_upload_in_several_parts(bucket: Folder, s3: S3Server, monkeypatch: p
     assert_is(bucket.place().read(find(bucket.place(), 1)), 1, size_bytes)
 
 
-def test_newest_first_and_names_of_other_kinds_are_none(folder: Folder) -> None:
+def test_points_are_listed_newest_first_and_other_names_ignored(folder: Folder) -> None:
     place = folder.place()
     for step, generation in ((10, 1), (20, 1), (15, 2)):
         save(place, step, generation)
@@ -66,13 +66,13 @@ def test_newest_first_and_names_of_other_kinds_are_none(folder: Folder) -> None:
     assert [found.point for found in place.scan()] == [Point(20, 1), Point(15, 2), Point(10, 1)]
 
 
-def test_a_place_where_nothing_is(folder: Folder) -> None:
+def test_missing_folder_is_empty(folder: Folder) -> None:
     assert folder.place().scan() == []
     assert prune(folder.place(), 2) == []
     assert slots_at(folder.url) == []
 
 
-def test_the_slots_that_have_a_folder(folder: Folder) -> None:
+def test_slots_with_a_folder_are_listed(folder: Folder) -> None:
     for slot in (0, 2, 11):
         save(folder.place(slot), 1, rank=slot) if slot < 4 else folder.put(f"{slot}/x", b"")
     assert slots_at(folder.url) == [0, 2, 11]
@@ -85,7 +85,7 @@ def test_saving_the_same_point_again_changes_nothing(folder: Folder) -> None:
     assert folder.names() == before
 
 
-def test_a_damaged_point_is_saved_anew_beside_it(folder: Folder) -> None:
+def test_damaged_point_is_saved_again_beside_it(folder: Folder) -> None:
     save(folder.place(), 5)
     (data,) = [name for name in folder.names() if name.endswith(".safetensors")]
     content = folder.get(data)
@@ -95,10 +95,10 @@ def test_a_damaged_point_is_saved_anew_beside_it(folder: Folder) -> None:
     assert_is(folder.place().read(find(folder.place(), 5)), 5)
 
 
-# --- whose it is
+# --- ownership
 
 
-def test_another_jobs_folder_is_refused_with_both_names(folder: Folder) -> None:
+def test_folder_of_another_job_is_refused_with_both_names(folder: Folder) -> None:
     save(folder.place(), 5)
     other = folder.place(job=OTHER)
     before = folder.names()
@@ -108,13 +108,13 @@ def test_another_jobs_folder_is_refused_with_both_names(folder: Folder) -> None:
     assert folder.names() == before
 
 
-def test_of_two_jobs_that_claim_at_once_one_gets_it(folder: Folder) -> None:
+def test_one_of_two_simultaneous_claims_wins(folder: Folder) -> None:
     first, second = folder.place(), folder.place(job=OTHER)
     original = second._read_owner
     asked = []
 
     def read_owner_late() -> object:
-        """The other one claims between this one's look and its own claim."""
+        """Let the other job claim between the check and the claim."""
         found = original()
         if not asked:
             asked.append(found)
@@ -128,13 +128,13 @@ def test_of_two_jobs_that_claim_at_once_one_gets_it(folder: Folder) -> None:
     first.claim()
 
 
-def test_an_unreadable_owner_is_said(folder: Folder) -> None:
+def test_unreadable_owner_is_reported(folder: Folder) -> None:
     folder.put("0/owner.json", b"[]")
-    with pytest.raises(StoreError, match=r"owner\.json: does not say whose folder this is"):
+    with pytest.raises(StoreError, match=r"owner\.json: names no job as the folder's owner"):
         save(folder.place(), 1)
 
 
-def test_a_writer_of_an_older_generation_is_refused(folder: Folder) -> None:
+def test_writer_of_an_older_generation_is_refused(folder: Folder) -> None:
     save(folder.place(), 10, 1)
     save(folder.place(), 11, 2)
     before = folder.names()
@@ -143,7 +143,7 @@ def test_a_writer_of_an_older_generation_is_refused(folder: Folder) -> None:
     assert folder.names() == before
 
 
-def test_a_writer_that_grows_stale_while_it_uploads_leaves_no_point(folder: Folder) -> None:
+def test_writer_that_becomes_stale_during_its_upload_leaves_no_point(folder: Folder) -> None:
     stale = folder.place()
 
     class Overtaken(object_store.ObjectStore):
@@ -158,11 +158,11 @@ def test_a_writer_that_grows_stale_while_it_uploads_leaves_no_point(folder: Fold
     assert points(folder.place()) == [(11, 2)]
 
 
-# --- what goes
+# --- pruning
 
 
 @pytest.mark.parametrize(("keep", "left"), [(5, 5), (2, 2), (0, 2)])
-def test_the_oldest_beyond_the_number_go_and_two_always_stay(folder: Folder, keep: int, left: int) -> None:
+def test_oldest_points_beyond_the_number_are_removed_but_two_always_stay(folder: Folder, keep: int, left: int) -> None:
     place = folder.place()
     for step in range(1, 7):
         save(place, step)
@@ -171,7 +171,7 @@ def test_the_oldest_beyond_the_number_go_and_two_always_stay(folder: Folder, kee
     assert len(folder.names()) == 2 * left + 1
 
 
-def test_a_damaged_point_is_neither_counted_nor_deleted(folder: Folder) -> None:
+def test_damaged_point_is_neither_counted_nor_deleted(folder: Folder) -> None:
     for step in range(1, 6):
         save(folder.place(), step)
     (data,) = [name for name in folder.names() if "005_gen" in name and name.endswith(".safetensors")]
@@ -181,7 +181,7 @@ def test_a_damaged_point_is_neither_counted_nor_deleted(folder: Folder) -> None:
     assert points(folder.place()) == [(5, 1), (4, 1), (3, 1)]
 
 
-def test_an_abandoned_line_goes_when_the_new_one_has_a_point(folder: Folder) -> None:
+def test_abandoned_line_is_removed_once_the_new_one_has_a_point(folder: Folder) -> None:
     place = folder.place()
     for step in (10, 20, 40, 50):
         save(place, step, 1)
@@ -190,8 +190,8 @@ def test_an_abandoned_line_goes_when_the_new_one_has_a_point(folder: Folder) -> 
     assert sorted(gone) == [Point(10, 1), Point(40, 1), Point(50, 1)]
 
 
-def test_what_others_count_on_stays_and_what_nobody_was_told_of_is_replaced(folder: Folder) -> None:
-    """The policy itself is ``pruning``'s; here is that it is asked."""
+def test_committed_points_stay_and_uncommitted_ones_are_replaced(folder: Folder) -> None:
+    """``pruning`` is tested elsewhere; this tests that it is used."""
     place = folder.place()
     for step in range(1, 7):
         save(place, step)
@@ -207,26 +207,26 @@ def leave_half_an_upload(folder: Folder, step: int, generation: int, unique: str
     return name
 
 
-def test_a_half_upload_is_no_point_and_stays_while_it_could_be_somebodys(folder: Folder) -> None:
+def test_partial_upload_is_no_point_and_stays_while_its_writer_may_live(folder: Folder) -> None:
     half = leave_half_an_upload(folder, 9, 1)
     assert folder.place().scan() == []
     save(folder.place(leftover_age_s=0), 10, 1)
-    assert half in folder.names(), "of this generation: its writer may live"
+    assert half in folder.names(), "of this generation: its writer may be alive"
     save(folder.place(), 11, 2)
-    assert half in folder.names(), "it is not old"
+    assert half in folder.names(), "it is too recent"
     save(folder.place(leftover_age_s=0), 12, 2)
     assert half not in folder.names()
     assert points(folder.place()) == [(12, 2), (11, 2), (10, 1)]
 
 
-def test_what_this_process_left_itself_goes_with_its_next_save(folder: Folder) -> None:
+def test_own_leftovers_are_removed_by_the_next_save(folder: Folder) -> None:
     place = folder.place()
     half = leave_half_an_upload(folder, 9, 1, f"0001-{place._session}")
     save(place, 10)
     assert half not in folder.names()
 
 
-def test_manifests_go_before_their_data(bucket: Folder, s3: S3Server) -> None:
+def test_manifests_are_deleted_before_their_data(bucket: Folder, s3: S3Server) -> None:
     place = bucket.place()
     for step in range(1, 5):
         save(place, step)
@@ -236,7 +236,7 @@ def test_manifests_go_before_their_data(bucket: Folder, s3: S3Server) -> None:
     assert deleted == ["msgpack"] * 2 + ["safetensors"] * 2
 
 
-def test_a_restart_reads_no_more_than_two_points_to_prune(bucket: Folder, s3: S3Server) -> None:
+def test_restart_reads_at_most_two_points_to_prune(bucket: Folder, s3: S3Server) -> None:
     for step in range(1, 6):
         save(bucket.place(), step)
     s3.requests.clear()
@@ -249,13 +249,13 @@ def test_a_restart_reads_no_more_than_two_points_to_prune(bucket: Folder, s3: S3
 
 
 def names_of(folder: Folder, step: int) -> tuple[str, str]:
-    """The data and the manifest of a point."""
+    """Return the names of a point's data and manifest."""
     data, manifest = sorted(name for name in folder.names() if f"{step:010d}_gen" in name)
     return data, manifest
 
 
 def assert_damaged(folder: Folder, step: int) -> str:
-    """Detected without an exception of another kind, by name; the reason."""
+    """Check that the damage is found without any other exception; return the reason."""
     place = folder.place()
     with pytest.raises(CheckpointError, match=f"step_{step:010d}") as verified:
         place.verify(find(place, step))
@@ -265,8 +265,8 @@ def assert_damaged(folder: Folder, step: int) -> str:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_every_chunk_flipped_and_every_boundary_truncated(folder: Folder, which: int) -> None:
-    """All of them in memory; in S3, where a try costs ten requests, the first, one in the middle and the last."""
+def test_flip_in_every_chunk_and_truncation_at_every_boundary(folder: Folder, which: int) -> None:
+    """In memory every case runs. In S3, where a case takes ten requests, only the first, a middle and the last one."""
     save(folder.place(), 1)
     save(folder.place(), 2)
     name = names_of(folder, 2)[which]
@@ -285,13 +285,13 @@ def test_every_chunk_flipped_and_every_boundary_truncated(folder: Folder, which:
     assert_is(folder.place().read(find(folder.place(), 2)), 2)
 
 
-def test_data_missing(folder: Folder) -> None:
+def test_missing_data(folder: Folder) -> None:
     save(folder.place(), 2)
     folder.delete(names_of(folder, 2)[0])
     assert "is missing, though its manifest is there" in assert_damaged(folder, 2)
 
 
-def test_data_that_goes_or_shrinks_while_it_is_read(folder: Folder) -> None:
+def test_data_that_vanishes_or_shrinks_while_it_is_read(folder: Folder) -> None:
     save(folder.place(), 2)
     place = folder.place()
     found, (data, _) = find(place, 2), names_of(folder, 2)
@@ -302,7 +302,7 @@ def test_data_that_goes_or_shrinks_while_it_is_read(folder: Folder) -> None:
             place.read(found)
 
 
-def test_a_manifest_of_another_slot_or_step_or_job_is_said(folder: Folder) -> None:
+def test_manifest_of_another_slot_step_or_job_is_reported(folder: Folder) -> None:
     save(folder.place(0), 2)
     save(folder.place(1), 2, rank=1)
     data, manifest = names_of(Folder(f"{folder.url}/1"), 2)

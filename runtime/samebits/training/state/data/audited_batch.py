@@ -1,10 +1,8 @@
-"""One micro-batch of a DistributedDataParallel module, kept so that another rank can compute its local gradient again.
+"""Keep one micro-batch of a DistributedDataParallel module so that another rank can recompute its local gradient.
 
-Here live the hooks that keep it, and the second computation. Never here: its form on the way (``batch_bytes``), whose
-batch is kept, who computes it (``run.audits``). The one idea: inputs, buffers, generators and the gradients of the
-outputs are all that a local gradient depends on besides the weights, which are equal; a hook on a parameter sees its
-gradient before DDP reduces it. Nothing here raises into the user's forward or backward pass: what cannot be kept is a
-problem that is told.
+Inputs, buffers, generators and the outputs' gradients are all that a local gradient depends on besides the weights,
+which are equal. A hook on a parameter sees its gradient before DDP reduces it. Nothing here raises into the user's
+forward or backward pass: what cannot be kept is recorded as a problem.
 """
 
 from __future__ import annotations
@@ -26,39 +24,39 @@ from samebits.training.state import generators, rng, snapshot
 from samebits.training.state.data import batch_bytes
 from samebits.training.state.generators import Generators
 
-__all__ = ["Computed", "KeptBatch", "compute_again", "names_of"]
+__all__ = ["AuditedBatch", "Computed", "compute_again", "names_of"]
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(slots=True)
 class _Batch:
-    inputs: tuple[Any, ...]  # arguments, and those by name
+    inputs: tuple[Any, ...]  # positional arguments, and keyword arguments
     buffers: dict[str, torch.Tensor]
     generators: bytes
     modes: bytes  # of each module: whether it is in training
-    autocast: tuple[bool, str, bool]  # whether it is on, to which dtype, with casts that are kept
+    autocast: tuple[bool, str, bool]  # whether it is on, its dtype, and whether casts are cached
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)  # of the outputs, by place
     digests: dict[int, int] = field(default_factory=dict)  # of the parameters' gradients, by place
     has_outputs: bool = False
     problem: str = ""
 
     def keep_gradient(self, place: int, gradient: torch.Tensor) -> None:
-        """The gradient of an output has come."""
+        """Keep the gradient of an output."""
         if place in self.gradients:
             raise ValueError("several backward passes go through one forward pass")
         self.gradients[place] = batch_bytes.copied(gradient)
 
     def keep_digest(self, place: int, gradient: torch.Tensor) -> None:
-        """The local gradient of a parameter has come, whole."""
+        """Keep the digest of a parameter's complete local gradient."""
         if gradient.layout is not torch.strided:
-            raise ValueError("a gradient of it is sparse")
+            raise ValueError("one of its gradients is sparse")
         if place in self.digests:
             raise ValueError("several backward passes go through one forward pass")
         self.digests[place] = _digest(gradient)
 
     def packed(self, most_bytes: int) -> bytearray:
-        """As it travels."""
+        """Return the batch in its form for sending."""
         gradients = {place: self.gradients[place] for place in sorted(self.gradients)}
         return batch_bytes.pack(
             {"inputs": self.inputs, "buffers": self.buffers, "gradients": gradients},
@@ -72,11 +70,11 @@ class _Batch:
         )
 
     def hook(self, keep: Callable[[int, torch.Tensor], None], place: int) -> Callable[[torch.Tensor], None]:
-        """Of a tensor, that keeps its gradient; it changes nothing and raises nothing."""
+        """Return a hook that keeps a tensor's gradient; it changes nothing and never raises."""
 
         def keep_or_tell(gradient: torch.Tensor | None) -> None:
             try:
-                if gradient is not None:  # else none has come
+                if gradient is not None:  # otherwise there is none
                     keep(place, gradient)
             except Exception as error:
                 self.problem = str(error)
@@ -86,26 +84,26 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A local gradient as digests, one a parameter, in the order of :func:`names_of`; 0: it has none."""
+    """A local gradient as digests, one per parameter, in the order of :func:`names_of`; 0: no gradient."""
 
     digests: tuple[int, ...]
 
     def value(self) -> int:
-        """All of it in 63 bits."""
+        """Return a digest of the whole gradient in 63 bits."""
         return xxhash.xxh3_64_intdigest(msgpack.packb(self.digests)) >> 1
 
     def first_other(self, other: Computed) -> int:
-        """The place of the first parameter whose gradient is another's."""
+        """Return the index of the first parameter whose gradient differs."""
         pairs = zip(self.digests, other.digests, strict=True)
         return next((place for place, (one, its) in enumerate(pairs) if one != its), 0)
 
 
-class KeptBatch:
-    """Follows one wrapper's module.
+class AuditedBatch:
+    """Keeps batches of one wrapper's module.
 
     Args:
-        wrapper: whose module it is.
-        wants: whether this rank's next forward pass is to be kept.
+        wrapper: the wrapper of the module.
+        wants: returns whether this rank's next forward pass is to be kept.
     """
 
     def __init__(self, wrapper: DistributedDataParallel, wants: Callable[[], bool]) -> None:
@@ -121,13 +119,13 @@ class KeptBatch:
         ]
 
     def close(self) -> None:
-        """Keep nothing more."""
+        """Stop keeping batches."""
         self._drop()
         for hook in self._hooks:
             hook.remove()
 
     def take(self, most_bytes: int) -> tuple[bytearray, Computed] | str:
-        """What was kept, as it travels, and its gradient; or why there is none."""
+        """Return the kept batch for sending and its gradient, or the reason why there is none."""
         batch = self._batch
         self._drop()
         if batch is None:
@@ -141,10 +139,10 @@ class KeptBatch:
             return f"its inputs cannot be sent ({error})"
 
     def compute_again(self, packed: memoryview) -> Computed:
-        """The gradient of what another rank has kept; this rank's buffers, generators and gradients stay as they are.
+        """Recompute another rank's batch; this rank's buffers, generators and gradients stay as they are.
 
         Raises:
-            Exception: whatever the module raises; ValueError where these bytes are none of ours.
+            Exception: whatever the module raises; ValueError if the bytes are not a batch.
         """
         self._is_again = True
         try:
@@ -158,10 +156,10 @@ class KeptBatch:
         if torch.compiler.is_compiling() or self._is_again or not torch.is_grad_enabled():
             return
         if not self._wants():
-            if self._batch is not None:  # of a step that was left out, as a GradScaler does
+            if self._batch is not None:  # of a skipped step, as a GradScaler does
                 self._drop()
             return
-        if not self._wrapper.require_backward_grad_sync:  # of an accumulated gradient the last part is audited
+        if not self._wrapper.require_backward_grad_sync:  # of an accumulated gradient, the last part is audited
             return
         is_second = self._batch is not None and not self._batch.digests
         self._drop()
@@ -192,7 +190,8 @@ class KeptBatch:
             ((place, output),) = differentiable
             output.register_hook(batch.hook(batch.keep_gradient, place))
             return None
-        # One output may be computed from another: a copy of each is given out, which sees only what comes from outside.
+        # One output may be computed from another. Copies are returned, which see only gradients from outside the
+        # module.
         try:
             return _given_out(outputs, batch)
         except Exception as error:
@@ -200,7 +199,7 @@ class KeptBatch:
             return None
 
     def _drop(self) -> None:
-        """Let go of what is kept; of most steps nothing is."""
+        """Drop what is kept; at most steps that is nothing."""
         self._batch = None
         for hook in self._on_parameters:
             hook.remove()
@@ -208,12 +207,12 @@ class KeptBatch:
 
 
 def names_of(module: nn.Module) -> list[str]:
-    """The parameters that are trained, in their order."""
+    """Return the names of the trained parameters, in order."""
     return list(_parameters(module))
 
 
 def compute_again(module: nn.Module, packed: memoryview) -> Computed:
-    """As :meth:`KeptBatch.compute_again`."""
+    """Recompute a batch; see :meth:`AuditedBatch.compute_again`."""
     device = next(module.parameters()).device
     tree, about = batch_bytes.unpack(packed, device)
     (args, kwargs), buffers, gradients = tree["inputs"], tree["buffers"], tree["gradients"]
@@ -238,7 +237,9 @@ def compute_again(module: nn.Module, packed: memoryview) -> Computed:
         _set_modes(module, modes)
         rng.restore(before)
     if any(found[place] is None for place in about["trained"]):
-        raise ValueError("a gradient came by another way, such as torch.utils.checkpoint with use_reentrant=True")
+        raise ValueError(
+            "a gradient was computed in another way, such as torch.utils.checkpoint with use_reentrant=True"
+        )
     return Computed(tuple(0 if one is None else _digest(one) for one in found))
 
 
@@ -262,7 +263,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _given_out(outputs: Any, batch: _Batch) -> Any:
-    """The same tree, with a copy of each tensor that has a gradient."""
+    """Return the same tree with a copy of each tensor that has a gradient."""
     place = -1
 
     def given(value: Any) -> Any:
@@ -273,7 +274,7 @@ def _given_out(outputs: Any, batch: _Batch) -> Any:
                 return value
             one = value.clone()
             if one.stride() != value.stride():
-                raise ValueError("an output of it is expanded or has gaps")
+                raise ValueError("one of its outputs is expanded or has gaps")
             one.register_hook(batch.hook(batch.keep_gradient, place))
             return one
         if isinstance(value, Mapping):
@@ -307,11 +308,11 @@ def _set_modes(module: nn.Module, modes: bytes) -> None:
 
 @contextlib.contextmanager
 def _with_buffers(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Other tensors stand where its buffers are; those themselves are not touched."""
+    """Replace the module's buffers inside the block; the original tensors are not touched."""
     names = {id(buffer): name for name, buffer in module.named_buffers()}
     own = [(one._buffers, dict(one._buffers)) for one in module.modules()]
     if set(names.values()) != set(values):
-        raise ValueError(f"its buffers are not those of the other rank: {sorted(set(names.values()) ^ set(values))}")
+        raise ValueError(f"its buffers differ from the other rank's: {sorted(set(names.values()) ^ set(values))}")
     try:
         for buffers, before in own:
             for name, buffer in before.items():

@@ -1,8 +1,7 @@
-"""A tree of tensors and plain values ↔ bytes that another rank computes the same with, layouts included.
+"""Encode a tree of tensors and plain values for another rank to compute the same bits with, strides included.
 
-Here lives the form of a micro-batch on its way: a head in msgpack, and the tensors' bytes behind it. Never here: what
-is in it, who gets it. The one idea: a kernel may compute other bits from another layout, so strides travel, too. What
-the head says of sizes is compared with what came before it is used.
+The format is a msgpack head followed by the tensors' bytes. A kernel may compute other bits from another layout, so
+strides are sent too. Sizes in the head are checked against the received bytes before use.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ __all__ = ["copied", "copy_of", "pack", "unpack"]
 _LENGTH = struct.Struct("<Q")
 _TUPLE = 1  # msgpack's extension type
 _ROOT = "batch"
-_MOST_GAPS = 4  # times a tensor's own size; what lies wider is kept without its gaps
+_MOST_GAPS = 4  # times a tensor's own size; tensors with wider gaps are kept without them
 
 
 def pack(tree: Mapping[str, Any], about: Mapping[str, Any], most_bytes: int) -> bytearray:
-    """The tree, and plain values about it.
+    """Encode the tree, and plain values about it.
 
     Raises:
-        CheckpointError, TypeError, OverflowError: something in it is neither a tensor nor plain.
-        ValueError: its tensors have more bytes than they may.
+        CheckpointError, TypeError, OverflowError: a value is neither a tensor nor plain.
+        ValueError: the tensors exceed ``most_bytes``.
     """
     plain, tensors = snapshot.take_apart(tree, _ROOT)
     layouts = {name: [list(one.stride()), one.requires_grad] for name, one in tensors}
     if len(layouts) < len(tensors):
-        raise ValueError("two of them have one name")
+        raise ValueError("two tensors have the same name")
     size_bytes = sum(one.numel() * one.element_size() for _, one in tensors)
     if size_bytes > most_bytes:
         raise ValueError(f"{size_bytes} bytes, more than {most_bytes}")
@@ -56,10 +55,10 @@ def pack(tree: Mapping[str, Any], about: Mapping[str, Any], most_bytes: int) -> 
 
 
 def unpack(packed: memoryview, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What :func:`pack` took: the tree, on this device, and what is about it.
+    """Return what :func:`pack` was given: the tree, on this device, and the values about it.
 
     Raises:
-        Exception: these bytes are none of ours; whatever it is, nothing was done with them.
+        Exception: the bytes are not valid; nothing was done with them.
     """
     (size_bytes,) = _LENGTH.unpack_from(packed)
     at = _LENGTH.size + size_bytes
@@ -76,12 +75,12 @@ def unpack(packed: memoryview, device: torch.device) -> tuple[dict[str, Any], di
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Its values, which lie as its own."""
+    """Return a copy with the same strides."""
     return _laid_out(tensor.detach(), tensor.stride(), tensor.device)
 
 
 def copy_of(value: Any) -> Any:
-    """The tree with a copy of each tensor.
+    """Return the tree with a copy of each tensor.
 
     Raises:
         TypeError: a tensor of a class of its own.
@@ -98,7 +97,7 @@ def copy_of(value: Any) -> Any:
 
 
 def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """A copy with these strides; what was expanded is so again."""
+    """Return a copy with these strides; expanded dimensions stay expanded."""
     once = tensor
     for dimension, stride in enumerate(strides):
         if stride == 0 and tensor.shape[dimension] > 1:

@@ -1,10 +1,9 @@
-"""A global batch that stays the same when the world's size changes: its micro-batches are dealt out anew.
+"""Keep a global batch the same when the world size changes, by redistributing its micro-batches.
 
-Here live which micro-batches a rank has, how their gradients are summed over all ranks, and the loop's side of both.
-Never here: the data position, which is the sampler's. The one idea: the sum's order belongs to the micro-batches, not
-to the ranks. It is a binary tree over their numbers (as in RFC 6962, section 2.1); each rank has a block of them in a
-row, sums the subtrees that lie within its block, and the rest of the tree is summed, by everybody alike, from those.
-Whatever the size, the same numbers are added in the same order: equal bits.
+The order of a gradient sum belongs to the micro-batches, not to the ranks: it is a binary tree over their numbers (as
+in RFC 6962, section 2.1). Each rank has a contiguous block of micro-batches and sums the subtrees within it. The rest
+of the tree is summed from those, in the same way on every rank. At any world size the same numbers are added in the
+same order, which gives equal bits.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from samebits.training.state.data.sampler import ElasticSampler
 __all__ = ["GlobalBatch"]
 
 Node = tuple[int, int]
-"""A subtree: the micro-batches from the first number up to, and without, the second."""
+"""A subtree: the micro-batches from the first number up to, but not including, the second."""
 
 
 # ---- the tree
 
 
 def split_of(node: Node) -> int:
-    """Where the tree divides this node: after the largest power of two of its micro-batches that leaves some over."""
+    """Return where the tree splits a node: at the largest power of two of micro-batches that leaves a remainder."""
     low, high = node
     return low + (1 << (high - low - 1).bit_length() - 1)
 
 
 def subtrees_within(node: Node, block: Node) -> list[Node]:
-    """The largest subtrees of ``node`` that lie within a block, from left to right."""
+    """Return the largest subtrees of ``node`` within a block, from left to right."""
     low, high = max(node[0], block[0]), min(node[1], block[1])
     if low >= high:
         return []
@@ -51,14 +50,15 @@ def subtrees_within(node: Node, block: Node) -> list[Node]:
 
 
 def block_of(rank: int, world_size: int, count: int) -> Node:
-    """The micro-batches of one rank, of ``count``: as many as every other has, or one less."""
+    """Return one rank's share of ``count`` micro-batches; shares differ by at most one."""
     return rank * count // world_size, (rank + 1) * count // world_size
 
 
 def sum_of(node: Node, parts: Mapping[Node, torch.Tensor]) -> torch.Tensor:
-    """The sum over a node, made of the subtrees that are there; these are used up.
+    """Return the sum over a node from its subtrees, whose tensors are reused.
 
     Args:
+        node: the node to sum.
         parts: disjoint subtrees that together are the node.
     """
     if node in parts:
@@ -68,14 +68,14 @@ def sum_of(node: Node, parts: Mapping[Node, torch.Tensor]) -> torch.Tensor:
 
 
 class BlockSum:
-    """The sums of a block's subtrees, while its micro-batches come one after the other; few are held at a time."""
+    """The sums of a block's subtrees, built up one micro-batch at a time with few tensors held."""
 
     def __init__(self, count: int, block: Node) -> None:
         self._wanted = subtrees_within((0, count), block) if count else []
         self._parts: dict[Node, torch.Tensor] = {}
 
     def add(self, number: int, value: torch.Tensor) -> None:
-        """The next micro-batch's; the tensor is used up."""
+        """Add the next micro-batch's tensor, which is reused."""
         node = next(one for one in self._wanted if one[0] <= number < one[1])
         path = []
         while node != (number, number + 1):
@@ -91,7 +91,7 @@ class BlockSum:
             self._parts[above] = left.add_(right)
 
     def sums(self) -> list[torch.Tensor]:
-        """Of the block's subtrees, from left to right, once all of its micro-batches are in."""
+        """Return the sums of the block's subtrees, left to right, after all of its micro-batches."""
         return [self._parts[node] for node in self._wanted]
 
 
@@ -99,7 +99,7 @@ class BlockSum:
 
 
 class GlobalBatch(Sampler[list[int]]):
-    """Global batches of a fixed size, in micro-batches that are dealt out to however many ranks there are.
+    """Global batches of a fixed size, in micro-batches that are distributed to however many ranks there are.
 
     ::
 
@@ -117,19 +117,19 @@ class GlobalBatch(Sampler[list[int]]):
             state.commit()
 
     The gradient and the loss have the same bits in a world of any size, as long as the same kernels compute each
-    micro-batch: on one kind of device, with as many threads (OMP_NUM_THREADS). Random numbers are drawn anew for each
-    micro-batch. Not the same are batch statistics (BatchNorm), which a rank keeps of the micro-batches it had. The
-    model is not wrapped in DistributedDataParallel: the sum is taken here, in float32 or better, and costs about twice
-    what its ring costs.
+    micro-batch: on one kind of device, with the same number of threads (OMP_NUM_THREADS). Generators are seeded for
+    each micro-batch. Batch statistics (BatchNorm) are not the same: a rank keeps those of its own micro-batches. Do not
+    wrap the model in DistributedDataParallel: the sum is computed here, in float32 or better, at about twice the cost
+    of DDP's ring.
 
     Args:
         sampler: the data position; it is part of the state.
-        parameters: whose gradients are summed; those that need none are left out.
-        size: samples of a global batch; the last of an epoch may have fewer.
-        micro: samples of a micro-batch; the last of a global batch may have fewer.
+        parameters: whose gradients are summed; those without requires_grad are left out.
+        size: samples per global batch; the last of an epoch may have fewer.
+        micro: samples per micro-batch; the last of a global batch may have fewer.
 
     Raises:
-        UsageError: the sizes make no sense.
+        UsageError: invalid sizes, or no parameter needs a gradient.
     """
 
     def __init__(self, sampler: ElasticSampler, parameters: Iterable[nn.Parameter], *, size: int, micro: int) -> None:
@@ -141,15 +141,15 @@ class GlobalBatch(Sampler[list[int]]):
         self.sampler = sampler
         self.size = size
         self.micro = micro
-        self._shares: deque[list[int]] = deque()  # of the steps that a loader was given and that are not done
+        self._shares: deque[list[int]] = deque()  # of the steps that were given to a loader and are not done
         self._parameters = [one for one in parameters if one.requires_grad]
         if not self._parameters:
             raise UsageError("GlobalBatch has no parameter that needs a gradient. Fix: give it model.parameters()")
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's micro-batches of all that is left of the epoch, as lists of indices: for a loader."""
+        """Iterate over this rank's micro-batches of the rest of the epoch, as lists of indices for a loader."""
         self._shares.clear()
-        return self._lists(self.sampler.rest_of_epoch())  # at once: the state's own random numbers come before a step's
+        return self._lists(self.sampler.rest_of_epoch())  # eagerly: the state seeds its generators before a step does
 
     def _lists(self, order: list[int]) -> Iterator[list[int]]:
         for start in range(0, len(order), self.size):
@@ -160,19 +160,19 @@ class GlobalBatch(Sampler[list[int]]):
                 yield batch[number * self.micro : (number + 1) * self.micro]
 
     def take_share(self) -> list[int]:
-        """The samples that this rank has of the next step, as far as a loader was given them."""
+        """Return this rank's samples of the next step, as far as a loader has taken them."""
         return self._shares.popleft() if self._shares else []
 
     def __len__(self) -> int:
-        """How many micro-batches of the rest of the epoch are this rank's."""
+        """Return the number of this rank's micro-batches in the rest of the epoch."""
         counts = (high - low for low, high in map(self._block, self._sizes()))
         return sum(counts)
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Step]:
-        """The optimizer steps that are left of the epoch.
+        """Iterate over the remaining optimizer steps of the epoch.
 
         Args:
-            loader: gives this rank's micro-batches, as a DataLoader with this as its ``batch_sampler`` does.
+            loader: yields this rank's micro-batches, as a DataLoader with this object as its ``batch_sampler`` does.
         """
         sizes = self._sizes()
         given = iter(loader)
@@ -187,17 +187,17 @@ class GlobalBatch(Sampler[list[int]]):
         return block_of(context.get_rank(), context.get_world_size(), self.count_of(size))
 
     def count_of(self, size: int) -> int:
-        """How many micro-batches so many samples are."""
+        """Return how many micro-batches ``size`` samples make."""
         return -(-size // self.micro)
 
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
-        """Those whose gradients are summed."""
+        """The parameters whose gradients are summed."""
         return self._parameters
 
 
 class Step:
-    """One optimizer step: iterating gives this rank's micro-batches of it, maybe none."""
+    """One optimizer step; iterating yields this rank's micro-batches of it, possibly none."""
 
     def __init__(self, batches: GlobalBatch, given: Iterator[Any], size: int, block: Node) -> None:
         self._batches = batches
@@ -214,24 +214,24 @@ class Step:
         for number in range(*self._block):
             first = sampler.consumed + number * self._batches.micro
             name = f"{sampler.seed}/{sampler.epoch}/{first}"
-            rng.seed_with(name)  # for a dataset that draws in this process
+            rng.seed_with(name)  # for a dataset that draws numbers in this process
             self._require_closed()
             self._is_open = True
             for parameter in self._batches.parameters:
                 parameter.grad = None
             given = next(self._given)
-            rng.seed_with(f"{name}/forward")  # whatever a loader that is ahead has drawn meanwhile
+            rng.seed_with(f"{name}/forward")  # a prefetching loader may have drawn numbers meanwhile
             yield given
         self._require_closed()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Take in a micro-batch.
+        """Compute a micro-batch's gradient and add it to the sum.
 
         Args:
             loss: a scalar, the mean over the micro-batch.
         """
         if not self._is_open:
-            raise UsageError("step.backward() is called once for each micro-batch that the step gives")
+            raise UsageError("call step.backward() once for each micro-batch that the step yields")
         number, micro = self._next, self._batches.micro
         share = min(micro, self._size - number * micro) / self._size
         (loss * share).backward()
@@ -244,9 +244,9 @@ class Step:
         self._next, self._is_open = number + 1, False
 
     def reduce(self) -> float:
-        """Give every parameter the gradient of the whole global batch; the mean loss over it, on every rank.
+        """Give every parameter the gradient of the whole global batch; return its mean loss, on every rank.
 
-        All ranks call it once a step, also one that had no micro-batch; the sampler counts the batch from then on.
+        A collective: all ranks call it once a step, even without a micro-batch. It also advances the sampler.
 
         Raises:
             UsageError: a micro-batch was left out.
@@ -267,12 +267,10 @@ class Step:
 
     def _require_closed(self) -> None:
         if self._is_open:
-            raise UsageError(
-                "a micro-batch was passed over. Fix: call step.backward(loss) for each, without accumulating"
-            )
+            raise UsageError("a micro-batch was skipped. Fix: call step.backward(loss) for each, without accumulating")
 
     def _total(self) -> torch.Tensor:
-        """The sum over the tree: each rank sums a shard of it, from all ranks' subtrees, and they exchange shards."""
+        """Sum over the tree: each rank sums a shard of it from all ranks' subtrees, then shards are exchanged."""
         sums, root = self._sum.sums(), (0, self._count)
         world_size = context.get_world_size()
         if world_size == 1:
@@ -299,7 +297,7 @@ class Step:
         return total[:length]
 
     def _kind(self) -> dict[str, Any]:
-        """dtype and device of the sums; the same on a rank that had no micro-batch."""
+        """Return dtype and device of the sums, which must not depend on having had a micro-batch."""
         parameters = self._batches.parameters
         dtype = functools.reduce(torch.promote_types, (one.dtype for one in parameters), torch.float32)
         return {"dtype": dtype, "device": parameters[0].device}

@@ -1,8 +1,8 @@
-"""Which samples this rank sees next: a function of (seed, epoch, consumed), and of nothing else.
+"""Choose which samples this rank sees next: a function of (seed, epoch, consumed) alone.
 
-``consumed`` counts the samples that all ranks together have gone through in this epoch. All ranks hold the same three
-numbers, so the position goes back and forward with the state, a replacement goes on exactly where the group is, and
-where the world size changes what is left is split anew: no sample is repeated and none is left out.
+``consumed`` counts the samples that all ranks together have finished in this epoch. All ranks hold the same three
+numbers. So the position moves with the state, a replacement continues where the group is, and after a change of the
+world size the remaining samples are split again: none is repeated or left out.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(Sampler[int]):
-    """Splits an epoch's samples among the ranks and knows how far the group has come.
+    """Splits an epoch's samples between the ranks and tracks the group's position.
 
-    The order is a permutation drawn from (seed, epoch); rank r of n takes every n-th of what is not consumed yet. So
-    that all ranks take equally many steps, the last round is filled up from the beginning of the order.
+    The order is a permutation drawn from (seed, epoch); rank r of n takes every n-th of the remaining samples. So that
+    all ranks take equally many steps, the last round is filled up from the beginning of the order.
 
     Args:
         dataset: anything with a length.
-        shuffle: permute anew every epoch; else in order.
+        shuffle: draw a new permutation every epoch; False: keep the order.
         seed: the same on every rank.
     """
 
@@ -40,34 +40,33 @@ class ElasticSampler(Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self.consumed = 0
-        self.is_guarded = False  # a training function runs whose state this sampler is part of
-        self.on_iterate: Callable[[bool], None] | None = None  # told whether the epoch goes on, not begins
-        self.on_record: Callable[[Sequence[int]], None] | None = None  # told what this rank has gone through
+        self.is_guarded = False  # a training function runs with this sampler in its state
+        self.on_iterate: Callable[[bool], None] | None = None  # called with whether the epoch continues
+        self.on_record: Callable[[Sequence[int]], None] | None = None  # called with the samples that this rank finished
         self._empty_epoch: int | None = None  # the last one that was iterated at its end
         self._began_at = 0
         self._taken = 0  # by this rank since the iteration began
         self._batch_size = 0  # the largest recorded since then
         self._share: Sequence[int] = ()  # this rank's samples of the iteration
         self._given = 0  # how many of them a loader has taken
-        self.was_told = False  # of samples that were gone through
+        self.was_told = False  # whether samples were ever recorded
         self.found_empty = False  # the epoch's end was iterated, as after a recovery at its last batch
         self._is_told_of_early = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. Where it is the present one already, as after a recovery, the position stays.
+        """Begin an epoch. If it is already the current one, as after a recovery, keep the position.
 
         Raises:
-            UsageError: inside ``samebits.elastic.run``, where it is neither the present epoch nor the next. A loop or a
-                framework that counts epochs in its own process begins anew with 0 when the process is started again.
+            UsageError: inside ``samebits.elastic.run``, if it is neither the current epoch nor the next. A loop or a
+                framework that counts epochs in its own process starts again with 0 when the process is restarted.
         """
         if self.is_guarded and epoch not in (self.epoch, self.epoch + 1):
             caller = sys._getframe(1)
             where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
             raise UsageError(
-                f"{where} calls sampler.set_epoch({epoch}), and the state's sampler is in epoch {self.epoch}: inside "
-                "samebits.elastic.run it stays there or goes to the next. Fix: "
-                "call it with an epoch that is kept in the state, and give a framework that counts epochs by itself "
-                "a loader whose sampler it does not move"
+                f"{where} calls sampler.set_epoch({epoch}), but the state's sampler is in epoch {self.epoch}: inside "
+                "samebits.elastic.run only that epoch or the next is allowed. Fix: pass an epoch that is kept in the "
+                "state; for a framework that counts epochs itself, use a loader whose sampler it does not move"
             )
         if epoch != self.epoch:
             self._warn_of_unrecorded_samples()
@@ -75,12 +74,12 @@ class ElasticSampler(Sampler[int]):
             self._go_to(0)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has gone through batch number ``batch_idx`` (from 0) since the iteration began.
+        """Record that every rank has finished batch ``batch_idx`` (from 0) of this iteration.
 
-        ``batch_size`` is the loader's; at the last batch of an epoch it may also be that batch's own, smaller one.
+        ``batch_size`` is the loader's; for the last batch of an epoch it may also be the smaller size of that batch.
 
         Raises:
-            UsageError: no loader of this rank can have given so many samples yet.
+            UsageError: no loader of this rank can have yielded so many samples yet.
         """
         if not self._share and len(self.dataset):
             self._warn_of_an_early_iteration()
@@ -90,15 +89,15 @@ class ElasticSampler(Sampler[int]):
         self._record(taken, self._share[self._taken : taken])
 
     def record_indices(self, indices: Collection[int]) -> None:
-        """This rank has gone through these samples as well, and every other rank through as many of its own."""
+        """Record that this rank has finished these samples, and every other rank as many of its own."""
         self._record(self._taken + len(indices), [int(index) for index in indices])
 
     def record_samples(self, count: int, own: Sequence[int] = ()) -> None:
-        """All ranks together have gone through so many samples more, in the order of :meth:`rest_of_epoch`.
+        """Record that all ranks together have finished ``count`` more samples of :meth:`rest_of_epoch`.
 
         Args:
-            count: of all ranks.
-            own: which of them this rank has gone through.
+            count: samples of all ranks.
+            own: this rank's samples among them.
         """
         self.was_told = True
         if self.on_record is not None:
@@ -106,7 +105,7 @@ class ElasticSampler(Sampler[int]):
         self._go_to(min(self.consumed + count, len(self.dataset)))
 
     def rest_of_epoch(self) -> list[int]:
-        """The samples that nobody has gone through in this epoch, in the order they come; the same on every rank."""
+        """Return the unfinished samples of this epoch in order, the same on every rank."""
         self._go_to(self.consumed)
         if self.on_iterate is not None:
             self.on_iterate(self.consumed > 0)
@@ -117,16 +116,16 @@ class ElasticSampler(Sampler[int]):
         return rest
 
     def _require_possible(self, batch_idx: int, batch_size: int, taken: int) -> None:
-        """Raise if the loader has given fewer samples: a global batch size, or a number that does not count batches.
+        """Raise if the loader has yielded fewer samples, as with a global batch size or a wrong batch number.
 
         The last batch of an epoch may be smaller than the size it is recorded with.
         """
         is_at_end = self._given == len(self._share)
         if self._share and taken > self._given and not (is_at_end and taken - batch_size < self._given):
             raise UsageError(
-                f"{calling_place()}: record_batch({batch_idx}, {batch_size}) says that this rank has gone through "
-                f"{taken} samples of this iteration, and its loader has given {self._given}. Fix: batch_size is this "
-                "rank's, the loader's own, and batch_idx counts from 0 in every iteration, as enumerate(loader) does"
+                f"{calling_place()}: record_batch({batch_idx}, {batch_size}) records {taken} samples of this "
+                f"iteration, but this rank's loader has yielded only {self._given}. Fix: pass the loader's own "
+                "batch_size, and a batch_idx that counts from 0 in every iteration, as enumerate(loader) does"
             )
 
     def _record(self, taken: int, indices: Sequence[int]) -> None:
@@ -141,7 +140,7 @@ class ElasticSampler(Sampler[int]):
         rest = self.rest_of_epoch()
         missing = -len(rest) % world_size
         order = rest if self.consumed == 0 else self._order()
-        while rest and missing:  # more than once only where fewer samples than ranks exist
+        while rest and missing:  # more than once only if there are fewer samples than ranks
             rest += order[:missing]
             missing = -len(rest) % world_size
         self._share = rest[rank::world_size]
@@ -150,12 +149,12 @@ class ElasticSampler(Sampler[int]):
 
     def _give(self, share: Sequence[int]) -> Iterator[int]:
         for number, index in enumerate(share, 1):
-            if share is self._share:  # else another iteration has begun since
+            if share is self._share:  # otherwise another iteration has begun since
                 self._given = number
             yield index
 
     def __len__(self) -> int:
-        """The number of samples that this rank takes in the iteration that has begun, or would begin now."""
+        """Return how many samples this rank takes in the current iteration, or in one that begins now."""
         return -(-(len(self.dataset) - self._began_at) // context.get_world_size())
 
     def _go_to(self, consumed: int) -> None:
@@ -164,33 +163,33 @@ class ElasticSampler(Sampler[int]):
         self._share, self.found_empty = (), False
 
     def _warn_of_a_second_time(self) -> None:
-        """Once is right: a recovery may find an epoch at its end. From then on the loop would turn for ever."""
+        """Warn when an epoch's end is iterated again: once is right after a recovery, twice means an endless loop."""
         if self._empty_epoch == self.epoch:
             log.warn(
-                f"epoch {self.epoch} has no samples left and is iterated again: call sampler.set_epoch() with the next "
-                "epoch after each"
+                f"epoch {self.epoch} has no samples left and is iterated again. Fix: call sampler.set_epoch() with "
+                "the next epoch after each one"
             )
         self._empty_epoch = self.epoch
 
     def _warn_of_unrecorded_samples(self) -> None:
-        """Warn if a whole iteration was given out, and less than that was recorded: a recovery would repeat samples."""
+        """Warn if a loader took a whole iteration but less was recorded: a recovery would repeat samples."""
         missing = len(self._share) - self._taken
         is_whole = bool(self._share) and self._given == len(self._share)
         if self.is_guarded and is_whole and self._taken > 0 and missing >= self._batch_size:
             log.warn(
-                f"{calling_place()}: of the {len(self._share)} samples that this rank was given in epoch {self.epoch} "
-                f"record_batch() was told of {self._taken}: after a loss {missing} samples of each rank come again. "
+                f"{calling_place()}: of the {len(self._share)} samples that this rank got in epoch {self.epoch}, "
+                f"record_batch() recorded {self._taken}: after a loss, {missing} samples of each rank are repeated. "
                 "Fix: sampler.record_batch(batch, batch_size) for every batch, with the loader's own batch_size"
             )
 
     def _warn_of_an_early_iteration(self) -> None:
-        """An iterator keeps the order that it began with; after a loss one begins with the state's."""
+        """Warn that an iterator keeps its old order, while after a loss a new one uses the state's."""
         if not self._is_told_of_early:
             self._is_told_of_early = True
             log.warn(
-                f"{calling_place()}: this batch is of an iteration that began before epoch {self.epoch} did: after a "
-                "loss the epoch has other batches. Fix: call sampler.set_epoch() before iter(loader), also where only "
-                "a first batch is looked at"
+                f"{calling_place()}: this batch is from an iteration that began before epoch {self.epoch}: after a "
+                "loss, the epoch has other batches. Fix: call sampler.set_epoch() before iter(loader), even to look at "
+                "a single batch"
             )
 
     def _order(self) -> list[int]:
@@ -203,14 +202,14 @@ class ElasticSampler(Sampler[int]):
 
     @property
     def position(self) -> str:
-        """Seed, epoch and position, to be compared and shown."""
+        """Seed, epoch and position, for comparing and showing."""
         return f"seed {self.seed}, epoch {self.epoch}, {self.consumed} consumed"
 
     def state_dict(self) -> dict[str, Any]:
-        """Seed, epoch and position."""
+        """Return seed, epoch and position."""
         return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the position that ``state_dict`` gave; a loader follows when it is iterated the next time."""
+        """Move to a position from ``state_dict``; a loader follows when it is next iterated."""
         self.seed, self.epoch = state["seed"], state["epoch"]
         self._go_to(state["consumed"])

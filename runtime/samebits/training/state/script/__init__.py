@@ -1,1 +1,1 @@
-"""The user's script: what its loop reads, changes and hides from the state."""
+"""Inspection of the user's script: what its loop reads, changes, and keeps outside the state."""

@@ -1,8 +1,8 @@
-"""Cheap fingerprints of values that a script keeps between steps, to tell whether one has changed.
+"""Compute cheap fingerprints of values that a script keeps between steps, to detect changes.
 
-A fingerprint is a tree of plain numbers and texts. It keeps no reference to the value and runs no code of the user's:
-types are compared by identity, attributes are read from ``__dict__``. Tensors are never read. A type that is not known
-here has a constant fingerprint, so it is never reported.
+A fingerprint is a tree of plain numbers and strings. It holds no reference to the value, and computing it runs no user
+code: types are compared by identity, attributes are read from ``__dict__``. Tensors are never read. Unknown types have
+a constant fingerprint, so they are never reported.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _type_mro: Callable[[object], tuple[type, ...]] = type.__dict__["__mro__"].__get
 
 
 def type_line(value: object) -> tuple[type, ...]:
-    """Return the value's classes, whatever its metaclass says."""
+    """Return the value's classes, regardless of its metaclass."""
     line: tuple[type, ...] = _type_mro(type(value))
     return line
 
 
 def has_type(value: object, *kinds: type) -> bool:
-    """Return whether one of these is among the value's classes; as isinstance, without the user's hooks."""
+    """Return whether one of these is among the value's classes, as isinstance without user hooks."""
     return any(one in kinds for one in type_line(value))
 
 
@@ -76,7 +76,7 @@ def attributes_of(value: object) -> Mapping[str, Any]:
 
 
 def attribute(value: object, name: str) -> Any:
-    """Return an attribute as it is stored, or ``MISSING``: no property and no ``__getattr__`` is called."""
+    """Return a stored attribute, or ``MISSING``, without calling any property or ``__getattr__``."""
     if issubclass(type(value), type):
         line: tuple[type, ...] = _type_mro(value)
         return next((one.__dict__[name] for one in line if name in one.__dict__), MISSING)
@@ -100,7 +100,7 @@ def _slots(owner: type) -> Collection[str]:
 
 
 def fingerprint(value: object, is_handled: Callable[[object], bool], depth: int = 0) -> Any:
-    """Return a small value that differs if ``value`` has changed; a constant for what the state restores."""
+    """Return a small value that differs if ``value`` has changed; constant for what the state restores."""
     kind = type(value)
     if kind in (int, bool, str, bytes, type(None)):
         return (kind.__name__, value if kind in (int, bool) else hash(value))
@@ -165,7 +165,7 @@ def _library_object(value: Any, is_handled: Callable[[object], bool], depth: int
 
 
 def _variables(values: Mapping[str, Any], is_handled: Callable[[object], bool], depth: int) -> Any:
-    """What a generator, an optimizer or a scheduler holds."""
+    """Return the fingerprint of the variables of a generator, an optimizer or a scheduler."""
     return tuple((name, fingerprint(values[name], is_handled, depth)) for name in sorted(values)[:_MOST_ITEMS])
 
 
@@ -200,7 +200,7 @@ def _tensors_of(module: Any) -> Any:
 
 
 def scope_of(function: types.FunctionType) -> Callable[[str], Any]:
-    """Look up names as this function would: its cells, then its module."""
+    """Return a lookup of names as this function would resolve them: its cells, then its module."""
 
     def look(name: str) -> Any:
         names = function.__code__.co_freevars
@@ -215,12 +215,12 @@ def scope_of(function: types.FunctionType) -> Callable[[str], Any]:
 
 
 def is_library_type(value: object) -> bool:
-    """Whether the value's class is not the user's own."""
+    """Return whether the value's class is not the user's own."""
     return not is_users_object(value)
 
 
 def is_users_object(value: object) -> bool:
-    """Whether it is an instance of a class that the script or a module beside it defines."""
+    """Return whether it is an instance of a class that the script or a module beside it defines."""
     kind = type(value)
     if value is MISSING or kind in (types.FunctionType, types.ModuleType, type) or kind.__module__ == "builtins":
         return False
@@ -229,7 +229,7 @@ def is_users_object(value: object) -> bool:
 
 
 def plain_function(value: object) -> types.FunctionType | None:
-    """The function under decorators, or None."""
+    """Return the function under decorators, or None."""
     for _ in range(8):
         if type(value) in (staticmethod, classmethod) or type(value) is types.MethodType:
             value = value.__func__  # type: ignore[attr-defined]
@@ -243,7 +243,7 @@ def plain_function(value: object) -> types.FunctionType | None:
 
 
 def modules_of(value: Any) -> Iterator[Any]:
-    """Walk over a module and those inside, as far as is affordable."""
+    """Walk over a module and those inside, up to a limit."""
     waiting, seen = [value], 0
     while waiting and seen < _MOST_MODULES:
         one = waiting.pop()
@@ -253,5 +253,5 @@ def modules_of(value: Any) -> Iterator[Any]:
 
 
 def can_be_referred_to(value: object) -> bool:
-    """Return whether a weak reference to it can be made."""
+    """Return whether the value supports weak references."""
     return any("__weakref__" in one.__dict__ for one in type_line(value)) or type(value) is types.FunctionType

@@ -1,9 +1,9 @@
-"""A look for hidden state: values outside the state that a later training step reads and that a recovery loses.
+"""Look for hidden state: values outside the state that later training steps read and that a recovery loses.
 
-``elastic.run`` calls the training function again after a loss, so a script recovers exactly only if everything that its
-next step depends on is in the state. During the first commits, and once behind the first epoch's end, the values that
-the function keeps elsewhere are fingerprinted; those that have changed are named with their lines. Nothing is called
-again, nothing is drawn or copied, and no reference outlives a look.
+``elastic.run`` calls the training function again after a loss, so a script recovers exactly only if everything its next
+step depends on is in the state. During the first commits, and once after the first epoch's end, the values that the
+function keeps elsewhere are fingerprinted; those that changed are reported with their lines. The look calls none of the
+script's code, draws no random number, copies nothing, and keeps no reference afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from samebits.training.state.script.training_slice import Outside, Place, Script
 __all__ = ["MOST_S", "Finding", "HiddenStateLook", "epochs_of", "sentence_of"]
 
 MOST_S = 0.05
-"""CPU seconds of the calling thread for all looks in a job; what is not done by then is not looked at."""
+"""CPU seconds of the calling thread for all looks in a job; the rest is skipped."""
 _MOST_S_AT_LENGTH = 5.0
 _FIRST, _LAST, _LAST_AT_LENGTH = 2, 4, 12  # commits
 _MOST_WATCHED = 200
@@ -66,7 +66,7 @@ class Finding:
 
 
 def sentence_of(findings: Sequence[Finding]) -> str:
-    """The sentence that names them, in one printable line."""
+    """Return a message that names them, in one printable line."""
     names = [str(one) for one in findings[:_NAMED]]
     more = len(findings) - _NAMED
     names += [f"{more} more"] if more > 0 else []
@@ -81,7 +81,7 @@ def sentence_of(findings: Sequence[Finding]) -> str:
 
 @dataclass(frozen=True)
 class _Watched:
-    """A value by where it is found: in a frame of this code, or from an object on."""
+    """A value and its location: in a frame of this code, or below an object."""
 
     owner: types.CodeType | weakref.ref[Any]
     path: Path
@@ -94,13 +94,13 @@ class HiddenStateLook:
     """The looks of one process.
 
     Attributes:
-        findings: all that were told.
+        findings: all that were reported.
 
     Args:
-        function: the training function as the script has it.
-        state: what it commits.
-        tell: called with the findings, if there are any.
-        at_length: look at more commits, for longer, as where steps are taken twice.
+        function: the training function as the script defines it.
+        state: the state that it commits.
+        tell: called with new findings.
+        at_length: look at more commits and for longer, for runs that take steps twice.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class HiddenStateLook:
         self.spent_s = 0.0
 
     def committed(self, *, is_again: bool = False) -> bool:
-        """Look, if this commit is one to look at; return whether there is anything left to look at.
+        """Look if this commit is one to look at; return whether later ones should be looked at.
 
         Args:
-            is_again: this is another pass of a step, so the function was called anew, and has new locals.
+            is_again: this is another pass of a step, so the function was called again and has new locals.
         """
         self._commits += not is_again
         if self._commits < _FIRST:
@@ -174,7 +174,7 @@ class HiddenStateLook:
         return not is_last
 
     def _begin_again(self) -> bool:
-        """Take the values as they stand as those to compare with: the call that is running has made some of them."""
+        """Compare with the current values from now on, since the running call has created some of them."""
         frames = {one.f_code: one for one in _frames(self._function)}
         state = self._state()
         if not frames or state is None:
@@ -242,11 +242,11 @@ class HiddenStateLook:
         if sys.version_info < (3, 13):
             for frame in frames.values():
                 if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-                    frame.f_locals.clear()  # a copy that the frame would keep, with the batch in it
+                    frame.f_locals.clear()  # otherwise the frame would keep a copy, and with it the batch
         return found
 
     def _value(self, one: _Watched, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> Any:
-        """What it names at this moment; ``MISSING`` for what is not there, or restored by the state."""
+        """Return the current value; ``MISSING`` if it does not exist or the state restores it."""
         path = one.path
         if isinstance(one.owner, types.CodeType):
             frame = frames.get(one.owner)
@@ -258,7 +258,7 @@ class HiddenStateLook:
             if type(owner) is types.FunctionType:
                 value, path = scope_of(owner)(path[0]), path[1:]
         for name in path:
-            is_restored = handled.is_handled(value) and not has_type(value, nn.Module)  # of which only tensors are
+            is_restored = handled.is_handled(value) and not has_type(value, nn.Module)  # only a module's tensors are
             if value is MISSING or handled.is_state(value) or is_restored:
                 return MISSING
             if has_type(value, dict, torch.Tensor):
@@ -266,7 +266,7 @@ class HiddenStateLook:
             inner = attribute(value, name)
             value = value if type(inner) in (property, types.FunctionType, types.GetSetDescriptorType) else inner
         if has_type(value, torch.utils.data.DataLoader):
-            return value  # what it loads may have state, though its position is restored
+            return value  # its dataset may have state, even if its position is restored
         return MISSING if handled.is_state(value) or handled.is_handled(value) else value
 
     def _report(self, is_last: bool) -> None:
@@ -299,7 +299,7 @@ class HiddenStateLook:
 
 
 class _Handled:
-    """What the state restores, by identity, at this moment."""
+    """The objects that the state restores, by identity, at this moment."""
 
     def __init__(self, state: Any) -> None:
         self._state = id(state)
@@ -317,7 +317,7 @@ class _Handled:
         return id(value) == self._state
 
     def is_handled(self, value: object) -> bool:
-        """Whether a recovery restores it, so that no change of it is hidden."""
+        """Return whether a recovery restores it, so that its changes are not hidden."""
         if type(value) in _ATOMS or value is MISSING:
             return False
         if id(value) in self._objects:
@@ -330,7 +330,7 @@ class _Handled:
         return any(name in own and self.is_handled(own[name]) for name in _WRAPPED) and is_wrapper(value)
 
     def is_training(self, value: object) -> bool:
-        """Whether a change of it changes training."""
+        """Return whether a change of it changes training."""
         if type(value) in _ATOMS or value is MISSING:
             return False
         kinds = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
@@ -338,13 +338,13 @@ class _Handled:
 
 
 def is_wrapper(value: object) -> bool:
-    """Whether a library's object is a thin cover of another, as Accelerate's optimizers are."""
+    """Return whether a library's object is a thin wrapper of another, as Accelerate's optimizers are."""
     is_torch = type(value).__module__.startswith("torch.")
     return is_library(getattr(sys.modules.get(type(value).__module__), "__file__", None) or "") and not is_torch
 
 
 def _first_tensors(own: Any) -> Iterator[Any]:
-    """Parameters and buffers of the first modules inside that have any."""
+    """Yield parameters and buffers of the first modules inside that have any."""
     waiting = [own]
     for _ in range(64):
         if not waiting:
@@ -356,14 +356,14 @@ def _first_tensors(own: Any) -> Iterator[Any]:
 
 
 def epochs_of(state: Any) -> tuple[int, ...]:
-    """The epochs of the state's samplers; without a sampler, its own value of that name."""
+    """Return the epochs of the state's samplers; without a sampler, its own ``epoch``."""
     own = attributes_of(state)
     found = tuple(one.epoch for one in own.get("_samplers", ()) if has_type(one, ElasticSampler))
     return found or ((own["epoch"],) if type(own.get("epoch")) is int else ())
 
 
 def _frames(function: Callable[..., Any]) -> list[types.FrameType]:
-    """The user's frames from the commit out to the training function; none if it is not on the stack."""
+    """Return the user's frames from the commit out to the training function; empty if it is not on the stack."""
     code = getattr(function, "__code__", None)
     found: list[types.FrameType] = []
     frame: types.FrameType | None = sys._getframe(1)

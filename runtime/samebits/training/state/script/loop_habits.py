@@ -1,10 +1,9 @@
-"""Habits of a training loop that give other bits after a loss, reported in a sentence while the loop still runs.
+"""Warn about training loops that would not reproduce the same bits after a loss.
 
-The looks are at the script's own code, in the frame that calls ``commit()``, during the first steps: at a batch that
-was taken before the commit that it follows, at a loop that commits the number of the step it has just taken, at what
-it changes behind its commit, at data whose position the state does not know, at gradients that are never
-cleared, and at counters outside the state.
-Nothing is refused here: each of these loops is right as long as no rank is lost.
+During the first steps, the script's own code in the frame that calls ``commit()`` is inspected for: a batch that was
+taken before the previous commit, a loop that commits the number of the step just taken, changes after the commit, data
+whose position is not in the state, gradients that are never cleared, and counters outside the state. Nothing is
+refused: each of these loops is correct as long as no rank is lost.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from samebits.training.state.script.after_commit import change_behind_commit, lo
 
 __all__ = ["LoopHabits", "OutsideCounters", "last_batch"]
 
-_LOOKED_AT = 4  # commits: what a loop does, it does in its first steps
-_SKIPS = frozenset({"islice", "manual_seed", "set_epoch"})  # with which a script finds its place by the step
-_DATA_AT = 3  # the commit at which a position that is kept has moved
+_LOOKED_AT = 4  # commits: a loop's habits show in its first steps
+_SKIPS = frozenset({"islice", "manual_seed", "set_epoch"})  # calls by which a script finds its position from the step
+_DATA_AT = 3  # the commit by which a position in the state has moved
 _CLEARING = ("zero_grad", "grad")
 _LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
 
 
 class LastBatch:
-    """The training batch that a ``DataLoader`` of this process has given last, while somebody looks.
+    """The last training batch that a ``DataLoader`` of this process has yielded, while it is watched.
 
-    A batch that is taken under ``no_grad`` is an evaluation's.
+    A batch taken under ``no_grad`` belongs to an evaluation.
 
     Attributes:
-        sampler: of its loader, usually a BatchSampler; None for an iterable data set, and before the first.
+        sampler: of its loader, usually a BatchSampler; None for an iterable dataset, and before the first batch.
         place: the line of the script that took it.
     """
 
@@ -52,11 +51,11 @@ class LastBatch:
         self.place = ""
 
     def look(self, *, at_it: bool) -> None:
-        """Begin to look, or end that."""
+        """Start or stop watching."""
         self.is_looked_at, self.sampler, self.place = at_it, None, ""
 
     def taken(self, sampler: object) -> None:
-        """A batch was given."""
+        """Record a batch."""
         if self.is_looked_at and torch.is_grad_enabled():
             self.sampler, self.place = sampler, calling_place()
 
@@ -65,15 +64,15 @@ last_batch = LastBatch()
 
 
 class LoopHabits:
-    """A look at the first commits of a process.
+    """Checks at the first commits of a process.
 
     Args:
-        modules: of the state, whose forward passes show which batch a step uses.
+        modules: modules of the state, whose forward passes show which batch a step uses.
         counters: the names of the state's plain values.
-        values: what the state holds, by name, as it is at this moment.
-        has_position: whether a sampler of the state has been told of samples.
-        has_left_gradients: whether a step used gradient tensors that stood at the last commit; None if nothing is
-            known yet.
+        values: returns the state's current values by name.
+        has_position: returns whether samples were recorded with a sampler of the state.
+        has_left_gradients: returns whether a step used gradient tensors that existed at the last commit; None if
+            unknown yet.
     """
 
     def __init__(
@@ -91,14 +90,14 @@ class LoopHabits:
         self._has_left_gradients = has_left_gradients
         self._knows_gradients = False
         self._commits = 0
-        self._counted: Mapping[str, int] = {}  # the state's own whole numbers, at the first commit
+        self._counted: Mapping[str, int] = {}  # the state's own integers at the first commit
         self._used: list[weakref.ref[torch.Tensor]] = []
         self._used_before: list[weakref.ref[torch.Tensor]] = []
         self._at_commit: list[weakref.ref[torch.Tensor]] = []
         self._hooks = [one.register_forward_pre_hook(self._forward, with_kwargs=True) for one in modules]
 
     def committed(self, state: object, frame: FrameType) -> None:
-        """The state's ``commit()`` was called from here."""
+        """Check the loop that called the state's ``commit()``."""
         self._look_at_gradients(frame)
         if self._commits >= _LOOKED_AT:
             return
@@ -124,12 +123,12 @@ class LoopHabits:
 
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._commits >= _LOOKED_AT:
-            return  # the hooks of a commit come back with it
+            return  # restoring a commit restores its hooks
         for given in _tensors([*args, *kwargs.values()]):
             if _is_among(given, self._at_commit) and not _is_among(given, self._used_before):
                 log.warn(
-                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: a loss "
-                    "takes it along, and the step that is done again has another one. Fix: take each batch in the step "
+                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: after a "
+                    "loss, the repeated step gets another batch. Fix: take each batch in the step "
                     "that uses it"
                 )
                 self._commits = _LOOKED_AT
@@ -138,15 +137,15 @@ class LoopHabits:
             self._used.append(weakref.ref(given))
 
     def _look_at_gradients(self, frame: FrameType) -> None:
-        """Report once, as soon as two commits can be compared, that a step's gradients are added to the last one's."""
+        """Warn once two commits can be compared if a step's gradients are added to the last one's."""
         if self._knows_gradients or (has_left := self._has_left_gradients()) is None:
             return
         self._knows_gradients = True
         if has_left and not _may_clear_gradients(frame):
             log.warn(
                 f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: no line of this script clears the gradients, "
-                "so each backward() adds to those of the steps before, which a commit does not keep: what follows a "
-                "loss has other bits. Fix: call optimizer.zero_grad() in each step, before backward()"
+                "so each backward() adds to earlier ones, which a commit does not include: results after a loss "
+                "differ. Fix: call optimizer.zero_grad() in each step, before backward()"
             )
 
     def _look_behind(self, state: object, frame: FrameType) -> None:
@@ -164,7 +163,7 @@ class LoopHabits:
         return {name: value for name, value in values.items() if type(value) is int}
 
     def _look_at_data(self, state: object, frame: FrameType) -> None:
-        """Report a loader whose position does not go back with the state, unless the script keeps one itself."""
+        """Warn about a loader whose position is not restored with the state, unless the script keeps it."""
         own, place = _samplers_in(last_batch.sampler), last_batch.place
         held = [one for one in self._values().values() if not isinstance(one, (nn.Module, torch.optim.Optimizer))]
         elastic = next((one for one in own if isinstance(one, ElasticSampler)), None)
@@ -192,7 +191,7 @@ class LoopHabits:
 
     @staticmethod
     def _keeps_place(frame: FrameType, held: Collection[object]) -> bool:
-        """Return whether the script may know its place in the data by itself, from the step or the loader's state."""
+        """Return whether the script may derive its position from the step or from the loader's state."""
         names = frame.f_code.co_names
         skips = "completed_steps" in names and not _SKIPS.isdisjoint(names)
         return skips or any(hasattr(one, "dataset") and not isinstance(one, ElasticSampler) for one in held)
@@ -202,13 +201,13 @@ class LoopHabits:
         if name in self._counters:
             log.warn(
                 f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: state.{name} is the loop's own variable, so "
-                "this commit says the number of the step that is done, and that one is taken again after a loss. Fix: "
+                "this commit saves the number of the step just done, and that step is repeated after a loss. Fix: "
                 f"loop with `while state.{name} < n:` and add 1 to state.{name} before state.commit()"
             )
 
 
 def _may_clear_gradients(frame: FrameType) -> bool:
-    """Return whether the script, or a module of its own that it names, uses ``zero_grad`` or ``grad`` of anything."""
+    """Return whether the script, or a module of its own that it names, uses any ``zero_grad`` or ``grad``."""
     named = (getattr(one, "__module__", getattr(one, "__name__", None)) for one in frame.f_globals.values())
     modules = (sys.modules.get(one) for one in {name for name in named if isinstance(name, str)})
     files = {frame.f_code.co_filename, *(file for one in modules if (file := getattr(one, "__file__", None)))}
@@ -218,17 +217,17 @@ def _may_clear_gradients(frame: FrameType) -> bool:
 def _uses_gradients(source: str) -> bool:
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # not all of it is Python, as in a notebook: nothing is known
+    except SyntaxError:  # not pure Python, as in a notebook: nothing is known
         return True
     is_empty = not tree.body
     return is_empty or any(isinstance(one, ast.Attribute) and one.attr in _CLEARING for one in ast.walk(tree))
 
 
 class OutsideCounters:
-    """Numbers that a training function changes, and that are no part of its state: they do not go back with it.
+    """Numbers that a training function changes outside its state, which a recovery does not restore.
 
     Args:
-        function: the training function as the script has it.
+        function: the training function as the script defines it.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -236,7 +235,7 @@ class OutsideCounters:
         self._first: dict[str, float] | None = None
 
     def begin(self) -> None:
-        """The function is about to be called, for the first time or anew."""
+        """Compare the numbers before the function is called, for the first time or again."""
         code = getattr(self._function, "__code__", None)
         if code is None:
             return
@@ -249,8 +248,8 @@ class OutsideCounters:
             if value != first:
                 log.warn(
                     f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name} was {first} when training began in "
-                    f"this process and is {value} as it begins anew: a variable outside the state does not go back. "
-                    f"Fix: make it the state's, TorchState(…, {name}={first})"
+                    f"this process and is {value} as it begins again: a variable outside the state is not restored. "
+                    f"Fix: move it into the state, TorchState(…, {name}={first})"
                 )
                 self._first[name] = value
 
@@ -265,7 +264,7 @@ class OutsideCounters:
 
 
 def _samplers_in(sampler: object) -> list[object]:
-    """Return a batch sampler and what it draws from, outermost first; empty for none."""
+    """Return a batch sampler and the samplers it draws from, outermost first."""
     found: list[object] = []
     while sampler is not None and not any(sampler is one for one in found):
         found.append(sampler)
@@ -274,7 +273,7 @@ def _samplers_in(sampler: object) -> list[object]:
 
 
 def _counted_by_loop(frame: FrameType) -> str | None:
-    """``x`` where the innermost loop around this instruction is ``for state.x in …``."""
+    """Return ``x`` if the innermost loop around this instruction is ``for state.x in …``."""
     instructions, begins, _ = loop_around(frame)
     for number, one in enumerate(instructions):
         if one.offset == begins and one.opname == "FOR_ITER":

@@ -1,7 +1,7 @@
-"""The statements of a user's function: what each reads, writes, changes and calls, and whether it changes training.
+"""Parse the statements of a user's function: what each reads, writes, changes and calls.
 
-Read from the source of the function that is asked for, never from its whole file. Names are looked up in the values
-that exist at this moment, so that ``model(x)`` is known to be a module's call; nothing of the script is executed.
+Only the source of the requested function is read. Names are resolved with the current values, so that ``model(x)`` is
+known to be a module's call; none of the script's code is executed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PARAMETERS = frozenset({"parameters", "named_parameters", "param_groups"})
 
 @dataclass
 class Call:
-    """A call of one of the user's functions, with what it is given."""
+    """A call of one of the user's functions, with its arguments."""
 
     function: types.FunctionType
     given: dict[str, Any]  # by parameter: a path of the caller, the names its expression reads, or an object
@@ -66,21 +66,21 @@ class Call:
 
 @dataclass
 class Step:
-    """One statement, or the condition of one that has statements inside."""
+    """One statement, or the condition of a compound statement."""
 
     line: int
     guards: tuple[Step, ...]
     loops: tuple[Step, ...]
     reads: set[Path] = field(default_factory=set)
     writes: set[Path] = field(default_factory=set)
-    changes: set[Path] = field(default_factory=set)  # in place
-    drawn: set[Path] = field(default_factory=set)  # a method is called, as a generator's
+    changes: set[Path] = field(default_factory=set)  # changed in place
+    drawn: set[Path] = field(default_factory=set)  # a method is called on it, as on a generator
     calls: list[Call] = field(default_factory=list)
     is_sink: bool = False
     is_jump: bool = False
     is_return: bool = False
-    mentions: str = ""  # its source, of an assignment
-    memos: set[Path] = field(default_factory=set)  # of a condition ``key not in memo``
+    mentions: str = ""  # the source of an assignment
+    memos: set[Path] = field(default_factory=set)  # dicts in a condition ``key not in memo``
     by_value: bool = False  # part of the slice: its value is used
     by_effect: bool = False  # part of the slice: a function that it calls changes training
 
@@ -91,10 +91,10 @@ class Step:
 
 
 class Statements:
-    """The statements of one function, in their order, those inside others behind them.
+    """The statements of one function in order; nested ones follow the statement that contains them.
 
     Args:
-        values: of its parameters or locals, as far as they are known.
+        values: known values of its parameters or locals.
         scope: looks up every other name.
         is_state, is_training: as for ``training_slice.Script``.
     """
@@ -117,12 +117,12 @@ class Statements:
         self._scope = scope
         self.steps: list[Step] = []
         self._of: dict[ast.AST, Step] = {}
-        self._aliases: set[str] = set()  # of parameters and their groups
-        self._sources: dict[str, Path] = {}  # by loop variable: what it is taken from
+        self._aliases: set[str] = set()  # names of parameters and their groups
+        self._sources: dict[str, Path] = {}  # loop variable → what it iterates over
         self._body(node.body, (), ())
 
     def forget_values(self) -> None:
-        """Keep no reference to anything of the script's; lines and names stay."""
+        """Drop all references to the script's objects; lines and names stay."""
         self._values, self._scope = {}, lambda name: MISSING
         for step in self.steps:
             step.calls.clear()
@@ -316,7 +316,7 @@ class Statements:
         return False
 
     def _calls_users(self, node: ast.Call, path: Path, step: Step, hidden: frozenset[str]) -> bool:
-        """Note a call of the user's own function, method or object; return whether it was one."""
+        """Record a call of the user's own function, method or object; return whether it was one."""
         value = self.value(path)
         owner = self.value(path[:-1]) if len(path) > 1 else MISSING
         function = plain_function(value)
@@ -362,7 +362,7 @@ class Statements:
     # ---- values
 
     def value(self, path: Path) -> Any:
-        """What the path names at this moment, or ``MISSING``."""
+        """Return the current value at the path, or ``MISSING``."""
         found = self._values.get(path[0], MISSING)
         if found is MISSING and path[0] not in self.code.co_varnames:
             found = self._scope(path[0])
@@ -388,7 +388,7 @@ class Statements:
 
 
 def path_of(node: ast.AST | None) -> Path | None:
-    """``a.b.c`` as its names; None for any other expression."""
+    """Return the names in ``a.b.c``; None for any other expression."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -397,7 +397,7 @@ def path_of(node: ast.AST | None) -> Path | None:
 
 
 def root_of(node: ast.AST | None) -> Path | None:
-    """The longest path with which an expression such as ``a.b[0].c()`` begins."""
+    """Return the longest path at the beginning of an expression such as ``a.b[0].c()``."""
     while node is not None:
         if path := path_of(node):
             return path
@@ -417,12 +417,12 @@ def arguments_of(given: ast.arguments) -> list[ast.arg]:
 
 
 def heads_of(node: ast.AST) -> list[ast.AST]:
-    """The parts of a statement without the statements inside."""
+    """Return the parts of a statement without nested statements."""
     return [one for one in ast.iter_child_nodes(node) if not isinstance(one, (ast.stmt, ast.excepthandler))]
 
 
 def summands_of(node: ast.expr) -> list[ast.expr]:
-    """Return ``a``, ``b`` and ``c`` of ``a + b + c``; of anything else, itself."""
+    """Return ``a``, ``b`` and ``c`` of ``a + b + c``; any other expression itself."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return [*summands_of(node.left), node.right]
     return [node]

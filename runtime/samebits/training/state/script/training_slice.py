@@ -1,9 +1,9 @@
-"""The part of a script's functions that the next training step depends on, found in their source.
+"""Find, in their source, the part of a script's functions that the next training step depends on.
 
-A backward slice: it begins where training is changed (``backward()``, ``optimizer.step()``, ``state.x = …``, a write to
-a learning rate or to a parameter) and follows assignments, conditions and calls of the user's own functions back to the
-names that are read. What only reaches a print, a logger or a timer is never part of it. Objects are asked only for what
-``fingerprints.attribute`` reads, so nothing of the script is executed.
+This is a backward slice. It begins where training is changed (``backward()``, ``optimizer.step()``, ``state.x = …``, a
+write to a learning rate or to a parameter) and follows assignments, conditions and calls of the user's own functions
+back to the names that are read. Values that only reach a print, a logger or a timer are never part of it. Objects are
+read only through ``fingerprints.attribute``, so none of the script's code is executed.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _MOST_FUNCTIONS = 80
 _MOST_DEPTH = 6
 _FRESH = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "deepcopy", "copy", "clone")
 _ITERABLE = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "__len__", "forward")
-"""The methods that a library calls of an object that is given to it as data."""
+"""The methods that a library calls on an object it is given as data."""
 
 
 def is_prefix(short: Path, long: Path) -> bool:
-    """Whether ``long`` is ``short`` or an attribute of it."""
+    """Return whether ``long`` is ``short`` or an attribute of it."""
     return long[: len(short)] == short
 
 
@@ -71,29 +71,29 @@ class Place:
 
 @dataclass(frozen=True)
 class Outside:
-    """A value that lives longer than a call, by the object where its path begins, and the line that reads it."""
+    """A value that outlives a call, by the object where its path begins, and the line that reads it."""
 
-    owner: weakref.ref[Any]  # a function, whose cells and globals are meant, or an object
+    owner: weakref.ref[Any]  # an object, or a function (standing for its cells and globals)
     path: Path
     read: Place
 
 
 @dataclass
 class _Summary:
-    """What a call of a function needs of its parameters and of the world outside, and whether it changes training."""
+    """The parameters and outside values that a call needs, and whether it changes training."""
 
-    needs: dict[str, dict[Path, Place]] = field(default_factory=dict)  # by parameter: the rest of the path
+    needs: dict[str, dict[Path, Place]] = field(default_factory=dict)  # parameter → rest of the path
     outside: list[Outside] = field(default_factory=list)
     has_effect: bool = False
 
 
 class Script:
-    """The user's functions, as far as they were read.
+    """The user's functions that were read.
 
     Args:
-        is_state: whether an object is the state.
-        is_training: whether an object is trained with, or restored, by the state.
-        is_late: whether to stop reading; what is not read is not reported.
+        is_state: returns whether an object is the state.
+        is_training: returns whether an object takes part in training or is restored by the state.
+        is_late: returns whether to stop reading; functions that are not read are not reported.
     """
 
     def __init__(self, is_state: TrainingTest, is_training: TrainingTest, is_late: Callable[[], bool]) -> None:
@@ -104,10 +104,11 @@ class Script:
         self._summaries: dict[tuple[types.CodeType, bool, int], _Summary] = {}
 
     def function(self, code: types.CodeType, values: Mapping[str, Any], scope: Callable[[str], Any]) -> Function | None:
-        """Read one, or return None if its source is not to be had.
+        """Read a function; return None if its source is not available.
 
         Args:
-            values: of its parameters or locals, as far as they are known.
+            code: of the function.
+            values: known values of its parameters or locals.
             scope: looks up every other name.
         """
         if self.is_late() or len(self.read) >= _MOST_FUNCTIONS or is_library(code.co_filename):
@@ -119,11 +120,11 @@ class Script:
         return found
 
     def summary(self, call: Call, *, for_value: bool, depth: int) -> _Summary:
-        """Of a call of a user's function; an empty one for a function that cannot be read."""
+        """Return the summary of a call; an empty one if the function cannot be read."""
         function = call.function
         key = function.__code__, for_value, id(call.values.get("self"))
         if key not in self._summaries:
-            self._summaries[key] = _Summary()  # of a recursion
+            self._summaries[key] = _Summary()  # ends a recursion
             read = None
             if depth < _MOST_DEPTH:
                 read = self.function(function.__code__, call.values, scope_of(function))
@@ -132,13 +133,13 @@ class Script:
         return self._summaries[key]
 
     def forget_values(self) -> None:
-        """Keep no reference to anything of the script's; lines and names stay."""
+        """Drop all references to the script's objects; lines and names stay."""
         self._summaries.clear()
         for function in self.read.values():
             function.forget_values()
 
     def changing_line(self, path: Path, beside: types.CodeType | None) -> Place | None:
-        """The line that changes the value of this name or attribute, as far as the functions that were read show."""
+        """Return the line that changes this name or attribute, as far as the functions read so far show."""
         if beside in self.read:
             found = self.read[beside].changing_line(path)
             if found is not None:
@@ -152,13 +153,13 @@ class Script:
         return None
 
     def expand(self, value: object, read: Place, depth: int = 0) -> list[Outside] | None:
-        """What an object depends on that is used whole; None where it is a plain value, to be looked at itself."""
+        """Return what an object that is used whole depends on; None for a plain value, compared itself."""
         if depth > _MOST_DEPTH:
             return []
         if has_type(value, torch.utils.data.DataLoader):
             own = attributes_of(value)
             parts = [own.get("batch_sampler"), own.get("sampler"), own.get("collate_fn")]
-            parts += [own.get("dataset")] if own.get("num_workers") == 0 else []  # else it is in other processes
+            parts += [own.get("dataset")] if own.get("num_workers") == 0 else []  # else it is used in other processes
             return [one for part in parts for one in self.expand(part, read, depth + 1) or ()]
         if has_type(value, torch.utils.data.Dataset) and is_library_type(value):
             return self.expand(attributes_of(value).get("dataset"), read, depth + 1) or []
@@ -179,7 +180,7 @@ class Script:
         return None
 
     def of_method(self, method: types.FunctionType, owner: object, depth: int) -> list[Outside]:
-        """What the result of this object's method depends on."""
+        """Return what the result of this object's method depends on."""
         first = next(iter(method.__code__.co_varnames), "self")
         summary = self.summary(Call(method, {first: owner}, {first: owner}), for_value=True, depth=depth + 1)
         found = list(summary.outside)
@@ -190,13 +191,13 @@ class Script:
 
 
 class Function(Statements):
-    """The statements of one function, and which of them training depends on."""
+    """The statements of one function, marked by whether training depends on them."""
 
     def __init__(self, script: Script, *given: Any) -> None:
         super().__init__(*given, is_state=script.is_state, is_training=script.is_training)
         self._script = script
 
-    # ---- what others ask
+    # ---- interface
 
     def slice(self, *, for_value: bool, depth: int) -> None:
         """Mark the statements that training, or the returned value, depends on."""
@@ -224,7 +225,7 @@ class Function(Statements):
                     changed = True
 
     def summary(self, function: types.FunctionType, *, for_value: bool, depth: int) -> _Summary:
-        """Of any call of this function."""
+        """Summarize any call of this function."""
         self.slice(for_value=for_value, depth=depth)
         found = _Summary(has_effect=any(step.is_sink or step.by_effect for step in self.steps))
         parameters = {one.arg for one in arguments_of(self.node.args)}
@@ -238,7 +239,7 @@ class Function(Statements):
         return found
 
     def called_outside(self, depth: int) -> list[Outside]:
-        """What the functions that the slice calls depend on besides their arguments."""
+        """Return what the functions that the slice calls depend on besides their arguments."""
         found = []
         for step in self.steps:
             for call, summary in self._summaries(step, depth):
@@ -253,7 +254,7 @@ class Function(Statements):
         return found
 
     def loops_at(self, line: int) -> list[Any]:
-        """The loops around a line, the outermost first."""
+        """Return the loops around a line, outermost first."""
         kinds = (ast.For, ast.While, ast.AsyncFor)
         return [
             one
@@ -262,7 +263,7 @@ class Function(Statements):
         ]
 
     def exposed(self, body: list[ast.stmt], depth: int, header: ast.AST | None = None) -> dict[Path, Place]:
-        """What relevant statements read that nothing before them in ``body`` has written, each with a line."""
+        """Return what relevant statements read before ``body`` has written it, each with a line."""
         found: dict[Path, Place] = {}
         written: set[Path] = set()
         if header is not None:
@@ -271,7 +272,7 @@ class Function(Statements):
         return found
 
     def is_restored(self, name: str, before: int) -> bool:
-        """Whether this local is derived from the state when the function is entered, or anew in each step."""
+        """Return whether this local is derived from the state on entry, or again in each step."""
         for step in self.steps:
             if (name,) in step.writes and self._is_of_state(step):
                 is_before = step.line < before
@@ -280,16 +281,16 @@ class Function(Statements):
         return False
 
     def is_advanced(self, path: Path) -> bool:
-        """Whether ``next()`` is called with it, or a loop walks over it."""
+        """Return whether ``next()`` is called on it or a loop iterates over it."""
         return any(path in step.changes for step in self.steps)
 
     def is_memo(self, path: Path) -> bool:
-        """Whether values only enter this dict where their key is missing, as in a cache of pure results."""
+        """Return whether values are added to this dict only for missing keys, as in a cache of pure results."""
         found = [step for step in self.steps if path in step.changes]
         return bool(found) and all(any(path in guard.memos for guard in step.guards) for step in found)
 
     def modulus(self, path: Path) -> int | None:
-        """``k``, if what training depends on reads this number as ``n % k`` only."""
+        """Return ``k`` if the slice reads this number only as ``n % k``."""
         found: set[int] = set()
         for node, step in self._of.items():
             if not step.is_relevant or path not in step.reads or path in step.writes:
@@ -316,7 +317,7 @@ class Function(Statements):
         return math.lcm(*found) if found else None
 
     def changing_line(self, path: Path) -> Place | None:
-        """The line that changes it: in a loop rather than before it, from its last value rather than to a constant."""
+        """Return the line that changes it; prefer lines in loops, and updates over constant assignments."""
         found = [step for step in self.steps if any(_touch(one, path) for one in step.writes | step.changes)]
         found = found or [step for step in self.steps if any(_touch(one, path) for one in step.drawn)]
         if not any(step.loops or step.is_relevant for step in found):
@@ -360,10 +361,10 @@ class Function(Statements):
         value = self.value(path[:1])
         return type(value) in (types.FunctionType, types.BuiltinFunctionType, type) and len(path) == 1
 
-    # ---- what is read before it is written
+    # ---- reads before writes
 
     def _walk(self, body: list[ast.stmt], written: set[Path], found: dict[Path, Place], depth: int) -> bool:
-        """Add what is exposed; return whether control leaves the block early."""
+        """Add exposed reads; return whether control leaves the block early."""
         for node in body:
             self._expose(node, written, found, depth)
             if isinstance(node, ast.If):
@@ -374,7 +375,7 @@ class Function(Statements):
                     return True
                 written |= set.intersection(*staying)
             elif isinstance(node, (ast.For, ast.While, ast.AsyncFor)):
-                self._walk(node.body, written, found, depth)  # taken for one that runs at least once
+                self._walk(node.body, written, found, depth)  # assumed to run at least once
                 self._walk(node.orelse, written, found, depth)
             elif isinstance(node, (ast.With, ast.AsyncWith)):
                 if self._walk(node.body, written, found, depth):
@@ -414,7 +415,7 @@ def _source_of(code: types.CodeType) -> Any:
     if not lines or not first <= last <= len(lines):
         return None
     is_indented = lines[first - 1][:1] in " \t"
-    for extra in range(6):  # brackets that close behind the last instruction
+    for extra in range(6):  # brackets may close after the last instruction
         text = "".join(lines[first - 1 : last + extra])
         try:
             tree = ast.parse(f"if 1:\n{text}" if is_indented else text)
@@ -434,7 +435,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those of functions inside, the outer ones first."""
+    """Yield all nodes except those of nested functions, outer ones first."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             yield child

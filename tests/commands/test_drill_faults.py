@@ -1,0 +1,459 @@
+"""A drill's faults, each injected into a small process: what it reports is what happened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from samebits.commands.drill import inside, preloaded
+from samebits.commands.drill.command import free_port
+from samebits.commands.drill.faults import _GIVERS, Tools, flip_bit
+from samebits.commands.drill.impossible import ImpossibleError
+from samebits.commands.drill.memory_limit import RLIMIT_AS, MemoryLimit, group_above
+from samebits.commands.drill.orders import Orders
+from samebits.commands.drill.partition import INSIDE, OUTSIDE, Line
+from samebits.commands.drill.plan import Fault, host_of
+from samebits.commands.drill.preloaded import Preloaded
+from samebits.store.process_identity import ProcessIdentity
+
+PATIENCE_S = 60.0
+ALIVE = "import sys\nprint('there', flush=True)\n"
+
+
+@contextmanager
+def process(code: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
+    """Start a Python process that leads a session; return once it has printed a line."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", ALIVE + code],
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "there\n"
+        yield started, ProcessIdentity.of_child(started.pid)
+    finally:
+        started.kill()
+        started.communicate()
+
+
+LOOP = "import time\nwhile True:\n    time.sleep(0.01)\n"
+
+
+def test_every_fault_has_an_implementation_and_a_description() -> None:
+    assert _GIVERS.keys() == set(Fault)
+    assert len({fault.text for fault in Fault}) == len(Fault)
+
+
+def test_host_is_one_half_of_the_members() -> None:
+    members = ["worker_0", "worker_1", "worker_2"]
+    assert (host_of(members, 0.2), host_of(members, 0.7)) == (members[:2], members[2:])
+    assert host_of(members[:1], 0.9) == members[:1]
+
+
+# ---- orders
+
+
+def test_process_carries_out_an_order_and_reports_it(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    with process(LOOP, PYTHONPATH=str(orders.folder)) as (_, identity):
+        assert abs(float(orders.give(identity, "clock")) - time.time()) < PATIENCE_S
+        assert list(orders.folder.glob("order-*")) == []
+
+
+def test_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    with process(LOOP) as (started, identity):
+        with pytest.raises(ImpossibleError, match="does not listen"):
+            orders.give(identity, "clock")
+        assert started.poll() is None
+
+
+def test_signal_without_an_order_does_nothing(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
+        os.kill(started.pid, signal.SIGRTMAX)
+        (orders.folder / f"order-{started.pid}.json").write_text("no order")
+        os.kill(started.pid, signal.SIGRTMAX)
+        assert float(orders.give(identity, "clock"))
+
+
+def test_other_sitecustomize_is_loaded_too(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/sitecustomize.py").write_text("import builtins\nbuiltins.theirs = 7\n")
+    path = f"{orders.folder}:{tmp_path / 'theirs'}"
+    done = subprocess.run(
+        [sys.executable, "-c", "print(theirs)"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "7\n"
+
+
+def test_held_interpreter_runs_no_other_thread(tmp_path: Path) -> None:
+    code = """
+import threading, time
+gaps = [0.0]
+def tick():
+    before = time.monotonic()
+    while gaps[0] < 1.5:
+        time.sleep(0.01)
+        now = time.monotonic()
+        gaps[0] = max(gaps[0], now - before)
+        before = now
+threading.Thread(target=tick).start()
+print("ticks", flush=True)
+while gaps[0] < 1.5:
+    time.sleep(0.01)
+print("held", flush=True)
+"""
+    orders = Orders(tmp_path / "inside")
+    with process(code, PYTHONPATH=str(orders.folder)) as (started, identity):
+        assert started.stdout is not None
+        assert started.stdout.readline() == "ticks\n"
+        assert orders.give(identity, "hold", seconds=2) == "held the interpreter for 2 s"
+        assert started.stdout.readline() == "held\n"
+
+
+def test_process_that_takes_all_its_memory_dies_of_that(tmp_path: Path) -> None:
+    orders = Orders(tmp_path / "inside")
+    with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
+        assert orders.give(identity, "eat", limit=RLIMIT_AS) == "allocated beyond RLIMIT_AS"
+        _, errors = started.communicate(timeout=PATIENCE_S)
+        assert started.returncode == 1
+        assert errors.rstrip().endswith("MemoryError")
+
+
+class States:
+    """The part of a state that determines a commit's wait."""
+
+    uncommitted_steps = 0
+
+    def __init__(self) -> None:
+        self.completed_steps = 0
+        self.is_lost = False
+
+    def check_host_updates(self) -> None:
+        if self.is_lost:
+            raise ConnectionError("a member is lost")
+
+
+def test_rank_waits_at_the_commit_until_released_or_a_member_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = Orders(tmp_path / "inside")
+    monkeypatch.setattr(inside, "HERE", orders.folder)
+    kind = type("Held", (States,), {"check_host_updates": States.check_host_updates})
+    inside._wait_at_commits(kind)
+    state, left, me = kind(), threading.Semaphore(0), os.getpid()
+
+    def commit(step: int) -> None:
+        state.completed_steps = step
+        with suppress(ConnectionError):
+            state.check_host_updates()
+        left.release()
+
+    def committing(step: int) -> None:
+        threading.Thread(target=commit, args=(step,), daemon=True).start()
+
+    def wait_until_held(step: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while orders.held([me, 1]) != {me: step}:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    orders.hold_at(20)
+    commit(19)
+    assert left.acquire(timeout=PATIENCE_S) and orders.held([me]) == {}, "it is not there yet"
+    committing(21)
+    wait_until_held(21)
+    assert not left.acquire(blocking=False)
+    orders.hold_at(30)
+    assert left.acquire(timeout=PATIENCE_S) and orders.held([me]) == {}, "released, up to the next one"
+    committing(30)
+    wait_until_held(30)
+    state.is_lost = True
+    assert left.acquire(timeout=PATIENCE_S) and orders.held([me]) == {}, "a loss is raised at once"
+    state.is_lost = False
+    monkeypatch.setattr(inside, "MOST_HELD_S", 0.05)
+    commit(30)
+    assert left.acquire(timeout=PATIENCE_S), "the drill is gone"
+    commit(31)
+    assert left.acquire(timeout=PATIENCE_S), "which is noticed once"
+
+
+def test_one_bit_of_a_parameter_is_flipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(inside, "HERE", tmp_path)
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(500)))  # more than any other module here
+    before = torch.cat([one.detach().reshape(-1).clone() for one in model.parameters()]).view(torch.uint8)
+    inside._flip({"draw": 0.37})
+    after = torch.cat([one.detach().reshape(-1) for one in model.parameters()]).view(torch.uint8)
+    changed = [int(one) ^ int(other) for one, other in zip(before, after, strict=True) if one != other]
+    assert [one.bit_count() for one in changed] == [1]
+    assert " became " in (tmp_path / f"did-{os.getpid()}.txt").read_text()
+
+
+# ---- memory
+
+
+def test_process_without_its_own_cgroup_is_limited_by_its_address_space(tmp_path: Path) -> None:
+    assert MemoryLimit(os.getpid(), tmp_path).name == RLIMIT_AS
+
+
+def groups(tmp_path: Path, counted: str, own: str) -> Path:
+    """Return a /proc whose cgroup v2 folders belong to the test."""
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "7").mkdir()
+    (root / "user/job").mkdir(parents=True)
+    for folder in (root, root / "user"):
+        (folder / "cgroup.subtree_control").write_text(counted)
+        (folder / "cgroup.procs").touch()
+    (proc / "self/mounts").write_text(f"proc /proc proc rw 0 0\ncgroup2 {root} cgroup2 rw 0 0\n")
+    (proc / "7/cgroup").write_text(f"1:name=systemd:/\n0::{own}\n")
+    return proc
+
+
+@pytest.mark.parametrize(("own", "above"), [("/user/job", "cgroup/user"), ("/", "cgroup")])
+def test_cgroup_is_made_beside_the_processs_own_if_memory_is_counted(tmp_path: Path, own: str, above: str) -> None:
+    proc = groups(tmp_path, "cpu memory pids\n", own)
+    assert group_above(7, proc) == tmp_path / above
+    limit = MemoryLimit(7, proc)
+    made = tmp_path / above / "samebits-drill-7"
+    assert limit.name == f"memory.max of {made}"
+    assert ((made / "memory.max").read_text(), (made / "cgroup.procs").read_text()) == (str(64 << 20), "7")
+
+
+def test_without_a_memory_controller_no_cgroup_is_made(tmp_path: Path) -> None:
+    assert MemoryLimit(7, groups(tmp_path, "cpu pids\n", "/user/job")).name == RLIMIT_AS
+
+
+# ---- the preloaded library
+
+
+def tried(folder: Path, library: Preloaded) -> str:
+    """Return what a process under the library reports on writing to two folders and on its clock."""
+    code = (
+        "import os, sys, time\n"
+        "def errors(path):\n"
+        "    with open(path, 'wb', buffering=0) as file:\n"
+        "        found = []\n"
+        "        for do in (lambda: os.write(file.fileno(), b'x'), lambda: os.pwrite(file.fileno(), b'x', 0),\n"
+        "                   lambda: os.ftruncate(file.fileno(), 9), lambda: os.posix_fallocate(file.fileno(), 0, 9)):\n"
+        "            try:\n"
+        "                do()\n"
+        "                found.append(0)\n"
+        "            except OSError as error:\n"
+        "                found.append(error.errno)\n"
+        "        return found\n"
+        "print(errors(sys.argv[1] + '/a/file'), errors(sys.argv[1] + '/ab'), round(time.time()), flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        env={**os.environ, **library.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_one_full_folder_and_a_shifted_clock_affect_only_the_jobs_processes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    library = Preloaded(tmp_path, tmp_path / "a")
+    assert tried(tmp_path, library).startswith("[0, 0, 0, 0] [0, 0, 0, 0]")
+    library.set(is_full=True, ahead_s=-3600)
+    full = [errno.ENOSPC] * 4
+    said = tried(tmp_path, library)
+    assert said.startswith(f"{full} [0, 0, 0, 0]")
+    assert library.refused == 4
+    assert abs(int(said.split()[-1]) + 3600 - time.time()) < PATIENCE_S
+    library.set()
+    assert tried(tmp_path, library).startswith("[0, 0, 0, 0]")
+    library.close()
+
+
+def test_library_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ImpossibleError, match="no C compiler"):
+        Preloaded(tmp_path, tmp_path)
+    tools = Tools.made(tmp_path, {Fault.DISK_FULL, Fault.CLOCK_JUMP, Fault.KILL}, 1, {})
+    assert tools.impossible.keys() == {Fault.DISK_FULL, Fault.CLOCK_JUMP}
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("#!/bin/sh\nprintf '\\033[31mworse\\n' >&2; exit 4\n", r"cannot build .*\(\\u001b\[31mworse\)"),
+        ("#!/bin/sh\nsleep 600 & echo $! >child; sleep 600\n", r"has not built .* within 0\.5 s"),
+        ("#!/no/such/interpreter\n", "cannot be run: No such file or directory"),
+    ],
+    ids=["fails", "hangs", "cannot run"],
+)
+def test_failing_or_hanging_compiler_makes_the_fault_impossible(
+    compiler: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cc").write_text(compiler)
+    Path("cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(preloaded, "COMPILER_TIMEOUT_S", 0.5)
+    with pytest.raises(ImpossibleError, match=said):
+        Preloaded(tmp_path, tmp_path)
+    if (child := Path("child")).exists():
+        assert not is_running(int(child.read_text()))
+
+
+def is_running(pid: int) -> bool:
+    """Return whether this process still exists after it has had time to end."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        return not select.select([descriptor], [], [], PATIENCE_S)[0]
+    finally:
+        os.close(descriptor)
+
+
+def test_jobs_own_preloads_are_kept(tmp_path: Path) -> None:
+    own = {"LD_PRELOAD": "/lib/theirs.so", "PYTHONPATH": "/theirs"}
+    tools = Tools.made(tmp_path, {Fault.CLOCK_JUMP}, 1, own)
+    assert tools.environment["LD_PRELOAD"] == f"{tmp_path}/libc_faults.so:/lib/theirs.so"
+    assert tools.environment["PYTHONPATH"] == f"{tmp_path}/inside:/theirs"
+    tools.close()
+
+
+# ---- the network line
+
+
+@contextmanager
+def echoing(port: int) -> Iterator[None]:
+    """Echo on the inside, on an IPv6 socket with a mapped address as ZeroMQ uses."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_INET6))
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((f"::ffff:{INSIDE}", port))
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(peer,), daemon=True).start()
+
+        def answer(peer: socket.socket) -> None:
+            with peer:
+                while data := peer.recv(100):
+                    peer.sendall(data)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def called(port: int) -> socket.socket:
+    """Return a connection through the line once it is established."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return socket.create_connection((f"::ffff:{OUTSIDE}", port), timeout=PATIENCE_S)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_line_works_while_a_server_listens_behind_it() -> None:
+    port = free_port()
+    line = Line(port)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((OUTSIDE, port))
+        with echoing(port), called(port) as caller:
+            caller.sendall(b"heard")
+            assert caller.recv(100) == b"heard"
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                socket.create_connection((OUTSIDE, port)).close()
+            except ConnectionRefusedError:
+                break
+            assert time.monotonic() < deadline
+    finally:
+        line.close()
+
+
+def test_cut_line_passes_nothing_closes_nothing_and_loses_nothing() -> None:
+    port = free_port()
+    line = Line(port)
+    try:
+        with echoing(port), called(port) as caller:
+            caller.sendall(b"before")
+            assert caller.recv(100) == b"before"
+            assert line.cut(os.getpid()) == 1
+            caller.sendall(b"meanwhile")
+            caller.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                caller.recv(100)
+            with called(port) as anew:  # a process that reconnects
+                anew.sendall(b"anew")
+                anew.settimeout(0.3)
+                with pytest.raises(TimeoutError):
+                    anew.recv(100)
+                line.mend()
+                for one, text in ((caller, b"meanwhile"), (anew, b"anew")):
+                    one.settimeout(PATIENCE_S)
+                    assert one.recv(100) == text
+    finally:
+        line.close()
+
+
+def test_only_the_targeted_process_is_cut_off(tmp_path: Path) -> None:
+    port = free_port()
+    line = Line(port)
+    try:
+        with echoing(port), called(port) as ours:
+            code = f"import socket\ns = socket.create_connection(({OUTSIDE!r}, {port}))\ns.sendall(b'x')\ns.recv(1)\n"
+            with process(f"{code}print('on', flush=True)\ninput()\n") as (started, _):
+                assert started.stdout is not None
+                assert started.stdout.readline() == "on\n"
+                assert line.cut(started.pid) == 1
+                ours.sendall(b"ours")
+                assert ours.recv(100) == b"ours"
+    finally:
+        line.close()
+
+
+# ---- a stored bit
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.5, 0.999999])
+def test_one_bit_of_a_file_is_flipped(tmp_path: Path, draw: float) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(100))
+    path.chmod(0o400)
+    place, bit = flip_bit(path, draw)
+    assert path.read_bytes() == bytes(place) + bytes([1 << bit]) + bytes(99 - place)
+    assert path.stat().st_mode & 0o777 == 0o400

@@ -1,0 +1,79 @@
+"""``samebits status``: the lines above the table of workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from samebits import config
+from samebits.commands.status import find, main, table
+from samebits.launcher.job_view import Presence
+from samebits.service import status
+from tests.launcher.views import view, worker
+
+FULL = "host node-a: the disk of /data/ckpt is 93 % full (limit 90 %, HEALTH=disk)"
+
+
+def test_unhealthy_host_is_named_above_the_workers() -> None:
+    settings, _ = config.read({"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0"})
+    lines = table(view(ailments=(FULL,)), settings).splitlines()
+    assert FULL in lines[: lines.index(next(line for line in lines if line.startswith("slot")))]
+    assert FULL not in table(view(), settings)
+
+
+def test_workers_report_is_shown_once_by_name_without_resource_use() -> None:
+    settings, _ = config.read({"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0"})
+    told = [{"cpu": 0.5, "pace": 2.5}, {"queue": 12000.0, "memory": 0.5}, {"queue": 70.0}]
+    workers = tuple(replace(worker(slot), figures=figures) for slot, figures in enumerate(told))
+    lines = table(view(workers=workers), settings).splitlines()
+    assert "reported: pace 2.5 (worker 0), queue 12,000 (worker 1)" in lines
+    gone = (workers[0], replace(workers[1], presence=Presence.LOST), workers[2])
+    assert "reported: pace 2.5 (worker 0), queue 70 (worker 2)" in table(view(workers=gone), settings)
+    assert "reported" not in table(view(), settings)
+
+
+def test_plain_job_shows_no_step_because_only_its_script_counts_them() -> None:
+    named = {"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0"}
+    plain, ported = (table(view(), config.read({**named, "PLAIN": text})[0]) for text in "10")
+    assert " · step " in ported.splitlines()[1] and " · step " not in plain.splitlines()[1]
+    assert [line.split()[3] for line in plain.splitlines() if line.startswith(tuple("012"))] == ["–"] * 3
+
+
+def test_schedulers_address_is_shown_if_it_may_move() -> None:
+    settings, _ = config.read(
+        {"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0", "SCHED_HOST": "10.0.0.1,10.0.0.2:9000"}
+    )
+    assert " · scheduler at 10.0.0.2:9000" in table(view(address="10.0.0.2:9000"), settings).splitlines()[1]
+    assert "scheduler at" not in table(view(), settings)
+    silent = table(view(from_journal=True), settings)
+    assert "no scheduler of it answers at 10.0.0.1:8118 or 10.0.0.2:9000 (SCHED_HOST)" in silent
+
+
+def test_superseded_scheduler_according_to_the_journal_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, _ = config.read({"RECOVERY_PATH": str(tmp_path), "ENABLE_RECOVERY": "1"}, role_required=False)
+    told, stored = {"job": "job-1", "term": 1}, {"job": "job-1", "term": 2}
+    monkeypatch.setattr("samebits.commands.status.ask_once", lambda settings, timeout_s: told)
+    monkeypatch.setattr(status, "stored_snapshot", lambda path: stored)
+    assert find(settings) is stored
+    stored["term"] = 1
+    assert find(settings) is told
+    stored["job"] = "job-2"
+    assert find(settings) is stored
+
+
+def test_folder_without_a_job_says_whose_status_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SCHED_HOST", "SCHED_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("samebits.commands.status.find", lambda settings: {"source": "scheduler"})
+    monkeypatch.setattr("samebits.commands.status.JobView.of", lambda content: view())
+    said = f"no job was started in {tmp_path}: this is the one whose scheduler answers at 127.0.0.1"
+    assert main([]) == 0 and capsys.readouterr().out.startswith(said)
+    monkeypatch.setenv("SCHED_PORT", "8118")
+    assert main([]) == 0 and said not in capsys.readouterr().out
