@@ -73,7 +73,7 @@ def test_bounds_hold_and_are_reported() -> None:
     assert decisions[-1].size == 8
     assert run(LIMITS, [0] * 30)[-1].size == 1
     short = run(LIMITS, [60] * 10, room=3)
-    assert short[-1].size == 3 and "above what is allowed or there" in short[-1].reason
+    assert short[-1].size == 3 and "above the limits or the available room" in short[-1].reason
 
 
 def test_growth_without_gain_is_undone_and_not_retried_at_this_load() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from samebits.core.agent.events import EnterAgain, Entered, Failed, FoundEqual, Trains
 from samebits.core.ends import EndKind
-from samebits.core.ledger import MOST_GENERATIONS, Mend, Witnesses
+from samebits.core.ledger import MOST_GENERATIONS, Trust, Witnesses
 from samebits.core.messages import (
     SCHEMA,
     Activity,
@@ -42,9 +42,9 @@ SOUND = (WEIGHT, MOMENT)
 BACK = Point(50, 1)
 
 
-def house_of(size: int, mends: Mend = Mend.MAJORITY, **changes: float | bool | str) -> House:
+def house_of(size: int, trust: Trust = Trust.MAJORITY, **changes: float | bool | str) -> House:
     """Return a scheduler that repairs differences, in its first generation."""
-    house = House(policy(size, mends=mends, **changes)).fill()
+    house = House(policy(size, trust=trust, **changes)).fill()
     if not changes:
         house.train()
     return house
@@ -134,14 +134,14 @@ def found(*values: bytes, step: int = 100, equal: Point | None = BACK, commits: 
     return Difference(judge(by_rank), one, other, by_rank, equal)
 
 
-@pytest.mark.parametrize("mends", list(Mend))
+@pytest.mark.parametrize("trust", list(Trust))
 @pytest.mark.parametrize("size", [3, 4, 5])
-def test_the_differing_rank_takes_its_state_from_the_others(size: int, mends: Mend) -> None:
+def test_the_differing_rank_takes_its_state_from_the_others(size: int, trust: Trust) -> None:
     for odd in range(size):
-        decision = decide(found(*(b"x" if rank == odd else b"a" for rank in range(size))), mends)
-        if mends is Mend.STOP:
+        decision = decide(found(*(b"x" if rank == odd else b"a" for rank in range(size))), trust)
+        if trust is Trust.STOP:
             assert decision == Stop("no rollback (CONSISTENCY=stop)")
-        elif mends is Mend.LEADER and odd == 0:
+        elif trust is Trust.LEADER and odd == 0:
             assert decision == GoBack(BACK, tuple(range(1, size)))
         else:
             assert decision == GoBack(BACK, (odd,))
@@ -150,61 +150,61 @@ def test_the_differing_rank_takes_its_state_from_the_others(size: int, mends: Me
 @pytest.mark.parametrize("values", [b"ab", b"aabb", b"abc", b"aabbc", b"aabc"])
 def test_without_a_majority_only_a_leader_is_trusted(values: bytes) -> None:
     difference = found(*(bytes([one]) for one in values))
-    decision = decide(difference, Mend.MAJORITY)
+    decision = decide(difference, Trust.MAJORITY)
     assert isinstance(decision, Stop) and decision.why.startswith("no majority: rank 0")
-    leader = decide(difference, Mend.LEADER)
+    leader = decide(difference, Trust.LEADER)
     assert isinstance(leader, GoBack) and 0 not in leader.suspects and leader.to == BACK
 
 
 def test_two_against_two_is_reported() -> None:
-    decision = decide(found(b"a", b"b", b"a", b"b"), Mend.MAJORITY)
+    decision = decide(found(b"a", b"b", b"a", b"b"), Trust.MAJORITY)
     assert decision == Stop("no majority: rank 0, 2 against rank 1, 3, so it is unknown which is right")
 
 
 def test_ranks_that_were_never_equal_point_to_the_script() -> None:
-    assert decide(found(b"a", b"a", b"b", equal=None), Mend.MAJORITY) == Stop("")
-    assert decide(found(b"a", b"b", equal=Point(0, 1)), Mend.MAJORITY) == Stop("")
+    assert decide(found(b"a", b"a", b"b", equal=None), Trust.MAJORITY) == Stop("")
+    assert decide(found(b"a", b"b", equal=Point(0, 1)), Trust.MAJORITY) == Stop("")
 
 
 def test_same_wrong_value_twice_is_not_the_device() -> None:
     difference, before = found(b"a", b"x", b"a"), Repair(100, 50, {1: b"x"})
-    assert isinstance(decide(difference, Mend.MAJORITY, [before]), Stop)
-    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {1: b"y"})]), GoBack), "another value"
-    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(150, 50, {1: b"x"})]), GoBack), "another step"
-    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {2: b"x"})]), GoBack), "another rank"
+    assert isinstance(decide(difference, Trust.MAJORITY, [before]), Stop)
+    assert isinstance(decide(difference, Trust.MAJORITY, [Repair(100, 50, {1: b"y"})]), GoBack), "another value"
+    assert isinstance(decide(difference, Trust.MAJORITY, [Repair(150, 50, {1: b"x"})]), GoBack), "another step"
+    assert isinstance(decide(difference, Trust.MAJORITY, [Repair(100, 50, {2: b"x"})]), GoBack), "another rank"
 
 
 def test_difference_at_the_rollback_point_is_not_the_device() -> None:
     """For example, a callback of the script changes one rank's weights whenever a generation begins."""
     difference = found(b"a", b"x", b"a", step=50, equal=BACK)
-    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(100, 50, {1: b"y"})]), Stop)
-    assert isinstance(decide(difference, Mend.MAJORITY, [Repair(45, 40, {1: b"y"})]), GoBack), "they trained past it"
+    assert isinstance(decide(difference, Trust.MAJORITY, [Repair(100, 50, {1: b"y"})]), Stop)
+    assert isinstance(decide(difference, Trust.MAJORITY, [Repair(45, 40, {1: b"y"})]), GoBack), "they trained past it"
 
 
 def test_job_stuck_at_a_step_does_not_roll_back_forever() -> None:
     before = [Repair(100, 50, {1: b"1"}), Repair(100, 50, {1: b"2"})]
-    assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before[:1]), GoBack)
-    assert isinstance(decide(found(b"a", b"x", b"a"), Mend.MAJORITY, before), Stop)
+    assert isinstance(decide(found(b"a", b"x", b"a"), Trust.MAJORITY, before[:1]), GoBack)
+    assert isinstance(decide(found(b"a", b"x", b"a"), Trust.MAJORITY, before), Stop)
 
 
 def test_rank_that_took_anothers_state_is_no_witness_of_it() -> None:
     a, b = ("0", 1), ("1", 1)
     difference = found(b"x", b"a", b"a", b"x")
-    assert decide(difference, Mend.MAJORITY, (), {0: a, 1: b, 2: ("2", 1), 3: a}) == GoBack(BACK, (0, 3))
-    assert decide(difference, Mend.MAJORITY, (), {0: a, 1: b, 2: b, 3: ("3", 2)}) == GoBack(BACK, (1, 2))
+    assert decide(difference, Trust.MAJORITY, (), {0: a, 1: b, 2: ("2", 1), 3: a}) == GoBack(BACK, (0, 3))
+    assert decide(difference, Trust.MAJORITY, (), {0: a, 1: b, 2: b, 3: ("3", 2)}) == GoBack(BACK, (1, 2))
     most = found(b"x", b"a", b"x")
-    assert decide(most, Mend.MAJORITY) == GoBack(BACK, (1,))
-    assert isinstance(decide(most, Mend.MAJORITY, (), {0: a, 1: b, 2: a}), Stop)
+    assert decide(most, Trust.MAJORITY) == GoBack(BACK, (1,))
+    assert isinstance(decide(most, Trust.MAJORITY, (), {0: a, 1: b, 2: a}), Stop)
 
 
 def test_loss_of_the_rank_that_could_decide_rolls_all_back_and_names_none() -> None:
     """The other rank was a member when all were equal, in the previous generation."""
     since = Point(40, 0)
-    assert decide(found(b"x", b"a", equal=since), Mend.MAJORITY) == GoBack(since, ())
-    assert isinstance(decide(found(b"x", b"a", equal=since), Mend.STOP), Stop)
+    assert decide(found(b"x", b"a", equal=since), Trust.MAJORITY) == GoBack(since, ())
+    assert isinstance(decide(found(b"x", b"a", equal=since), Trust.STOP), Stop)
     again = [Repair(100, 40, {0: b"x", 1: b"a"})]
-    assert isinstance(decide(found(b"x", b"a", equal=since), Mend.MAJORITY, again), Stop), "the result was the same"
-    assert isinstance(decide(found(b"y", b"a", equal=since), Mend.MAJORITY, again), GoBack)
+    assert isinstance(decide(found(b"x", b"a", equal=since), Trust.MAJORITY, again), Stop), "the result was the same"
+    assert isinstance(decide(found(b"y", b"a", equal=since), Trust.MAJORITY, again), GoBack)
 
 
 def test_state_is_traced_through_generations() -> None:

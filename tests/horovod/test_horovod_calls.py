@@ -191,7 +191,7 @@ def test_plain_objects_are_sent_and_pickled_ones_are_refused() -> None:
     assert torch.equal(got.pop("t"), value.pop("t"))  # type: ignore[arg-type]
     assert got.pop("empty").shape == value.pop("empty").shape  # type: ignore[attr-defined]
     assert got == value
-    with pytest.raises(UsageError, match=r"hvd\.broadcast_object sends plain values.*object\.model"):
+    with pytest.raises(UsageError, match=r"hvd\.broadcast_object sends only plain values.*object\.model"):
         collectives.pack({"model": nn.Linear(1, 1)}, "hvd.broadcast_object")
 
 

@@ -32,7 +32,7 @@ from samebits.core.agent.events import (
     Seated,
     Trains,
 )
-from samebits.core.ledger import Mend, Policy
+from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import FromScheduler, FromWorker, GenerationStarted, Holdings, Process
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, Record, RolledBack
@@ -59,7 +59,7 @@ class Plan:
     flips: tuple[tuple[int, int], ...]  # (rank, after which step), each once
     scheduler_dies: tuple[int, ...] = ()  # loops
     rank_dies: bool = False  # one, once a difference was found
-    mends: Mend = Mend.MAJORITY
+    trust: Trust = Trust.MAJORITY
     dies_meanwhile: bool = False  # the scheduler, while all are to roll back
     dies_behind_flip: bool = False  # another rank than the flipped one, before any comparison
 
@@ -128,7 +128,7 @@ class ConsistencyWorld:
         self.plan = plan
         self._core_type = core_type
         self._policy = Policy(
-            plan.size, "train.py", (("WORKER_NUM", str(plan.size)),), cool_down_s=0.0, mends=plan.mends
+            plan.size, "train.py", (("WORKER_NUM", str(plan.size)),), cool_down_s=0.0, trust=plan.trust
         )
         self.now = 100.0
         self.journal: list[Record] = []
@@ -344,7 +344,7 @@ class ConsistencyWorld:
     # ---- required properties
 
     def _check(self, record: Record) -> None:
-        if isinstance(record, RolledBack) and self.plan.mends is Mend.MAJORITY and not self.plan.rank_dies:
+        if isinstance(record, RolledBack) and self.plan.trust is Trust.MAJORITY and not self.plan.rank_dies:
             self._check_named(record)
         if isinstance(record, GenerationCommitted) and record.restore is not None and self._is_mended():
             by_place = {rank.number for rank in self.ranks if rank.point == record.restore}

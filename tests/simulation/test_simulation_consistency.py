@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from samebits.core.ledger import Mend, Witnesses
+from samebits.core.ledger import Trust, Witnesses
 from samebits.core.messages import Said
 from samebits.core.point import Point
 from samebits.core.records import JobInterrupted, Record, RolledBack
@@ -56,7 +56,7 @@ def test_only_two_against_two_ends_the_job() -> None:
 
 def test_two_replicas_suffice_with_a_leader() -> None:
     for seed in range(20):
-        ConsistencyWorld(seed, Plan(2, ((seed % 2, 10),), mends=Mend.LEADER)).run()
+        ConsistencyWorld(seed, Plan(2, ((seed % 2, 10),), trust=Trust.LEADER)).run()
 
 
 # ---- broken builds

@@ -57,7 +57,7 @@ def test_without_a_spare_the_node_trains_only_on_another_machine(
     job = started(new_job, 3, {2: "slow"}, SPARE_NUM="0")
     assert job.worker(2).wait(ENDS_S) == PreflightError.exit_code
     assert job.wait_for(
-        "scheduler", "worker 2 .* is lost: the pre-flight names it: it is slow .*Fix: start this node on "
+        "scheduler", "worker 2 .* is lost: the pre-flight rejected it: it is slow .*Fix: start this node on "
     )
     job.start_worker(2)
     assert job.worker(2).wait(ENDS_S) == PreflightError.exit_code, "though it is as fast as all, this time"

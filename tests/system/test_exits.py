@@ -69,9 +69,9 @@ def ended(new_job: Callable[..., Job], tmp_path: Path) -> Callable[..., tuple[Jo
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        pytest.param("raise SystemExit(3)", "its program ended with a SystemExit before training was", marks=THOROUGH),
+        pytest.param("raise SystemExit(3)", "its program ended with a SystemExit before training had", marks=THOROUGH),
         pytest.param("exit(3)", "its program ended with status 3", marks=THOROUGH),
-        ("end_with(3)", "its program ended with a SystemExit before training was through"),
+        ("end_with(3)", "its program ended with a SystemExit before training had finished"),
         (TRAINING.format("end_with(3)"), "its program ended with status 3"),
     ],
 )

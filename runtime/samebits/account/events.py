@@ -42,7 +42,7 @@ NAMED = 16  # of one kind in one pass; one event counts the others
 MAX_TEXT = 600
 SHORTEST_SAMPLE_S, LONGEST_SAMPLE_S = 1.0, 60.0
 SAMPLES_A_STRETCH = 100
-"""A step is recorded whenever this fraction of the time since training began has passed, so ever more rarely."""
+"""Steps are recorded at intervals of 1/100 of the time since training began, so ever more rarely."""
 
 
 class Kind(enum.StrEnum):

@@ -16,7 +16,7 @@ from samebits.account.events import STALLS_TOLD, Event, Kind
 
 
 class Bucket(enum.StrEnum):
-    """Use of a period of time."""
+    """How a period of time was used."""
 
     PRODUCTIVE = "productive"  # steps done for the first time
     START_UP = "start_up"  # from a scheduler start without a living generation to the first step

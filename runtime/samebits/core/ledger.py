@@ -65,7 +65,7 @@ MOST_NOTICES = 16
 """Notices in a status. A follower that was away for longer finds older ones in the history."""
 
 
-class Mend(enum.Enum):
+class Trust(enum.Enum):
     """Which ranks are trusted if ranks that were equal differ (CONSISTENCY)."""
 
     MAJORITY = "majority"
@@ -105,7 +105,7 @@ class Policy:
     straggler_factor: float | None = 1.2  # slower than the median by this factor is slow; None: no comparison
     swaps_stragglers: bool = False  # for a spare; False: stragglers are only reported
     causes: CauseTable = field(default=DEFAULT, repr=False)
-    mends: Mend = Mend.STOP  # which ranks are trusted if they differ
+    trust: Trust = Trust.STOP  # which ranks are trusted if they differ
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "min_world_size", self.min_world_size or self.world_size)

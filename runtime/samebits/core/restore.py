@@ -135,8 +135,8 @@ def choose(
     )
     trusted = {rank: None for rank in in_memory if rank not in suspects}
     in_memory = trusted or in_memory
-    # After one step there may be several commits (one more at an epoch's end), and a disk has the first. If a
-    # holds the point, its last commit is meant. Only who has parts of its own goes by its own disk all the same.
+    # After one step there may be several commits (one more at an epoch's end), and a disk has the first. If a memory
+    # holds the point, its last commit counts. Only ranks with parts of their own use their own disk even so.
     holders = dict.fromkeys(
         rank
         for rank, one in sorted(joined.items())

@@ -120,7 +120,7 @@ class Autoscaler:
             self._enough.clear()
             return self._within(size, f"it has just changed to {size} workers", reading)
         if reading.at_s < self._changed_s + limits.settle_s:
-            return self._within(size, f"it has {size} workers for less than {limits.settle_s:g} s", reading)
+            return self._within(size, f"it has had {size} workers for less than {limits.settle_s:g} s", reading)
         went_back = self._judge_growth(reading)
         if went_back is not None:
             return went_back
@@ -210,7 +210,7 @@ class Autoscaler:
         if reading.room is not None and bound > reading.workers:
             bound = max(reading.workers, min(bound, reading.room))
         if bound != size:
-            reason += f"; {size} would be {'above' if size > bound else 'below'} what is allowed or there"
+            reason += f"; {size} would be {'above' if size > bound else 'below'} the limits or the available room"
         return Decision(bound, reason)
 
 

@@ -81,4 +81,4 @@ def test_operators_are_not_selected_twice_nor_for_a_device_that_compiles_none(
         keep(OP_COMPILE="binary,cache")
     monkeypatch.setattr(LOGGER, "propagate", True)
     keep(OP_COMPILE="cache")
-    assert "OP_COMPILE=cache is Ascend's alone; this process trains on cpu. Fix:" in caplog.text
+    assert "OP_COMPILE=cache applies only to Ascend; this process trains on cpu. Fix:" in caplog.text

@@ -234,7 +234,7 @@ def test_fix_is_sent_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.
         )
     (text,) = left
     assert text == (
-        "the pre-flight names it: it is slow (computes: 500 ms, the others 50 ms). Fix: start this node on another "
+        "the pre-flight rejected it: it is slow (computes: 500 ms, the others 50 ms). Fix: start this node on another "
         "host, or without PREFLIGHT=1"
     )
 

@@ -186,5 +186,5 @@ def test_uncompleted_puts_are_bounded(process: Process) -> None:
 
 def test_key_with_another_value_is_named(process: Process) -> None:
     samebits.kv.put("work/mine", 7)
-    with pytest.raises(KeyValueError, match=r"'work/mine' holds no queue.*Fix: "):
+    with pytest.raises(KeyValueError, match=r"'work/mine' does not hold a queue.*Fix: "):
         samebits.WorkQueue("mine").put([1])

@@ -126,7 +126,7 @@ def test_piece_of_another_rank_is_refused_with_both_places() -> None:
         putting(own).back(shared, "state", {"a": piece_of(1)})
     assert str(refused.value).startswith(
         "state.a: the restore point holds [0:3, 0:5] of shape (7, 5), Shard(dim=0) over 3; "
-        "this rank's part is [3:6, 0:5] of shape (7, 5), Shard(dim=0) over 3: go on with"
+        "this rank's part is [3:6, 0:5] of shape (7, 5), Shard(dim=0) over 3: continue with"
     )
 
 

@@ -137,7 +137,7 @@ class Rebuild:
         if self._until is None or ledger.now < self._until:
             return None
         groups = _in_agreement(self._reports.values())
-        assert not ledger.state.seats, "nobody is seated before the reports are judged"
+        assert not ledger.state.seats, "no worker is seated before the reports are judged"
         self._until, self._is_over = None, True
         most = [one for one, members in groups.items() if _is_majority(one, len(members)) and _rises(members)]
         if len({one.job for one in most}) != 1:

@@ -75,7 +75,7 @@ class Replacements:
         return 0 < number_of(node) <= self._ledger.state.replacements.get(root_of(node), 0)
 
     def returns(self, message: Register) -> bool:
-        """Whether a spare of this name, the last of its line, is gone, and its launcher has started it again."""
+        """Return whether the launcher restarted a lost spare of this name, the last of its line."""
         newest = self.newest(message.node)
         is_it = newest is not None and newest.node == message.node and newest.is_spare and not newest.is_held
         return is_it and number_of(message.node) > 0 and self.is_proven(message)

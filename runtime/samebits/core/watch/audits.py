@@ -43,7 +43,7 @@ class Fault(enum.Enum):
     NOBODY = "all computed the same"
     AUDITED = "two others computed a different gradient"
     AUDITOR = "two computed the same, and the auditor a different one"
-    UNKNOWN = "nobody knows who is right"
+    UNKNOWN = "it is unknown which rank is right"
     LOOP = "the stored batch does not reproduce its gradient on any device"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from samebits.core.causes.table import CauseClass, Notice, Observation
-from samebits.core.ledger import Ledger, Member, Mend
+from samebits.core.ledger import Ledger, Member, Trust
 from samebits.core.membership.departures import ask_to_leave
 from samebits.core.messages import Activity
 from samebits.core.point import Point
@@ -54,7 +54,7 @@ class Stop:
 
 
 def decide(
-    found: Difference, mends: Mend, repairs: Sequence[Repair] = (), origins: Mapping[int, Member] | None = None
+    found: Difference, trust: Trust, repairs: Sequence[Repair] = (), origins: Mapping[int, Member] | None = None
 ) -> GoBack | Stop:
     """Decide on a difference, as a function of what was reported and done before.
 
@@ -63,15 +63,15 @@ def decide(
 
     Args:
         found: the difference.
-        mends: which ranks are trusted.
+        trust: which ranks are trusted.
         repairs: of this job so far.
         origins: rank → the member whose state it holds; by default itself.
     """
     judgement, equal = found.judgement, found.equal
-    if equal is None or mends is Mend.STOP:
-        was_equal = equal is not None and equal.step > 0 and mends is Mend.STOP
+    if equal is None or trust is Trust.STOP:
+        was_equal = equal is not None and equal.step > 0 and trust is Trust.STOP
         return Stop("no rollback (CONSISTENCY=stop)" if was_equal else "")
-    believed = _believed(judgement, mends, origins or {})
+    believed = _believed(judgement, trust, origins or {})
     if believed is None and equal.generation == found.one.point.generation:
         return Stop(f"no majority: {_against(judgement)}, so it is unknown which is right" if equal.step else "")
     groups = () if believed is None else judgement.groups
@@ -87,9 +87,9 @@ def decide(
     return GoBack(equal, suspects)
 
 
-def _believed(judgement: Judgement, mends: Mend, origins: Mapping[int, Member]) -> tuple[int, ...] | None:
+def _believed(judgement: Judgement, trust: Trust, origins: Mapping[int, Member]) -> tuple[int, ...] | None:
     """Return the group whose state is trusted, or None."""
-    if mends is Mend.LEADER:
+    if trust is Trust.LEADER:
         return next(group for group in judgement.groups if 0 in group)
     witnesses = {group: len({origins.get(rank, rank) for rank in group}) for group in judgement.groups}
     most = max(witnesses, key=witnesses.__getitem__)
@@ -113,10 +113,10 @@ class Consistency:
     def judge(self, found: Difference) -> str:
         """Roll all ranks back, journaled and logged, or return why the job must end."""
         ledger, committed = self._ledger, self._ledger.state.generation
-        mends = ledger.policy.mends if ledger.policy.recovery else Mend.STOP
+        trust = ledger.policy.trust if ledger.policy.recovery else Trust.STOP
         since = 0 if found.equal is None else found.equal.generation
         origins = {} if committed is None else ledger.witnesses.origins(committed.members, since)
-        decision = decide(found, mends, self._repairs, origins)
+        decision = decide(found, trust, self._repairs, origins)
         if isinstance(decision, Stop) or committed is None:
             why = decision.why if isinstance(decision, Stop) else ""
             return f"{sentence(found.judgement, found.one, found.other)}{f'. Not repaired: {why}' if why else ''}"

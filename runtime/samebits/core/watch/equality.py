@@ -96,7 +96,7 @@ class Difference:
 
 
 def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, Part | None]]:
-    """Return the different parts, most important first; None if only one rank has the part."""
+    """Return the parts that differ, most important first, each with the other rank's part or None."""
     theirs = {(part.kind, part.name): part for part in other}
     found = [(part, theirs.pop((part.kind, part.name), None)) for part in one]
     found += [(part, None) for part in theirs.values()]

@@ -23,7 +23,7 @@ from samebits.account.event_log import EventWriter
 from samebits.config import Settings, fixed_settings, inherited_sockets
 from samebits.core import records
 from samebits.core.keys.key_records import KeyRecord
-from samebits.core.ledger import Mend, Policy
+from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob
 from samebits.core.ready import Ended, Level, Note, Ready, Send
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
@@ -499,7 +499,7 @@ def policy_of(settings: Settings) -> Policy:
         watches=settings.hang != "off",
         step_timeout_s=settings.step_timeout_s,
         ends_stuck=settings.hang == "end",
-        mends=Mend(settings.consistency) if settings.consistency_every else Mend.STOP,
+        trust=Trust(settings.consistency) if settings.consistency_every else Trust.STOP,
         straggler_factor=None if settings.straggler == "off" else settings.straggler_factor,
         swaps_stragglers=settings.straggler == "swap",
         causes=cause_file.table_of(settings),

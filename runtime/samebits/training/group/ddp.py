@@ -322,7 +322,7 @@ _INSIDE: Final = "inside"
 
 @dataclass(frozen=True, slots=True)
 class _Rider:
-    """A wrapper, weakly, with its place among those built in the same phase."""
+    """A weakly referenced wrapper, with its place among those built in the same phase."""
 
     ddp: weakref.ref[DistributedDataParallel]
     key: str

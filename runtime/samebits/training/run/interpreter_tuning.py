@@ -37,7 +37,7 @@ class InterpreterTuning:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Collect garbage while this process waits for others, which takes days in a spare."""
+        """Collect garbage while this process waits for others, which may take days in a spare."""
         if self._collects:
             gc.enable()
         try:
