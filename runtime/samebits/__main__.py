@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from samebits.errors import SameBitsError, StoreError
+from samebits.errors import WRONG_WORDS, SameBitsError, StoreError
 from samebits.net.descriptors import require_descriptors
 from samebits.printable import PrintableStream, raw_of
 from samebits.spelling import near_name, spelled
@@ -71,7 +71,7 @@ def _open_standard_streams() -> None:
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_usage())
-        return 0 if words else _WRONG_USAGE
+        return 0 if words else WRONG_WORDS
     subcommand = next((entry for entry in SUBCOMMANDS if entry.name == words[0]), None)
     if words[0] in RENAMED:
         again = shlex.join(words[1:])
@@ -79,12 +79,12 @@ def _run(words: list[str]) -> int:
             f"samebits: `{words[0]}` was renamed. Fix: samebits {RENAMED[words[0]]} {again}".rstrip(),
             file=sys.stderr,
         )
-        return _WRONG_USAGE
+        return WRONG_WORDS
     if subcommand is None:
         meant = near_name(words[0], (entry.name for entry in SUBCOMMANDS))
         more = f": did you mean {meant}? Fix: samebits --help lists all" if meant else f"\n{_usage()}"
         print(f"samebits: there is no subcommand {words[0]!r}{more}", file=sys.stderr)
-        return _WRONG_USAGE
+        return WRONG_WORDS
     try:
         require_descriptors()
         return subcommand.run(words[1:])
@@ -268,8 +268,6 @@ RENAMED = {
     "causes": "explain causes",
 }
 """Subcommands of earlier releases, and their replacements."""
-
-_WRONG_USAGE = 2  # as in argparse
 
 
 def _usage() -> str:

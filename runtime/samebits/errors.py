@@ -91,6 +91,10 @@ __all__ = [
 ]
 
 
+WRONG_WORDS = 2
+"""The exit code for words on a command line that make no sense, as argparse has it; variables have SettingsError's."""
+
+
 class SameBitsError(Exception):
     """Base class of all errors of this package; ``exit_code`` is the exit status if it is not caught."""
 
@@ -312,7 +316,7 @@ class PreflightError(SameBitsError):
 
 
 class HiddenStateError(SameBitsError):
-    """A step repeated from one commit had another result, or a value changed outside the state; see the message."""
+    """A step repeated from one commit had another result, or something changed that no recovery restores."""
 
     exit_code = 95
 

@@ -51,7 +51,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
         "worker：脚本自身失败，其 traceback 在日志中，出错的行在根本原因里。",
     ),
     ExitCode(
-        *(2, "wrong words", NO),
+        *(errors.WRONG_WORDS, "wrong words", NO),
         "A command was given unknown arguments; nothing was done.",
         "命令收到了它不认识的参数；没有做任何事。",
     ),
@@ -106,7 +106,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(errors.LevelsSpentError, NO, "进程在其下各级都已重试 RECOVER_ATTEMPTS 次：需要重启整个作业。"),
     _of(errors.PreflightError, YES, "本机的设备、内存或磁盘未能正常工作（PREFLIGHT=1）；它不占用席位。"),
     _of(errors.PointsLostError, NO, "记录簿记载了恢复点，但内存、副本和磁盘上都没有；信息中写明查找过的位置。"),
-    _of(errors.HiddenStateError, NO, "从同一次提交重做的某一步结果不同，或状态之外有值发生变化；详见信息。"),
+    _of(errors.HiddenStateError, NO, "从同一次提交重做的某一步结果不同，或有恢复无法还原的变化；详见信息。"),
     ExitCode(
         *(130, "interrupted", NO),
         "Ctrl-C ended this command, or this process, by itself.",

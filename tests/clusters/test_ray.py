@@ -113,7 +113,9 @@ def kill(identity: ProcessIdentity) -> None:
     assert identity.wait_for_exit(10.0)
 
 
-@pytest.mark.parametrize("words", ["--node-rank 1", "--detach", "--dry-run", "--sched-host 192.0.2.2", "--log-dir logs"])
+@pytest.mark.parametrize(
+    "words", ["--node-rank 1", "--detach", "--dry-run", "--sched-host 192.0.2.2", "--log-dir logs"]
+)
 def test_what_ray_decides_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         options.parse(["--on", "ray", "--nnodes", "2", *words.split(), "train.py"], {})

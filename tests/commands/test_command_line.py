@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -164,7 +165,61 @@ def test_old_variable_name_is_refused_with_the_new_one(capsys: pytest.CaptureFix
         assert f"Fix: samebits {now} 2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["stop", "follow"])
+@pytest.mark.parametrize("name", [entry.name for entry in SUBCOMMANDS])
+def test_words_that_a_subcommand_does_not_know_end_it_with_2(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--no-such-option"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "told"),
+    [
+        (["run", "--check", "missing.py"], 80, "there is no script 'missing.py'"),
+        (["run", "-n", "2", "."], 80, "'.' is a folder: expected a script"),
+        (["drill", "--kills", "0", "--", "train.py"], 2, "expected a whole number from 1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_made(
+    words: list[str],
+    expected: int,
+    told: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    before = sorted(here.iterdir())
+    try:
+        status = main(words)
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    assert (status, told in capsys.readouterr().err) == (expected, True)
+    assert sorted(here.iterdir()) == before
+
+
+def test_a_folder_in_which_nothing_can_be_made_is_refused_before_anything_is_started(
+    scheduler_role: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (scheduler_role / "train.py").touch()
+    monkeypatch.setenv("RECOVERY_PATH", "/proc/recovery")
+    assert main(["run", "--dry-run", "train.py"]) == 64
+    assert "RECOVERY_PATH: /proc cannot be written (" in capsys.readouterr().err
+
+
+def test_a_job_that_only_an_address_names_is_not_followed_if_nothing_answers(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SCHED_PORT", str(free_port()))
+    monkeypatch.setattr("samebits.commands.follow.ANSWER_TIMEOUT_S", 0.1)
+    assert main(["follow"]) == 80
+    assert f"no job was started in {here}, and no scheduler answers at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["stop", "follow", "history --follow", "logs -f"])
 def test_folder_without_a_job_does_not_show_the_job_on_the_default_port(
     word: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,7 +227,7 @@ def test_folder_without_a_job_does_not_show_the_job_on_the_default_port(
     monkeypatch.setattr(
         "samebits.commands.stop.is_listening", lambda settings: pytest.fail("asked a stranger's scheduler")
     )
-    assert main([word]) == 80
+    assert main(word.split()) == 80
     assert f"no job was started in {here}" in capsys.readouterr().err
 
 

@@ -182,10 +182,10 @@ def test_horovodrun_python_may_start_a_module() -> None:
         ("--check --nnodes 2 --node-rank 0 train.py", "--check and several hosts"),
     ],
 )
-def test_usage_error_has_status_64(line: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_error_has_status_2(line: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         asked(line)
-    assert ended.value.code == 64
+    assert ended.value.code == 2
     said = capsys.readouterr().err
     assert any(part in said for part in text.split("|")), said
 

@@ -148,7 +148,7 @@ ROW = DEFAULT.of(Observation(notice=Notice.GONE))
     [
         (Means(goes_on=False, spare="on its host"), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
         (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes over"),
-        (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "another process takes its place"),
+        (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "another process is to take its place"),
         (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (SHRINK_GRACE)"),
         (Means(), Strategy.WAIT, "the others wait for it"),
     ],
@@ -196,7 +196,7 @@ def test_first_cause_gives_class_and_remedy_and_keeps_both() -> None:
 def test_with_a_launcher_another_process_takes_its_place() -> None:
     house = training_house(2, token=b"t" * 32)
     house.close("s1", gone=True)
-    assert causes_of(house).endswith("(node; another process takes its place)")
+    assert causes_of(house).endswith("(node; another process is to take its place)")
 
 
 @pytest.mark.parametrize(

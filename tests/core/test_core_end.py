@@ -128,7 +128,7 @@ def test_worker_killed_after_training_is_named_as_not_done() -> None:
     house.leave("0")
     house.close("s1", gone=True)
     assert house.ended is None, "it may be started again"
-    assert house.core.phase() == "finished; not done: 1"
+    assert house.core.phase() == "finished; the script still runs on 1"
     wait_for_the_end(house)
     assert house.ended == Ended(EndKind.INTERRUPTED, KILLED)
     assert house.core.state.interruptions[-1].step == 60 and not house.core.state.finished

@@ -130,6 +130,39 @@ def test_round_after_a_failure_is_a_recovery_and_a_round_to_grow_is_not() -> Non
     assert (row.generation, row.total_ms) == (3, 0.0)
 
 
+def test_a_step_that_a_survivor_tells_after_the_loss_counts_as_redone() -> None:
+    def told(kind: Kind, at: float, step: int, **more: object) -> Event:
+        return Event(kind, at, 1, 1, step, "0", "", more)
+
+    (row,) = recoveries_of(
+        [
+            told(Kind.TRAINING, 100.0, 0),
+            told(Kind.LOST, 110.0, 23),
+            told(Kind.ROUND, 110.0, 23),
+            told(Kind.GENERATION, 111.0, 40, restore=0),
+            told(Kind.TRAINING, 112.0, 0),
+        ]
+    )
+    assert (row.step, row.steps_lost) == (40, 40)
+
+
+def test_a_cool_down_after_the_loss_of_all_is_a_wait_for_seats() -> None:
+    def told(kind: Kind, at: float, **more: object) -> Event:
+        return Event(kind, at, 1, 1, 70, "0", "", more)
+
+    (row,) = recoveries_of(
+        [
+            told(Kind.TRAINING, 100.0),
+            told(Kind.LOST, 110.0),
+            told(Kind.SEATED, 140.0),
+            told(Kind.ROUND, 140.0),
+            told(Kind.GENERATION, 141.0, restore=60),
+            told(Kind.TRAINING, 142.0),
+        ]
+    )
+    assert row.phases() == {"decide": 0, "wait_for_seats": 30_000, "meet": 1000, "restore": 1000}
+
+
 def test_clock_set_back_between_scheduler_starts_gives_no_negative_recovery() -> None:
     def told(kind: Kind, at: float, **more: object) -> Event:
         return Event(kind, at, 1, 1, 70, "", "", more)

@@ -162,6 +162,29 @@ def test_line_shows_the_report_or_else_a_log(tmp_path: Path) -> None:
     assert waits[0].endswith("2/3 workers · seat free in 24 s")
 
 
+def test_a_seat_s_time_runs_down_and_no_earlier_step_is_shown_while_a_new_scheduler_hears_none(tmp_path: Path) -> None:
+    one = showing(tmp_path)
+    shown(one, view(step=107), 0.0)
+    away = view(step=0, phase="forming; waiting for 0, 1", alive=0, seat_free_in_s=25.0)
+    assert "step 107" in shown(one, away, 10.0)[0]
+    assert shown(one, away, 20.0)[0].endswith("seat free in 15 s")
+    assert "seat free" not in shown(one, away, 36.0)[0]
+    assert "step 100" in shown(one, view(step=100), 50.0)[0], "some steps are repeated"
+    assert "step" not in shown(showing(tmp_path), away, 60.0)[0], "a new follower does not know it either"
+
+
+def test_no_pace_is_shown_while_no_step_comes() -> None:
+    pace = Pace()
+    for now in range(20):
+        pace.look(view(step=10 * now), float(now))
+    assert pace.steps_per_s() == pytest.approx(10)
+    for now in range(20, 27):
+        pace.look(view(step=190), float(now))
+    assert pace.steps_per_s() is None, "saving holds it up"
+    pace.look(view(step=200), 27.0)
+    assert pace.steps_per_s() is not None
+
+
 def test_awaited_workers_do_not_count_as_ready() -> None:
     forming = view(phase="forming; waiting for 0, 1", ready=1)
     assert world_text(forming, forming.alive) == "1/3 workers ready"

@@ -6,12 +6,15 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from samebits.__main__ import main
+from samebits.commands.run import check
 from samebits.errors import HiddenStateError
 from samebits.launcher.processes import read_pid_files, send_signal
 from samebits.store.process_identity import ProcessIdentity
@@ -111,6 +114,23 @@ class Shell:
 def shell(tmp_path: Path) -> Iterator[Shell]:
     yield Shell(tmp_path)
     assert not found_below(tmp_path)
+
+
+def test_a_check_ends_a_script_that_a_thread_keeps_alive(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment_of_tests().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(check, "_REST_S", 1.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(shell.folder))
+    monkeypatch.chdir(shell.folder)
+    thread = "import threading; threading.Thread(target=threading.Event().wait).start()"
+    (shell.folder / "train.py").write_text(f"{HEALTHY.replace('state.epoch < 3', 'state.epoch < 1')}{thread}\n")
+    assert main(["run", "--check", "-n", "2", "train.py"]) == 0
+    said = capfd.readouterr()
+    assert "1 s after its training function had returned the script still ran: it was ended" in said.out + said.err
+    assert "check passed: " in said.out
 
 
 def test_check_passes_a_script_that_recovers_exactly_and_leaves_nothing_behind(shell: Shell) -> None:

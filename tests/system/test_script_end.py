@@ -64,7 +64,15 @@ DIES_IN_TRAINING = f"""\
         while not [*folder.glob(".final/0/*/manifest.msgpack"), *folder.glob("0/{{first}}/manifest.msgpack")]:
             time.sleep(0.05)  # until rank 0 has returned and saved its final state
         Path("died").touch()
+        {{before_it}}
         os.kill(os.getpid(), signal.SIGKILL)
+"""
+KILLS_THE_OTHERS = """for one in ("scheduler", "worker_0"):
+            os.kill(int(Path(f"device/{one}.pid").read_text().split()[0]), signal.SIGKILL)"""
+REDUCES = """
+if rank_at_the_top == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+torch.distributed.all_reduce(torch.ones(1))
 """
 DIES = """\
 if rank_at_the_top == "0" and not Path("died").exists():
@@ -114,17 +122,31 @@ def test_changes_after_the_last_commit_happen_once_though_a_rank_dies_there(
     assert status == 0, text
     undisturbed = (tmp_path / "model.sha256").read_text()
     (tmp_path / "model.sha256").unlink()
-    tail = DIES_IN_TRAINING.format(first=first)
+    tail = DIES_IN_TRAINING.format(first=first, before_it="")
     status, text = ends(job, "", {"MAX_RESTARTS": "3", "REGISTER_COOLDOWN": "60"}, tail=tail, every=every)
     assert status == 0, text
     assert (tmp_path / "died").exists()
     assert (tmp_path / "model.sha256").read_text() == undisturbed, text
 
 
+def test_a_value_that_a_function_changes_after_its_last_commit_is_changed_once_though_all_die_there(
+    job: ShellJob, tmp_path: Path
+) -> None:
+    dies = DIES_IN_TRAINING.removeprefix(HALVES).format(first="step_0000000005*", before_it=KILLS_THE_OTHERS)
+    status, text = ends(job, "", {"REGISTER_COOLDOWN": "0.5"}, tail=dies, every=4)
+    assert status != 0, text
+    assert (tmp_path / "died").exists()
+    assert not (tmp_path / "model.sha256").exists()
+    shell = job.recover()
+    assert shell.end() == 0, f"{shell.text}\n{job.tails()}"
+    assert (tmp_path / "model.sha256").read_text().endswith(" of epoch 1"), f"{shell.text}\n{job.tails()}"
+
+
 @pytest.mark.parametrize(
     ("after", "expected", "told"),
     [
         ("raise SystemExit(3)", 3, r"the job was ended by its script at step 5: .*ended with status 3"),
+        (REDUCES, 80, NOT_DONE + r"failed at train\.py:34: .*: a collective after .* has failed: another rank is lost"),
         *(
             pytest.param(*row, marks=pytest.mark.thorough)
             for row in [
@@ -138,7 +160,7 @@ def test_changes_after_the_last_commit_happen_once_though_a_rank_dies_there(
             ]
         ),
     ],
-    ids=["exits", "raises", "trains again", "is killed and nobody starts it again"],
+    ids=["exits", "reduces", "raises", "trains again", "is killed and nobody starts it again"],
 )
 def test_script_that_does_not_reach_its_end_determines_the_jobs_status_and_rank(
     job: ShellJob, tmp_path: Path, after: str, expected: int, told: str

@@ -17,6 +17,8 @@ from samebits.training.state.torch_state import TorchState
 class Commits:
     """A session that remembers every commit, as the running one does."""
 
+    recovers = True
+
     def __init__(self, state: State, *, point: Point | None = None, rank: int = 0) -> None:
         self.count = 0
         self.lost = False

@@ -142,12 +142,15 @@ class Recoveries:
                 row.missing = str(event.more.get("missing", ""))
                 row.step = max(row.step, event.step)
             case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED:
+                row.decided_at = (
+                    row.decided_at or row.noticed_at
+                )  # all were lost, so the round had nobody to begin with
                 row.seated_at = event.at
             case Kind.GENERATION:
                 row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text
                 restore = event.more.get("restore")
                 row.restore_step = restore if type(restore) is int else 0
-                row.step = max(row.step, row.restore_step)
+                row.step = max(row.step, row.restore_step, event.step)  # a survivor may have told a later one by now
                 row.members = int(_number(event.more.get("members")))
                 row.last_to_join = str(event.more.get("last", ""))
 

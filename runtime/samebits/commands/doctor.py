@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import fcntl
 import importlib.metadata
-import os
 import shutil
 import socket
 import struct
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,8 +212,12 @@ def folder(name: str, path: Path | str) -> Finding:
         return Finding(name, f"{path} cannot be looked at ({error.strerror})", f"export {name}=<a folder of yours>")
     if not is_folder:
         return Finding(name, f"{existing} is not a folder", f"export {name}=<a folder>")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return Finding(name, f"{existing} cannot be written", f"export {name}=<a folder of yours>")
+    try:
+        Path(
+            tempfile.mkdtemp(prefix=".samebits-", dir=existing)
+        ).rmdir()  # access(2) knows neither /proc nor a full disk
+    except OSError as error:
+        return Finding(name, f"{existing} cannot be written ({error.strerror})", f"export {name}=<a folder of yours>")
     return Finding(name, f"{path} can be {'written' if existing == path else 'made'}")
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
+from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.follower import Follower, naming_what_runs_on
 from samebits.launcher.interrupts import Signals
+from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.scheduler_hosts import shown
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,5 +25,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
     job_spec.require_job(settings)
+    if not job_spec.is_job_here(settings) and ask_once(settings, ANSWER_TIMEOUT_S) is None:
+        raise UsageError(
+            f"no job was started in {Path.cwd()}, and no scheduler answers at "
+            f"{shown(settings.sched_host, settings.sched_port)}. Fix: change to the folder the job was started in, or "
+            "correct SCHED_HOST and SCHED_PORT"
+        )
     with Signals() as signals, naming_what_runs_on(settings):
         return Follower(settings, signals, as_json=options.json).run().verdict.exit_code

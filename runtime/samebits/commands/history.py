@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = job_spec.settings_here(only_looks=True)
     recovery_path, has_steps = settings.recovery_path, not settings.plain
     if options.follow:
+        job_spec.require_job(settings)
         return _follow(EventStream(recovery_path), as_json=options.json, has_steps=has_steps)
     events = required_events(recovery_path)
     if options.json:

@@ -34,7 +34,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here(only_looks=True)
     nodes = job_spec.nodes_of(settings.log_dir, settings)
-    if not options.follow and not any((settings.log_dir / f"{name}.log").exists() for name in process_names(nodes)):
+    if options.follow:
+        job_spec.require_job(settings)
+    elif not any((settings.log_dir / f"{name}.log").exists() for name in process_names(nodes)):
         raise UsageError(f"LOG_DIR={settings.log_dir} holds no log. Fix: change to the folder the job was started in")
     names = _names(settings.log_dir, nodes, options.worker)
     width = max(map(len, names)) if len(names) > 1 else 0

@@ -320,7 +320,7 @@ class SchedulerCore:
         if state.final:
             left = self._ending.unfinished_slots()
             is_partly_done = 0 < len(left) < len(state.by_slot)
-            return f"finished; not done: {self._ledger.names_of(left)}" if is_partly_done else "finished"
+            return f"finished; the script still runs on {self._ledger.names_of(left)}" if is_partly_done else "finished"
         if self._rendezvous.is_urgent():
             missing = self._ledger.names_of(self._ledger.absent)
             return _phase("forming", missing or self._rendezvous.waits_for())

@@ -380,7 +380,12 @@ def is_job_named(settings: Settings) -> bool:
     has_address = any(
         named.get(prefix + name) for name in ("SCHED_HOST", "SCHED_PORT") for prefix in ("", config.PREFIX)
     )
-    return has_address or read(settings.log_dir) is not None or (settings.recovery_path / JOURNAL_FILE).exists()
+    return has_address or is_job_here(settings)
+
+
+def is_job_here(settings: Settings) -> bool:
+    """Return whether a job has left its start or its journal in these folders."""
+    return read(settings.log_dir) is not None or (settings.recovery_path / JOURNAL_FILE).exists()
 
 
 def require_job(settings: Settings) -> None:

@@ -30,6 +30,8 @@ from samebits.store.progress_report import ProgressReport, read_report, report_f
 
 WINDOW_S = 120.0  # the pace is that of the last two minutes
 _LEAST_S = 1.0  # of two looks that a pace is made of
+_STILL_STEPS, _STILL_LEAST_S = 5, 5.0
+"""No pace is shown once no step has come for as long as so many usually take, and for at least so long."""
 _MOST_SAMPLES = 1000
 _FEWEST_COLUMNS = 20
 
@@ -94,7 +96,11 @@ class Pace:
         if len(self._samples) < 2:
             return None
         (began, first), (ended, last) = self._samples[0], self._samples[-1]
-        return (last - first) / (ended - began) if ended - began >= _LEAST_S and last > first else None
+        if ended - began < _LEAST_S or last <= first:
+            return None
+        pace = (last - first) / (ended - began)
+        stepped = next(at for at, step in self._samples if step == last)
+        return pace if ended - stepped <= max(_STILL_LEAST_S, _STILL_STEPS / pace) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +430,9 @@ class Showing:
         self._before = self._stamp()  # a report that was there already is an earlier job's
         self._report: ProgressReport | None = None
         self._total_steps: int | None = None
+        self._trained_to: int | None = None  # the step that was shown while the job trained
+        self._seat_told_s: float | None = None
+        self._seat_free_at = 0.0
 
     def show_lines(self) -> None:
         """The log lines that have come since the last call."""
@@ -465,7 +474,7 @@ class Showing:
             return Standing(self._script, running_text, phase, self._pace.phase_s(now))
         phase = self._phase(view, is_linked=is_linked, running=running)
         alive = view.alive if is_linked else min(running, view.alive)  # workers that left may still be exiting
-        seat = view.seat_free_in_s if is_linked else None
+        seat = self._seat_free_in_s(view, now) if is_linked else None
         values = self._values(view)
         is_plain = self._settings.plain  # its steps are known to the script alone
         return Standing(
@@ -473,7 +482,7 @@ class Showing:
             world=world_text(view, alive),
             phase=phase,
             phase_s=self._pace.phase_s(now),
-            step=self._tail.step if is_plain else view.step,
+            step=self._tail.step if is_plain else self._step(view, phase),
             total_steps=self._total_steps,
             steps_per_s=None if is_plain else self._pace.steps_per_s(),
             values=values,
@@ -481,6 +490,20 @@ class Showing:
             lost_s=self._pace.lost_s(now),
             more="" if seat is None else f"seat free in {math.ceil(seat)} s",
         )
+
+    def _step(self, view: JobView, phase: str) -> int | None:
+        """Return the step to show, or None if nobody knows it: a scheduler that starts again first has to hear it."""
+        if not phase or view.generation == 0 or view.step >= (self._trained_to or 1):
+            self._trained_to = view.step
+        return self._trained_to
+
+    def _seat_free_in_s(self, view: JobView, now: float) -> float | None:
+        """Count down between two views: while all wait for a seat, the scheduler has nothing new to send."""
+        told_s = view.seat_free_in_s
+        if told_s != self._seat_told_s:
+            self._seat_told_s = told_s
+            self._seat_free_at = now + (told_s or 0.0)
+        return None if told_s is None or self._seat_free_at <= now else self._seat_free_at - now
 
     def _values(self, view: JobView) -> dict[str, str]:
         """What rank 0 reports, or the last loss that its log tells; rank 0 may be another node after a loss."""

@@ -24,6 +24,7 @@ class RetakenReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         named: the sentence about values that changed outside the state; "" if there are none.
         failure: the sentence about the step that came out different; "" if there is none.
         is_over: nothing is left to compare, or a step came out different.
+        has_returned: the training function has returned on rank 0.
     """
 
     equal: tuple[int, ...] = ()
@@ -31,6 +32,7 @@ class RetakenReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     named: str = ""
     failure: str = ""
     is_over: bool = False
+    has_returned: bool = False
 
 
 def write_report(log_dir: Path, report: RetakenReport) -> None:

@@ -30,6 +30,7 @@ from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.handlers import StateHandler, register_handler
 from samebits.training.state.local_sgd import LocalSGD
 from samebits.training.state.object_state import ObjectState
+from samebits.training.state.script.after_commit import runs_more_behind_loops
 from samebits.training.state.script.hidden_state import Finding, HiddenStateLook, sentence_of
 from samebits.training.state.script.loop_habits import OutsideCounters
 from samebits.training.state.torch_state import TorchState
@@ -90,7 +91,7 @@ def run(
 
         look = HiddenStateLook(function, state, told, at_length=asked in ("stop", "check"))
         looks = [look]
-        retaken = _retaken_steps(process, state, look)
+        retaken = _retaken_steps(process, state, look, function)
 
         def call() -> Result:
             counters.begin()
@@ -147,7 +148,9 @@ def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
         ) from error
 
 
-def _retaken_steps(process: Worker, state: State, look: HiddenStateLook) -> RetakenSteps | None:
+def _retaken_steps(
+    process: Worker, state: State, look: HiddenStateLook, function: Callable[..., object]
+) -> RetakenSteps | None:
     """Return what takes some steps twice, if HIDDEN_STATE asks for it."""
     settings = process.settings
     if settings.hidden_state not in ("stop", "check"):
@@ -159,10 +162,12 @@ def _retaken_steps(process: Worker, state: State, look: HiddenStateLook) -> Reta
         return has_room_for(_COPIES * bytes_in(contents) * ranks_here)
 
     def tell(report: RetakenReport) -> None:
-        if context.get_rank() == 0:
+        if context.get_rank() == 0 or report.failure:  # rank 0 may be ended before it fails itself
             write_report(settings.log_dir, report)
 
-    return RetakenSteps(state, extent, lambda: look.findings, has_room, tell)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    has_tail = code is not None and runs_more_behind_loops(code)
+    return RetakenSteps(state, extent, lambda: look.findings, has_room, tell, has_tail=has_tail)
 
 
 def _tell_of_hidden(process: Worker, state: State, findings: list[Finding]) -> None:
@@ -197,6 +202,8 @@ def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[s
 
 class _CountingSession:
     """The session with ENABLE_RECOVERY=0: only this process remembers commits."""
+
+    recovers = False
 
     def __init__(self, agent: Agent, state: State) -> None:
         self._agent = agent

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["FACTORIES", "children", "clone", "is_plain_tensor", "laid_out", "overlaps", "plain_strides", "rebuilt"]
+__all__ = [
+    "FACTORIES",
+    "children",
+    "clone",
+    "have_same_bits",
+    "is_plain_tensor",
+    "laid_out",
+    "overlaps",
+    "plain_strides",
+    "rebuilt",
+]
 
 FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple, dict, set)}
 """Factories that a ``defaultdict`` may have, by name."""
@@ -115,3 +125,12 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is nn.Parameter:
         return nn.Parameter(copy, tensor.requires_grad)
     return copy.requires_grad_() if tensor.requires_grad and tensor.is_leaf else copy
+
+
+def have_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors of one shape and dtype hold the same bits."""
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

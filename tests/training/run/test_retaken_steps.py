@@ -20,6 +20,7 @@ from samebits.training.process import context
 from samebits.training.run.retaken_steps import Extent, Ranks, RetakenSteps
 from samebits.training.state.base_state import State
 from samebits.training.state.object_state import ObjectState
+from samebits.training.state.script.after_commit import runs_more_behind_loops
 from samebits.training.state.script.hidden_state import Finding, HiddenStateLook
 from tests.training.commits import Commits, small_state, train_one_step
 from tests.training.state.hidden_scripts import HARMLESS, SILENT, script
@@ -81,8 +82,9 @@ class Checked:
             if self.extent is None:
                 Commits(state)
                 return function(state)
+            has_room, has_tail = lambda _: self.has_room, runs_more_behind_loops(function.__code__)
             retaken = RetakenSteps(
-                state, self.extent, lambda: self.findings, lambda _: self.has_room, self.reports.append
+                state, self.extent, lambda: self.findings, has_room, self.reports.append, has_tail=has_tail
             )
             self.session = Passes(state, retaken)
 
@@ -141,6 +143,24 @@ def test_script_that_recovers_exactly_passes(name: str, checked: Checked) -> Non
     assert checked.report.equal == (5, 6, 7, 8, 9, 10, 11, 12, 16)
     assert (checked.report.failure, checked.report.skipped) == ("", ())
     assert not checked.findings
+
+
+@pytest.mark.parametrize("has_tail", [True, False])
+def test_what_a_check_does_not_reach_behind_the_loop_is_reported(has_tail: bool, checked: Checked) -> None:
+    text = script().replace("state.epoch < 3", "state.epoch < 8")
+    checked.run(text.replace("\ntrain(state)", "    print(state.epoch)\n\ntrain(state)") if has_tail else text)
+    skipped = [
+        one for one in checked.report.skipped if one.startswith("what the training function does after its last")
+    ]
+    assert checked.report.is_over
+    assert len(skipped) == has_tail, checked.report
+
+
+def test_a_weight_changed_behind_the_commit_is_a_check_s_failure(checked: Checked) -> None:
+    commit = "            state.commit()\n"
+    with pytest.raises(HiddenStateError) as raised:
+        checked.run(script().replace(commit, f"{commit}            model[0].weight.data.mul_(0.5)\n"))
+    assert checked.report.failure == str(raised.value)
 
 
 @pytest.mark.parametrize("name", BREAK_AT_A_LOSS)

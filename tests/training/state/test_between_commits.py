@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +14,12 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 from samebits.core.point import Point
+from samebits.errors import GenerationEndedError, HiddenStateError
 from samebits.service import log
 from samebits.training.process import context
 from samebits.training.state import snapshot
+from samebits.training.state.data.sampler import ElasticSampler
+from samebits.training.state.last_commit import LastCommit
 from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits, Net, bits_of, small_state, train_one_step
 
@@ -160,33 +165,208 @@ def test_weight_given_other_memory_is_reported_once(warned: list[str]) -> None:
     assert line.startswith("test_between_commits.py:")
 
 
-@pytest.mark.parametrize("behind", [True, False])
-def test_weights_changed_through_data_after_the_commit_are_reported(behind: bool, warned: list[str]) -> None:
-    state = small_state()
-    Commits(state)
-    for number in range(4):
-        if not behind and number:
-            state.model.last.weight.data.mul_(0.9)  # in this step, which a recovery repeats
-        train_one_step(state, number)
-        state.commit()
-        if behind:
-            state.model.last.weight.data.clamp_(-0.1, 0.1)
-    found = [one for one in warned if "behind the commit" in one]
-    assert len(found) == behind, warned
+def nothing(_model: Any) -> None: ...
 
 
-def test_weights_swapped_and_swapped_back_after_the_commit_are_not_reported(warned: list[str]) -> None:
+def in_place(model: Any) -> None:
+    with torch.no_grad():
+        model.last.weight.mul_(0.5)
+
+
+def through_data(model: Any) -> None:
+    model.last.weight.data.clamp_(-0.1, 0.1)
+
+
+def by_other_memory(model: Any) -> None:
+    model.last.weight.data = torch.zeros(2, 4)
+
+
+def swapped_in_place_and_back(model: Any) -> None:
+    kept = [one.detach().clone() for one in model.parameters()]
+    with torch.no_grad():
+        for one in model.parameters():
+            one.zero_()
+        for one, old in zip(model.parameters(), kept, strict=True):
+            one.copy_(old)
+
+
+def swapped_through_data_and_back(model: Any) -> None:
+    kept = [one.data.clone() for one in model.parameters()]
+    for one in model.parameters():
+        one.data.zero_()
+    for one, old in zip(model.parameters(), kept, strict=True):
+        one.data.copy_(old)
+
+
+def train_with(
+    ahead: Callable[[Any], object], behind: Callable[[Any], object], *, every: int = 1, steps: int = 30
+) -> None:
     state = small_state()
     Commits(state)
-    for number in range(4):
+    for number in range(steps):
+        if number % every == 0:
+            ahead(state.model)
         train_one_step(state, number)
         state.commit()
-        kept = [one.data.clone() for one in state.model.parameters()]
-        for one in state.model.parameters():
-            one.data.zero_()
-        for one, old in zip(state.model.parameters(), kept, strict=True):
-            one.data.copy_(old)
+        if (number + 1) % every == 0:
+            behind(state.model)
+    state.finish()
+
+
+@pytest.mark.parametrize("change", [in_place, through_data, by_other_memory])
+@pytest.mark.parametrize(("every", "steps"), [(1, 1), (1, 3), (7, 30)], ids=["last", "each", "now and then"])
+def test_weights_changed_behind_the_commit_end_the_job(change: Callable[[Any], object], every: int, steps: int) -> None:
+    with pytest.raises(HiddenStateError) as raised:
+        train_with(nothing, change, every=every, steps=steps)
+    line = inspect.getsource(train_with).splitlines().index("            behind(state.model)")
+    place = f"test_between_commits.py:{train_with.__code__.co_firstlineno + line}"
+    assert str(raised.value).startswith(f"{place}: a weight is changed behind state.commit(), in the same loop.")
+
+
+@pytest.mark.parametrize("change", [nothing, in_place, through_data])
+@pytest.mark.parametrize("swap", [nothing, swapped_in_place_and_back, swapped_through_data_and_back])
+@pytest.mark.parametrize("every", [1, 7])
+def test_weights_changed_in_the_turn_of_a_step_or_swapped_and_back_do_not(
+    change: Callable[[Any], object], swap: Callable[[Any], object], every: int, warned: list[str]
+) -> None:
+    train_with(change, swap, every=every)
     assert not warned
+    assert sys.gettrace() is None
+
+
+def test_a_change_between_two_commits_of_one_turn_does_not() -> None:
+    state = small_state(phase=0)
+    Commits(state)
+    for number in range(6):
+        if state.phase == 0:
+            train_one_step(state, number)
+            state.phase = 1
+            state.commit()
+        if state.phase == 1:
+            in_place(state.model)
+            through_data(state.model)
+            train_one_step(state, number)
+            state.phase = 0
+            state.commit()
+    state.finish()
+
+
+def commits_in_a_function(state: TorchState, number: int) -> None:
+    train_one_step(state, number)
+    state.commit()
+    in_place(state.model)  # behind
+
+
+def test_a_change_behind_a_commit_in_a_function_that_a_loop_calls_ends_the_job() -> None:
+    state = small_state()
+    Commits(state)
+    with pytest.raises(HiddenStateError, match=r"^test_between_commits\.py:\d+: a weight is changed"):
+        for number in range(3):
+            commits_in_a_function(state, number)
+
+
+def evaluates_until_a_peer_is_lost(state: TorchState) -> None:
+    for number in range(3):
+        train_one_step(state, number)
+        state.commit()
+        if number == 1:
+            in_place(state.model)
+            raise GenerationEndedError("a member was lost")
+
+
+def test_a_change_whose_reversal_a_lost_peer_cuts_off_does_not() -> None:
+    state = small_state()
+    Commits(state)
+    kept = sent(state.contents())
+    with pytest.raises(GenerationEndedError):
+        evaluates_until_a_peer_is_lost(state)
+    assert sys.gettrace() is None
+    assert state.recall() is None
+    state.load(kept, own=True)
+    state.begin(Point(0, 2))
+    train_one_step(state)
+    state.commit()
+    state.finish()
+
+
+def test_a_change_behind_the_loop_does_not() -> None:
+    state = small_state()
+    Commits(state)
+    for number in range(3):
+        train_one_step(state, number)
+        state.commit()
+        print(number)
+    in_place(state.model)
+    through_data(state.model)
+    state.finish()
+
+
+def test_a_loop_that_ends_with_its_commit_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LastCommit, "digest", lambda _: pytest.fail("the weights are read"))
+    state = small_state()
+    Commits(state)
+    while state.completed_steps < 3:
+        train_one_step(state)
+        state.commit()
+    for number in range(3):
+        train_one_step(state, number)
+        state.commit()
+
+
+def test_without_recovery_no_loop_is_followed() -> None:
+    state = small_state()
+    Commits(state).recovers = False
+    for number in range(3):
+        train_one_step(state, number)
+        state.commit()
+        in_place(state.model)
+
+
+# ---- what stands for a commit on disk
+
+
+def with_much(**options: Any) -> TorchState:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TorchState(
+        model,
+        optimizer,
+        sampler=ElasticSampler(range(32)),
+        schedule=torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        best=1.0,
+        history=[1],
+        **options,
+    )
+    Commits(state)
+    train_one_step(state)
+    state.commit()
+    return state
+
+
+ENDS: dict[str, Callable[[Any], object]] = {
+    "weights": lambda state: in_place(state.model),
+    "weights through data": lambda state: through_data(state.model),
+    "a number": lambda state: setattr(state, "best", 0.5),
+    "a list": lambda state: state.history.append(2),
+    "a schedule": lambda state: state.schedule.step(),
+    "a rate": lambda state: state.optimizer.param_groups[0].update(lr=0.2),
+    "a buffer": lambda state: state.model.norm.running_mean.add_(1),
+    "a mode": lambda state: state.model.eval(),
+    "a flag": lambda state: state.model.last.weight.requires_grad_(False),
+    "a sampler": lambda state: state.sampler.record_batch(0, 4),
+    "random numbers": lambda state: torch.rand(1),
+}
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("what", ["nothing", *ENDS])
+def test_only_a_state_that_is_unchanged_stands_for_its_last_commit(what: str, copies: bool) -> None:
+    state = with_much(copy_commits=copies)
+    assert state.holds_commit
+    if what != "nothing":
+        ENDS[what](state)
+    assert state.holds_commit == (what == "nothing")
 
 
 # ---- modes, flags, hooks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from samebits.errors import HiddenStateError
 from samebits.service import log
 from samebits.training.process import context
 from samebits.training.state.data.sampler import ElasticSampler
@@ -166,7 +168,9 @@ def lists_late(state: TorchState) -> None:
 
 @pytest.mark.parametrize("loop", [steps_a_schedule_late, averages_late, counts_late, keeps_the_best_late, lists_late])
 def test_change_after_the_commit_in_its_loop_is_reported_once(loop: Loop, said: list[str]) -> None:
-    loop(state_with_much())
+    changes_weights = loop is averages_late
+    with pytest.raises(HiddenStateError) if changes_weights else contextlib.nullcontext():
+        loop(state_with_much())
     lines = inspect.getsource(loop).splitlines()
     number, text = next((at, line.partition("late: ")[2]) for at, line in enumerate(lines) if "late: " in line)
     [told] = said

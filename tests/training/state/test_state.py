@@ -28,6 +28,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 class Commits:
     """A session that remembers every commit, as the running one does."""
 
+    recovers = True
+
     def __init__(self, state: TorchState) -> None:
         self.count = 0
         self._state = state

@@ -89,7 +89,7 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
         epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in Fault),
     )
     parser.add_argument("--faults", default="kill,scheduler", help="which, separated by commas (default %(default)s)")
-    parser.add_argument("--kills", type=whole(most=10_000), default=5, help="how many faults (default %(default)s)")
+    parser.add_argument("--kills", type=whole(1, 10_000), default=5, help="how many faults (default %(default)s)")
     parser.add_argument("--seed", type=whole(), default=1, help="of their order, steps and targets")
     parser.add_argument("-n", "--workers", type=whole(1), default=2, help="workers (default %(default)s)")
     parser.add_argument("--spares", type=whole(), default=1, help="spares (default %(default)s)")

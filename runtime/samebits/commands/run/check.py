@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,15 +25,18 @@ from samebits.account.events import Kind
 from samebits.commands.drill.command import free_port
 from samebits.commands.drill.rehearsal import free_environment
 from samebits.commands.run.options import Request
-from samebits.commands.run.prepare import say
+from samebits.commands.run.prepare import require_script, say
 from samebits.errors import HiddenStateError, StoreError
 from samebits.launcher.interrupts import Signals
 from samebits.store import durable
 from samebits.store.child_processes import die_with
 from samebits.store.retaken_report import RetakenReport, read_report
 
-_LOOK_S = 0.2
+_LOOK_S = 1.0
+"""Between two looks at the report, as long as neither the job ends nor a signal comes."""
 _GRACE_S = 30.0
+_REST_S = 30.0
+"""For the rest of the script, once its training function has returned."""
 _LINES = 12
 _INTERRUPTED = 130
 _SETTINGS = {
@@ -55,7 +61,9 @@ def main(words: Sequence[str], request: Request) -> int:
 
     Raises:
         HiddenStateError: a step came out different, a value changed outside the state, or nothing could be compared.
+        UsageError: there is no such script.
     """
+    require_script(request)
     folder = Path(tempfile.mkdtemp(prefix="samebits-check-"))
     say(
         f"checking {request.script} in a job of its own, in {folder}: what it prints, writes elsewhere or sends to a "
@@ -85,13 +93,9 @@ def _check(words: Sequence[str], request: Request, folder: Path) -> int:
             start_new_session=True,  # Ctrl-C reaches this command alone, which then ends the job
         )
         try:
-            while not (signals.caught or read_report(log_dir).is_over):
-                try:
-                    job.wait(_LOOK_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
+            _wait_for_end(job, signals, log_dir)
         finally:
+            runs_on = job.poll() is None
             code = _end(job)
     report = read_report(log_dir)
     if report.failure:
@@ -101,7 +105,9 @@ def _check(words: Sequence[str], request: Request, folder: Path) -> int:
     if signals.caught:
         say(f"interrupted: {_counted(report)} until then")
         return _INTERRUPTED
-    if not report.is_over and code != 0:
+    if report.has_returned and runs_on:
+        say(f"{_REST_S:g} s after its training function had returned the script still ran: it was ended")
+    elif not report.is_over and code != 0:
         say(f"the check's job ended before it was over: {_cause(folder, output)}")
         return code
     if not report.equal:
@@ -112,6 +118,19 @@ def _check(words: Sequence[str], request: Request, folder: Path) -> int:
         say(f"not compared: {skipped}")
     print(f"check passed: {_counted(report)}, and no value outside the state was seen to change", flush=True)
     return 0
+
+
+def _wait_for_end(job: subprocess.Popen[bytes], signals: Signals, log_dir: Path) -> None:
+    """Return when the job has ended, nothing is left to compare, the script takes too long, or a signal has come."""
+    ended, until_s = os.pidfd_open(job.pid), math.inf
+    try:
+        while not (signals.caught or (report := read_report(log_dir)).is_over) and time.monotonic() < until_s:
+            if report.has_returned:
+                until_s = min(until_s, time.monotonic() + _REST_S)
+            if ended in select.select([ended, signals.fileno()], [], [], _LOOK_S)[0]:
+                return
+    finally:
+        os.close(ended)
 
 
 def _cause(folder: Path, output: Path) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import NoReturn
 
-from samebits.errors import SettingsError
+from samebits.errors import WRONG_WORDS
 from samebits.hosts.slurm import Share, share_of
 from samebits.launcher.accelerators import device_files, usable
 from samebits.launcher.spawning import Way
@@ -62,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
         elif message.startswith(_UNKNOWN) and (meant := self._meant(message.removeprefix(_UNKNOWN).split(" ")[0])):
             message += f": did you mean {meant}?"
         self.print_usage(sys.stderr)
-        self.exit(SettingsError.exit_code, f"{self.prog}: {message}\n")
+        self.exit(WRONG_WORDS, f"{self.prog}: {message}\n")
 
     def _meant(self, typed: str) -> str | None:
         """The option that was probably meant by this word."""
@@ -337,7 +337,7 @@ class Request:
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> Request:
-    """What these words ask for in this environment; leaves with a message and status 64 where they make no sense.
+    """What these words ask for in this environment; leaves with a message and status 2 where they make no sense.
 
     Args:
         devices: how many accelerators this machine has; looked for where None.

@@ -285,7 +285,7 @@ def read_start(request: Request) -> Ready:
         SettingsError: something in it is wrong.
         UsageError: there is no such script.
     """
-    _require_script(request)
+    require_script(request)
     everything = {**config.whole_environment(), **request.environment}
     shared = {name: text for name, text in everything.items() if name not in OF_ONE_PROCESS}
     role = "scheduler" if request.has_scheduler else "worker"  # only the former is asked where it may listen
@@ -333,13 +333,17 @@ def _typed(request: Request) -> tuple[str, ...]:
     return (*told, *(word for word in request.words if word != "--dry-run"))
 
 
-def _require_script(request: Request) -> None:
+def require_script(request: Request) -> None:
     """Raise where what the workers would run is not there.
 
     Raises:
         UsageError: and what to type instead.
     """
     script, as_in = request.script, f"`{spelled('run', 'train.py')}`"
+    if request.way is Way.SCRIPT and Path(script).is_dir():
+        raise UsageError(
+            f"{script!r} is a folder: expected a script. Fix: `cd` to it and name the script alone, as in {as_in}"
+        )
     if request.way is Way.SCRIPT and not Path(script).is_file():
         raise UsageError(f"there is no script {script!r} in {Path.cwd()}. Fix: name one, as in {as_in}")
     if request.way is Way.PROGRAM and shutil.which(script) is None:

@@ -34,7 +34,7 @@ def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
             case Strategy.RESTART | Strategy.ROLL_BACK if row.retry is Retry.ONCE and means.has_launcher:
                 return strategy, ENDS_AT_THE_SECOND
             case Strategy.RESTART if means.has_launcher:
-                return strategy, "another process takes its place"
+                return strategy, "another process is to take its place"
             case Strategy.SHRINK if means.shrinks_after_s is not None:
                 return strategy, f"the others continue without it after {means.shrinks_after_s:g} s (SHRINK_GRACE)"
             case Strategy.STOP if row.retry is not Retry.ONCE:

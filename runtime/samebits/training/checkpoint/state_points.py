@@ -275,9 +275,9 @@ class StatePoints:
         """Save the state that the training function left; retry while the disk fails.
 
         Args:
-            step: the last commit's step.
-            pause: waits so many seconds; raises to end the wait.
-            is_commit: False if weights were changed since the last commit; the state is then saved beside the points.
+            step: of the last commit.
+            pause: waits so many seconds; raises what ends the wait.
+            is_commit: False if a value was changed since the last commit; the state is then saved beside the points.
         """
         pause_s = FIRST_PAUSE_S
         while not self._save_now(step, is_commit=is_commit):

@@ -42,7 +42,7 @@ from samebits.start_folder import start_folder, was_started_in
 from samebits.store.lock import DirectoryLock
 from samebits.training import torch_private
 from samebits.training.group import breaker, ddp, device, gloo, group
-from samebits.training.group.calling_place import calling_place
+from samebits.training.group.calling_place import calling_place, place_of
 from samebits.training.group.group import Group
 from samebits.training.process import node_check, numerics, preflight
 from samebits.training.process.compiled_code import keep_compiled_code
@@ -58,6 +58,10 @@ from samebits.training.torch_versions import not_tried
 _TRAINED_ALONE = (
     "worker {node} trained alone: samebits.elastic.run was never called. Fix: write `@samebits.elastic.run` above the "
     "training function, as in `def train(state): ...`, and call train(state)"
+)
+_COLLECTIVE_FAILED = (
+    "{place}: a collective after the function that elastic.run calls has failed: another rank is lost, and no recovery "
+    "repeats it. Fix: move the collective into that function, or let one rank do it alone"
 )
 
 OWN_ERROR_GRACE_S = 0.3
@@ -468,8 +472,12 @@ class _Ending:
             self._previous_hook(kind, error, traceback)  # a custom thread hook may call this one
             return
         if self.agent is not None and group.is_communication_failure(error):
-            # Outside elastic.run, with ENABLE_RECOVERY=0: name the lost member, not only a closed socket.
-            error = self.agent.verdict(VERDICT_S) or error
+            # Outside elastic.run: name the lost rank, not only the closed socket.
+            verdict = self.agent.verdict(VERDICT_S)
+            if self.recovers and self.is_through:
+                error = UsageError(_COLLECTIVE_FAILED.format(place=place_of(error)))
+            else:
+                error = verdict or error
         if UsageError.exit_code in torch_private.statuses_of_loader(traceback):
             error = UsageError(IN_A_CHILD.format(kind="a process that multiprocessing started", worker=os.getpid()))
         self._error = error

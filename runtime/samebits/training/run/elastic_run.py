@@ -34,6 +34,7 @@ from samebits.training.checkpoint.replay import Replay, require_steps
 from samebits.training.checkpoint.state_points import StatePoints
 from samebits.training.group import ddp, flight_record, group, meshes, transfer
 from samebits.training.group import device as devices
+from samebits.training.group.calling_place import calling_place
 from samebits.training.main_thread_time import main_thread
 from samebits.training.process import numerics
 from samebits.training.process.context import Worker
@@ -63,6 +64,8 @@ Result = TypeVar("Result")
 
 class ElasticRun:
     """The running ``elastic.run`` of one process: a worker, or a spare that may become one at any moment."""
+
+    recovers = True
 
     def __init__(self, process: Worker, state: State, retaken: RetakenSteps | None = None) -> None:
         self._process = process
@@ -542,7 +545,7 @@ class ElasticRun:
         """
         state = self._state
         self._require_equal()
-        has_uncommitted_steps, is_changed = bool(state.uncommitted_steps), not state.holds_commit
+        has_uncommitted_steps, is_commit = bool(state.uncommitted_steps), state.holds_commit
         if has_uncommitted_steps:
             log.warn(
                 f"the training function returned {state.uncommitted_steps} steps after its last state.commit(): they "
@@ -557,11 +560,13 @@ class ElasticRun:
         if self._replay is not None:
             self._replay.committed(step)
             self._replay.finished()
-        self._points.save_last(step, self._wait_for_room, is_commit=has_uncommitted_steps or not is_changed)
+        self._points.save_last(step, self._wait_for_room, is_commit=has_uncommitted_steps or is_commit)
         digests = self._points.digests.through(point, averages=bool(self._points.layouts))
         self._agent.complete(generation.generation, step, digests)
         self._points.discard_memory()
         self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
+        if self._formed is not None and generation.rank == 0:
+            self._formed.breaker.before_launch = _CollectiveAfterTraining().warn
 
     def _wait_for_room(self, pause_s: float) -> None:
         """Wait before the last state is saved again; meanwhile no hang is suspected.
@@ -583,6 +588,22 @@ _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w
 def _in_short(error: Exception) -> str:
     """Return one line: gloo's errors begin with a source file and end with unrelated advice."""
     return _NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0][:200]
+
+
+class _CollectiveAfterTraining:
+    """Warns once of a collective that no recovery could repeat."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def warn(self) -> None:
+        """A collective is launched."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warn(
+                f"{calling_place()}: a collective after the function that elastic.run calls: if a rank is lost there, "
+                "the job ends with status 80. Fix: move the call into that function"
+            )
 
 
 def _took_batch(began_s: float, sampler: object) -> None:

@@ -82,6 +82,7 @@ class RetakenSteps:
         findings: returns the named values that changed outside the state so far.
         has_room: returns whether this host's memory has room for a copy of these contents.
         tell: called with the report whenever it has changed.
+        has_tail: whether the training function has statements behind its loops.
     """
 
     def __init__(
@@ -91,12 +92,15 @@ class RetakenSteps:
         findings: Callable[[], Sequence[Finding]],
         has_room: Callable[[Any], bool],
         tell: Callable[[RetakenReport], None],
+        *,
+        has_tail: bool = False,
     ) -> None:
         self._state = state
         self._extent = extent
         self._findings = findings
         self._has_room = has_room
         self._tell = tell
+        self._has_tail = has_tail
         self._report = RetakenReport()
         self._passes: list[Digests] = []
         self._is_over = False
@@ -123,9 +127,15 @@ class RetakenSteps:
         """
         while True:
             try:
-                return call()
+                result = call()
+                self._change(has_returned=True)
+                return result
             except TakeStepAgain:
                 pass
+            except HiddenStateError as error:
+                if not self._report.failure:  # not found by a second pass
+                    self._failure(str(error))
+                raise
             except Exception as error:
                 if self.is_under_way and not is_communication_failure(error):
                     self._failed_in_pass(error)
@@ -177,6 +187,9 @@ class RetakenSteps:
         self._passes.clear()
         self._step, self._epochs = state.completed_steps, epochs_of(state)
         if not self._is_over and self._is_complete(commit):
+            if self._extent is Extent.CHECK and self._has_tail:
+                tail = f"what the training function does after its last commit: it still trained at commit {commit}"
+                self._change(skipped=(*self._report.skipped, tail))
             self._end()
         if self._is_over and isinstance(state, ObjectState):
             state.hold_copy(on=False)  # the live state is a commit only here, so the copy can be freed

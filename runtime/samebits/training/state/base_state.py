@@ -33,7 +33,13 @@ __all__ = ["CommitSink", "State", "source_of_sync"]
 
 
 class CommitSink(Protocol):
-    """Receiver of a state's commits: the running ``elastic.run``."""
+    """Receiver of a state's commits: the running ``elastic.run``.
+
+    Attributes:
+        recovers: whether the training function is called again after a loss.
+    """
+
+    recovers: bool
 
     def before_step(self) -> None:
         """Handle that an optimizer is about to step; the state still is its last commit."""
@@ -182,8 +188,8 @@ class State(ABC):
 
     @property
     def holds_commit(self) -> bool:
-        """Whether memory holds the last commit unchanged: no weight was changed since."""
-        return self._can_restore()
+        """Whether the state as it stands is known to be the last commit, because no value was changed since."""
+        return self._point is not None and not is_stateful(self)
 
     @property
     def has_own_parts(self) -> bool:

@@ -99,6 +99,15 @@ class StateHandler:
         """Restore what was last remembered; called after :meth:`undo`, if no optimizer step has begun since."""
         self.value.load_state_dict(copy.deepcopy(self._remembered))
 
+    def has_changed(self) -> bool:
+        """Return whether the value may differ from what was last remembered; the tensors of ``stepped()`` left out.
+
+        A subclass that remembers in its own way, and does not tell, may.
+        """
+        if type(self).remember is not StateHandler.remember:
+            return True
+        return not same(self.value.state_dict(), self._remembered)
+
     def loose(self) -> dict[str, Any]:
         """Return what may differ between ranks, by name; "" names the whole value."""
         return {"": self.contents()}
@@ -169,6 +178,10 @@ class ModuleHandler(StateHandler):
 
     def undo(self) -> None:
         self._beside.undo()
+
+    def has_changed(self) -> bool:
+        told = [module.get_extra_state() for module in self._with_extra_state]
+        return self._beside.has_changed() or not same(told, self._extra_states)
 
     def recall(self) -> None:
         for module, extra_state in zip(self._with_extra_state, copied_tree(self._extra_states), strict=True):
@@ -270,7 +283,7 @@ class OptimizerHandler(StateHandler):
         contents.pop(_NAMES, None)
         if not self._has_torchs_state(contents):
             self.value.load_state_dict(contents)
-            if not _same(self.value.state_dict(), contents):
+            if not same(self.value.state_dict(), contents):
                 raise UsageError(
                     f"{type(self.value).__name__}.load_state_dict() does not restore what its state_dict() returned, "
                     "so training would continue with other values. Fix: correct them, or keep the state in self.state"
@@ -345,6 +358,14 @@ class OptimizerHandler(StateHandler):
                 if type(value) not in _ATOMS:
                     require_savable(value, f"{self.path}.param_groups.{number}.{name}")
 
+    def has_changed(self) -> bool:
+        """Return whether a hyperparameter or a group has changed; only a step changes moments."""
+        groups = self.value.param_groups
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        return not same(
+            [[len(group["params"]) for group in groups], settings], [self._remembered_sizes, self._remembered]
+        )
+
     def recall(self) -> None:
         groups, sizes = self.value.param_groups, self._remembered_sizes
         for group, size in zip(groups, [*sizes, *[0] * (len(groups) - len(sizes))], strict=True):
@@ -389,6 +410,9 @@ class SamplerHandler(StateHandler):
     def remember(self) -> None:
         self._remembered = self.value.state_dict()
 
+    def has_changed(self) -> bool:
+        return not same(self.value.state_dict(), self._remembered)
+
     def recall(self) -> None:
         self.value.load_state_dict(self._remembered)
 
@@ -417,6 +441,9 @@ class PlainHandler(StateHandler):
     def remember(self) -> None:
         self._remembered = copied(getattr(self._owner, self._name))
         require_savable(self._remembered, self.path)
+
+    def has_changed(self) -> bool:
+        return not same(getattr(self._owner, self._name), self._remembered)
 
     def recall(self) -> None:
         setattr(self._owner, self._name, copied(self._remembered))
@@ -449,6 +476,10 @@ class TrainedTensorHandler(StateHandler):
 
     def remember(self) -> None:
         """Do nothing: only an optimizer step changes the tensor."""
+
+    def has_changed(self) -> bool:
+        """Return False: its version tells."""
+        return False
 
     def recall(self) -> None:
         """Do nothing: only an optimizer step changes the tensor."""
@@ -617,14 +648,14 @@ def _exactly(given: Any, loaded: Any) -> Any:
     return value_trees.rebuilt(given, [(key, _exactly(item, counterparts.get(key))) for key, item in items])
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Return whether two values are the same in type and bits, at any depth."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
             return False
         if is_distributed(one) or is_distributed(other) or one.layout is not torch.strided:
             return True
-        return one.stride() == other.stride() and torch.equal(_bits(one), _bits(other))
+        return one.stride() == other.stride() and value_trees.have_same_bits(one, other)
     ones, others = value_trees.children(one), value_trees.children(other)
     if ones is None or others is None:
         return type(one) is type(other) and (one is other or bool(one == other))
@@ -632,12 +663,8 @@ def _same(one: Any, other: Any) -> bool:
     return (
         type(one) is type(other)
         and len(ones) == len(others)
-        and all(key == key_2 and _same(item, item_2) for (key, item), (key_2, item_2) in zip(ones, others, strict=True))
+        and all(key == key_2 and same(item, item_2) for (key, item), (key_2, item_2) in zip(ones, others, strict=True))
     )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _share_memory(one: torch.Tensor, other: object) -> bool:

@@ -15,68 +15,80 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import xxhash
 
 from samebits.core.point import Point
+from samebits.errors import HiddenStateError
 from samebits.service import log
 from samebits.training import torch_private, value_trees
 from samebits.training.group.calling_place import calling_place
 from samebits.training.sharding.pieces import local
-from samebits.training.state.handlers import StateHandler, copied_tree
+from samebits.training.state import snapshot
+from samebits.training.state.handlers import StateHandler, copied_tree, same
 from samebits.training.state.module_state import are_alike
-from samebits.training.state.script.after_commit import Instruction, line_behind
+from samebits.training.state.script.after_commit import Instruction, RestOfTurn, line_behind, to_loop
 
 __all__ = ["LastCommit"]
 
 
 _MANY_ALIASES = 8
 _LOOKED_AT = 4
-"""A loop that changes weights after its commit does so after each of its first commits."""
+"""A loop that changes weights behind its commit mostly does so after each of its first commits."""
+_LOOKED_AT_LATER = 128
+"""Commits to follow once weights have changed between a later commit and the next step."""
 
 
 class _Uses:
-    """The weights whose ``.data`` a script has used since the last commit, and the warnings about them."""
+    """The weights whose ``.data`` a script has used since the last commit.
+
+    Attributes:
+        count: of all uses.
+    """
 
     def __init__(self) -> None:
+        self.count = 0
         self._commit: Instruction | None = None
-        self._commits: dict[tuple[CodeType, int], Instruction] = {}
         self._used: dict[int, _Weight] = {}
-        self._line_behind = ""  # of a use that a recovery to the last commit does not repeat
-        self._looks = _LOOKED_AT
+        self._line_behind = ""  # of the first use that a recovery at the last commit does not repeat
+        self._is_used_ahead = False  # in the next turn of the loop, which a recovery repeats
         self._has_told = False
 
-    def is_committed_in(self, frame: FrameType) -> None:
-        """Note that the script calls ``commit()`` in this frame."""
-        key = (frame.f_code, frame.f_lasti)
-        if key not in self._commits:  # disassembling a function takes longer than the rest of a commit
-            self._commits[key] = Instruction.present(frame)
-        self._commit = self._commits[key]
+    def is_committed_at(self, commit: Instruction) -> None:
+        """Note that the script calls ``commit()`` there."""
+        self._commit = commit
 
     def add(self, weight: _Weight) -> None:
         """Note that a script uses this weight's ``.data``."""
-        if not self._used and self._looks and self._commit is not None:
-            self._line_behind = line_behind(self._commit)
+        self.count += 1
+        line = "" if self._commit is None else line_behind(self._commit)
+        self._line_behind = self._line_behind or line
+        self._is_used_ahead = self._is_used_ahead or not line
         self._used[id(weight)] = weight
 
     def begin(self) -> None:
         """Begin a new commit with the current weights."""
         self._used = {key: one for key, one in self._used.items() if one.committed()}
-        self._line_behind = ""
+        self._line_behind, self._is_used_ahead = "", False
 
-    def end(self) -> None:
-        """Warn about changes after the commit, as the next step begins."""
-        if self._line_behind and self._looks:
-            self._looks -= 1
-            if self.have_changed():
-                self._looks = 0
-                log.warn(
-                    f"{self._line_behind}: a weight is changed through its .data behind the commit, in the same loop: "
-                    "a recovery at that commit does not do it again, and what follows may have other bits than a run "
-                    "without a loss. Fix: change weights before state.commit()"
-                )
+    def change_behind(self) -> str:
+        """Return the line behind the commit that has changed a weight, once the loop's next turn has begun.
+
+        Empty also if a weight was used in that turn as well, which may have changed it.
+        """
+        if not self._line_behind or self._is_used_ahead:
+            return ""
+        is_next_turn = self._commit is not None and not line_behind(self._commit)
+        return self._line_behind if is_next_turn and self.have_changed() else ""
+
+    @property
+    def are_any(self) -> bool:
+        """Whether an alias may have changed a weight since the last commit."""
+        return bool(self._used)
 
     def assigned(self) -> None:
         """Warn, once, that a script gives a weight other memory."""
@@ -251,16 +263,58 @@ class LastCommit:
         self._versions = 0
         self._places: list[int] = []
         self._uses = _Uses()
+        self._behind = _BehindCommit(self)
+
+    def begins_in(self, frame: FrameType) -> None:
+        """Note that the script calls ``commit()`` in this frame."""
+        self._uses.is_committed_at(self._behind.present(frame))
 
     def is_made_in(self, frame: FrameType) -> None:
-        """Note that the script calls ``commit()`` in this frame."""
-        self._uses.is_committed_in(frame)
+        """``commit()`` is about to return to this frame: see whether its loop changes weights behind it."""
+        self._behind.follow(frame)
 
     def stepping(self) -> None:
-        """Note that an optimizer begins a step: the live tensors are no commit from now on."""
+        """An optimizer begins a step: from now on the live tensors are no commit.
+
+        Raises:
+            HiddenStateError: weights were changed behind the commit, in its loop.
+        """
         if not self._is_stepping and self.point is not None:
-            self._uses.end()
+            self.require_unchanged_behind()
+            self._behind.end()
         self._is_stepping = self.is_in_step = True
+
+    def require_unchanged_behind(self) -> None:
+        """The loop's next turn, or what follows the loop, begins.
+
+        Raises:
+            HiddenStateError: weights were changed behind the commit, in its loop, where no recovery repeats that.
+        """
+        line = self._behind.line
+        if not line and (used := self._uses.change_behind()) and self._versions == self._sum_of_versions():
+            line = used  # else an operation in place may have changed them in the next turn
+        if line:
+            raise HiddenStateError(
+                f"{line}: a weight is changed behind state.commit(), in the same loop. A recovery at that commit does "
+                "not repeat the change, so the final weights would differ from those of a run without a loss. Fix: "
+                "change weights before state.commit()"
+            )
+
+    def uses(self) -> tuple[int, list[int], int]:
+        """Return what differs if a weight may have been changed: by an operation in place, or through its ``.data``."""
+        return self._sum_of_versions(), self._addresses(), self._uses.count
+
+    def digest(self) -> int:
+        """Return a digest of the weights."""
+        digest = xxhash.xxh3_64()
+        for weight in self._weights:
+            digest.update(snapshot.bytes_of(torch_private.data_of(local(weight.tensor))))
+        return digest.intdigest()
+
+    @property
+    def has_aliases(self) -> bool:
+        """Whether a tensor of the script's may have changed a weight since the last commit, without a trace."""
+        return self._uses.are_any
 
     def stepped(self) -> None:
         """Note that an optimizer has ended a step."""
@@ -299,6 +353,7 @@ class LastCommit:
         self._is_stepping = self.is_in_step = False
         self.point = point
         self._uses.begin()
+        self._behind.begin()
 
     def _follow(self, stepped: list[Sequence[torch.Tensor]]) -> None:
         """Watch these tensors, if they are not the same as last time."""
@@ -335,6 +390,16 @@ class LastCommit:
         """Whether ``recall`` can restore it completely."""
         return self.point is not None and (self._newest is not None or self._is_live())
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the state as it stands is the last commit in every value; compares them all."""
+        if self.point is None or not self._is_live() or self._uses.have_changed():
+            return False
+        if any(handler.has_changed() for handler in self._handlers.values()):
+            return False
+        newest = self._newest
+        return newest is None or all(same(one.contents(), newest[name]) for name, one in self._handlers.items())
+
     def undo(self) -> None:
         """Undo changes to the objects since the last commit, whether or not their values can be restored."""
         for handler in self._handlers.values():
@@ -356,6 +421,7 @@ class LastCommit:
         self._versions, self._places = self._sum_of_versions(), self._addresses()
         self._is_stepping = self.is_in_step = False
         self._uses.begin()
+        self._behind.begin()
         return self.point
 
     def _is_live(self) -> bool:
@@ -368,6 +434,89 @@ class LastCommit:
 
     def _addresses(self) -> list[int]:
         return [weight.tensor.data_ptr() for weight in self._weights if weight.is_plain]
+
+
+class _BehindCommit:
+    """Looks for weights that a loop changes behind its commit, where no recovery at that commit repeats it.
+
+    The first commits are followed line by line. A loop may also change weights now and then: if they have changed
+    between a later commit and the next step, the commits after it are followed.
+
+    Args:
+        commit: the last one.
+
+    Attributes:
+        line: that was found to change a weight; empty if none was.
+    """
+
+    def __init__(self, commit: LastCommit) -> None:
+        self.line = ""
+        self._commit = commit
+        self._known: dict[tuple[CodeType, int], Instruction] = {}
+        self._looks = _LOOKED_AT
+        self._later = 0  # changes between a commit and a step that were not followed
+        self._followed: RestOfTurn | None = None
+        self._uses: object = None  # at the last commit, if its loop runs more behind it
+        self._commit_line = ""
+
+    def present(self, frame: FrameType) -> Instruction:
+        """Return the instruction that the frame is at; taking a function apart takes longer than a commit."""
+        key = (frame.f_code, frame.f_lasti)
+        if key not in self._known:
+            self._known[key] = Instruction.present(frame)
+        return self._known[key]
+
+    def begin(self) -> None:
+        """The weights as they stand are a commit."""
+        self._stop()
+        self._uses = None
+
+    def follow(self, frame: FrameType) -> None:
+        """``commit()`` is about to return to this frame."""
+        self.begin()
+        frames = to_loop(frame, self.present)
+        if not frames:
+            return
+        commit = self._commit
+        self._uses = commit.uses()
+        self._commit_line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        if self._looks and RestOfTurn.is_possible():
+            self._looks -= 1
+            before = commit.digest()
+            self._followed = RestOfTurn(frames, commit.uses, lambda line: self._turn_ended(line, before))
+
+    def _stop(self) -> None:
+        if self._followed is not None:
+            self._followed.stop()
+            self._followed = None
+
+    def _turn_ended(self, line: str, before: int) -> None:
+        commit = self._commit
+        if line or commit.has_aliases:
+            if commit.digest() != before:
+                self.line = line or self._commit_line
+            else:
+                self._looks, self._later = 0, 2  # swapped and swapped back: that is right
+
+    def end(self) -> None:
+        """An optimizer begins the first step after the commit, and no change was found behind that."""
+        is_followed = self._followed is not None
+        self._stop()
+        before, self._uses = self._uses, None
+        if before is None or self._later > 1 or self._commit.uses() == before:
+            return
+        if is_followed:
+            self._looks, self._later = 0, 2  # changed in the turn of the step, which a recovery repeats
+            return
+        self._later += 1
+        if self._later == 1:
+            self._looks = _LOOKED_AT_LATER
+        else:
+            log.warn(
+                f"{self._commit_line}: weights are now and then changed between this commit and the next step. What "
+                "the loop changes behind the commit, a recovery at that commit does not do again, so what follows may "
+                "have other bits than a run without a loss. Fix: change weights before state.commit()"
+            )
 
 
 def _on_host(tree: Any) -> Any:

@@ -165,6 +165,23 @@ class ModuleState:
             with torch.no_grad():
                 torch._foreach_copy_(self._copies, buffers)
 
+    def has_changed(self) -> bool:
+        """Return whether a mode, a flag, a part or a buffer differs from the last commit; hooks are in no point."""
+        commit, made_of = self._commit, self._made_of
+        if commit is None or not made_of.is_same():
+            return True
+        live = [held.get(name) for held, name in self._places]
+        return (
+            commit.modes != [one.training for one in made_of.modules]
+            or commit.flags
+            != [one.requires_grad for held in made_of.parameters_of for one in held.values() if one is not None]
+            or commit.buffers.keys() != {id(held) for held in made_of.buffers_of if held}
+            or not all(
+                one is not None and are_alike([one], [kept]) and value_trees.have_same_bits(one, kept)
+                for one, kept in zip(live, self._copies, strict=True)
+            )
+        )
+
     def undo(self) -> None:
         """Restore modes, flags, hooks and parts of the last commit, but not values."""
         commit, made_of = self._commit, self._made_of

@@ -170,6 +170,23 @@ class ObjectState(State):
         self._last_commit.undo()
         return super().recall()
 
+    def finish(self) -> None:
+        """As :meth:`State.finish`.
+
+        Raises:
+            HiddenStateError: weights were changed behind the last commit, in its loop.
+        """
+        self._last_commit.require_unchanged_behind()
+
+    @property
+    def holds_commit(self) -> bool:
+        """As :meth:`State.holds_commit`."""
+        if self._rng is RngMode.SAVED:
+            self._generators.look()
+            if self._generators.packed() != self._own_generators:
+                return False
+        return self._last_commit.is_unchanged
+
     def hold_copy(self, *, on: bool) -> None:
         """Copy commits to the host's memory from the next one on, so that they can be restored; or stop."""
         self._last_commit.hold_copy(on=on)

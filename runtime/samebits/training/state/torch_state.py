@@ -141,8 +141,10 @@ class TorchState(ObjectState):
         """Mark a step as done; see :meth:`State.commit`."""
         frame = sys._getframe(1)
         self._habits.committed(self, frame)
-        self._last_commit.is_made_in(frame)
+        self._last_commit.begins_in(frame)
         super().commit()
+        if self._deferred is None and self._running("commit").recovers:
+            self._last_commit.is_made_in(frame)
 
     @property
     def completed_steps(self) -> int:

@@ -1,24 +1,34 @@
-"""What a loop does to the state behind its ``commit()``: a recovery at that commit does not do it again.
+"""Changes that a loop makes behind its ``commit()``: a recovery at that commit does not repeat them.
 
-Here lives a look at the code of who commits, from the commit to the end of the innermost loop around it. Never here:
-what stands behind that loop, which a recovery does again, because the loop's condition is read first; nor what a
-function does that is called there. The one idea: where a line stands tells whether it is done again, so that it can be
-said before anybody is lost.
+A recovery at a commit calls the training function again, which enters the loop at its next turn. Code behind the loop
+is repeated, because the loop's condition is read first. :func:`change_behind_commit` finds such changes in the code,
+:class:`RestOfTurn` while they happen.
 """
 
 from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Instruction", "change_behind_commit", "line_behind", "loop_around"]
+from samebits.training.group.calling_place import is_library
 
+__all__ = [
+    "Instruction",
+    "RestOfTurn",
+    "change_behind_commit",
+    "line_behind",
+    "loop_around",
+    "runs_more_behind_loops",
+    "to_loop",
+]
+
+_NOTHING = ("CACHE", "EXTENDED_ARG", "NOP", "POP_TOP", "PRECALL")
 _CHANGES = ("append", "step", "update", "update_parameters", "record_batch", "record_indices")
 
 
@@ -34,16 +44,138 @@ def loop_around(frame: FrameType) -> tuple[list[dis.Instruction], int, int]:
 
 
 class Instruction(NamedTuple):
-    """One instruction of a function, and where the innermost loop around it ends; -1 if there is none."""
+    """One instruction of a function.
+
+    Attributes:
+        code: of the function.
+        offset: of the instruction.
+        loop_ends: where the innermost loop around it ends; -1 if there is none.
+        is_followed: whether the loop has more to run behind it in the same turn.
+    """
 
     code: CodeType
     offset: int
     loop_ends: int
+    is_followed: bool
 
     @classmethod
     def present(cls, frame: FrameType) -> Instruction:
         """Return the one that this frame is at."""
-        return cls(frame.f_code, frame.f_lasti, loop_around(frame)[2])
+        instructions, _, ends = loop_around(frame)
+        return cls(frame.f_code, frame.f_lasti, ends, _is_followed(instructions, frame.f_lasti, ends))
+
+    def is_passed_by(self, frame: FrameType) -> bool:
+        """Return whether the frame, of this function, is behind the instruction in the same turn of its loop."""
+        return self.offset < frame.f_lasti <= self.loop_ends
+
+
+def _is_followed(instructions: list[dis.Instruction], offset: int, ends: int) -> bool:
+    """Python puts a copy of a loop's condition at its end, so lines are compared as well."""
+    own = next((one.positions for one in reversed(instructions) if one.offset <= offset), None)
+    if own is None or own.end_lineno is None or own.end_col_offset is None:
+        return True
+    return any(
+        offset < one.offset <= ends
+        and "JUMP" not in one.opname
+        and one.opname not in _NOTHING
+        and one.positions is not None
+        and (one.positions.lineno or 0, one.positions.col_offset or 0) >= (own.end_lineno, own.end_col_offset)
+        for one in instructions
+    )
+
+
+class RestOfTurn:
+    """Follows what a loop runs between a commit and its next turn, and finds the line that changes something.
+
+    It sets a trace function on the frames from the commit to the loop, on the calling thread, until the turn ends.
+
+    Args:
+        commits: the instruction that each frame is at, from the commit's to the loop's.
+        look: returns what is compared; called before each line.
+        ended: called with the first line after which that differed (empty if it never did), when the turn ends by
+            itself: an exception, such as for a lost peer, may come between a change and its reversal.
+    """
+
+    def __init__(
+        self,
+        commits: list[tuple[FrameType, Instruction]],
+        look: Callable[[], object],
+        ended: Callable[[str], object],
+    ) -> None:
+        self._frames = [frame for frame, _ in commits]
+        self._loop = commits[-1][1]
+        self._look, self._ended = look, ended
+        self._seen = look()
+        self._line = _place(self._frames[0])  # that is run at present
+        self._found = ""
+        for frame in self._frames:
+            frame.f_trace = self._traced
+        self._is_over = self._is_unwinding = False
+        sys.settrace(_trace_no_call)
+
+    @staticmethod
+    def is_possible() -> bool:
+        """Return whether no debugger or coverage tool traces this thread."""
+        return sys.gettrace() is None
+
+    def _traced(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if not self._found and self._look() != self._seen:
+            self._found = self._line
+        self._line = _place(frame)
+        if frame is self._frames[-1]:
+            is_cut_off = event == "return" and self._is_unwinding
+            self._is_unwinding = event == "exception"
+            if event == "return" or not self._loop.is_passed_by(frame):
+                self.stop()
+                if not is_cut_off:
+                    self._ended(self._found)
+                return None
+        return self._traced
+
+    def stop(self) -> None:
+        """Follow no further line."""
+        if not self._is_over:
+            self._is_over = True
+            sys.settrace(None)
+            for one in self._frames:
+                one.f_trace = None
+
+
+def _trace_no_call(_frame: FrameType, _event: str, _argument: object) -> None:
+    """Functions that are called behind the commit are not followed."""
+
+
+def _place(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def to_loop(frame: FrameType, present: Callable[[FrameType], Instruction]) -> list[tuple[FrameType, Instruction]]:
+    """Return the frames from the commit's to that of the innermost loop around it, each with its instruction.
+
+    Args:
+        frame: that commits.
+        present: :meth:`Instruction.present`, or what remembers its results.
+
+    Returns:
+        Empty if no loop of the script is around the commit, or nothing is run behind it.
+    """
+    found: list[tuple[FrameType, Instruction]] = []
+    outer: FrameType | None = frame
+    while outer is not None and not is_library(outer.f_code.co_filename):
+        one = present(outer)
+        found.append((outer, one))
+        if one.loop_ends >= 0:
+            return found if len(found) > 1 or one.is_followed else []
+        outer = outer.f_back
+    return []
+
+
+def runs_more_behind_loops(code: CodeType) -> bool:
+    """Return whether a function has statements behind its last loop."""
+    found = [(one.offset, one.positions.lineno or 0) for one in dis.get_instructions(code) if one.positions]
+    ends = max((one.offset for one in dis.get_instructions(code) if "JUMP_BACKWARD" in one.opname), default=-1)
+    last_line = max((line for offset, line in found if offset <= ends), default=0)
+    return ends >= 0 and any(line > last_line for offset, line in found if offset > ends)
 
 
 def line_behind(commit: Instruction) -> str:
@@ -54,9 +186,7 @@ def line_behind(commit: Instruction) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not commit.code:
         frame = frame.f_back
-    if frame is None or not commit.offset < frame.f_lasti <= commit.loop_ends:
-        return ""
-    return f"{Path(commit.code.co_filename).name}:{frame.f_lineno}"
+    return _place(frame) if frame is not None and commit.is_passed_by(frame) else ""
 
 
 def change_behind_commit(frame: FrameType, state: object, values: Mapping[str, Any]) -> tuple[int, str] | None:
