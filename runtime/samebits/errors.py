@@ -38,6 +38,8 @@
     ├── LevelsSpentError             92   a process was tried again as often as may be; the whole job has to be
     ├── PreflightError               93   this host's device, memory or disk does not do what it should
     ├── HiddenStateError             95   a step taken twice from one commit came out different (HIDDEN_STATE=stop)
+    ├── AbortHungError               96   aborting a broken group's communicators did not return
+    ├── DeviceLostError              97   after a break, this process could no longer use its device
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
@@ -50,10 +52,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AbortHungError",
     "AnomalyError",
     "CheckpointError",
     "ClaimRemovedError",
     "CommunicationError",
+    "DeviceLostError",
     "DivergenceError",
     "DuplicateNodeError",
     "FencedError",
@@ -315,6 +319,18 @@ class HiddenStateError(SameBitsError):
     """A step taken twice from one commit came out different, or a value changed outside the state; see the message."""
 
     exit_code = 95
+
+
+class AbortHungError(SameBitsError):
+    """Aborting a broken group's communicators did not return in time; the process gives up its seat."""
+
+    exit_code = 96
+
+
+class DeviceLostError(SameBitsError):
+    """After a break this process could no longer allocate, compute and copy on its device; it gives up its seat."""
+
+    exit_code = 97
 
 
 class CommunicationError(SameBitsError):
