@@ -6,10 +6,12 @@ what each case must come to.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from samebits.training.group import device as devices
 from samebits.training.group import transfer
 from samebits.training.group.group import form_alone
 from samebits.training.process import context
+from samebits.training.process.device_view import DeviceView, wait_for_memory
 from samebits.training.run import watchdog
 from tests.device import backend
 
@@ -113,7 +116,22 @@ def lost_context(hangs: bool) -> None:
     devices.require_sound(device)
 
 
+def late_memory() -> None:
+    """A killed predecessor's memory is freed late: the wait is over then, and not before, and is bounded."""
+    device, folder = torch.device(backend.NAME, 0), Path.cwd()
+    held, note = Path(os.environ["TRIAL_HELD"]), folder / "memory_2.json"
+    wanted_bytes = 600 << 20
+    DeviceView.noting(note, "a job", "here", device)(wanted_bytes)
+    held.write_text(str(900 << 20))
+    assert wait_for_memory(note, "another job", "here", device) == 0.0
+    assert wait_for_memory(note, "a job", "here", device, within_s=0.3) >= 0.3
+    threading.Timer(1.0, held.write_text, ("0",)).start()
+    print("waited", wait_for_memory(note, "a job", "here", device) >= 0.5)
+    print("got", torch.empty(wanted_bytes, dtype=torch.uint8, device=device).numel() == wanted_bytes)
+
+
 CASES = {
+    "late_memory": late_memory,
     "alone": alone,
     "undefined": undefined,
     "hanging_abort": hanging_abort,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -55,3 +56,17 @@ def test_a_scripts_own_read_that_no_abort_ends_is_found() -> None:
 def test_a_lost_context_is_no_lost_peer(how: str) -> None:
     ran = run(f"{how}_context")
     assert ran.returncode == 1 and "DeviceLostError" in ran.stderr.splitlines()[-1], ran.stderr
+
+
+def test_a_replacement_waits_for_memory_that_is_freed_late(tmp_path: Path) -> None:
+    ran = run("late_memory", folder=tmp_path, TRIAL_HELD=str(tmp_path / "held"))
+    assert (ran.stdout, ran.returncode) == ("waited True\ngot True\n", 0), ran.stderr
+
+
+def test_nothing_grows_over_a_hundred_generations() -> None:
+    """Threads, descriptors, the host's memory and the device's, with an abort at the end of each generation."""
+    command = [sys.executable, "-m", "tests.device", "--made-up", "--only", "groups"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert (told["passed"], ran.returncode) == (2, 0), ran.stdout + ran.stderr
+    assert "100 times" in told["checks"][0]["check"]
