@@ -1,8 +1,8 @@
 """Read this process's device memory in the training thread, for the thread that checks the device's health.
 
 Only the training thread calls the driver, rarely and at commits, and leaves the figures for the other. A driver that
-hangs then stops only the thread that it would stop anyway. They are also noted in LOG_DIR, for the process that replaces
-this one: the driver frees a killed process's memory late.
+hangs then stops only the thread that it would stop anyway. They are also noted in LOG_DIR, for the process that
+replaces this one: the driver frees a killed process's memory late.
 """
 
 from __future__ import annotations
