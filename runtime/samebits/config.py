@@ -72,6 +72,7 @@ __all__ = [
     "secret_environment",
     "take_start_folder",
     "visible_npus",
+    "wants_nccl2",
     "whole_environment",
     "withdraw_place",
 ]
@@ -576,19 +577,63 @@ def replace_environment(wanted: Mapping[str, str], environ: MutableMapping[str, 
     environ.update(wanted)
 
 
-_OF_NCCL = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
 _OF_HCCL = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
+_USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
 
 
-def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let an aborted collective over NCCL or HCCL fail, unless the user has configured this.
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """One of NCCL's or torch's own guards: what SameBits sets it to, and what any other value means.
 
-    By torch's default it ends the process (ProcessGroupNCCL.hpp), which then could not recover. Ascend's variable has
-    an older name, which is the only one that older releases of torch_npu read.
+    Attributes:
+        names: the variable, then names of older releases.
+        wanted: the value.
+        otherwise: completes "with another value ...".
     """
-    for names in (_OF_NCCL, _OF_HCCL):
-        if not any(name in environ for name in names):
-            environ.update(dict.fromkeys(names, "0"))
+
+    names: tuple[str, ...]
+    wanted: str
+    otherwise: str
+
+
+_NCCL_GUARDS = (
+    _Guard(
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
+        "0",
+        "torch ends the process when a collective fails, so no rank survives a lost peer",
+    ),
+    _Guard(("TORCH_NCCL_RETHROW_CUDA_ERRORS",), "0", "torch's watchdog ends the process on a CUDA error"),
+    _Guard(("TORCH_NCCL_ENABLE_MONITORING",), "0", "torch's heartbeat monitor may end a process that recovers"),
+    _Guard(("TORCH_NCCL_PROPAGATE_ERROR",), "0", "torch carries one rank's error to ranks that recover"),
+    _Guard(("TORCH_NCCL_USE_COMM_NONBLOCKING",), "1", "a communicator whose peer dies while it forms hangs"),
+    _Guard(("NCCL_NVLS_ENABLE",), "0", "forming a communicator again in the same process may fail or leak"),
+)
+
+
+def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> list[str]:
+    """Let an abandoned collective over NCCL or HCCL fail instead of ending the process, unless the user decided.
+
+    By torch's own default it ends the process (ProcessGroupNCCL.hpp). Older releases of torch_npu read only the older
+    name of Ascend's variable, so both are set.
+
+    Returns:
+        A sentence for each value of the user's under which recovery in the process cannot work as promised.
+    """
+    if not any(name in environ for name in _OF_HCCL):
+        environ.update(dict.fromkeys(_OF_HCCL, "0"))
+    broken = []
+    for guard in _NCCL_GUARDS:
+        given = next((name for name in guard.names if name in environ), None)
+        if given is None:
+            environ[guard.names[0]] = guard.wanted
+        elif environ[given] != guard.wanted:
+            broken.append(f"{given}={environ[given]}: {guard.otherwise}. Fix: unset it, or set it to {guard.wanted}")
+    return broken
+
+
+def wants_nccl2(environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Return the user's choice between torch's two NCCL backends; None if there is none."""
+    return None if _USE_NCCL2 not in environ else environ[_USE_NCCL2] != "0"
 
 
 def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> bool:

@@ -38,6 +38,8 @@
     ├── LevelsSpentError             92   a process used up its restarts; restart the whole job
     ├── PreflightError               93   this host's device, memory or disk does not work correctly
     ├── HiddenStateError             95   a step repeated from one commit had another result (HIDDEN_STATE=stop)
+    ├── AbortHungError               96   aborting a broken group's communicators did not return
+    ├── DeviceLostError              97   after a break, this process could no longer use its device
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
@@ -50,10 +52,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AbortHungError",
     "AnomalyError",
     "CheckpointError",
     "ClaimRemovedError",
     "CommunicationError",
+    "DeviceLostError",
     "DivergenceError",
     "DuplicateNodeError",
     "FencedError",
@@ -319,6 +323,18 @@ class HiddenStateError(SameBitsError):
     """A step repeated from one commit had another result, or something changed that no recovery restores."""
 
     exit_code = 95
+
+
+class AbortHungError(SameBitsError):
+    """Aborting a broken group's communicators did not return in time; the process gives up its seat."""
+
+    exit_code = 96
+
+
+class DeviceLostError(SameBitsError):
+    """After a break this process could no longer allocate, compute and copy on its device; it gives up its seat."""
+
+    exit_code = 97
 
 
 class CommunicationError(SameBitsError):

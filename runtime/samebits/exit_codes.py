@@ -107,6 +107,8 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(errors.PreflightError, YES, "本机的设备、内存或磁盘未能正常工作（PREFLIGHT=1）；它不占用席位。"),
     _of(errors.PointsLostError, NO, "记录簿记载了恢复点，但内存、副本和磁盘上都没有；信息中写明查找过的位置。"),
     _of(errors.HiddenStateError, NO, "从同一次提交重做的某一步结果不同，或有恢复无法还原的变化；详见信息。"),
+    _of(errors.AbortHungError, YES, "中止已断开的组的通信器未在时限内返回；本进程放弃席位。"),
+    _of(errors.DeviceLostError, YES, "断开之后，本进程无法再在其设备上分配、计算和复制；它放弃席位。"),
     ExitCode(
         *(130, "interrupted", NO),
         "Ctrl-C ended this command, or this process, by itself.",

@@ -126,14 +126,25 @@ def test_settings_a_job_shares() -> None:
     assert fixed_settings(read(elsewhere)[0]) == fixed_settings(read(WORKER)[0])
 
 
-def test_abandoned_collective_ends_no_process_unless_the_user_wants_that() -> None:
-    environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    leave_failures_to_us(environ)
-    hccls = {"TORCH_HCCL_ASYNC_ERROR_HANDLING": "0", "HCCL_ASYNC_ERROR_HANDLING": "0"}
-    assert environ == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **hccls}
-    environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "HCCL_ASYNC_ERROR_HANDLING": "1"}
-    leave_failures_to_us(environ)
-    assert "TORCH_HCCL_ASYNC_ERROR_HANDLING" not in environ, "set by the user under the older name"
+def test_nccl_guards_are_off_unless_the_user_sets_them() -> None:
+    environ: dict[str, str] = {}
+    assert leave_failures_to_us(environ) == [] == leave_failures_to_us(environ)
+    assert environ == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_PROPAGATE_ERROR": "0",
+        "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0",
+        "HCCL_ASYNC_ERROR_HANDLING": "0",
+    }
+    chosen = {"NCCL_ASYNC_ERROR_HANDLING": "1", "HCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_NVLS_ENABLE": "0"}
+    environ = dict(chosen)
+    (broken,) = leave_failures_to_us(environ)
+    assert broken.startswith("NCCL_ASYNC_ERROR_HANDLING=1: ") and broken.endswith("Fix: unset it, or set it to 0")
+    assert chosen.items() <= environ.items(), "the user's own values win, also under an older name"
+    assert not {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_HCCL_ASYNC_ERROR_HANDLING"} & environ.keys()
 
 
 def test_publish_sets_torchs_variables() -> None:

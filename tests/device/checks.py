@@ -35,6 +35,7 @@ class Verdict(enum.Enum):
     PASSED = "passed"
     FAILED = "FAILED"
     NOT_HERE = "not on this device"
+    NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Extent:
     rounds: int
 
 
-QUICK, WHOLE = Extent(20, 16, 3), Extent(100, 512, 9)
+QUICK, WHOLE, CARD = Extent(20, 16, 3), Extent(100, 512, 9), Extent(20, 256, 3)
 
 
 def groups(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
@@ -131,6 +132,42 @@ def rides(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
         yield _compared(here, place, f"{name} rides", wanted, jobs.kill_with_a_spare, 1, args)
 
 
+def kill(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """One rank killed, a spare in its place: the bits of the undisturbed run."""
+    try:
+        wanted = jobs.run(here, folder / "undisturbed", jobs.undisturbed)
+    except AssertionError as error:
+        yield Found("a job of several ranks on one device", Verdict.FAILED, str(error))
+        return
+    yield _compared(here, folder, "kill -9 with a spare, same bits", wanted.sha256, jobs.kill_with_a_spare, 1)
+
+
+def overhead(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """What a commit after every step costs."""
+    name = "steps/s with a commit after each, against plain steps"
+    told = _told(here, folder, FOLDER / "overhead.py", str(extent.rounds))
+    if isinstance(told, str):
+        yield Found(name, Verdict.FAILED, told)
+        return
+    share = told["plain"] / told["commit"]
+    figures = {"plain_s": told["plain"], "commit_s": told["commit"], "share": share}
+    yield Found(name, Verdict.PASSED, f"{share:.3f} × plain", figures)
+
+
+def digests(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """What comparing all ranks' state, and recomputing a gradient, cost a job of two ranks."""
+    name = "step time with digests and with the audit"
+    took: dict[str, float] = {}
+    for way, settings in (("plain", {"CONSISTENCY_EVERY": "0"}), ("digests", {}), ("audit", {"AUDIT": "50"})):
+        try:
+            took[f"{way}_s"] = jobs.step_s(here, folder / way, settings)
+        except AssertionError as error:
+            yield Found(name, Verdict.FAILED, f"{way}: {error}", took)
+            return
+    text = ", ".join(f"{way.removesuffix('_s')} {1000 * one:.2f} ms" for way, one in took.items())
+    yield Found(name, Verdict.PASSED, text, took)
+
+
 def spare_memory(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     """A warm spare holds no more of the device than a worker with a built state."""
     name = "a warm spare's memory of the device"
@@ -179,11 +216,14 @@ def full(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     yield Found(name, Verdict.PASSED if holds else Verdict.FAILED, f"{said!r}: {fault}")
 
 
-SHARING = ("kills", "rides", "spare_memory", "full")
+SHARING = ("kill", "kills", "rides", "digests", "spare_memory", "full")
 """Those that need several ranks on one device."""
-CHECKS: dict[str, Callable[[Here, Path, Extent], Iterator[Found]]] = {
-    one.__name__: one for one in (groups, kills, rides, spare_memory, saving, full)
+Check = Callable[[Here, Path, Extent], Iterator[Found]]
+CHECKS: dict[str, Check] = {one.__name__: one for one in (groups, kills, rides, spare_memory, saving, full)}
+CARD_CHECKS: dict[str, Check] = {
+    one.__name__: one for one in (groups, kill, saving, overhead, full, rides, digests, spare_memory)
 }
+"""In the order of what the first minutes with a card are to show."""
 
 
 def _compared(

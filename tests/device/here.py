@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from tests.device import backend
 
 ROOT = Path(__file__).resolve().parents[2]
+PAIR_WITHIN_S = 40.0
+_COLLECTIVES = "COLLECTIVE_BACKEND"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ class Here:
     driver: str
     environment: dict[str, str]
     has: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def nccl(self) -> str:
+        """NCCL's version; empty on other devices."""
+        return ".".join(map(str, torch.cuda.nccl.version())) if self.kind == "cuda" else ""
 
     @property
     def device(self) -> torch.device:
@@ -73,6 +81,43 @@ def look(folder: Path, *, made_up: bool = False, stops: bool = False) -> Here:
     told |= {name: os.environ[name] for name in ("TRIAL_BUILD",) if name in os.environ}
     card = "a device made up for tests" + (", stopped as Ascend's is" if stops else "")
     return Here(backend.NAME, card, "none", told, frozenset({"sharing"}))
+
+
+def connected(here: Here, folder: Path) -> tuple[Here, str]:
+    """Try two ranks of the device's own backend on one device; return how its jobs are connected, and why.
+
+    Where they fail, as NCCL's do without MPS, the tensors of jobs on this device travel through the host, over gloo.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {name: value for name, value in (os.environ | here.environment).items() if name != _COLLECTIVES}
+    script, file = Path(__file__).with_name("pair.py"), folder / "pair-store"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(file)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = ""
+    try:
+        for one in ranks:
+            said = one.communicate(timeout=PAIR_WITHIN_S)[1] or said
+    except subprocess.TimeoutExpired:
+        said = f"not done within {PAIR_WITHIN_S:g} s"
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    told = {name: value for name, value in here.environment.items() if name != _COLLECTIVES}
+    if all(one.returncode == 0 for one in ranks):
+        return replace(here, environment=told), "two ranks on one device with its own backend"
+    why = (said.strip().splitlines() or ["no reason given"])[-1][:200]
+    if here.kind != "cuda":
+        return replace(here, has=here.has - {"sharing"}), f"one rank a device: {why}"
+    return replace(here, environment=told | {_COLLECTIVES: "gloo"}), f"gloo, through the host; NCCL refused: {why}"
 
 
 def _nvidia_driver() -> str:

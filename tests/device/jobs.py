@@ -5,7 +5,9 @@ All ranks wait at a gate in the middle of training until they were disturbed, so
 
 from __future__ import annotations
 
+import itertools
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ LOST = 1
 SPARE = WORKERS
 STEPS = 24
 GATE = 12
+TIMED_STEPS = 160
 GOES_ON = r"generation \d+: rank \d+ of \d+ goes on from step ([1-9]\d*)"
 HOLDS = re.compile(r"device (\S+) holds (\d+) bytes")
 
@@ -40,7 +43,9 @@ class Ran:
 class DeviceJob(ElasticJob):
     """Two workers and the requested number of spares on one device."""
 
-    def __init__(self, here: Here, folder: Path, *args: str, spares: int = 0) -> None:
+    def __init__(
+        self, here: Here, folder: Path, *args: str, spares: int = 0, settings: dict[str, str] | None = None
+    ) -> None:
         folder.mkdir(parents=True)
         super().__init__(
             folder,
@@ -49,7 +54,7 @@ class DeviceJob(ElasticJob):
             spares=spares,
             script=SCRIPT,
             args=("--steps", str(STEPS), "--gates", str(GATE), "--marks", str(folder), *args),
-            settings={**here.environment, "REGISTER_COOLDOWN": "0"},
+            settings={**here.environment, "REGISTER_COOLDOWN": "0", **(settings or {})},
         )
 
     def held_bytes(self) -> dict[int, int]:
@@ -120,3 +125,20 @@ def run(
         left = job.end()
         if left:
             print(f"{folder.name} left {left}", flush=True)
+
+
+def step_s(here: Here, folder: Path, settings: dict[str, str]) -> float:
+    """Return the median seconds of a step of an undisturbed job, its first half left out.
+
+    Raises:
+        AssertionError: it did not end as it should.
+    """
+    job = DeviceJob(here, folder, "--steps", str(TIMED_STEPS), "--gates", "0", settings=settings)
+    try:
+        job.start()
+        statuses = job.wait_ended()
+        assert not any(statuses.values()), f"exit statuses {statuses}\n{job.tails()}"
+        at_s = [float(one[1]) for one in job.matches(0, r"^epoch \d+ step \d+ .* at ([\d.]+)$")]
+    finally:
+        job.end()
+    return statistics.median(after - before for before, after in itertools.pairwise(at_s[len(at_s) // 2 :]))

@@ -164,7 +164,7 @@ def test_field_unknown_to_the_driver_is_omitted_from_then_on(tool: Tool, tmp_pat
     for _ in range(2):
         found.append(asked.look("GPU-1"))
     assert [one[0].is_slowed for one in found if one] == [True, True]
-    assert len((tmp_path / "asked").read_text().splitlines()) == 3, "the second time the driver's fields are known"
+    assert len((tmp_path / "asked").read_text().splitlines()) == 4, "the second time the driver's fields are known"
 
 
 def test_ascend_device_whose_health_is_not_ok_is_unhealthy(tool: Tool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 
@@ -94,6 +95,28 @@ def test_xid_of_this_device_is_a_fault_and_a_programs_is_not(tool: Tool, tmp_pat
     assert append("3,5,5,-;NVRM: Xid (PCI:0000:65:00): 79, pid=9, GPU has fallen off the bus.\n") == fault
     assert append("") == fault, "it stays"
     readings.close()
+
+
+def test_recovery_action_is_a_fault_until_the_driver_withdraws_it(
+    tool: Tool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "samebits")
+    old, action = tmp_path / "old", tmp_path / "action"
+    refuses = f'case "$1" in *gpu_recovery_action*) [ -e {old} ] && exit 2;; esac'
+    tool("nvidia-smi", f'{refuses}\n[ -e {old} ] && echo "{H100}, 0x1" || echo "{H100}, 0x1, $(cat {action})"')
+
+    def faults(readings: DeviceReadings) -> list[str]:
+        return [one.where for one in readings.look() if one.sign is Sign.DEVICE_FAULT]
+
+    readings = DeviceReadings(Card().watched, KernelLog(tmp_path / "none"))
+    assert caplog.text.count("cannot be read here") == 1
+    for asked, found in (("None", []), ("Reset", ["NVIDIA 0: its driver asks for: Reset"]), ("[N/A]", [])):
+        action.write_text(asked)
+        assert faults(readings) == found
+    old.touch()
+    older = DeviceReadings(Card().watched, KernelLog(old))
+    assert faults(older) == [] and shares(older.look())[Sign.DEVICE_SLOWED] == 0.0
+    assert caplog.text.count("cannot be read here") == 1, "a log that can be read is not named"
 
 
 def test_unreadable_kernel_log_is_empty(tmp_path: Path) -> None:

@@ -290,5 +290,11 @@ def test_group_connects_for_a_device_and_is_aborted(group: Made) -> None:
     torch_private.abort_groups([pg], torch.device("cpu"))
 
 
+def test_torchs_first_nccl_backend_is_used_in_every_version() -> None:
+    assert [torch_private.first_nccl(one) for one in ("2.9.1", "2.14.1+cu130", "2.15.0")] == [
+        *("nccl", "nccl", "nccl-legacy"),
+    ]
+
+
 def test_torchs_own_devices_are_not_packages() -> None:
     assert {torch_private.registered_backend(kind) for kind in ("cpu", "cuda", "xpu", "mps", "privateuseone")} == {None}

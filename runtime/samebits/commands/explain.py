@@ -61,8 +61,8 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "失去席位、scheduler 或通信组，或未能从集合通信中出来",
         "无需处理；若持续出现，检查主机之间的网络",
     ),
-    "its host or device did not pass the check before training": (
-        "主机或设备未通过训练前的检查",
+    "its host or device did not pass a check": (
+        "主机或设备未通过检查",
         "在另一台主机上启动，或检修信息中指出的部件",
     ),
     "another scheduler has taken the job over": (

@@ -102,6 +102,23 @@ def connect_device(group: dist.ProcessGroup, device: torch.device) -> None:
     group._get_backend(device).eager_connect_single_device(device)
 
 
+def first_nccl(version: str = torch.__version__) -> str:
+    """Return the name of torch's first NCCL backend, for whose abort and errors recovery is written.
+
+    Relies on ``nccl`` being that one before torch 2.15, and on ``nccl-legacy`` since (pytorch#192281).
+    """
+    major, minor = version.split(".")[:2]
+    return "nccl-legacy" if (int(major), int(minor)) >= (2, 15) else dist.Backend.NCCL
+
+
+def aborts_one_by_one(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return whether an NCCL backend cannot abort several communicators as one, as torch's second one cannot.
+
+    It then also leaves communicators of pairs, which send and receive make, as they are. Relies on ``_group_start``.
+    """
+    return device.type == "cuda" and not hasattr(backend_of(group, device), "_group_start")
+
+
 def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
     """Abort the communicators of these groups, the default one last; callable from any thread.
 
@@ -110,18 +127,24 @@ def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> N
     ``ProcessGroupHCCL.abort_hccl_comm(reason)``, since HCCL's ``abort`` is not the one that a group calls.
     """
     backends: list[Any] = [backend_of(group, device) for group in groups]
-    begin, end = (getattr(backends[-1], name, _nothing) for name in ("_group_start", "_group_end"))
-    begin()
-    for group, backend in zip(groups, backends, strict=True):
-        if hasattr(backend, "abort_hccl_comm"):
-            backend.abort_hccl_comm("its group was broken")
-        else:
-            group.abort()
-    end()
-
-
-def _nothing() -> None:
-    """Stand in for the brackets around aborts that a backend does not need."""
+    begin, end = (getattr(backends[-1], name, None) for name in ("_group_start", "_group_end"))
+    failures: list[RuntimeError] = []
+    if begin is not None:
+        begin()
+    try:
+        for group, backend in zip(groups, backends, strict=True):
+            try:
+                if hasattr(backend, "abort_hccl_comm"):
+                    backend.abort_hccl_comm("its group was broken")
+                else:
+                    group.abort()
+            except RuntimeError as error:  # the other communicators must be ended all the same
+                failures.append(error)
+    finally:
+        if end is not None:
+            end()
+    if failures:
+        raise failures[0]
 
 
 def flight_record() -> bytes:

@@ -124,9 +124,16 @@ def _module(built: Any) -> ModuleType:
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     module.memory_allocated = lambda device=None: built.memory_allocated()
     module.memory_reserved = module.memory_allocated
-    module.mem_get_info = lambda device=None: (built.total_memory() - built.memory_allocated(), built.total_memory())
+    module.mem_get_info = lambda device=None: (
+        built.total_memory() - built.memory_allocated() - built.held_by_others(),
+        built.total_memory(),
+    )
     module.max_memory_allocated = lambda device=None: built.max_memory_allocated()
     module.total_memory = built.total_memory
+    module.lose_context = built.lose_context
+    module.hold_collectives = built.hold_collectives
+    module.is_current_stream_capturing = lambda: module.captures
+    module.captures = False  # there are no graphs; a test says that one is being captured
     for name in ("stop_device", "restart_device"):
         if hasattr(built, name):
             setattr(module, name, getattr(built, name))

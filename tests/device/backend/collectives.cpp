@@ -4,6 +4,11 @@
 // leave in the store, each rank runs what it is given in order in a thread of its own, a peer that dies is not noticed
 // (everybody waits for ever), and abort() from any thread ends whatever waits. With TRIAL_STOPS=1 they behave as HCCL's:
 // only stopping the device ends what waits. Sums are made in the order of the ranks.
+//
+// TRIAL_ABORT=undefined: as NCCL's kernels, a collective is awaited by the stream and not by wait(), and one that is
+// aborted ends without an error and leaves any bytes in its output. TRIAL_ABORT=hangs: abort() never returns.
+// TRIAL_ABORT=unheard: awaited by the stream as well, and never ended by abort(). Collectives that are launched while
+// hold_collectives(true) is in force wait as for a peer that is gone.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -12,8 +17,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdlib>
+#include <cstring>
 #include <deque>
+#include <future>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -26,6 +36,13 @@ namespace trial {
 namespace {
 
 constexpr int LOOK_MS = 20;  // how long an abort may go unseen by who waits for nothing else
+
+std::atomic<bool> are_held{false};
+
+bool aborts(const char* how) {
+  static const char* set = std::getenv("TRIAL_ABORT");
+  return set != nullptr && std::string(set) == how;
+}
 
 using Bytes = std::vector<char>;
 using Task = std::function<void()>;
@@ -48,11 +65,20 @@ struct Work final : c10d::Work {
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
   }
   void end(std::exception_ptr error) {
+    ended_.set_value();  // first: completing the future asks for the streams, which a thread that waits has locked
     if (error)
       future_->setError(error);
     else
       future_->markCompleted(c10::IValue(outputs_));
     finish(error);
+  }
+  void leave_any_bytes() {
+    for (const auto& one : outputs_) std::memset(on_host(one).data_ptr(), 0x5a, one.nbytes());
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!aborts("undefined") && !aborts("unheard")) return c10d::Work::wait(timeout);
+    add_to_stream([ended = has_ended_] { ended.wait(); });
+    return true;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   std::vector<at::Tensor> result() override { return outputs_; }
@@ -61,6 +87,8 @@ struct Work final : c10d::Work {
  private:
   std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::promise<void> ended_;
+  std::shared_future<void> has_ended_ = ended_.get_future().share();
 };
 
 Bytes bytes_of(const at::Tensor& tensor) {
@@ -120,7 +148,8 @@ class Collectives final : public c10d::Backend {
   }
 
   void abort() override {
-    if (!ends_by_stop()) give_up();
+    while (aborts("hangs")) std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));
+    if (!ends_by_stop() && !aborts("unheard")) give_up();
   }
   void shutdown() override { abort(); }
 
@@ -232,11 +261,22 @@ class Collectives final : public c10d::Backend {
       lock.unlock();
       try {
         check();
-        if (work->retrieveOpType() != c10d::OpType::UNKNOWN) connect();
+        if (work->retrieveOpType() != c10d::OpType::UNKNOWN) {
+          connect();
+          while (are_held) {
+            check();
+            std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));
+          }
+        }
         task();
         work->end(nullptr);
       } catch (...) {
-        work->end(std::current_exception());
+        if (aborted_ && aborts("undefined") && work->retrieveOpType() != c10d::OpType::UNKNOWN) {
+          work->leave_any_bytes();
+          work->end(nullptr);
+        } else {
+          work->end(std::current_exception());
+        }
       }
       work.reset();
       task = nullptr;
@@ -348,6 +388,7 @@ class Collectives final : public c10d::Backend {
 void add_collectives(pybind11::module_& module) {
   pybind11::class_<Collectives, c10::intrusive_ptr<Collectives>, c10d::Backend> kind(module, "Collectives");
   kind.def(pybind11::init<c10::intrusive_ptr<c10d::Store>, int, int>());
+  module.def("hold_collectives", [](bool held) { are_held = held; });
   if (ends_by_stop()) kind.def("abort_hccl_comm", [](Collectives& self, const std::string&) { self.give_up(); });
 }
 

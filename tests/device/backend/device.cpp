@@ -11,12 +11,15 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -60,7 +63,24 @@ c10::DeviceIndex devices() {
 
 std::atomic<bool> is_stopped{false};
 
-void require_running() { TORCH_CHECK(!is_stopped, "FORCE STOP. The device is stopped: restart_device lets it go on"); }
+enum class Context { SOUND, FAILS, HANGS };
+std::atomic<Context> context{Context::SOUND};
+
+// As CUDA's after an illegal access (every later call fails, in this process alone), or after a lost link (none ends).
+void require_running() {
+  TORCH_CHECK(!is_stopped, "FORCE STOP. The device is stopped: restart_device lets it go on");
+  while (context == Context::HANGS) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  TORCH_CHECK(context != Context::FAILS, "trial error: unspecified launch failure");
+}
+
+// What other processes hold of the device's memory: the number in the file that TRIAL_HELD names.
+size_t held_by_others() {
+  static const char* path = std::getenv("TRIAL_HELD");
+  if (path == nullptr) return 0;
+  size_t held = 0;
+  std::ifstream(path) >> held;
+  return held;
+}
 
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::map<c10::DeviceIndex, c10::StreamId> current_streams;
@@ -74,8 +94,9 @@ class Arena {
     const size_t size = (wanted + GRAIN - 1) / GRAIN * GRAIN;
     const std::lock_guard<std::mutex> lock(mutex_);
     if (bare_ == nullptr) reserve();
+    const size_t held = held_by_others();
     for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap) {
-      if (gap->second < size) continue;
+      if (gap->second < size || used_ + size + held > memory_bytes()) continue;
       const auto [offset, room] = *gap;
       gaps_.erase(gap);
       if (room > size) gaps_[offset + size] = room - size;
@@ -86,7 +107,8 @@ class Arena {
     }
     TORCH_CHECK_WITH(
         OutOfMemoryError, false, "trial out of memory. Tried to allocate ", wanted, " bytes. Device ", int(device),
-        " has a total capacity of ", memory_bytes(), " bytes, of which this process has ", used_, " in use");
+        " has a total capacity of ", memory_bytes(), " bytes, of which this process has ", used_, " in use and others ",
+        held);
   }
 
   void free(void* address) {
@@ -180,9 +202,15 @@ class Queues {
     return queue.done + queue.waiting.size();
   }
 
+  // False as well while another thread waits for a stream.
   bool has_reached(const c10::Stream& stream, size_t position) {
-    const Lock lock(mutex_);
-    return queues_[key(stream)].done >= position;
+    const Lock lock(mutex_, std::try_to_lock);
+    return lock.owns_lock() && queues_[key(stream)].done >= position;
+  }
+
+  bool is_idle(const c10::Stream& stream) {
+    const Lock lock(mutex_, std::try_to_lock);
+    return lock.owns_lock() && queues_[key(stream)].waiting.empty();
   }
 
   void run(const c10::Stream& stream, size_t position) {
@@ -256,9 +284,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_streams[stream.device_index()] = stream.id();
     return before;
   }
-  bool queryStream(const c10::Stream& stream) const override {
-    return queues().has_reached(stream, queues().length(stream));
-  }
+  bool queryStream(const c10::Stream& stream) const override { return queues().is_idle(stream); }
   void synchronizeStream(const c10::Stream& stream) const override { queues().run(stream); }
   void synchronizeDevice(c10::DeviceIndex device) const override { queues().run_all(device); }
 
@@ -526,6 +552,10 @@ bool ends_by_stop() {
 
 bool has_stopped() { return is_stopped; }
 
+void add_to_stream(std::function<void()> task) {
+  queues().add(stream_of(c10::Device(KIND, current_device)), std::move(task));
+}
+
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.device().type() != KIND) return tensor;
   return at::from_blob(
@@ -543,6 +573,8 @@ void add_device(pybind11::module_& module) {
     module.def("stop_device", [](int) { is_stopped = true; });
     module.def("restart_device", [](int) { is_stopped = false; });
   }
+  module.def("lose_context", [](bool hangs) { context = hangs ? Context::HANGS : Context::FAILS; });
+  module.def("held_by_others", &held_by_others);
   module.def("memory_allocated", [] { return arena().used(); });
   module.def("max_memory_allocated", [] { return arena().most(); });
   module.def("total_memory", [] { return memory_bytes(); });

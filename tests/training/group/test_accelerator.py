@@ -32,9 +32,12 @@ class Group:
 
     def __init__(self, backend: Backend, calls: list[str]) -> None:
         self.backend, self.calls, self.bound_device_id = backend, calls, None
+        self.fails = False
 
     def abort(self) -> None:
         self.calls.append(f"{self.backend.name}.abort")
+        if self.fails:
+            raise RuntimeError("NCCL Abort failed")
 
     def _get_backend(self, device: torch.device) -> Backend:
         assert device == DEVICE
@@ -84,8 +87,29 @@ def test_nvidia_communicators_are_aborted_together(monkeypatch: pytest.MonkeyPat
     world.link.end(cuts=False)
     assert world.calls == [
         *CONNECTED,
-        *("default._group_start", "sub.abort", "default.abort", "default._group_end", "keys cut"),
+        *("keys cut", "default._group_start", "sub.abort", "default.abort", "default._group_end"),
     ]
+
+
+def test_failed_abort_spares_no_group_and_closes_the_bracket(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, *NCCL)
+    world.connect(monkeypatch)
+    world.sub.fails = True
+    world.link.cut()
+    world.link.end(cuts=False)
+    assert world.calls[-3:] == ["sub.abort", "default.abort", "default._group_end"]
+    assert "aborting generation 3 failed: NCCL Abort failed" in caplog.text
+
+
+def test_backend_without_brackets_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    accelerator._warn_once.cache_clear()
+    World(monkeypatch, *NCCL).connect(monkeypatch)
+    assert "as one" not in caplog.text
+    for _ in range(2):
+        World(monkeypatch, "eager_connect_single_device").connect(monkeypatch)
+    assert caplog.text.count("cannot abort several communicators as one") == 1
 
 
 def test_ascend_device_is_stopped_until_the_group_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +119,7 @@ def test_ascend_device_is_stopped_until_the_group_is_given_up(monkeypatch: pytes
     world.link.end(cuts=False)
     assert world.calls == [
         *CONNECTED,
-        *("stop 1", "sub.abort_hccl_comm", "default.abort_hccl_comm", "keys cut", "restart 1"),
+        *("keys cut", "stop 1", "sub.abort_hccl_comm", "default.abort_hccl_comm", "restart 1"),
     ]
 
 
@@ -103,7 +127,7 @@ def test_idle_group_is_dropped_and_its_device_keeps_running(monkeypatch: pytest.
     world = World(monkeypatch, *HCCL, stops=True)
     world.connect(monkeypatch)
     world.link.end(cuts=True)
-    assert world.calls == [*CONNECTED, "sub.abort_hccl_comm", "default.abort_hccl_comm", "keys cut"]
+    assert world.calls == [*CONNECTED, "keys cut", "sub.abort_hccl_comm", "default.abort_hccl_comm"]
 
 
 def test_late_break_does_not_stop_the_next_generations_device(monkeypatch: pytest.MonkeyPatch) -> None:

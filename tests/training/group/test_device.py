@@ -124,6 +124,7 @@ class Collectives:
 
 def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: collectives)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # a torch without CUDA cannot tell
     process = SimpleNamespace(device=torch.device(kind), group=collectives)
     replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
     audits = SimpleNamespace(before_step=lambda: collectives.calls.append("audited"))

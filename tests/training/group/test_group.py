@@ -558,6 +558,10 @@ LOST = [
     ),
     RuntimeError("FORCE STOP.[ERROR] 2026-11-25 (PID:7, Device:0, RankID:0) ERR00100 PTA call acl api failed"),
     RuntimeError("SUSPECT REMOTE ERROR."),
+    RuntimeError("NCCL communicator was aborted after a previous error"),
+    RuntimeError("NCCL operation timed out"),
+    RuntimeError("NCCL Async Error: remote process exited or there was a network error \nNCCL Last Error: socket"),
+    RuntimeError("NCCL all_reduce failed: unhandled system error (run with NCCL_DEBUG=INFO) \nNCCL Last Error: "),
     _caused(ValueError("the user's"), CommunicationError("lost")),
 ]
 OTHERS = [
@@ -565,6 +569,8 @@ OTHERS = [
     RuntimeError("Connection closed by peer"),
     RuntimeError("GenerationEndedError: a user writes this"),
     RuntimeError("CUDA out of memory"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("Failed to initialize NCCL communicator: invalid usage \nNCCL Last Error: Duplicate GPU detected"),
     RuntimeError("UCE ERROR."),
     RuntimeError("they force stop me"),
     RuntimeError("Got the following error when running the callback: ZeroDivisionError: division by zero"),

@@ -64,15 +64,16 @@ _TORN_OUT = Row(
         errors.SchedulerUnreachableError,
         errors.LockedError,
         errors.StuckError,
+        errors.AbortHungError,
         errors.ProtocolError,
         errors.CommunicationError,
         errors.SchedulerLeftError,
     ),
 )
 _UNFIT = Row(
-    "its host or device did not pass the check before training",
+    "its host or device did not pass a check",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "start it on another host, or have the named one checked"),
-    statuses=_codes(errors.PreflightError),
+    statuses=_codes(errors.PreflightError, errors.DeviceLostError),
     avoids_host=True,
 )
 _TAKEN_OVER = Row(

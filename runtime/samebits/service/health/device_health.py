@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from samebits.service.health import vendor_tool
-from samebits.service.health.vendor_tool import NVIDIA_FIELDS, SLOWED_FIELDS, Told, VendorTool
+from samebits.service.health.vendor_tool import LATER_FIELDS, NVIDIA_FIELDS, Told, VendorTool
 
-_NO_FAULT = {"OK", "NA", "UNKNOWN", "-"}
+_NO_FAULT = {"", "OK", "NA", "UNKNOWN", "-"}
+_NO_ACTION = {"", "NONE", "N/A", "[N/A]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,10 @@ def problems(told: Told) -> list[str]:
 
 
 def fault_of(told: Told) -> str:
-    """Return ``its health is Alarm``, or ""."""
-    return "" if told.state.upper() in _NO_FAULT or not told.state else f"its health is {told.state}"
+    """Return ``its health is Alarm`` or ``its driver asks for: Reset``; empty if nothing is wrong."""
+    if told.recovery.upper() not in _NO_ACTION:
+        return f"its driver asks for: {told.recovery}"
+    return "" if told.state.upper() in _NO_FAULT else f"its health is {told.state}"
 
 
 class NvidiaTool:
@@ -50,15 +53,16 @@ class NvidiaTool:
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._tool = VendorTool("nvidia-smi", timeout_s)
-        self._slowed: tuple[str, ...] = SLOWED_FIELDS
+        self._later = LATER_FIELDS
 
     def look(self, uuid: str = "") -> list[Told] | None:
         """Return its devices, or the one with this UUID; None without an answer."""
         which = (f"--id={uuid}",) if uuid else ()
-        for fields in (*((*NVIDIA_FIELDS, one) for one in self._slowed), NVIDIA_FIELDS):
-            text = self._tool.ask(f"--query-gpu={','.join(fields)}", *which, "--format=csv,noheader,nounits")
+        for later in self._later:
+            fields = ",".join((*NVIDIA_FIELDS, *later))
+            text = self._tool.ask(f"--query-gpu={fields}", *which, "--format=csv,noheader,nounits")
             if text is not None:
-                self._slowed = fields[len(NVIDIA_FIELDS) :]  # the first that this driver supports
+                self._later = (later,)  # the first that this driver knows
                 return vendor_tool.nvidia(text)
         return None
 

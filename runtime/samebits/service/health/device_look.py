@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from samebits.config import Look, Settings
 from samebits.core.reports import Ailment, Sign
 from samebits.core.watch.health import HealthWatch, Limit, Reading
+from samebits.service import log as lines
 from samebits.service.health.device_health import AscendTool, NvidiaTool, fault_of
 from samebits.service.health.kernel_log import OF_DEVICE, KernelLog, bus_of
 from samebits.service.health.vendor_tool import Told
@@ -89,6 +90,11 @@ class DeviceReadings:
         self._known: dict[Sign, Reading] = {}
         self._name = device.name
         self._bus = ""
+        if device.uuid and not self._log.is_readable:
+            lines.say(
+                f"{device.name}: the kernel's log cannot be read here, as in most containers, so Xids are not seen; "
+                "the recovery action that nvidia-smi names is"
+            )
         self._logged: dict[int, Reading] = {}
 
     def look(self) -> list[Reading]:
@@ -130,7 +136,7 @@ class DeviceReadings:
             self._know(Sign.DEVICE_ERRORS, told.errors)
         if told.is_slowed is not None:
             self._know(Sign.DEVICE_SLOWED, float(told.is_slowed))
-        if told.state:
+        if told.state or told.recovery:
             fault = fault_of(told)
             self._known.pop(Sign.DEVICE_FAULT, None)
             if fault:

@@ -43,6 +43,11 @@ class KernelLog:
             self._log = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._log, 0, os.SEEK_END)
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether this process may read it; False after :meth:`close`."""
+        return self._log is not None
+
     def close(self) -> None:
         """Close the log."""
         if self._log is not None:

@@ -23,8 +23,13 @@ NVIDIA_FIELDS = (
     *("index", "name", "pci.bus_id", "temperature.gpu", "memory.used", "memory.total", "utilization.gpu"),
     "ecc.errors.uncorrected.volatile.total",
 )
-SLOWED_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""The same mask in newer and older drivers. A tool fails on a field that its driver does not know."""
+LATER_FIELDS: tuple[tuple[str, ...], ...] = (
+    ("clocks_event_reasons.active", "gpu_recovery_action"),
+    ("clocks_event_reasons.active",),
+    ("clocks_throttle_reasons.active",),
+    (),
+)
+"""Further fields by driver, newest first: a field that a driver does not know makes its tool fail."""
 _SHOWN_CHARACTERS = 80
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, software and hardware thermal slowdown, power brake. Not idle (1) or power cap (4)."""
@@ -45,16 +50,17 @@ class Told:
     errors: float | None = None  # uncorrected memory errors
     is_slowed: bool | None = None
     state: str = ""  # Ascend's health
+    recovery: str = ""  # what NVIDIA's driver asks for, such as Reset
 
 
 def nvidia(text: str) -> list[Told]:
-    """Parse ``--query-gpu`` with NVIDIA_FIELDS and at most one of SLOWED_FIELDS, as CSV without header or units."""
+    """Read what ``--query-gpu`` prints for NVIDIA_FIELDS and one of LATER_FIELDS, as CSV without header and units."""
     found = []
     for line in text.splitlines()[:MOST_DEVICES]:
         parts = [part.strip() for part in line.split(",")]
-        if not 0 <= len(parts) - len(NVIDIA_FIELDS) <= 1 or not re.fullmatch("[0-9]{1,4}", parts[0]):
+        if not 0 <= len(parts) - len(NVIDIA_FIELDS) <= len(LATER_FIELDS[0]) or not re.fullmatch("[0-9]{1,4}", parts[0]):
             continue
-        index, model, bus, celsius, used, total, busy, errors, *mask = parts
+        index, model, bus, celsius, used, total, busy, errors, *later = parts
         used_mib, total_mib = _memory(used, total)
         percent = _number(busy, 100)
         found.append(
@@ -67,7 +73,8 @@ def nvidia(text: str) -> list[Told]:
                 total_mib=total_mib,
                 busy=None if percent is None else percent / 100,
                 errors=_number(errors, 1e9),
-                is_slowed=_is_slowed(mask[0]) if mask else None,
+                is_slowed=_is_slowed(later[0]) if later else None,
+                recovery=printable(later[1], _SHOWN_CHARACTERS) if len(later) > 1 else "",
             )
         )
     return found

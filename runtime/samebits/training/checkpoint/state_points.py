@@ -18,7 +18,7 @@ import xxhash
 
 from samebits.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, OrphanedPage, Page
 from samebits.core.point import Point
-from samebits.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
+from samebits.errors import CheckpointError, DeviceLostError, GenerationEndedError, StoreError, UsageError
 from samebits.service import log
 from samebits.service.copies.buddy import brief_of
 from samebits.spelling import spelled
@@ -32,6 +32,7 @@ from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
 from samebits.training.checkpoint.rollback_copies import RollbackCopies, RollbackCopy, bytes_in
 from samebits.training.checkpoint.save_schedule import comparisons_by, due_by
 from samebits.training.group import ddp, meshes, transfer
+from samebits.training.group import device as devices
 from samebits.training.group.group import Group, discard, is_communication_failure
 from samebits.training.process.context import Worker
 from samebits.training.process.member_info import MemberInfo
@@ -366,11 +367,12 @@ class StatePoints:
         if point is None or self._folder.has_on_disk(point):
             return
         try:
+            devices.require_sound(self._process.device)  # else copying from it may fail, or never end
             if self._save(point, durable=True):
                 log.say(f"the last commit, of step {point.step}, is on disk")
             else:
                 log.warn(f"the last commit, of step {point.step}, is not saved: see the warning before this line")
-        except (CheckpointError, UsageError) as error:
+        except (CheckpointError, DeviceLostError, UsageError) as error:
             log.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
 
     def _save(self, point: Point, *, durable: bool = False, wait_s: float = 0.0) -> bool:

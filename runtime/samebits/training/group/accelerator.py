@@ -1,17 +1,18 @@
 """Connect a group of accelerators, and end its waits: NCCL, HCCL, or another package's backend.
 
-A rank that waits for a dead peer's kernel is released only if the backend ends the wait. NCCL's ``abort`` does that
-from any thread. HCCL's does not reach work queued on the device, so the device itself is stopped, and restarted before
-the next generation uses it: ``stop_device`` → the communicators are aborted → ``restart_device``, as in torch_npu
-(whose ``reinit_process_group``, the middle step there, is for programs that keep their group; here the next one is
-new).
+A rank that waits for a dead peer's kernel comes out only if the backend ends it. NCCL's ``abort`` does that from any
+thread. HCCL's does not reach what is queued on the device, so the device itself is stopped, and started again before
+the next generation touches it: ``stop_device``, then the communicators are aborted, then ``restart_device``, in
+torch_npu's own order (its ``reinit_process_group`` is the middle step for a kept group; here the next is new).
 
-In-process recovery needs the backend's own error handling off (``config.leave_failures_to_us``). (This has not run with
-NCCL or HCCL: ``tests.device`` runs it on a simulated device, once with each way of ending a wait.)
+An abort may hang (nccl#1013, pytorch#119215). So it runs in a thread of its own, with a deadline that ends the process.
+In-process recovery needs the backend's own error handling off (``config.leave_failures_to_us``). Neither NCCL nor HCCL
+has run this yet: ``tests.device`` runs it on a device made up for tests, once with each way of ending a wait.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -26,13 +27,23 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from samebits import config
+from samebits.errors import AbortHungError
+from samebits.service import log
 from samebits.training import torch_private
 from samebits.training.group import device as devices
 from samebits.training.group import gloo
-from samebits.training.group.breaker import Breaker, begin_breakable, run_breakable
+from samebits.training.group.breaker import Breaker, begin_breakable, end_process, run_aside, run_breakable
 from samebits.training.group.meeting_store import MeetingStore
 
-__all__ = ["AcceleratorLink"]
+__all__ = ["ABORT_WITHIN_S", "AcceleratorLink"]
+
+ABORT_WITHIN_S = 5.0
+"""After so long an abort is taken for one that hangs."""
+_ONE_BY_ONE = (
+    "this NCCL backend cannot abort several communicators as one: after a loss, a job with subgroups or with sends and "
+    f"receives may give up more ranks than the lost one (status {AbortHungError.exit_code}). Fix: unset "
+    "TORCH_DIST_USE_NCCL2, so that torch's first backend is used"
+)
 
 
 class AcceleratorLink:
@@ -66,6 +77,7 @@ class AcceleratorLink:
         self._met: Future[dict[str, bytes]] | None = None
         self._lock = threading.Lock()
         self._has_ended = False
+        self._aborted: threading.Event | None = None  # there once the abort has begun, set once it has returned
         self._has_stopped_device = False
 
     def begin(self) -> Future[Any]:
@@ -81,7 +93,8 @@ class AcceleratorLink:
         """
         (self._met or self.begin()).result()
         store = PrefixStore(self._prefix, self._store)
-        config.leave_failures_to_us()
+        for sentence in config.leave_failures_to_us():
+            _warn_once(sentence)
         hook = sys.excepthook  # init_process_group wraps it once more each time
         rank, world_size = self._place
         dist.init_process_group(
@@ -90,6 +103,8 @@ class AcceleratorLink:
         sys.excepthook = hook
         pg = distributed_c10d._get_default_group()
         self._pg = weakref.ref(pg)
+        if torch_private.aborts_one_by_one(pg, self._device):
+            _warn_once(_ONE_BY_ONE)
         try:
             self._breaker.check()  # a break may have come before there was anything to abort
             if self._device.index is not None:
@@ -100,29 +115,66 @@ class AcceleratorLink:
         return pg, store
 
     def cut(self) -> None:
-        """End every wait of this process in the group and its subgroups; callable from any thread."""
-        with self._lock:
-            if not self._has_ended:
-                self._has_stopped_device = devices.stop(self._device)
-                self._abort()
+        """Begin to end every wait of this process in the group and its subgroups; from any thread, without waiting."""
         gloo.cut(self._endpoints)  # to and from rank 0's keys
+        self._begin_abort(stops=True)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether no abort is under way."""
+        return self._aborted is None or self._aborted.is_set()
 
     def end(self, *, cuts: bool) -> None:
-        """End the group's use, and make the device ready for the next one.
+        """Wait until the group is aborted, and make the device ready for the next one; nothing is asked of it any more.
 
         Args:
             cuts: abort first, because :meth:`cut` was not called; no thread may be waiting.
         """
-        with self._lock:
-            self._has_ended = True
-            if cuts:
-                self._abort()
-            if self._has_stopped_device:
-                devices.restart(self._device)
         if cuts:
             gloo.cut(self._endpoints)
+            self._begin_abort(stops=False)
+        with self._lock:
+            self._has_ended = True
+            aborted = self._aborted
+        if aborted is not None:
+            aborted.wait()  # an abort that hangs ends the process
+        if self._has_stopped_device:
+            devices.restart(self._device)
 
-    def _abort(self) -> None:
-        pg = self._pg()
-        if pg is not None:
-            torch_private.abort_groups([*torch_private.subgroups_of(pg), pg], self._device)
+    def _begin_abort(self, *, stops: bool) -> None:
+        """Abort in a thread of its own, for it may hang; ``_lock`` is not held meanwhile."""
+        with self._lock:
+            if self._has_ended or self._aborted is not None:
+                return
+            self._aborted = aborted = threading.Event()
+        for body, name in (
+            (functools.partial(self._abort, aborted, stops), "samebits-abort"),
+            (functools.partial(self._require_end, aborted), "samebits-abort-deadline"),
+        ):
+            run_aside(body, name)
+
+    def _abort(self, aborted: threading.Event, stops: bool) -> None:
+        try:
+            if stops:
+                self._has_stopped_device = devices.stop(self._device)
+            pg = self._pg()
+            if pg is not None:
+                torch_private.abort_groups([*torch_private.subgroups_of(pg), pg], self._device)
+        except RuntimeError as error:  # the watchdog finds a thread that does not come out
+            log.warn(f"aborting {self._breaker.name} failed: {error}")
+        finally:
+            aborted.set()
+
+    def _require_end(self, aborted: threading.Event) -> None:
+        if not aborted.wait(ABORT_WITHIN_S):
+            log.warn(
+                f"aborting the communicators of {self._breaker.name} did not return within {ABORT_WITHIN_S:g} s, which "
+                f"NCCL's abort sometimes does not: this process gives up its seat (status {AbortHungError.exit_code}). "
+                "Fix: nothing, a spare or a restart takes over; if it recurs, update NCCL"
+            )
+            end_process(AbortHungError.exit_code)
+
+
+@functools.cache
+def _warn_once(sentence: str) -> None:
+    log.warn(sentence)

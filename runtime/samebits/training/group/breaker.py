@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from samebits.errors import GenerationEndedError
 
@@ -24,6 +24,7 @@ __all__ = [
     "EXIT_GRACE_S",
     "Breaker",
     "begin_breakable",
+    "end_process",
     "expect_no_end",
     "join_at_exit",
     "leave_with",
@@ -189,6 +190,13 @@ def leave_with(status: int) -> None:
     _exit_status[:] = [status]
 
 
+def end_process(status: int) -> NoReturn:
+    """End the process now, without its exit handlers: with the status that is decided already, else with ``status``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_exit_status[0] if _exit_status else status)
+
+
 def _is_running(thread: threading.Thread) -> bool:
     """Return whether a thread runs, including one that Python counts as ended but that still frees C++ objects."""
     return thread.is_alive() or Path(f"/proc/self/task/{thread.native_id}").exists()
@@ -204,6 +212,4 @@ def _let_threads_end() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
         time.sleep(_LAST_WORDS_S)
     if _exit_status and any(thread.is_alive() for thread in (*_aside, *_stuck)):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_exit_status[0])  # such a thread must not return into an interpreter that is torn down
+        end_process(_exit_status[0])  # whatever it comes out of, it must not meet an interpreter that is torn down

@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from samebits.errors import LayoutError, UsageError
 from samebits.spelling import spelled
 from samebits.training import torch_private
+from samebits.training.group import device as devices
 from samebits.training.group.breakable_group import BreakableGroup, ReducerGroup
 from samebits.training.group.group import Group, discard
 
@@ -353,6 +354,8 @@ class _Riders:
         # DDP's constructor assigns self.module once: after its group, before its first collective.
         if isinstance(module, DistributedDataParallel) and name == "module" and "module" not in module._modules:
             self._add(module)
+            if submodule is not None and any(one.device.type != "cpu" for one in submodule.parameters()):
+                module.register_forward_pre_hook(_refuse_capture)
 
     def _add(self, ddp: DistributedDataParallel) -> None:
         self._settled = None
@@ -422,6 +425,19 @@ def _alive(riders: Sequence[_Rider]) -> Iterator[tuple[DistributedDataParallel, 
         ddp = rider.ddp()
         if ddp is not None:
             yield ddp, rider.key
+
+
+def _refuse_capture(module: Module, _: object) -> None:
+    """Refuse a forward pass that is captured into a graph together with the collectives of its backward pass."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    parameter = next(module.parameters())
+    if devices.is_capturing(parameter.device):
+        raise UsageError(
+            f"{type(module).__name__} was captured into a CUDA graph with its collectives: they belong to a group that "
+            "ends with the first lost peer. Fix: capture the module before DistributedDataParallel wraps it "
+            "(torch.cuda.make_graphed_callables)"
+        )
 
 
 def _refuse(module: Module, _: object) -> None:

@@ -1,7 +1,7 @@
-"""Choose the device this process trains on, and the backend that connects such devices.
+"""Which device this process trains on, which backend connects such devices, and whether it still works.
 
-Everything goes through ``torch.accelerator``. Ascend needs the package ``torch_npu``, which is imported only here and
-only if requested or installed; a missing driver stack is reported in one sentence.
+Everything goes through ``torch.accelerator``. Ascend needs an extra package, which is imported only if it is asked for
+or installed; a missing driver stack is one clear sentence.
 
 One problem cannot be handled here: with ``torch_npu`` installed and CANN missing, plain ``import torch`` already fails,
 since torch loads every installed device backend. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the environment, set before
@@ -11,19 +11,27 @@ Python starts, turns that off; this module then imports ``torch_npu`` if needed.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
-from samebits.errors import SettingsError
+from samebits import config
+from samebits.errors import DeviceLostError, SettingsError
 from samebits.training import torch_private
+from samebits.training.group.breaker import run_aside
 
-__all__ = ["KINDS", "backend_of", "choose", "restart", "settle", "stop"]
+__all__ = ["KINDS", "backend_of", "busy_watch", "choose", "is_capturing", "require_sound", "restart", "settle", "stop"]
 
 KINDS: Final = ("cpu", "cuda", "npu")
 """The device types a process can be asked to train on."""
 
+SOUND_WITHIN_S: Final = 5.0
+"""After so long a device that does not answer counts as lost to this process."""
+_LOOKED_AT: Final = 1024
+_CAPTURING: Final = "is_current_stream_capturing"
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 _NPU_PACKAGE: Final = "torch_npu"
 _INSTALL_CANN: Final = (
@@ -62,6 +70,57 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
 def settle(device: torch.device) -> None:
     """Wait until all work queued on the accelerator's current stream is done."""
     torch.accelerator.current_stream(device).synchronize()
+
+
+def busy_watch(device: torch.device) -> Callable[[], bool]:
+    """Return a function, for any thread, that tells whether this thread's stream of the device has work left."""
+    if device.type == "cpu":
+        return lambda: False
+    stream = torch.accelerator.current_stream(device)
+    return lambda: not stream.query()
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return whether this thread's stream of the device is being captured into a graph; False for devices without."""
+    asked = None if device.type == "cpu" else getattr(torch.get_device_module(device), _CAPTURING, None)
+    return asked is not None and bool(asked())
+
+
+def require_sound(device: torch.device, within_s: float = SOUND_WITHIN_S) -> None:
+    """Allocate, compute and copy on this accelerator, on a stream of its own.
+
+    A CUDA error such as an illegal access stays in the process that had it: every later call fails, or hangs, however
+    often its group is formed again.
+
+    Raises:
+        DeviceLostError: it failed, or took longer than ``within_s`` seconds.
+    """
+    if device.type == "cpu":
+        return
+    outcome: Future[float] = Future()
+
+    def look() -> None:
+        try:
+            stream = torch.Stream(device)
+            with stream:
+                outcome.set_result(float(torch.ones(_LOOKED_AT, device=device).sum().item()))
+        except RuntimeError as error:
+            outcome.set_exception(error)
+
+    run_aside(look, "samebits-device-check")
+    try:
+        found = outcome.result(within_s)
+        problem = "" if found == _LOOKED_AT else f"the sum of {_LOOKED_AT} ones was {found:g}"
+    except TimeoutError:
+        problem = f"a sum of {_LOOKED_AT} numbers was not there within {within_s:g} s"
+    except RuntimeError as error:
+        problem = str(error).splitlines()[0]
+    if problem:
+        raise DeviceLostError(
+            f"{device} no longer works in this process: {problem}. A lost peer does not cause this, so the process "
+            "gives up its seat. Fix: nothing, a spare or a restart takes over; if it recurs on this device, have it "
+            "looked at"
+        )
 
 
 def backend_of(device: torch.device, wanted: str | None = None) -> str:
@@ -105,6 +164,8 @@ def restart(device: torch.device) -> None:
 
 
 def _backend(device: torch.device) -> str | None:
+    if device.type == "cuda" and config.wants_nccl2() is None:
+        return torch_private.first_nccl()
     return _BACKENDS.get(device.type) or torch_private.registered_backend(device.type)
 
 

@@ -1,8 +1,9 @@
 """Distinguish a lost peer from everything else that can go wrong in a training step.
 
-A lost peer is recognised by what only the transport produces (its exception types, its source file in the message, the
-frame that raised), never by a word such as "connection" alone. So a user's own RuntimeError is never mistaken for one,
-and ends the process with its text.
+A lost peer is recognised by what only the transport writes (its exception types, its source file in the message, the
+frame that raised), never by a word such as "connection" alone. So a user's own RuntimeError is never mistaken for one
+and always ends the process with its text. A CUDA error is none either: what NCCL reports as one may be a peer's, and is
+told apart afterwards by asking the device (``device.require_sound``).
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _GLOO = re.compile(
     r"|(received errors? while waiting|failed to pass monitoredBarrier|timed out in monitoredBarrier)"
     # NCCL, from an aborted communicator
     r"|(NCCL|HCCL) communicator was aborted"
-    # torch_npu, from any operation affected; memory errors of this process's own device are not included
+    # torch's second NCCL backend (nccl2), whose errors are plain RuntimeErrors
+    r"|NCCL operation timed out|Watchdog caught collective operation timeout"
+    r"|: (unhandled (cuda|system) error|internal error|remote process exited)[^\n]*\n\s*NCCL Last Error:"
+    # torch_npu, from any operation that runs into them; a memory error of this process's own device is not among them
     r"|(?-i:FORCE STOP|SUSPECT REMOTE ERROR|HCCS LINK ERROR|UB LINK ERROR|HCCL OP RETRY FAILED)",
     re.IGNORECASE,
 )

@@ -36,7 +36,7 @@ from samebits.training.group.meshes import Declaring
 from samebits.training.group.recorder import Recorder
 from samebits.training.group.sampler_refusal import SamplerRefusal
 
-__all__ = ["Exchange", "Group", "discard", "form", "form_alone", "is_communication_failure"]
+__all__ = ["Exchange", "Group", "current_breaker", "discard", "form", "form_alone", "is_communication_failure"]
 
 _LOOPBACK = "127.0.0.1"
 _STORE_PREFIX = "default_pg"
@@ -53,6 +53,9 @@ class _Link(Protocol):
     def connect(self) -> tuple[dist.ProcessGroup, Store]: ...
 
     def cut(self) -> None: ...
+
+    @property
+    def is_cut(self) -> bool: ...
 
     def end(self, *, cuts: bool) -> None: ...
 
@@ -122,6 +125,10 @@ class Group:
             raise UsageError(f"the process group of {self.name} was not formed; call form() first")
         return self._pg
 
+    def holds(self, pg: dist.ProcessGroup | None) -> bool:
+        """Whether this is torch's side of the group."""
+        return pg is not None and pg is self._pg
+
     def info_of(self, rank: int) -> bytes:
         """Return what that rank sent to all, once the group stands."""
         return self._all_info[rank]
@@ -188,12 +195,18 @@ class Group:
     def break_(self, reason: str = "a member was lost") -> None:
         """End every wait in this group, its subgroups and its formation; callable from any thread, repeatedly.
 
-        A waiting thread raises GenerationEndedError, or gloo's own error if gloo is faster. Peers notice by their
-        connections to this process.
+        Every waiting thread gets GenerationEndedError, or gloo's own error if gloo is faster. Peers notice by their
+        connections to this process. It does not wait: :attr:`is_cut` says when an accelerator's abort is over.
         """
         link = self._link
         if self._breaker.throw(reason) and link is not None:
             link.cut()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing of :meth:`break_` is still under way in another thread."""
+        link = self._link
+        return link is None or link.is_cut
 
     def guard_script(self, alone: Callable[[], str]) -> None:
         """As long as this group is torch's, no ``DistributedSampler`` and no mesh takes its size for the job's."""
@@ -264,6 +277,15 @@ class Group:
 
 
 _live: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def current_breaker() -> Breaker:
+    """Return the breaker of torch's default group; if that group is not one of ours, a breaker that nobody throws."""
+    pg = dist.group.WORLD
+    return next((one.breaker for one in _live if one.holds(pg)), _UNBROKEN)
+
+
+_UNBROKEN = Breaker("a group that the script has made")
 
 
 @atexit.register
@@ -350,6 +372,10 @@ class _GlooLink:
     def cut(self) -> None:
         if self._world_size > 1:
             gloo.cut(self._endpoints)
+
+    @property
+    def is_cut(self) -> bool:
+        return True
 
     def end(self, *, cuts: bool) -> None:
         if cuts:

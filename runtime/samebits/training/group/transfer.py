@@ -2,6 +2,9 @@
 
 A lost peer therefore ends a transfer as it ends any collective. A point is sent in pieces: while one travels, the
 sender prepares the next and the receiver stores the previous one.
+
+An accelerator's collective that is aborted may end without an error and leave any bytes in its output. So every result
+is read with :func:`on_host`, which raises if the group was broken before the read was over.
 """
 
 from __future__ import annotations
@@ -16,12 +19,30 @@ import torch.distributed as dist
 from samebits.errors import CheckpointError, LayoutError
 from samebits.spelling import spelled
 from samebits.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, Incoming, Outgoing, sizes_of
+from samebits.training.group.breaker import Breaker
+from samebits.training.group.group import current_breaker
 
 _AT_ONCE = 2  # pieces in flight, each with its own tag
 _OPENING_TAG = _AT_ONCE
 _OPENING_BYTES = 64 * 1024
 """Fixed size of the first message; a state of few tensors is described in it and needs no second one."""
 _LENGTH = struct.Struct("<Q")
+
+
+def on_host(result: torch.Tensor, breaker: Breaker | None = None) -> torch.Tensor:
+    """Copy a collective's result to the host, once it is there.
+
+    Args:
+        result: what the collective has written.
+        breaker: the group's; without it, that of torch's present group.
+
+    Raises:
+        GenerationEndedError: the group was broken, so these may be any bytes.
+    """
+    breaker = breaker or current_breaker()
+    there = result.cpu()
+    breaker.check()
+    return there
 
 
 def send(point: Outgoing, ranks: Sequence[int], meanwhile: Callable[[], object], device: torch.device) -> None:
@@ -86,7 +107,7 @@ def receive(
     for number in range(len(sizes)):
         piece, works = travelling.popleft()
         _arrive(works)
-        incoming.take(piece.cpu().numpy().data)
+        incoming.take(on_host(piece).numpy().data)
         if number + _AT_ONCE < len(sizes):
             travelling.append(ask(number + _AT_ONCE))
     return incoming.point()
@@ -115,14 +136,14 @@ def share(
         piece = piece.to(device)
         dist.broadcast(piece, source)
         if isinstance(travels, Incoming):
-            travels.take(piece.cpu().numpy().data)
+            travels.take(on_host(piece).numpy().data)
     return travels.point() if isinstance(travels, Incoming) else None
 
 
 def _preface_from(source: int, device: torch.device) -> memoryview:
     opening = torch.empty(_OPENING_BYTES, dtype=torch.uint8, device=device)
     dist.recv(opening, source, tag=_OPENING_TAG)
-    (size_bytes,) = _LENGTH.unpack_from(opening.cpu().numpy().data)
+    (size_bytes,) = _LENGTH.unpack_from(on_host(opening).numpy().data)
     if size_bytes > MAX_PREFACE_BYTES:
         raise CheckpointError(f"rank {source} announces a point whose description has {size_bytes} bytes")
     end = _LENGTH.size + size_bytes
@@ -130,7 +151,7 @@ def _preface_from(source: int, device: torch.device) -> memoryview:
         rest = torch.empty(end - _OPENING_BYTES, dtype=torch.uint8, device=device)
         dist.recv(rest, source, tag=_OPENING_TAG)
         opening = torch.cat([opening, rest])
-    return opening.cpu().numpy().data[_LENGTH.size : end]
+    return on_host(opening).numpy().data[_LENGTH.size : end]
 
 
 def _buffers(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
@@ -148,18 +169,18 @@ def broadcast(packed: memoryview | None, source: int, device: torch.device) -> m
     size = torch.tensor([0 if packed is None else len(packed)], dtype=torch.int64, device=device)
     dist.broadcast(size, source)
     if packed is None:
-        content = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+        content = torch.empty(int(on_host(size).item()), dtype=torch.uint8, device=device)
     else:
         content = torch.frombuffer(packed, dtype=torch.uint8).to(device)
     dist.broadcast(content, source)
-    return memoryview(content.cpu().numpy().data)
+    return memoryview(on_host(content).numpy().data)
 
 
 def tell(numbers: Sequence[int], source: int, device: torch.device) -> list[int]:
     """Return the 64-bit numbers of ``source`` on every rank; the others pass as many, of any value. A collective."""
     told = torch.tensor(list(numbers), dtype=torch.int64, device=device)
     dist.broadcast(told, source)
-    return [int(one) for one in told.tolist()]
+    return [int(one) for one in on_host(told).tolist()]
 
 
 def gather(number: int, device: torch.device) -> list[int]:
@@ -172,10 +193,11 @@ def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     work = dist.all_gather(gathered, mine, async_op=True)
+    breaker = current_breaker()
 
     def finish() -> list[int]:
         _arrive([work])
-        return [int(one.item()) for one in gathered]
+        return [int(one) for one in on_host(torch.cat(gathered), breaker).tolist()]
 
     return finish
 
@@ -213,9 +235,9 @@ def receive_bytes(source: int, most_bytes: int, device: torch.device) -> memoryv
     """
     size = torch.zeros(1, dtype=torch.int64, device=device)
     _arrive([dist.irecv(size, source, tag=_OPENING_TAG)])
-    size_bytes = int(size.item())
+    size_bytes = int(on_host(size).item())
     if not 0 < size_bytes <= most_bytes:
         raise CheckpointError(f"rank {source} announces {size_bytes} bytes")
     content = torch.empty(size_bytes, dtype=torch.uint8, device=device)
     _arrive([dist.irecv(content, source, tag=_OPENING_TAG)])
-    return memoryview(content.cpu().numpy().data)
+    return memoryview(on_host(content).numpy().data)

@@ -184,7 +184,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     device = context.current("hvd.allgather_object").device
     packed = torch.frombuffer(pack(obj, "hvd.allgather_object"), dtype=torch.uint8).to(device)
     lengths = transfer.gather(len(packed), device)
-    gathered = allgather(packed).cpu().split(lengths)
+    gathered = transfer.on_host(allgather(packed)).split(lengths)
     return [unpack(memoryview(one.numpy().data)) for one in gathered]
 
 

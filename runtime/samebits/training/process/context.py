@@ -40,13 +40,14 @@ from samebits.service.scheduling.loop import SchedulerService
 from samebits.spelling import spelled_run
 from samebits.start_folder import start_folder, was_started_in
 from samebits.store.lock import DirectoryLock
+from samebits.store.process_identity import host_id
 from samebits.training import torch_private
 from samebits.training.group import breaker, ddp, device, gloo, group
 from samebits.training.group.calling_place import calling_place, place_of
 from samebits.training.group.group import Group
 from samebits.training.process import node_check, numerics, preflight
 from samebits.training.process.compiled_code import keep_compiled_code
-from samebits.training.process.device_view import DeviceView
+from samebits.training.process.device_view import DeviceView, wait_for_memory
 from samebits.training.process.exit_status import ExitStatus, last_words, named, watch_threads
 from samebits.training.process.forking import Forking
 from samebits.training.process.member_info import own_info
@@ -99,7 +100,11 @@ class Worker:
 
     def __post_init__(self) -> None:
         """Create the view of the device."""
-        self.device_view = _view(self.settings, self.device)
+        note = None
+        if self.device.type != "cpu":
+            path = _memory_note(self.settings, self.agent.node)
+            note = DeviceView.noting(path, self.admitted.job, host_id(), self.device)
+        self.device_view = _view(self.settings, self.device, note)
 
     @contextlib.contextmanager
     def trains(self) -> Iterator[None]:
@@ -289,6 +294,8 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     _import_what_optimizers_need()  # if it was not done meanwhile: better here than in the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))
     _say_seated(agent, admitted)
+    if chosen.type != "cpu":
+        wait_for_memory(_memory_note(settings, agent.node), admitted.job, host_id(), chosen)
     probe.ready()
     keep_compiled_code(settings, chosen, prunes=admitted.slot == 0)
     addresses = addresses_of(settings.sched_host, settings.sched_port)
@@ -318,8 +325,13 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     return process
 
 
-def _view(settings: Settings, chosen: torch.device) -> DeviceView:
-    return DeviceView(chosen, settings.health.every_s, config.visible_npus())
+def _view(settings: Settings, chosen: torch.device, note: Callable[[int], None] | None = None) -> DeviceView:
+    return DeviceView(chosen, settings.health.every_s, config.visible_npus(), note=note)
+
+
+def _memory_note(settings: Settings, node: str) -> Path:
+    """Where a node and its replacements note what they hold of their device."""
+    return settings.log_dir / f"memory_{root_of(node)}.json"
 
 
 def _say_seated(agent: Agent, admitted: Admitted) -> None:

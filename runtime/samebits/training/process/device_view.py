@@ -1,19 +1,73 @@
 """Read this process's device memory in the training thread, for the thread that checks the device's health.
 
 Only the training thread calls the driver, rarely and at commits, and leaves the figures for the other. A driver that
-hangs then stops only the thread that it would stop anyway.
+hangs then stops only the thread that it would stop anyway. They are also noted in LOG_DIR, for the process that
+replaces this one: the driver frees a killed process's memory late.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import torch
 
+from samebits.errors import StoreError
+from samebits.service import log
 from samebits.service.health.device_look import DeviceMemory, WatchedDevice
+from samebits.store import durable
 
-__all__ = ["DeviceView"]
+__all__ = ["DeviceView", "HeldMemory", "wait_for_memory"]
+
+FREED_WITHIN_S = 30.0
+_LOOK_S = 0.1
+_NOTED_AGAIN_AT = 1.05
+_MOST_NOTE_BYTES = 1024
+
+
+class HeldMemory(msgspec.Struct, frozen=True):
+    """What a process held of its device's memory."""
+
+    job: str
+    host: str
+    device: str
+    held_bytes: int
+
+
+def wait_for_memory(path: Path, job: str, host: str, device: torch.device, within_s: float = FREED_WITHIN_S) -> float:
+    """Wait until what the predecessor held of this device's memory is free, and return the seconds.
+
+    Args:
+        path: the predecessor's note; without one that is about this job, host and device nothing is awaited.
+        job: its id.
+        host: this one's name.
+        device: of this process.
+        within_s: at most so long; then a warning says what is missing.
+    """
+    try:
+        with path.open("rb") as file:
+            held = msgspec.json.decode(file.read(_MOST_NOTE_BYTES), type=HeldMemory)
+    except (OSError, msgspec.DecodeError):
+        return 0.0
+    if (held.job, held.host, held.device) != (job, host, str(device)):
+        return 0.0
+    module, began_s = torch.get_device_module(device), time.monotonic()
+    while (free := module.mem_get_info(device)[0]) < held.held_bytes:
+        waited_s = time.monotonic() - began_s
+        if waited_s >= within_s:
+            log.warn(
+                f"{device} has {free >> 20} MiB free after {waited_s:.1f} s, and the process before this one held "
+                f"{held.held_bytes >> 20} MiB: this one may run out of memory. Fix: nvidia-smi names the processes "
+                "that hold it; end those that are left over"
+            )
+            return waited_s
+        time.sleep(_LOOK_S)
+    waited_s = time.monotonic() - began_s
+    if waited_s >= _LOOK_S:
+        log.say(f"waited {waited_s:.1f} s until {held.held_bytes >> 20} MiB of {device} were free again")
+    return waited_s
 
 
 class DeviceView:
@@ -24,6 +78,7 @@ class DeviceView:
         interval_s: minimum time between two readings.
         visible_npus: ASCEND_RT_VISIBLE_DEVICES.
         clock: monotonic seconds.
+        note: told what the process holds, once and whenever that has grown by a twentieth.
     """
 
     def __init__(
@@ -32,11 +87,26 @@ class DeviceView:
         interval_s: float,
         visible_npus: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        note: Callable[[int], object] | None = None,
     ) -> None:
+        self._note, self._noted_bytes = note, 0
         self._device, self._interval_s, self._clock = device, interval_s, clock
         self._visible_npus = visible_npus
         self._due_s = float("-inf") if device.type != "cpu" else float("inf")
         self._memory: DeviceMemory | None = None
+
+    @staticmethod
+    def noting(path: Path, job: str, host: str, device: torch.device) -> Callable[[int], None]:
+        """Return what writes the note for :func:`wait_for_memory`; a folder that cannot be written is no error."""
+
+        def note(held_bytes: int) -> None:
+            try:
+                if path.parent.is_dir():
+                    durable.replace_note(path, msgspec.json.encode(HeldMemory(job, host, str(device), held_bytes)))
+            except StoreError as error:
+                log.warn(f"what this process holds of {device} is not noted: {error}")
+
+        return note
 
     def watched(self) -> WatchedDevice | None:
         """Return what the health check needs; None if the device is not an accelerator."""
@@ -58,6 +128,9 @@ class DeviceView:
             self._due_s = float("inf")  # this device cannot report it
             return
         self._memory = DeviceMemory(total, free, held, used)
+        if self._note is not None and held > _NOTED_AGAIN_AT * self._noted_bytes:
+            self._noted_bytes = held
+            self._note(held)
 
     def _uuid(self) -> str:
         """Return NVIDIA's name of the device; MIG slices have other names, which nvidia-smi is not queried for."""

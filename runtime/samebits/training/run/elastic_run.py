@@ -17,6 +17,7 @@ from samebits.core.messages import MAX_END_CHARS, GenerationStarted, Holdings, P
 from samebits.core.point import Point
 from samebits.core.reports import Progress
 from samebits.errors import (
+    DeviceLostError,
     DuplicateNodeError,
     FencedError,
     GenerationEndedError,
@@ -25,6 +26,7 @@ from samebits.errors import (
     LayoutError,
     RefusedError,
     UnequalError,
+    UsageError,
 )
 from samebits.service import log
 from samebits.store import checkpoint as checkpoints
@@ -56,6 +58,8 @@ __all__ = ["ElasticRun"]
 
 UNCOMMITTED_AT = 100
 _LOOK_S = 0.1
+_FIRST_STEP_S = 60.0
+_TIMES_LONGEST_STEP = 2.0
 _SETTLED_AT = 3
 """The commit of a process by which a step's objects exist and the slow first steps are over."""
 
@@ -85,6 +89,7 @@ class ElasticRun:
         self._audits = Audits(process, state, lambda step: self._points.folder.saved_by(step))
         self._comparison: Callable[[], None] | None = None  # of the state this generation began with
         self._commits = 0  # of this process
+        self._longest_step_s, self._committed_s = 0.0, 0.0  # between commits of this generation; at the last one
         self._uncommitted = 0  # optimizer steps since its last commit
         self._has_replicas = False  # of its shards
         measures = process.settings.straggler != "off"
@@ -110,7 +115,9 @@ class ElasticRun:
                     raise
                 reason = str(error)
             except (DuplicateNodeError, RefusedError):
-                raise  # the folder belongs to another process
+                raise  # the folder is another process's
+            except DeviceLostError:
+                raise  # nothing can be copied from it
             except UnequalError:
                 raise  # no rank may continue from this rank's last commit
             except BaseException:
@@ -163,6 +170,12 @@ class ElasticRun:
         On an accelerator, a collective is only queued when its call returns. If it were abandoned after the step was
         queued behind it, the step would use unreduced values, and this rank would take the result for its next commit.
         """
+        if devices.is_capturing(self._process.device):
+            raise UsageError(
+                "optimizer.step() was captured into a CUDA graph: a replay would step behind a collective that a lost "
+                "peer has left without a result, unseen. Fix: capture only the module's forward and backward "
+                "(torch.cuda.make_graphed_callables, before DistributedDataParallel), and step outside the graph"
+            )
         self._uncommitted += 1
         if self._uncommitted == UNCOMMITTED_AT:
             log.warn(
@@ -174,11 +187,7 @@ class ElasticRun:
         ddp.settle_all()
         if self._has_replicas:
             self._points.wait_for_gradients()
-        if self._process.device.type != "cpu" and self._process.group is not None:
-            began_s = time.perf_counter()
-            devices.settle(self._process.device)
-            main_thread.waited_for_others(began_s)  # the host cannot tell computing from waiting here
-            self._process.group.breaker.check()
+        _settle_device(self._process)
         self._audits.before_step()
         if self._replay is not None and not self._is_again:
             self._replay.before_step()
@@ -193,8 +202,13 @@ class ElasticRun:
         step = state.completed_steps
         ddp.sync_buffers_all()  # in case a forward pass followed the step
         layouts = ddp.settle_all()
+        _settle_device(self._process)
         points.commits += 1
         self._commits += 1
+        now_s = time.monotonic()
+        if self._committed_s:
+            self._longest_step_s = max(self._longest_step_s, now_s - self._committed_s)
+        self._committed_s = now_s
         if self._retaken is not None:
             self._retaken.committed(points.commits, self._ranks())
             if self._retaken.is_over:
@@ -460,8 +474,20 @@ class ElasticRun:
     def _watch(self, formed: group.Group) -> None:
         """Let the control thread break the group from now on, whatever this thread is blocked in."""
         record = self._record_flight if self._process.device.type != "cpu" else None
-        self._agent.on_break = watchdog.guarded(formed.break_, record)
+        self._agent.on_break = watchdog.guarded(
+            formed.break_,
+            lambda: formed.is_cut,
+            record,
+            is_busy=devices.busy_watch(self._process.device),
+            patience_s=self._longest_queue_s,
+        )
         self._agent.check()
+
+    def _longest_queue_s(self) -> float:
+        """Return how long an accelerator's queue may take: it is awaited before each step, so no longer than one."""
+        if self._process.device.type == "cpu":
+            return 0.0
+        return _FIRST_STEP_S if self._longest_step_s == 0.0 else _TIMES_LONGEST_STEP * self._longest_step_s
 
     def _record_flight(self, reason: str) -> None:
         flight_record.write(self._process.settings.log_dir, self._agent.node, reason)
@@ -477,6 +503,7 @@ class ElasticRun:
             self._process.group.break_(reason)
             self._process.group.drop()
             self._process.group = None
+        devices.require_sound(self._process.device)
         self._live = self._state.recall()
         told = self._agent.interrupted or gently  # the control thread has logged the reason already
         why = "" if told else f": {reason}"
@@ -487,7 +514,7 @@ class ElasticRun:
         """Reset what applies only inside a generation."""
         self._state.look_for_hidden(None)
         self._state.takes_again(False)
-        self._formed = None
+        self._formed, self._committed_s = None, 0.0
         self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
         self._comparison = None
         self._audits.close()
@@ -554,6 +581,7 @@ class ElasticRun:
         step = state.completed_steps
         self._agent.step = step
         ddp.sync_buffers_all()
+        _settle_device(self._process)
         point = Point(step, generation.generation)
         if has_uncommitted_steps:
             state.remember(point)
@@ -580,6 +608,19 @@ class ElasticRun:
         while time.monotonic() < until_s:
             self.check()
             time.sleep(_LOOK_S)
+
+
+def _settle_device(process: Worker) -> None:
+    """Wait for what is queued on an accelerator; raise if the group was broken before that was over.
+
+    A collective that is aborted may end without an error and leave any bytes in its output: neither a step nor a commit
+    may use them.
+    """
+    if process.device.type != "cpu" and process.group is not None:
+        began_s = time.perf_counter()
+        devices.settle(process.device)
+        main_thread.waited_for_others(began_s)  # what it computes and what it waits for is one to the host
+        process.group.breaker.check()
 
 
 _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w+Error: )?(\[[^\]]*\]\s*)?")

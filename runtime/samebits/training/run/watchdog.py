@@ -1,9 +1,10 @@
-"""Detect a main thread that does not leave a broken collective, by what the thread does, not only by time.
+"""Finding a main thread that does not come out of a broken collective, by what it does and not by a clock alone.
 
-After the group was broken, the main thread leaves its collective within milliseconds. A thread that stays in torch's
-communication for seconds without using any CPU is stuck for good (gloo can miss the end of a connection). The process
-then gives up its seat so that a replacement takes it. A thread that computes, or waits in the user's own code, is left
-alone: it fails at its next collective.
+After the group was broken the main thread leaves its collective within milliseconds. A thread that stands in torch's
+communication for whole seconds without using any CPU is stuck there for good: gloo can miss the end of a connection. On
+an accelerator it may also stand in the script's own read of a result that never comes. The process then gives up its
+seat so that a replacement takes it. A thread that computes, or waits for something else, is left alone: it fails at its
+next collective. So is one that waits for a device whose queue may rightly take that long.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -24,26 +26,43 @@ from samebits.training.run.main_thread_probe import main_thread_cpu_ticks
 
 STDERR = 2  # the descriptor, whatever sys.stderr is
 LOOK_EVERY_S = 0.5
-STUCK_LOOKS = 2  # consecutive looks that must find the thread idle in a collective
+BREAK_WITHIN_S = 10.0  # twice as long as an abort may take
+STUCK_LOOKS = 2  # this many looks in a row must show the thread at rest in a collective
 
 _has_left = threading.Event()
 _COMMUNICATION = (f"{TORCH_FOLDER}distributed/", f"{TORCH_FOLDER}autograd/", f"{PACKAGE_FOLDER}training/")
 
 
-def guarded(break_group: Callable[[str], object], record: Callable[[str], None] | None = None) -> Callable[[str], None]:
-    """Return ``break_group`` extended to watch the main thread until ``left`` is called.
+def guarded(
+    break_group: Callable[[str], object],
+    is_over: Callable[[], bool],
+    record: Callable[[str], None] | None = None,
+    *,
+    is_busy: Callable[[], bool] = lambda: False,
+    patience_s: Callable[[], float] = lambda: 0.0,
+) -> Callable[[str], None]:
+    """Return ``break_group``, which from then on also watches the main thread until :func:`left` is called.
+
+    The watch begins before anything else, since breaking a group may hang.
 
     Args:
-        break_group: called with the reason.
-        record: called with the reason in another thread, once the group is broken.
+        break_group: given the reason.
+        is_over: whether all that ``break_group`` began has ended; until then, for at most BREAK_WITHIN_S, no look
+            counts.
+        record: given the reason as well, aside, once the group is broken.
+        is_busy: whether the main thread's stream of an accelerator has work left: then a thread at rest is stuck in a
+            read of the script's own, too.
+        patience_s: how long the work that is queued on the device may rightly take; the thread is left alone so long.
     """
     _has_left.clear()
 
     def break_and_watch(reason: str) -> None:
+        threading.Thread(
+            target=_watch, args=(reason, is_over, is_busy, patience_s), name="samebits-watchdog", daemon=True
+        ).start()
         break_group(reason)
         if record is not None:
             run_aside(functools.partial(record, reason), "samebits-record")
-        threading.Thread(target=_watch, args=(reason,), name="samebits-watchdog", daemon=True).start()
 
     return break_and_watch
 
@@ -53,13 +72,18 @@ def left() -> None:
     _has_left.set()
 
 
-def _watch(reason: str) -> None:
+def _watch(
+    reason: str, is_over: Callable[[], bool], is_busy: Callable[[], bool], patience_s: Callable[[], float]
+) -> None:
     looks, cpu_before = 0, main_thread_cpu_ticks()
+    until_s = time.monotonic() + BREAK_WITHIN_S
     while not _has_left.wait(LOOK_EVERY_S):
+        if not is_over() and time.monotonic() < until_s:
+            continue
         cpu = main_thread_cpu_ticks()
-        at_rest = cpu is not None and cpu == cpu_before and _is_communicating()
+        at_rest = cpu is not None and cpu == cpu_before and (_is_communicating() or is_busy())
         looks, cpu_before = (looks + 1 if at_rest else 0), cpu
-        if looks >= STUCK_LOOKS:
+        if looks >= STUCK_LOOKS and looks * LOOK_EVERY_S >= patience_s():
             log.warn(
                 f"the main thread did not leave its collective {looks * LOOK_EVERY_S:g} s after the group was "
                 f"broken ({reason}): this process gives up its seat. Its stacks:"

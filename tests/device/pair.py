@@ -1,0 +1,38 @@
+"""``python pair.py RANK FILE``: two ranks on one device form a group with the device's own backend and add up.
+
+NCCL refuses two ranks on one GPU in most versions; whether it does here decides how ``tests.device`` connects its jobs.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from samebits.training.group import device as devices
+
+RANKS = 2
+TIMEOUT_S = 20.0
+
+
+def main() -> None:
+    rank, file = int(sys.argv[1]), sys.argv[2]
+    device = devices.choose(None, 0)
+    torch.get_device_module(device).set_device(device)
+    dist.init_process_group(
+        devices.backend_of(device),
+        init_method=f"file://{file}",
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    rows = torch.full((4,), rank + 1.0, device=device)
+    dist.all_reduce(rows)
+    assert rows.tolist() == [3.0] * 4
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
