@@ -403,6 +403,28 @@ def test_replacement_after_training_gets_its_slot_with_its_seat() -> None:
     assert house.ended is not None and house.ended.kind is EndKind.FINISHED
 
 
+def test_replacement_after_training_takes_a_lost_slot_that_is_not_its_lines() -> None:
+    """Otherwise the rest of that rank's script never runs, though a process is there for it."""
+    house = House(policy(2, token=TOKEN))
+    house.register("0")
+    house.register("1")
+    house.close("s0", gone=True)
+    house.tick(30.0)
+    house.register("x")
+    house.train()
+    for node in "x1":
+        house.beat(node, Activity.DONE, step=60)
+    house.close("sx", gone=True)
+    comes(house, "0.1")
+    assert house.refusal("s0.1").refusal is Refusal.COOLING_DOWN
+    house.tick(30.0)
+    comes(house, "0.1")
+    assert house.admission("s0.1").slot == 0
+    house.leave("1")
+    house.leave("0.1")
+    assert house.ended is not None and house.ended.kind is EndKind.FINISHED
+
+
 def test_replacement_of_a_live_process_asks_at_growing_intervals() -> None:
     """Its launcher may have lost track of a process that it started."""
     house = launched()

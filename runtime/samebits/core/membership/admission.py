@@ -174,15 +174,19 @@ class Admission:
         """Admit a new node in the line of a dead one.
 
         It is a spare beyond SPARE_NUM until it gets a slot. Once training is finished no round assigns slots: then it
-        takes the lost one's slot and runs the rest of its script.
+        takes the lost one's slot and runs the rest of its script. If that slot went to another node, it takes any lost
+        slot whose script is unfinished.
         """
         node, newest = message.node, self._replacements.newest(message.node)
         if claim is Claim.OF_A_LOST_ONE:
-            if self._ledger.state.final is not None and newest is not None and newest.slot is not None:
+            if self._ledger.state.final is None or newest is None:
+                return self._admit_spare(message)
+            if newest.slot is not None:
                 slot = newest.slot
                 self._ledger.write(SeatRetired(newest.node, slot))
                 return self._grant(message, slot)
-            return self._admit_spare(message)
+            unfinished = [seat for seat in self._holders() if not (seat.is_held or seat.has_left)]
+            return self._take_over(message, unfinished) if unfinished else self._admit_spare(message)
         if claim is Claim.EARLY and newest is not None:
             text = f"worker {node} replaces {newest.title}, which is still held by {newest.process}"
             self._refuse(message, Refusal.ALIVE, text, self._early_retry_s(before))
