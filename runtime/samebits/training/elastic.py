@@ -30,7 +30,7 @@ from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.handlers import StateHandler, register_handler
 from samebits.training.state.local_sgd import LocalSGD
 from samebits.training.state.object_state import ObjectState
-from samebits.training.state.script.after_commit import runs_more_behind_loops
+from samebits.training.state.script.after_commit import runs_more_after_loops
 from samebits.training.state.script.hidden_state import Finding, HiddenStateLook, sentence_of
 from samebits.training.state.script.loop_habits import OutsideCounters
 from samebits.training.state.torch_state import TorchState
@@ -166,7 +166,7 @@ def _retaken_steps(
             write_report(settings.log_dir, report)
 
     code = getattr(inspect.unwrap(function), "__code__", None)
-    has_tail = code is not None and runs_more_behind_loops(code)
+    has_tail = code is not None and runs_more_after_loops(code)
     return RetakenSteps(state, extent, lambda: look.findings, has_room, tell, has_tail=has_tail)
 
 

@@ -20,7 +20,7 @@ from samebits.training.process import context
 from samebits.training.run.retaken_steps import Extent, Ranks, RetakenSteps
 from samebits.training.state.base_state import State
 from samebits.training.state.object_state import ObjectState
-from samebits.training.state.script.after_commit import runs_more_behind_loops
+from samebits.training.state.script.after_commit import runs_more_after_loops
 from samebits.training.state.script.hidden_state import Finding, HiddenStateLook
 from tests.training.commits import Commits, small_state, train_one_step
 from tests.training.state.hidden_scripts import HARMLESS, SILENT, script
@@ -82,7 +82,7 @@ class Checked:
             if self.extent is None:
                 Commits(state)
                 return function(state)
-            has_room, has_tail = lambda _: self.has_room, runs_more_behind_loops(function.__code__)
+            has_room, has_tail = lambda _: self.has_room, runs_more_after_loops(function.__code__)
             retaken = RetakenSteps(
                 state, self.extent, lambda: self.findings, has_room, self.reports.append, has_tail=has_tail
             )

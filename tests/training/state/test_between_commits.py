@@ -199,7 +199,7 @@ def swapped_through_data_and_back(model: Any) -> None:
 
 
 def train_with(
-    ahead: Callable[[Any], object], behind: Callable[[Any], object], *, every: int = 1, steps: int = 30
+    ahead: Callable[[Any], object], after: Callable[[Any], object], *, every: int = 1, steps: int = 30
 ) -> None:
     state = small_state()
     Commits(state)
@@ -209,18 +209,18 @@ def train_with(
         train_one_step(state, number)
         state.commit()
         if (number + 1) % every == 0:
-            behind(state.model)
+            after(state.model)
     state.finish()
 
 
 @pytest.mark.parametrize("change", [in_place, through_data, by_other_memory])
 @pytest.mark.parametrize(("every", "steps"), [(1, 1), (1, 3), (7, 30)], ids=["last", "each", "now and then"])
-def test_weights_changed_behind_the_commit_end_the_job(change: Callable[[Any], object], every: int, steps: int) -> None:
+def test_weights_changed_after_the_commit_end_the_job(change: Callable[[Any], object], every: int, steps: int) -> None:
     with pytest.raises(HiddenStateError) as raised:
         train_with(nothing, change, every=every, steps=steps)
-    line = inspect.getsource(train_with).splitlines().index("            behind(state.model)")
+    line = inspect.getsource(train_with).splitlines().index("            after(state.model)")
     place = f"test_between_commits.py:{train_with.__code__.co_firstlineno + line}"
-    assert str(raised.value).startswith(f"{place}: a weight is changed behind state.commit(), in the same loop.")
+    assert str(raised.value).startswith(f"{place}: a weight is changed after state.commit(), in the same loop.")
 
 
 @pytest.mark.parametrize("change", [nothing, in_place, through_data])
@@ -254,10 +254,10 @@ def test_a_change_between_two_commits_of_one_turn_does_not() -> None:
 def commits_in_a_function(state: TorchState, number: int) -> None:
     train_one_step(state, number)
     state.commit()
-    in_place(state.model)  # behind
+    in_place(state.model)  # after
 
 
-def test_a_change_behind_a_commit_in_a_function_that_a_loop_calls_ends_the_job() -> None:
+def test_a_change_after_a_commit_in_a_function_that_a_loop_calls_ends_the_job() -> None:
     state = small_state()
     Commits(state)
     with pytest.raises(HiddenStateError, match=r"^test_between_commits\.py:\d+: a weight is changed"):
@@ -289,7 +289,7 @@ def test_a_change_whose_reversal_a_lost_peer_cuts_off_does_not() -> None:
     state.finish()
 
 
-def test_a_change_behind_the_loop_does_not() -> None:
+def test_a_change_after_the_loop_does_not() -> None:
     state = small_state()
     Commits(state)
     for number in range(3):
@@ -401,7 +401,7 @@ def described(model: nn.Module) -> Any:
     )
 
 
-@pytest.mark.parametrize("stepped", [False, True], ids=["behind the commit", "before the commit"])
+@pytest.mark.parametrize("stepped", [False, True], ids=["after the commit", "before the commit"])
 def test_modes_flags_and_hooks_are_restored(stepped: bool) -> None:
     state, model = committed(0)
     model.norm.eval()

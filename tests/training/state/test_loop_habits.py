@@ -175,7 +175,7 @@ def test_change_after_the_commit_in_its_loop_is_reported_once(loop: Loop, said: 
     number, text = next((at, line.partition("late: ")[2]) for at, line in enumerate(lines) if "late: " in line)
     [told] = said
     assert told.startswith(
-        f"test_loop_habits.py:{loop.__code__.co_firstlineno + number}: {text} comes behind the commit of line "
+        f"test_loop_habits.py:{loop.__code__.co_firstlineno + number}: {text} comes after the commit of line "
     )
     assert "Fix: do it before state.commit()" in told
 

@@ -82,7 +82,7 @@ class RetakenSteps:
         findings: returns the named values that changed outside the state so far.
         has_room: returns whether this host's memory has room for a copy of these contents.
         tell: called with the report whenever it has changed.
-        has_tail: whether the training function has statements behind its loops.
+        has_tail: whether the training function has statements after its loop.
     """
 
     def __init__(

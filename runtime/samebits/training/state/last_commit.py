@@ -31,14 +31,14 @@ from samebits.training.sharding.pieces import local
 from samebits.training.state import snapshot
 from samebits.training.state.handlers import StateHandler, copied_tree, same
 from samebits.training.state.module_state import are_alike
-from samebits.training.state.script.after_commit import Instruction, RestOfTurn, line_behind, to_loop
+from samebits.training.state.script.after_commit import Instruction, RestOfTurn, line_after, to_loop
 
 __all__ = ["LastCommit"]
 
 
 _MANY_ALIASES = 8
 _LOOKED_AT = 4
-"""A loop that changes weights behind its commit mostly does so after each of its first commits."""
+"""A loop that changes weights after its commit mostly does so after each of its first commits."""
 _LOOKED_AT_LATER = 128
 """Commits to follow once weights have changed between a later commit and the next step."""
 
@@ -54,7 +54,7 @@ class _Uses:
         self.count = 0
         self._commit: Instruction | None = None
         self._used: dict[int, _Weight] = {}
-        self._line_behind = ""  # of the first use that a recovery at the last commit does not repeat
+        self._line_after = ""  # of the first use that a recovery at the last commit does not repeat
         self._is_used_ahead = False  # in the next turn of the loop, which a recovery repeats
         self._has_told = False
 
@@ -65,25 +65,25 @@ class _Uses:
     def add(self, weight: _Weight) -> None:
         """Note that a script uses this weight's ``.data``."""
         self.count += 1
-        line = "" if self._commit is None else line_behind(self._commit)
-        self._line_behind = self._line_behind or line
+        line = "" if self._commit is None else line_after(self._commit)
+        self._line_after = self._line_after or line
         self._is_used_ahead = self._is_used_ahead or not line
         self._used[id(weight)] = weight
 
     def begin(self) -> None:
         """Begin a new commit with the current weights."""
         self._used = {key: one for key, one in self._used.items() if one.committed()}
-        self._line_behind, self._is_used_ahead = "", False
+        self._line_after, self._is_used_ahead = "", False
 
-    def change_behind(self) -> str:
-        """Return the line behind the commit that has changed a weight, once the loop's next turn has begun.
+    def change_after(self) -> str:
+        """Return the line after the commit that has changed a weight, once the loop's next turn has begun.
 
         Empty also if a weight was used in that turn as well, which may have changed it.
         """
-        if not self._line_behind or self._is_used_ahead:
+        if not self._line_after or self._is_used_ahead:
             return ""
-        is_next_turn = self._commit is not None and not line_behind(self._commit)
-        return self._line_behind if is_next_turn and self.have_changed() else ""
+        is_next_turn = self._commit is not None and not line_after(self._commit)
+        return self._line_after if is_next_turn and self.have_changed() else ""
 
     @property
     def are_any(self) -> bool:
@@ -263,39 +263,39 @@ class LastCommit:
         self._versions = 0
         self._places: list[int] = []
         self._uses = _Uses()
-        self._behind = _BehindCommit(self)
+        self._after = _AfterCommit(self)
 
     def begins_in(self, frame: FrameType) -> None:
         """Note that the script calls ``commit()`` in this frame."""
-        self._uses.is_committed_at(self._behind.present(frame))
+        self._uses.is_committed_at(self._after.present(frame))
 
     def is_made_in(self, frame: FrameType) -> None:
-        """``commit()`` is about to return to this frame: see whether its loop changes weights behind it."""
-        self._behind.follow(frame)
+        """``commit()`` is about to return to this frame: see whether its loop changes weights after it."""
+        self._after.follow(frame)
 
     def stepping(self) -> None:
         """An optimizer begins a step: from now on the live tensors are no commit.
 
         Raises:
-            HiddenStateError: weights were changed behind the commit, in its loop.
+            HiddenStateError: weights were changed after the commit, in its loop.
         """
         if not self._is_stepping and self.point is not None:
-            self.require_unchanged_behind()
-            self._behind.end()
+            self.require_unchanged_since_commit()
+            self._after.end()
         self._is_stepping = self.is_in_step = True
 
-    def require_unchanged_behind(self) -> None:
+    def require_unchanged_since_commit(self) -> None:
         """The loop's next turn, or what follows the loop, begins.
 
         Raises:
-            HiddenStateError: weights were changed behind the commit, in its loop, where no recovery repeats that.
+            HiddenStateError: weights were changed after the commit, in its loop, where no recovery repeats that.
         """
-        line = self._behind.line
-        if not line and (used := self._uses.change_behind()) and self._versions == self._sum_of_versions():
+        line = self._after.line
+        if not line and (used := self._uses.change_after()) and self._versions == self._sum_of_versions():
             line = used  # else an operation in place may have changed them in the next turn
         if line:
             raise HiddenStateError(
-                f"{line}: a weight is changed behind state.commit(), in the same loop. A recovery at that commit does "
+                f"{line}: a weight is changed after state.commit(), in the same loop. A recovery at that commit does "
                 "not repeat the change, so the final weights would differ from those of a run without a loss. Fix: "
                 "change weights before state.commit()"
             )
@@ -353,7 +353,7 @@ class LastCommit:
         self._is_stepping = self.is_in_step = False
         self.point = point
         self._uses.begin()
-        self._behind.begin()
+        self._after.begin()
 
     def _follow(self, stepped: list[Sequence[torch.Tensor]]) -> None:
         """Watch these tensors, if they are not the same as last time."""
@@ -421,7 +421,7 @@ class LastCommit:
         self._versions, self._places = self._sum_of_versions(), self._addresses()
         self._is_stepping = self.is_in_step = False
         self._uses.begin()
-        self._behind.begin()
+        self._after.begin()
         return self.point
 
     def _is_live(self) -> bool:
@@ -436,8 +436,8 @@ class LastCommit:
         return [weight.tensor.data_ptr() for weight in self._weights if weight.is_plain]
 
 
-class _BehindCommit:
-    """Looks for weights that a loop changes behind its commit, where no recovery at that commit repeats it.
+class _AfterCommit:
+    """Finds weights that a loop changes after its commit; a recovery at that commit does not repeat the change.
 
     The first commits are followed line by line. A loop may also change weights now and then: if they have changed
     between a later commit and the next step, the commits after it are followed.
@@ -456,7 +456,7 @@ class _BehindCommit:
         self._looks = _LOOKED_AT
         self._later = 0  # changes between a commit and a step that were not followed
         self._followed: RestOfTurn | None = None
-        self._uses: object = None  # at the last commit, if its loop runs more behind it
+        self._uses: object = None  # at the last commit, if its loop runs more after it
         self._commit_line = ""
 
     def present(self, frame: FrameType) -> Instruction:
@@ -499,7 +499,7 @@ class _BehindCommit:
                 self._looks, self._later = 0, 2  # swapped and swapped back: that is right
 
     def end(self) -> None:
-        """An optimizer begins the first step after the commit, and no change was found behind that."""
+        """Note that an optimizer begins the first step after the commit, with no change found before it."""
         is_followed = self._followed is not None
         self._stop()
         before, self._uses = self._uses, None
@@ -513,9 +513,9 @@ class _BehindCommit:
             self._looks = _LOOKED_AT_LATER
         else:
             log.warn(
-                f"{self._commit_line}: weights are now and then changed between this commit and the next step. What "
-                "the loop changes behind the commit, a recovery at that commit does not do again, so what follows may "
-                "have other bits than a run without a loss. Fix: change weights before state.commit()"
+                f"{self._commit_line}: weights sometimes change between this commit and the next step. A recovery at "
+                "that commit does not repeat what the loop changes after it, so the final weights may differ from "
+                "those of a run without a loss. Fix: change weights before state.commit()"
             )
 
 

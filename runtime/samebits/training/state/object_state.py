@@ -174,9 +174,9 @@ class ObjectState(State):
         """As :meth:`State.finish`.
 
         Raises:
-            HiddenStateError: weights were changed behind the last commit, in its loop.
+            HiddenStateError: weights were changed after the last commit, in its loop.
         """
-        self._last_commit.require_unchanged_behind()
+        self._last_commit.require_unchanged_since_commit()
 
     @property
     def holds_commit(self) -> bool:

@@ -1,7 +1,7 @@
-"""Changes that a loop makes behind its ``commit()``: a recovery at that commit does not repeat them.
+"""Changes that a loop makes after its ``commit()``: a recovery at that commit does not repeat them.
 
-A recovery at a commit calls the training function again, which enters the loop at its next turn. Code behind the loop
-is repeated, because the loop's condition is read first. :func:`change_behind_commit` finds such changes in the code,
+A recovery at a commit calls the training function again, which enters the loop at its next turn. Code after the loop
+is repeated, because the loop's condition is read first. :func:`change_after_commit` finds such changes in the code,
 :class:`RestOfTurn` while they happen.
 """
 
@@ -21,10 +21,10 @@ from samebits.training.group.calling_place import is_library
 __all__ = [
     "Instruction",
     "RestOfTurn",
-    "change_behind_commit",
-    "line_behind",
+    "change_after_commit",
+    "line_after",
     "loop_around",
-    "runs_more_behind_loops",
+    "runs_more_after_loops",
     "to_loop",
 ]
 
@@ -50,7 +50,7 @@ class Instruction(NamedTuple):
         code: of the function.
         offset: of the instruction.
         loop_ends: where the innermost loop around it ends; -1 if there is none.
-        is_followed: whether the loop has more to run behind it in the same turn.
+        is_followed: whether the loop has more to run after it in the same turn.
     """
 
     code: CodeType
@@ -65,7 +65,7 @@ class Instruction(NamedTuple):
         return cls(frame.f_code, frame.f_lasti, ends, _is_followed(instructions, frame.f_lasti, ends))
 
     def is_passed_by(self, frame: FrameType) -> bool:
-        """Return whether the frame, of this function, is behind the instruction in the same turn of its loop."""
+        """Return whether the frame, of this function, is after the instruction in the same turn of its loop."""
         return self.offset < frame.f_lasti <= self.loop_ends
 
 
@@ -142,7 +142,7 @@ class RestOfTurn:
 
 
 def _trace_no_call(_frame: FrameType, _event: str, _argument: object) -> None:
-    """Functions that are called behind the commit are not followed."""
+    """Functions that are called after the commit are not followed."""
 
 
 def _place(frame: FrameType) -> str:
@@ -157,7 +157,7 @@ def to_loop(frame: FrameType, present: Callable[[FrameType], Instruction]) -> li
         present: :meth:`Instruction.present`, or what remembers its results.
 
     Returns:
-        Empty if no loop of the script is around the commit, or nothing is run behind it.
+        Empty if no loop of the script is around the commit, or nothing is run after it.
     """
     found: list[tuple[FrameType, Instruction]] = []
     outer: FrameType | None = frame
@@ -170,16 +170,16 @@ def to_loop(frame: FrameType, present: Callable[[FrameType], Instruction]) -> li
     return []
 
 
-def runs_more_behind_loops(code: CodeType) -> bool:
-    """Return whether a function has statements behind its last loop."""
+def runs_more_after_loops(code: CodeType) -> bool:
+    """Return whether a function has statements after its last loop."""
     found = [(one.offset, one.positions.lineno or 0) for one in dis.get_instructions(code) if one.positions]
     ends = max((one.offset for one in dis.get_instructions(code) if "JUMP_BACKWARD" in one.opname), default=-1)
     last_line = max((line for offset, line in found if offset <= ends), default=0)
     return ends >= 0 and any(line > last_line for offset, line in found if offset > ends)
 
 
-def line_behind(commit: Instruction) -> str:
-    """Return the line that the committing function is at, as ``train.py:12``, if that is behind the commit in its loop.
+def line_after(commit: Instruction) -> str:
+    """Return the line that the committing function is at, as ``train.py:12``, if that is after the commit in its loop.
 
     A recovery at the commit begins with the loop's next turn. Empty if what happens now is in that turn, or elsewhere.
     """
@@ -189,8 +189,8 @@ def line_behind(commit: Instruction) -> str:
     return _place(frame) if frame is not None and commit.is_passed_by(frame) else ""
 
 
-def change_behind_commit(frame: FrameType, state: object, values: Mapping[str, Any]) -> tuple[int, str] | None:
-    """The first change of the state behind the commit that this frame is in: its line, and what it is.
+def change_after_commit(frame: FrameType, state: object, values: Mapping[str, Any]) -> tuple[int, str] | None:
+    """The first change of the state after the commit that this frame is in: its line, and what it is.
 
     Args:
         state, values: the object that is committed, and what it holds by name.

@@ -24,7 +24,7 @@ from torch import nn
 from samebits.service import log
 from samebits.training.group.calling_place import calling_place, is_library
 from samebits.training.state.data.sampler import ElasticSampler
-from samebits.training.state.script.after_commit import change_behind_commit, loop_around
+from samebits.training.state.script.after_commit import change_after_commit, loop_around
 
 __all__ = ["LoopHabits", "OutsideCounters", "last_batch"]
 
@@ -105,7 +105,7 @@ class LoopHabits:
         if self._commits == 1:
             last_batch.look(at_it=True)
             self._counted = self._whole_numbers(state)
-            self._look_behind(state, frame)
+            self._look_after_commit(state, frame)
         if self._commits == _DATA_AT:
             self._look_at_data(state, frame)
         if self._commits == 1 and not self._has_position():
@@ -148,14 +148,14 @@ class LoopHabits:
                 "differ. Fix: call optimizer.zero_grad() in each step, before backward()"
             )
 
-    def _look_behind(self, state: object, frame: FrameType) -> None:
-        change = change_behind_commit(frame, state, self._values())
+    def _look_after_commit(self, state: object, frame: FrameType) -> None:
+        change = change_after_commit(frame, state, self._values())
         if change is not None:
             line, text = change
             log.warn(
-                f"{Path(frame.f_code.co_filename).name}:{line}: {text} comes behind the commit of line "
-                f"{frame.f_lineno}, in the same loop: a recovery at that commit does not do it again, and what follows "
-                "may have other bits than a run without a loss. Fix: do it before state.commit()"
+                f"{Path(frame.f_code.co_filename).name}:{line}: {text} comes after the commit of line "
+                f"{frame.f_lineno}, in the same loop: a recovery at that commit does not repeat it, so the final "
+                "weights may differ from those of a run without a loss. Fix: do it before state.commit()"
             )
 
     def _whole_numbers(self, state: object) -> Mapping[str, int]:
