@@ -53,7 +53,7 @@ FAULTS = (
     Fault("gil", _SILENT + "runs no Python: something in it holds Python's lock", asks=True),
     Fault("loader", _STILL + r"is in \S*LINE \(time.sleep\) and waits for data, worker 0 waits", line=True),
     Fault("returns", _STILL + r"has returned from the training function, worker 0 waits for it in \w+ #\d+"),
-    Fault("partition", _SILENT + "runs, but none of its messages arrives: the network between it and the scheduler"),
+    Fault("partition", _SILENT + "runs, but its messages do not arrive: the network between it and the scheduler"),
 )
 
 

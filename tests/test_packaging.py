@@ -90,7 +90,7 @@ def test_every_folder_of_the_package_is_a_package(repository: Path) -> None:
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "frameworks", "dashboard", "otel"]
+EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "frameworks", "dashboard", "ray", "otel"]
 EXTRAS += ["tracking", "fuzz", "remote", "hdfs", "dev"]
 
 
@@ -113,7 +113,7 @@ def test_console_command_is_samebits(wheel: Path) -> None:
     assert dict(entry_points["console_scripts"]) == {"samebits": "samebits.__main__:main"}
 
 
-LAZY_EXTRAS = ("npu", "remote", "frameworks", "dashboard", "otel", "tracking")
+LAZY_EXTRAS = ("npu", "remote", "frameworks", "dashboard", "ray", "otel", "tracking")
 """Packages that are imported only by modules for their users."""
 
 

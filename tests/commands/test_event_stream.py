@@ -28,6 +28,7 @@ from samebits.commands.history import main as history_main
 from samebits.errors import UsageError
 from samebits.store import event_log
 from samebits.store.event_log import MOST_PARTS, EventLog
+from samebits.store.journal import JOURNAL_FILE
 
 FINISHED = Event(Kind.FINISHED, 9.0, text="the job is finished")
 
@@ -90,6 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a finished job that lost worker 1; it is the current folder."""
     recovery = tmp_path / "recovery"
     recovery.mkdir(mode=0o700)
+    (recovery / JOURNAL_FILE).touch()
     events = [
         Event(Kind.JOB, 1.0, text="train.py", more={"job": "job-1"}),
         Event(Kind.SCHEDULER, 1.0),

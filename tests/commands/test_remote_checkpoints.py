@@ -55,7 +55,7 @@ def test_doctor_lists_the_place_or_says_why_not(url: str) -> None:
     save(RemotePointStore(url, 3, job=JOB, job_name="former"), 40, rank=3)
     listed = doctor.folder("CHECKPOINT_PATH", url)
     assert (listed.found, listed.fix) == (f"{url} can be listed, 1 ranks have saved there", "")
-    assert "what reads gs:// is not" in doctor.folder("CHECKPOINT_PATH", "gs://bucket/job").found
+    assert "the package for gs:// is not" in doctor.folder("CHECKPOINT_PATH", "gs://bucket/job").found
 
 
 def test_ckpt_reads_only_local_folders(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

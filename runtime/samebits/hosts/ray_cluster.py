@@ -32,7 +32,7 @@ from typing import Any
 from samebits import config, strict_json
 from samebits.errors import UsageError
 from samebits.launcher.interrupts import CTRL_C, Signals
-from samebits.store import durable
+from samebits.store import durable, private
 from samebits.store.child_processes import die_with
 
 NAMESPACE = "samebits"
@@ -143,9 +143,10 @@ class Host:
         where = ("--node-rank", str(plan.rank), "--sched-host", f"file:{plan.address_file}", "--die-with-me")
         words = ["recover"] if is_known else ["run", *where, *plan.words]
         with contextlib.ExitStack() as stack:
-            output: Any = None  # Ray shows what host 0 prints
+            output: int | None = None  # Ray shows what host 0 prints
             if plan.rank:
-                output = stack.enter_context((plan.log_dir / "run.log").open("ab"))
+                output = private.open_to_append(plan.log_dir / "run.log")
+                stack.callback(os.close, output)
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "samebits", *words],
                 cwd=plan.folder,

@@ -129,6 +129,7 @@ def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyP
     replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
     audits = SimpleNamespace(before_step=lambda: collectives.calls.append("audited"))
     parts = {"_process": process, "_audits": audits, "_replay": replay, "_uncommitted": 0, "_is_again": False}
+    parts["_has_replicas"] = False
     run = SimpleNamespace(**parts, _require_equal=lambda: None)
     ElasticRun.before_step(run)  # type: ignore[arg-type]
 

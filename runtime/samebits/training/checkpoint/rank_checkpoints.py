@@ -269,6 +269,24 @@ class RankCheckpoints:
             return self._failed(header.point, str(error))
         return True
 
+    def link_final(self, header: PointHeader) -> bool:
+        """Make the saved final state this rank's point of its step, if that step has none.
+
+        Returns:
+            False if there is no such final state, or it cannot be linked; then nothing is changed.
+
+        Raises:
+            StoreError: the disk fails.
+        """
+        root = checkpoints.final_location(self.root)
+        if not isinstance(root, Path) or not isinstance(self.root, Path):
+            return False
+        found = checkpoints.open_point_store(root, self.slot, job=self._job, job_name=self._job_name).find(header.point)
+        if not isinstance(found, FoundPoint) or not found.is_usable:
+            return False
+        manifest = checkpoints.encode_manifest(found.require_manifest())
+        return checkpoints.write_linked(self.root, header, manifest, found.data_file)
+
     def _save_beside(self, header: PointHeader, parts: Sequence[TensorPart], tree: Tree, layout: Tree) -> None:
         saved = self._place.find(header.point)
         like = saved.require_manifest() if saved is not None and saved.is_usable else None

@@ -301,6 +301,20 @@ class StatePoints:
         with _savable():
             return self.folder.save_final(*taken_apart)
 
+    def keep_final(self, point: Point) -> None:
+        """Make the final state the point of the last step, unless that step's commit is saved.
+
+        Call it once training is finished on every rank, since until then a lost rank returns to an earlier point. Tools
+        and later jobs find the end of the training there.
+        """
+        if self.folder.has_on_disk(point):
+            return
+        try:
+            if not self.folder.link_final(self.folder.header(point, self.present().rank, self.present().world_size)):
+                self._save(point, durable=True)
+        except (CheckpointError, StoreError, UsageError) as error:
+            log.warn(f"the final state, of step {point.step}, is not among the checkpoints: {error}")
+
     def compare(self, step: int, *, is_save: bool) -> None:
         """Report the current state's digest if commits of this kind are compared."""
         point = Point(step, self.present().generation)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from samebits import strict_json
 from samebits.errors import StoreError
 from samebits.service import log
 from samebits.service.health.device_look import DeviceMemory, WatchedDevice
@@ -48,8 +49,8 @@ def wait_for_memory(path: Path, job: str, host: str, device: torch.device, withi
     """
     try:
         with path.open("rb") as file:
-            held = msgspec.json.decode(file.read(_MOST_NOTE_BYTES), type=HeldMemory)
-    except (OSError, msgspec.DecodeError):
+            held = msgspec.convert(strict_json.loads(file.read(_MOST_NOTE_BYTES)), type=HeldMemory)
+    except (OSError, ValueError, msgspec.ValidationError):
         return 0.0
     if (held.job, held.host, held.device) != (job, host, str(device)):
         return 0.0

@@ -591,6 +591,7 @@ class ElasticRun:
         self._points.save_last(step, self._wait_for_room, is_commit=has_uncommitted_steps or is_commit)
         digests = self._points.digests.through(point, averages=bool(self._points.layouts))
         self._agent.complete(generation.generation, step, digests)
+        self._points.keep_final(point)
         self._points.discard_memory()
         self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
         if self._formed is not None and generation.rank == 0:
