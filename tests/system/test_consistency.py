@@ -21,7 +21,10 @@ pytestmark = pytest.mark.system
 SCRIPT = Path(__file__).with_name("flip_script.py")
 EVERY = 5
 COMPARED = {"CONSISTENCY_EVERY": str(EVERY), "REGISTER_COOLDOWN": "0"}
-NAMED = r"rank (\d) \(worker \d, pid \d+ on .*\) differs from rank .* after step (\d+), first in (.*?), since .* roll back to step"
+NAMED = (
+    r"rank (\d) \(worker \d, pid \d+ on .*\) differs from rank .* after step (\d+), first in (.*?), since .*"
+    r" roll back to step"
+)
 
 
 def repaired(job: Job, rank: int, step: int, what: str) -> None:
