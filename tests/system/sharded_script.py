@@ -86,6 +86,15 @@ class Held:
         return self._inner(*args, **named)
 
 
+def wait_until_all_have_stepped(marks: Path, step: int) -> None:
+    """A rank that dies while another waits for all gradients may leave their shards at different steps."""
+    (marks / f"stepped-{step}-{samebits.get_rank()}").touch()
+    deadline = time.monotonic() + HELD_S
+    while len(list(marks.glob(f"stepped-{step}-*"))) < samebits.get_world_size():
+        assert time.monotonic() < deadline, "a rank has not taken the step"
+        time.sleep(POLL_S)
+
+
 def whole_sha256(model: nn.Module) -> str:
     """Hash the full weights; a collective if they are sharded."""
     digest = hashlib.sha256()
@@ -107,6 +116,7 @@ def main() -> None:
     parser.add_argument("--begin-with", type=Path, help="a directory of torch.distributed.checkpoint")
     args = parser.parse_args()
 
+    stepped_at = {int(one.split(":")[2]) for one in args.kill if one.split(":")[1] in ("stepped", "committed")}
     points = KillPoints(args.kill, args.marks)
     points.install()
     samebits.init()
@@ -151,6 +161,8 @@ def main() -> None:
                 schedule.step()
                 sampler.record_batch(batch, BATCH)
                 state.step += 1
+                if args.mesh and state.step in stepped_at:
+                    wait_until_all_have_stepped(args.marks, state.step)
                 points.here("stepped", state.step)
                 state.commit()
                 points.here("committed", state.step)
