@@ -13,7 +13,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from samebits.training.group import meshes
 from samebits.training.group.group import form_alone
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
@@ -38,9 +37,7 @@ def world(rank: int = 0, size: int = 1) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """As a process between ``samebits.init()`` and ``elastic.run``; the meshes of earlier tests are forgotten."""
-    meshes._meshes._roots.clear()
-    meshes._meshes._parts.clear()
+    """As a process between ``samebits.init()`` and ``elastic.run``."""
     group = form_alone(torch.device("cpu"), alone=lambda: "before")
     try:
         yield
