@@ -176,5 +176,5 @@ def test_coordinator_may_die(job: RayJob, cluster: RayCluster, undisturbed: Call
         case "gcs":
             os.kill(cluster.gcs, signal.SIGKILL)
     if target in ("scheduler", "its actor"):
-        job.wait_for("scheduler", "goes on, term 2", timeout_s=STARTS_S)
+        job.wait_for("scheduler", "resumes, term 2", timeout_s=STARTS_S)
     assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
