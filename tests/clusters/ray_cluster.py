@@ -28,7 +28,6 @@ class RayCluster:
     Attributes:
         address: for RAY_ADDRESS.
         raylets: pid of each node's raylet, the head's first.
-        gcs: pid of the head's control service.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -43,7 +42,6 @@ class RayCluster:
         told = self._answer()
         self.address: str = told["address"]
         self.raylets: list[int] = told["raylets"]
-        self.gcs: int = told["gcs"]
 
     def add_node(self) -> None:
         stdin = self._process.stdin
@@ -75,8 +73,7 @@ def serve(nodes: int, words: IO[str]) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     members = [cluster.head_node, *(cluster.add_node(**NODE) for _ in range(nodes - 1))]
     raylets = [pid(node, "raylet") for node in members]
-    gcs = pid(cluster.head_node, "gcs_server")
-    print(json.dumps({"address": cluster.address, "raylets": raylets, "gcs": gcs}), flush=True)
+    print(json.dumps({"address": cluster.address, "raylets": raylets}), flush=True)
     for _ in words:
         print(json.dumps({"raylet": pid(cluster.add_node(**NODE), "raylet")}), flush=True)
     cluster.shutdown()
