@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits import config, strict_json
-from samebits.errors import UsageError
+from samebits.errors import JobInterruptedError, UsageError
 from samebits.launcher.interrupts import CTRL_C, Signals
 from samebits.store import durable, private
 from samebits.store.child_processes import die_with
@@ -38,10 +38,10 @@ from samebits.store.child_processes import die_with
 NAMESPACE = "samebits"
 UNCOLLECTED_S = 30.0
 """How long a finished actor waits for its driver before it leaves the cluster by itself."""
-LOST = 1
-"""The exit status if Ray itself lost the actors."""
 LAST_S = 15.0
 """How long the commands of the other hosts may take to end after host 0's."""
+SHORT_S, MOST_SHORT = 60.0, 5
+"""A launcher that is killed so many times in a row within that time is not started again."""
 _LOOK_S = 5.0
 _CALLS = 4
 """Concurrent calls of one actor: two drivers that wait, and one that stops it."""
@@ -119,10 +119,15 @@ class Host:
                 self._child.send_signal(by)
 
     def _run(self) -> None:
-        status = self._once()
-        while status < 0 and not self._stopped_by:
-            print(f"samebits: the launcher of host {self._plan.rank} was ended by {_signal(-status)}; recovering")
+        short = 0
+        while True:
+            began_s = time.monotonic()
             status = self._once()
+            short = short + 1 if time.monotonic() - began_s < SHORT_S else 0
+            if status >= 0 or self._stopped_by or short == MOST_SHORT:
+                break
+            by = signal.Signals(-status).name
+            print(f"samebits: the launcher of host {self._plan.rank} was ended by {by}; recovering", flush=True)
         self._status = status if status >= 0 else 128 - status
         self._ended.set()
         self._leave_unless_collected()
@@ -209,6 +214,7 @@ def run(words: Sequence[str], hosts: int, per_host: int) -> int:
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers.
+        JobInterruptedError: Ray lost host 0's actor; the job may go on without this command.
     """
     try:
         ray = importlib.import_module("ray")
@@ -228,11 +234,10 @@ def run(words: Sequence[str], hosts: int, per_host: int) -> int:
         actors = _running(ray, name, hosts) or _start(ray, name, folder, words, hosts, per_host, signals)
         if not actors:
             return 128 + signal.SIGINT
-        try:
-            return _follow(ray, actors, signals)
-        finally:
-            with contextlib.suppress(ValueError):
-                ray.util.remove_placement_group(ray.util.get_placement_group(name))
+        status = _follow(ray, actors, signals)
+    with contextlib.suppress(ValueError):  # an actor whose driver was gone has removed it
+        ray.util.remove_placement_group(ray.util.get_placement_group(name))
+    return status
 
 
 def _running(ray: Any, name: str, hosts: int) -> list[Any]:
@@ -284,8 +289,12 @@ def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
     """Hand signals on to the hosts until host 0's command has ended; return its status.
 
     That command follows the whole job, so a host that Ray has not been able to place again is not waited for.
+
+    Raises:
+        JobInterruptedError: Ray cannot reach the actor any more.
     """
     found: list[int] = []
+    problems: list[str] = []
     readable, writable = os.pipe()
     first, *others = [actor.wait.remote() for actor in actors]
 
@@ -294,6 +303,8 @@ def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
             found.append(ray.get(first))
             if others:
                 ray.wait(others, num_returns=len(others), timeout=LAST_S)
+        except ray.exceptions.RayError as error:
+            problems.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
         finally:
             os.close(writable)
 
@@ -301,9 +312,15 @@ def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
     while readable not in select.select([readable, signals.fileno()], [], [])[0]:
         for name in signals.take():
             number = signal.SIGINT if name == CTRL_C else signal.Signals[name]
-            ray.get([actor.stop.remote(int(number)) for actor in actors])
+            for actor in actors:  # not waited for: one may have no host at present
+                actor.stop.remote(int(number))
     os.close(readable)
-    return found[0] if found else LOST
+    if not found:
+        raise JobInterruptedError(
+            f"Ray has lost host 0 of the job ({'; '.join(problems)}). Fix: `ray status` shows whether the cluster is "
+            "up; the same command in the same folder then follows the job, or resumes it"
+        )
+    return found[0]
 
 
 def _kind(ray: Any, per_host: int) -> str:
@@ -326,10 +343,3 @@ def _write_environment(folder: Path) -> None:
         durable.create_file_atomically(secret, secrets.token_hex(32).encode())
         environment["CLUSTER_SECRET_FILE"] = str(secret)
     durable.replace_note(HostPlan(str(folder), 0, (), "", "").environment_file, strict_json.dumps(environment).encode())
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
