@@ -13,7 +13,12 @@ import re
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-__all__ = ["PrintableStream", "escaped", "printable", "printable_lines", "raw_of"]
+__all__ = ["PrintableStream", "counted", "escaped", "printable", "printable_lines", "raw_of"]
+
+
+def counted(number: int, thing: str) -> str:
+    """Return ``1 point`` or ``2 points``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def printable(text: str, most: int | None = None) -> str:

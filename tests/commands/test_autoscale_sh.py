@@ -40,7 +40,7 @@ def test_job_of_one_grows_to_two_and_back_by_its_reports(job: ShellJob) -> None:
     scaler.wait_for(r"1 → 2 workers: the queue is 190% of its target\n")
     job.wait_view(lambda view: view.alive == view.world_size == 2)
     waits(job, 0)
-    scaler.wait_for(r"2 → 1 workers: 1 workers would have been enough for 1 s: the queue is 0% of its target\n")
+    scaler.wait_for(r"2 → 1 workers: 1 worker would have been enough for 1 s: the queue is 0% of its target\n")
     job.wait_view(lambda view: view.alive == view.world_size == 1)
     job.let_finish()
     assert shell.end() == 0, shell.text
@@ -59,7 +59,7 @@ def test_job_grows_from_one_to_four_and_back_with_its_queue(job: ShellJob) -> No
     for size in (2, 3, 4):  # start times differ
         job.wait_view(lambda view, size=size: view.alive == view.world_size >= size)
     (job.folder / "four").touch()
-    scaler.wait_for(r"→ 1 workers: 1 workers would have been enough for 3 s: the queue is \d+% of its target\n")
+    scaler.wait_for(r"→ 1 workers: 1 worker would have been enough for 3 s: the queue is \d+% of its target\n")
     last = job.wait_view(lambda view: view.alive == view.world_size == 1)
     job.let_finish()
     assert shell.end() == 0, shell.text

@@ -60,7 +60,7 @@ def test_removable_workers(seen: JobView, leaving: list[str]) -> None:
     ("seen", "leaving", "said"),
     [
         (view(), ["1"], "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares, and would wait"),
-        (ELASTIC, ["1", "2"], "MIN_WORKER_NUM=2: without worker 1, 2 the job has 1 workers and 0 spares"),
+        (ELASTIC, ["1", "2"], "MIN_WORKER_NUM=2: without worker 1, 2 the job has 1 worker and 0 spares"),
         (SPARED, ["1", "3"], "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares"),
         (replace(SPARED, spares=(worker(3, Presence.LOST, slot=None),)), ["0"], "0 spares"),
         (ELASTIC, ["7"], "no worker 7 belongs to this job here: expected of 0, 1, 2, 3"),

@@ -68,7 +68,7 @@ def test_fewer_slots_or_a_smaller_request_drain_the_newest_workers() -> None:
         Decision("worker 2 leaves at the next commit: host a has 2 slots", ("2",))
     ]
     orders = placement.next({"0": "a", "1": "a"}, {}, 0, wish=1)
-    assert orders.reasons == [Decision("worker 1 leaves at the next commit: 1 workers are wanted", ("1",))]
+    assert orders.reasons == [Decision("worker 1 leaves at the next commit: 1 worker is wanted", ("1",))]
 
 
 def test_drained_host_is_used_again_once_it_returns() -> None:

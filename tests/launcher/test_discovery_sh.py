@@ -93,7 +93,7 @@ def test_workers_follow_hosts_that_come_and_go(job: ShellJob) -> None:
         "host b is gone",
         "drained by hand (c)",
         "by hand",
-        "1 workers are",
+        "1 worker is",
     ):
         assert any(part in text for text in decided), (part, decided)
 

@@ -16,6 +16,7 @@ from samebits.account.events import Event, Kind
 from samebits.account.goodput import Bucket, goodput_of
 from samebits.account.recoveries import Recovery, recoveries_of
 from samebits.errors import StoreError, UsageError
+from samebits.printable import counted
 from samebits.store.event_log import Tail
 
 LOOK_S = 0.25
@@ -119,11 +120,11 @@ def summary(events: Sequence[Event], now: float | None = None, heard: int = 0, *
     told = account(events, now)
     rows = recoveries_of(events)
     goodput = "" if told["goodput"] is None else f", {told['goodput']:.1%} of it productive"
-    counted = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
+    recovered = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
     if len(rows) > _SHOWN_RECOVERIES:
-        counted += f", of which the slowest {_SHOWN_RECOVERIES}:"
-    steps = f"{max(told['step'], heard)} steps in " if has_steps else "ran for "
-    lines = [f"{steps}{duration(told['wall_s'])}{goodput}; {counted}"]
+        recovered += f", of which the slowest {_SHOWN_RECOVERIES}:"
+    steps = f"{counted(max(told['step'], heard), 'step')} in " if has_steps else "ran for "
+    lines = [f"{steps}{duration(told['wall_s'])}{goodput}; {recovered}"]
     slowest = sorted(rows, key=lambda row: row.total_ms or 0, reverse=True)[:_SHOWN_RECOVERIES]
     lines += [recovery_line(row, has_steps=has_steps) for row in sorted(slowest, key=lambda row: row.number)]
     spent = [f"{name.replace('_', ' ')} {duration(s)}" for name, s in told["buckets_s"].items() if s >= 0.0005]
@@ -135,7 +136,7 @@ def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
     phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row.phases().items() if ms >= 0.5)
     took = "not over" if row.total_ms is None else f"{row.total_ms:.0f} ms ({phases})"
-    lost = f", {row.steps_lost} steps redone" if row.steps_lost else ""
+    lost = f", {counted(row.steps_lost, 'step')} redone" if row.steps_lost else ""
     step = f", step {row.step}" if has_steps else ""
     return f"recovery {row.number} at {at}{step}: {row.cause}; {took}{lost}"
 

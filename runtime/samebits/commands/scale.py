@@ -26,6 +26,7 @@ from samebits.launcher.processes import name_of, read_pid_files, send_signal
 from samebits.launcher.scheduler_link import decide_once
 from samebits.launcher.spawning import StartLock, hear_signals, is_here, launch, reserved
 from samebits.option_types import whole
+from samebits.printable import counted
 from samebits.spelling import spelled
 
 
@@ -252,8 +253,9 @@ def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -
     gone = [worker.node for worker in view.workers if worker.node in leaving]
     if gone and workers + spares < view.min_world_size:
         raise UsageError(
-            f"MIN_WORKER_NUM={view.min_world_size}: without worker {', '.join(gone)} the job has {workers} workers and "
-            f"{spares} spares, and would wait. Add others first, or `samebits stop` ends the job"
+            f"MIN_WORKER_NUM={view.min_world_size}: without worker {', '.join(gone)} the job has "
+            f"{counted(workers, 'worker')} and {counted(spares, 'spare')}, and would wait. Add others first, or "
+            "`samebits stop` ends the job"
         )
 
 

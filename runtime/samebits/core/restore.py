@@ -25,6 +25,7 @@ from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
 from samebits.core.state import is_on_line
 from samebits.core.values import replace
+from samebits.printable import counted
 
 Key: TypeAlias = tuple[int, ...]
 
@@ -209,9 +210,9 @@ def lost_progress(found: Point | None, known: Point | None, joined: Mapping[int,
     places = _some(folders) if folders else "any checkpoint folder"
     return (
         f"every rank had the restore point of {known}, and no restore point is left. Searched: the "
-        f"memory of {len(joined)} workers, the buffers in their hosts' shared memory, the copies that they keep for "
-        f"each other, and {places}. Starting from step 0 would give up {known.step} steps. Fix: bring the "
-        "checkpoints back, or mount them, and call `samebits recover`; `samebits run --fresh` gives them up"
+        f"memory of {counted(len(joined), 'worker')}, the buffers in their hosts' shared memory, the copies that they "
+        f"keep for each other, and {places}. Starting from step 0 would give up {counted(known.step, 'step')}. Fix: "
+        "bring the checkpoints back, or mount them, and call `samebits recover`; `samebits run --fresh` gives them up"
     )
 
 
@@ -221,7 +222,7 @@ def lost_steps(found: Point | None, known: Point | None) -> str:
         return ""
     return (
         f"every rank had the restore point of step {known.step}, which can no longer be used: training goes back to "
-        f"step {found.step} and repeats {known.step - found.step} steps. Fix: to keep them, stop the job "
+        f"step {found.step} and repeats {counted(known.step - found.step, 'step')}. Fix: to keep them, stop the job "
         f"before its next checkpoint, bring the missing checkpoints back (a mount, CHECKPOINT_PATH), and recover"
     )
 

@@ -890,7 +890,9 @@ class SchedulerCore:
             self._world.begin_without_absent()
             here, size = ledger.present(), ledger.policy.world_size
             few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (START_GRACE)"
-            self._rendezvous.open(few if here < size else f"all {here} workers are registered")
+            self._rendezvous.open(
+                few if here < size else f"all {here} workers are registered" if here > 1 else "the worker is registered"
+            )
         elif (reasons or failed) and ledger.policy.recovery:
             self._done.clear()
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from samebits.errors import UsageError
+from samebits.printable import counted
 
 _NONE = 0.0
 _QUEUE = "the queue"
@@ -199,7 +200,8 @@ class Autoscaler:
             return self._within(reading.workers, _said(load, name), reading)
         return self._within(
             most,
-            f"{most} workers would have been enough for {self.limits.shrink_after_s:g} s: {_said(load, name)}",
+            f"{counted(most, 'worker')} would have been enough for {self.limits.shrink_after_s:g} s: "
+            f"{_said(load, name)}",
             reading,
         )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from samebits.core.lines import root_of
 from samebits.core.messages import Decision
 from samebits.hosts.host_list import Host, Hosts, Resting
+from samebits.printable import counted
 
 MOST_DEATHS, DEATHS_S = 3, 60.0
 """So many deaths of trained workers by external causes, in this time, count as their host's failure."""
@@ -142,7 +143,7 @@ class Placement:
             elif left[host] > self._there[host]:
                 why = f"host {host} has {_slots(self._there[host])}"
             else:
-                why = f"{size} workers are wanted"
+                why = f"{counted(size, 'worker')} {'is' if size == 1 else 'are'} wanted"
             left[host] -= 1
             by_reason.setdefault(why, []).insert(0, node)
         reasons = []
@@ -153,4 +154,4 @@ class Placement:
 
 
 def _slots(count: int) -> str:
-    return f"{count} slot{'s' if count != 1 else ''}"
+    return counted(count, "slot")

@@ -27,6 +27,7 @@ from samebits.launcher.exit_report import (
 )
 from samebits.launcher.job_view import JobView, Presence, WorkerView, names_spare
 from samebits.launcher.processes import SCHEDULER, Death, name_of, node_of, spoken
+from samebits.printable import counted
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure
 
@@ -81,7 +82,7 @@ def _spared(before: JobView, now: JobView) -> list[str]:
 
 
 def _size(view: JobView) -> str:
-    return f"{view.world_size} worker{'s' if view.world_size != 1 else ''}"
+    return counted(view.world_size, "worker")
 
 
 LEAVE_SHARE = 0.6  # share of SHUTDOWN_TIMEOUT that a worker has to leave by itself before SIGTERM

@@ -24,7 +24,7 @@ from samebits.config import Settings
 from samebits.launcher.job_view import JobView
 from samebits.launcher.logs import LogLines
 from samebits.launcher.processes import name_of
-from samebits.printable import PrintableStream, printable, printable_lines, raw_of
+from samebits.printable import PrintableStream, counted, printable, printable_lines, raw_of
 from samebits.spelling import spelled
 from samebits.store.progress_report import ProgressReport, read_report, report_file
 
@@ -286,7 +286,7 @@ def world_text(view: JobView, alive: int) -> str:
     if view.joining:
         text += f", {view.joining} joining"
     if view.spares_alive:
-        text += f", {view.spares_alive} spare{'s' if view.spares_alive > 1 else ''}"
+        text += f", {counted(view.spares_alive, 'spare')}"
     return text
 
 
@@ -470,7 +470,7 @@ class Showing:
     def _standing(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> Standing:
         if view is None:
             phase = self._phase(view, is_linked=is_linked, running=running)
-            running_text = f"{running} worker{'' if running == 1 else 's'} running"
+            running_text = f"{counted(running, 'worker')} running"
             return Standing(self._script, running_text, phase, self._pace.phase_s(now))
         phase = self._phase(view, is_linked=is_linked, running=running)
         alive = view.alive if is_linked else min(running, view.alive)  # workers that left may still be exiting

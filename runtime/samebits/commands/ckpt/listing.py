@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 from samebits.commands.ckpt.addressing import Folder
-from samebits.commands.ckpt.wording import age_text, counted, size_text, table
+from samebits.commands.ckpt.wording import age_text, size_text, table
 from samebits.errors import UsageError
+from samebits.printable import counted
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import Entry, EntryState
 

@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 from samebits.commands.ckpt.addressing import Folder
-from samebits.commands.ckpt.wording import age_text, counted, jsonable, plain_values, size_text, table
+from samebits.commands.ckpt.wording import age_text, jsonable, plain_values, size_text, table
+from samebits.printable import counted
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import FoundPoint, TensorEntry
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from samebits.commands.ckpt.addressing import Folder
-from samebits.commands.ckpt.wording import counted, size_text
+from samebits.commands.ckpt.wording import size_text
 from samebits.errors import CheckpointError, UsageError
-from samebits.printable import raw_of
+from samebits.printable import counted, raw_of
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import EntryState, FoundPoint
 

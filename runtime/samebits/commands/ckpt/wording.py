@@ -48,11 +48,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def counted(number: int, thing: str) -> str:
-    """``1 point``, ``2 points``."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 def jsonable(tree: Tree) -> Any:
     """Return the tree in JSON's values; tuples, bytes, nan and other keys become objects that name their type."""
     if isinstance(tree, dict):

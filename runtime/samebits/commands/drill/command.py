@@ -28,6 +28,7 @@ from samebits.commands.drill.preloaded import NO_COMPILER, compiler_here
 from samebits.commands.drill.rehearsal import Rehearsal, free_environment
 from samebits.errors import UsageError
 from samebits.option_types import whole
+from samebits.printable import counted
 from samebits.store import durable
 from samebits.store.retaken_report import read_report
 
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         say(f"   it ended at step {undisturbed.last_step} after {duration(undisturbed.wall_s)}")
         steps = steps_of(plan, undisturbed.last_step)
-        say(f"2. the same under {_counted_word(len(plan), 'fault')}; logs in {folder / 'disturbed' / 'device'}")
+        say(f"2. the same under {counted(len(plan), 'fault')}; logs in {folder / 'disturbed' / 'device'}")
         trained_s = account(undisturbed.events)["buckets_s"][Bucket.PRODUCTIVE]
         step_s = trained_s / undisturbed.last_step
         disturbed = _rehearsal(folder / "disturbed", absolute, options, say).run(plan, steps, step_s)
@@ -120,11 +121,7 @@ def _nothing(_: str) -> None:
 
 
 def _world(options: argparse.Namespace) -> str:
-    return f"{_counted_word(options.workers, 'worker')}, {_counted_word(options.spares, 'spare')}"
-
-
-def _counted_word(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return f"{counted(options.workers, 'worker')}, {counted(options.spares, 'spare')}"
 
 
 def free_port() -> int:
@@ -209,7 +206,10 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
             continue  # it was not run
         goodput = "" if one["goodput"] is None else f", {one['goodput']:.1%} productive"
         redone = sum(row["steps_lost"] for row in one["recoveries"])
-        lines.append(f"{name}: {one['step']} steps in {duration(one['wall_s'])}{goodput}, {redone} steps redone")
+        lines.append(
+            f"{name}: {counted(one['step'], 'step')} in {duration(one['wall_s'])}{goodput}, "
+            f"{counted(redone, 'step')} redone"
+        )
     lines += [f"look: {text}" for text in told["advice"]]
     last = folder / (NAMES[1] if told[NAMES[1]]["wall_s"] else NAMES[0])
     lines.append(
@@ -221,12 +221,12 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _verdict(told: dict[str, Any]) -> str:
-    given = _counted_word(len(told["faults"]), "fault")
+    given = counted(len(told["faults"]), "fault")
     match told["verdict"]:
         case "passed":
             return f"drill PASSED: {given}, and every weight that was compared has the bits of the undisturbed run"
         case "incomplete":
-            missing = _counted_word(len(told["not_injected"]), "fault")
+            missing = counted(len(told["not_injected"]), "fault")
             return f"drill INCOMPLETE: {given} survived with equal bits, but {missing} could not be given"
         case _ if told["problem"].startswith(NAMES[0]):
             return "drill FAILED: the script does not finish, although no fault was given"
@@ -248,7 +248,7 @@ def _counted(faults: Sequence[dict[str, Any]]) -> str:
 def _plan_lines(plan: Sequence[Planned], options: argparse.Namespace, script: Sequence[str]) -> list[str]:
     lines = [
         f"1. {' '.join(script)} undisturbed, in {options.folder}/undisturbed: {_world(options)}",
-        f"2. the same in {options.folder}/disturbed, with {_counted_word(len(plan), 'fault')}:",
+        f"2. the same in {options.folder}/disturbed, with {counted(len(plan), 'fault')}:",
     ]
     lines += [
         f"   {number}. after {one.share:.0%} of its steps: {one.fault.text}" for number, one in enumerate(plan, 1)

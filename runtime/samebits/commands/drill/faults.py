@@ -21,6 +21,7 @@ from samebits.commands.drill.partition import INSIDE, Line
 from samebits.commands.drill.plan import Fault, Planned, host_of
 from samebits.commands.drill.preloaded import Preloaded
 from samebits.launcher.processes import SCHEDULER, send_signal
+from samebits.printable import counted
 from samebits.store import checkpoint
 from samebits.store.checkpoint import EntryState
 from samebits.store.checkpoint.memory_room import room_path
@@ -285,7 +286,7 @@ def _partition(scene: Scene) -> Given:
         lost()
     finally:
         line.mend()
-    connections = f"{count} connection{'s' if count > 1 else ''}"
+    connections = counted(count, "connection")
     return Given(
         scene.target, f"{connections} between pid {scene.identity.pid} and the scheduler cut until it was lost"
     )

@@ -27,6 +27,7 @@ from samebits.launcher.processes import SCHEDULER, end, name_of, spoken
 from samebits.launcher.progress import keep_going_without_output
 from samebits.launcher.spawning import Program, StartLock, hear_signals, is_here, launch, reserved
 from samebits.launcher.supervising import supervisor_for
+from samebits.printable import counted
 from samebits.scheduler_hosts import names_one, shown
 from samebits.store.process_identity import ProcessIdentity
 
@@ -181,5 +182,5 @@ def _counted(ready: Ready) -> str:
     if nodes is not None:
         spares = sum(int(node) >= settings.max_worker_num for node in nodes)
         workers = len(nodes) - spares
-    said = f"{workers} worker{'s'[: workers != 1]}" + (f", {spares} spare{'s'[: spares != 1]}" if spares else "")
+    said = counted(workers, "worker") + (f", {counted(spares, 'spare')}" if spares else "")
     return said + (" and a scheduler" if ready.start.has_scheduler else "")

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from samebits.printable import counted
+
 STEADY_S = 60.0
 """An attempt succeeded if its process has held its seat for this long."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 8.0
@@ -119,4 +121,4 @@ class Escalation:
         return (above[0] if above else None), 1, in_vain.level
 
     def _spent(self, level: Level) -> str:
-        return f"{self._most} attempt{'s'[: self._most != 1]} at the {level.value} level failed"
+        return f"{counted(self._most, 'attempt')} at the {level.value} level failed"

@@ -40,6 +40,7 @@ from samebits.core.restore import (
 from samebits.core.rounds.lost_records import next_generation
 from samebits.core.state import Seat, next_line
 from samebits.core.values import replace
+from samebits.printable import counted
 
 LEAVE_TOGETHER_S = 1.0
 """Seconds that all members have to leave a generation at its commit after the first one has left.
@@ -379,7 +380,9 @@ class Rendezvous:
             blob, made_for = round_.blobs.get(seat.node, (b"", None))
             if blob and self._is_in_place(made_for, Place(slots[rank], rank, len(slots))):
                 self._blobs[rank] = blob
-        ledger.ready.say(f"generation {state.generation_number} starts with {len(seats)} workers; {restore.text}")
+        ledger.ready.say(
+            f"generation {state.generation_number} starts with {counted(len(seats), 'worker')}; {restore.text}"
+        )
         self._start_all()
         self._tell_address_map([seat.node for seat in seats])
 

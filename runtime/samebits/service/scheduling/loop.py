@@ -39,6 +39,7 @@ from samebits.errors import (
 from samebits.net.address import place_of, taken_over
 from samebits.net.curve import cluster_keys
 from samebits.net.server import Arrived, Incoming, Lost, Server
+from samebits.printable import counted
 from samebits.scheduler_hosts import names_one
 from samebits.service import cause_file, clock, log, process_state
 from samebits.service.job_journal import history_of, written_term
@@ -379,13 +380,13 @@ class SchedulerService:
     def _announce(self, core: SchedulerCore) -> None:
         state, settings = core.state, self._settings
         if state.term == 1 or not settings.enable_recovery:
-            log.say(f"job {state.job} begins: {core.policy.world_size} workers")
+            log.say(f"job {state.job} begins: {counted(core.policy.world_size, 'worker')}")
             return
         seats = len(state.by_slot)
         log.say(
-            f"job {state.job} resumes, term {state.term}: {seats} seats and generation {state.generation_number} read "
-            "from the journal; leases start again, and a restarted worker waits at most "
-            f"{settings.register_cooldown_s:g} s (REGISTER_COOLDOWN), once"
+            f"job {state.job} resumes, term {state.term}: {counted(seats, 'seat')} and generation "
+            f"{state.generation_number} read from the journal; leases start again, and a restarted worker waits at "
+            f"most {settings.register_cooldown_s:g} s (REGISTER_COOLDOWN), once"
         )
 
     # ---- processes on this host

@@ -24,6 +24,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from samebits.errors import CheckpointError, StoreError
+from samebits.printable import counted
 from samebits.urls import without_credentials, words_without_credentials
 
 Value = TypeVar("Value")
@@ -291,7 +292,7 @@ class ObjectStore:
             )
         if self._is_final(error):
             return StoreError(f"{where}: {doing} failed: {self._clean(error)}; {_OTHER_MEND}")
-        tried = f"tried {tries} time{'s'[: tries != 1]} in {spent_s:.0f} s"
+        tried = f"tried {counted(tries, 'time')} in {spent_s:.0f} s"
         told = StoreError(f"{where}: {doing} failed, {tried}: {self._clean(error)}; {_NETWORK_MEND}")
         told.may_pass = True
         return told
