@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.errors import SettingsError
+from samebits.etcd_place import EtcdAccess, EtcdPlace
 from samebits.scheduler_hosts import addresses_in
 from samebits.settings_table import (
     HEALTH_LIMITS,
@@ -92,6 +93,12 @@ _SHORTEST_UNCLEAR = 6
 
 FIRST_INHERITED = 3  # SD_LISTEN_FDS_START
 
+ETCD_FILES = ("ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY")
+ETCD_SECRETS = ("ETCDCTL_USER", "ETCDCTL_PASSWORD")
+"""etcdctl's own variables; a user may contain its password."""
+
+_COPY_FOLDER = Path("recovery")
+
 KEPT_NAMES: tuple[str, ...] = (
     *(
         prefix + variable.name
@@ -101,7 +108,7 @@ KEPT_NAMES: tuple[str, ...] = (
     ),
     *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "DATA_PATH", "*_VISIBLE_DEVICES"),
     *("OMP_*", "MKL_*", "KMP_*", "ATEN_*", "CUDA_*", "CUBLAS_*", "NCCL_*", "HCCL_*", "TORCH_*", "PYTORCH_*"),
-    "PYTHONHASHSEED",
+    *("PYTHONHASHSEED", *ETCD_FILES),
 )
 """Patterns of the names that a restart keeps: the job's settings, and those that affect libraries' results.
 
@@ -129,8 +136,9 @@ _PLAIN_SCRIPT = (
 class Settings:
     """The values of ``VARIABLES``, typed. Relative folders are relative to the current folder.
 
-    ``checkpoint_path`` is a ``str`` if it is a URL. ``role`` is None and ``worker_num`` with its bounds 0 only if a
-    tool read the settings with ``role_required=False``.
+    ``checkpoint_path`` is a ``str`` if it is a URL. ``journal_place`` is set if RECOVERY_PATH names an etcd;
+    ``recovery_path`` is then the folder of the journal's copy. ``role`` is None and ``worker_num`` with its bounds 0
+    only if a tool read the settings with ``role_required=False``.
     """
 
     role: Role | None
@@ -192,6 +200,7 @@ class Settings:
     cluster_secret: str | None = field(repr=False)
     cluster_secret_file: Path | None
     cluster_insecure: bool
+    journal_place: EtcdPlace | None = None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -212,6 +221,8 @@ def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True)
     reading.check_relations()
     if reading.problems:
         raise SettingsError(reading.problems)
+    if isinstance(place := reading.values["recovery_path"], EtcdPlace):
+        reading.values |= {"recovery_path": _COPY_FOLDER, "journal_place": place}
     return Settings(**reading.values), [*reading.warnings, *_misspelt(environ)]
 
 
@@ -568,7 +579,15 @@ def whole_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the secrets in ``environ``, as found, for this process only; never store them."""
     names = [prefix + variable.name for variable in VARIABLES if variable.secret for prefix in ("", PREFIX)]
+    names += ETCD_SECRETS
     return {name: environ[name] for name in names if environ.get(name)}
+
+
+def etcd_access(environ: Mapping[str, str] = os.environ) -> EtcdAccess:
+    """Return how a client is admitted to an etcd, as etcdctl's own variables say."""
+    authority, certificate, key = (Path(text) if (text := environ.get(name)) else None for name in ETCD_FILES)
+    user, colon, password = environ.get("ETCDCTL_USER", "").partition(":")
+    return EtcdAccess(authority, certificate, key, user, password if colon else environ.get("ETCDCTL_PASSWORD", ""))
 
 
 def replace_environment(wanted: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:

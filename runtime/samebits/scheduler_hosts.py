@@ -67,7 +67,7 @@ def canonical(text: str) -> str:
         return value
     if "," not in value:
         return one_host(value)
-    return ",".join(_written(host, port) for host, port in _listed(value))
+    return ",".join(_written(host, port) for host, port in listed(value))
 
 
 def addresses_in(text: str, port: int) -> tuple[SchedulerAddress, ...]:
@@ -81,7 +81,7 @@ def addresses_in(text: str, port: int) -> tuple[SchedulerAddress, ...]:
         return ()
     if "," not in text:
         return (SchedulerAddress(text.strip("[]"), port),)
-    return tuple(SchedulerAddress(host, own or port) for host, own in _listed(text))
+    return tuple(SchedulerAddress(host, own or port) for host, own in listed(text))
 
 
 def file_in(text: str) -> Path | None:
@@ -104,7 +104,7 @@ def addresses_of_file(content: str, port: int) -> tuple[SchedulerAddress, ...]:
     if not text:
         raise NotHostsError("it names no host")
     try:
-        return tuple(SchedulerAddress(host, own or port) for host, own in _listed(text))
+        return tuple(SchedulerAddress(host, own or port) for host, own in listed(text))
     except NotHostsError as error:
         raise NotHostsError(str(error) or "it names an invalid host") from None
 
@@ -124,8 +124,12 @@ def shown(text: str, port: int) -> str:
     return f"{' or '.join(map(str, addresses_in(text, port)))} (SCHED_HOST)"
 
 
-def _listed(text: str) -> list[tuple[str, int | None]]:
-    """Return each host and its own port, without duplicates."""
+def listed(text: str) -> list[tuple[str, int | None]]:
+    """Return each host of ``a,b:8119`` and its own port, without duplicates.
+
+    Raises:
+        NotHostsError: a part is neither a host nor a host with its port.
+    """
     found: dict[tuple[str, int | None], None] = {}
     for word in text.split(","):
         item = word.strip()

@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from samebits.etcd_place import SCHEME, EtcdPlace
 from samebits.scheduler_hosts import NotHostsError, canonical, one_host
 from samebits.urls import has_password
 
@@ -165,6 +166,15 @@ def folder_or_url(text: str) -> Path | str:
             "library looks for them, such as ~/.aws/credentials or AWS_ACCESS_KEY_ID"
         )
     return text.rstrip("/")
+
+
+def _parse_recovery(text: str) -> Path | EtcdPlace:
+    if not text.startswith(SCHEME):
+        return _parse_folder(text)
+    try:
+        return EtcdPlace.parse(text)
+    except ValueError as error:
+        raise WrongValueError(str(error), "export {name}=etcd://host1:2379,host2:2379/jobs/<this job's name>") from None
 
 
 def _parse_device(text: str) -> str:
@@ -347,6 +357,7 @@ _HOSTS = Kind(
 _PORT = _whole(1, 65535, _explain_service_link)
 _FOLDER = Kind("a folder", "目录", _parse_folder)
 _FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL", folder_or_url)
+_RECOVERY_PLACE = Kind("a folder, or etcd://host:port,…/prefix", "目录，或 etcd://host:port,…/prefix", _parse_recovery)
 _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _BACKEND = _one_of("gloo")
@@ -498,9 +509,11 @@ VARIABLES: tuple[Variable, ...] = (
         shown_default=("1 (`run.sh` exports 0)", "1（`run.sh` 导出 0）"), scope=Scope.PROCESS,
     ),
     Variable(
-        "RECOVERY_PATH", "recovery_path", _FOLDER, "./recovery", _RECOVERY,
-        "Folder of the scheduler's journal and lock.",
-        "scheduler 的记录簿（journal）和锁所在目录。",
+        "RECOVERY_PATH", "recovery_path", _RECOVERY_PLACE, "./recovery", _RECOVERY,
+        "Folder of the scheduler's journal and lock. `etcd://h1:2379,h2:2379,h3:2379/jobs/name`: the journal lies in "
+        "this etcd, under a prefix of the job's own, and `./recovery` holds a copy.",
+        "scheduler 的记录簿（journal）和锁所在目录。`etcd://h1:2379,h2:2379,h3:2379/jobs/name`：记录簿保存在该 etcd 中"
+        "作业自己的前缀之下，`./recovery` 保存一份副本。",
     ),
     Variable(
         "REGISTER_COOLDOWN", "register_cooldown_s", _seconds(0), "30", _RECOVERY,

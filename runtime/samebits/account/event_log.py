@@ -20,6 +20,7 @@ from samebits.core.scheduler import Event as CoreEvent
 from samebits.core.scheduler import Received, SchedulerCore
 from samebits.store import event_log
 from samebits.store.event_log import EventLog, read_lines
+from samebits.store.quorum.gateway import EtcdGateway
 
 MOST_DIGITS = 300  # of a whole number; a float can have 308
 
@@ -32,12 +33,18 @@ class EventWriter:
         core: the source of the events.
         zero_s: the Unix time at which the clock of ``core`` showed 0.
         warn: prints a line about a file that cannot be written.
+        gateway: to the etcd that holds a copy, if one does; for this writer alone.
     """
 
     def __init__(
-        self, directory: Path | None, core: SchedulerCore, zero_s: float, warn: Callable[[str], object]
+        self,
+        directory: Path | None,
+        core: SchedulerCore,
+        zero_s: float,
+        warn: Callable[[str], object],
+        gateway: EtcdGateway | None = None,
     ) -> None:
-        self._log = None if directory is None else EventLog(directory, _carried, warn)
+        self._log = None if directory is None else EventLog(directory, _carried, warn, gateway=gateway)
 
         def step_of(node: str) -> int:
             presence = core.presence(node)
@@ -62,12 +69,13 @@ class EventWriter:
 
     def begin_again(self) -> None:
         """Reopen the file, whose folder may have been removed."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
         if self._log is not None:
             self._log.close()
+
+    def close(self) -> None:
+        """Close the file, and write what waits for the etcd."""
+        if self._log is not None:
+            self._log.end()
 
 
 def line_of(event: Event) -> str:

@@ -40,6 +40,7 @@ from samebits.launcher.spawning import (
 )
 from samebits.launcher.supervising import can_replace, start_in_place, supervisor_for
 from samebits.net.descriptors import require_descriptors
+from samebits.service.job_journal import refresh
 from samebits.spelling import spelled
 from samebits.store.lock import read_holder
 from samebits.store.owner import read_owner
@@ -280,6 +281,7 @@ def look(settings: Settings) -> Remains:
     nodes = job_spec.nodes_of(settings.log_dir, settings)
     kept = job_spec.read(settings.log_dir)
     started = read_pid_files(settings.log_dir, process_names(nodes))
+    refresh(settings, _say)
     stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
     answer = ask_once(settings, ANSWER_TIMEOUT_S)
     told = JobView.of(answer) if answer is not None else None

@@ -21,6 +21,7 @@ from samebits.config import Role, Settings
 from samebits.errors import SettingsError, StoreError, UsageError
 from samebits.launcher.spawning import Program, Way, is_here
 from samebits.named_file import read_named_file
+from samebits.service import job_journal, log
 from samebits.spelling import spelled, spelled_run
 from samebits.store import durable, private
 from samebits.store.journal import JOURNAL_FILE
@@ -445,12 +446,23 @@ def require_moved(kept: JobSpec) -> None:
 def settings_here(*, only_looks: bool = False) -> Settings:
     """The settings of the job that a tool called in the current folder means: today's environment over the kept one.
 
+    If the job's journal lies in an etcd, its copy in RECOVERY_PATH is current afterwards, unless the etcd is away.
+
     ``only_looks``: read what lies in this folder, even if it is a copy.
 
     Raises:
         SettingsError: something in them is wrong.
         UsageError: the job was started in another folder.
     """
+    settings = _settings_here(only_looks=only_looks)
+    try:
+        job_journal.refresh(settings, log.warn)
+    except StoreError as error:
+        log.warn(f"{error}. Shown is what {settings.recovery_path} holds of it")
+    return settings
+
+
+def _settings_here(*, only_looks: bool) -> Settings:
     present = config.kept_environment()
     log_dir, is_pointed_at = _find(present)
     kept = read(log_dir)
@@ -463,7 +475,7 @@ def settings_here(*, only_looks: bool = False) -> Settings:
         kept = kept.moved_to(Path.cwd())
     absolute = kept.settings()
     folders = {
-        "RECOVERY_PATH": str(absolute.recovery_path),
+        "RECOVERY_PATH": str(absolute.journal_place or absolute.recovery_path),
         "CHECKPOINT_PATH": str(absolute.checkpoint_path),
         "LOG_DIR": str(absolute.log_dir),
     }

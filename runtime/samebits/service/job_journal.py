@@ -6,22 +6,90 @@ restore point in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from samebits.config import Settings, fixed_settings
+from samebits.config import Settings, etcd_access, fixed_settings
 from samebits.core import records
 from samebits.core.membership.rebuild import from_points
 from samebits.core.point import Point
 from samebits.core.records import Record
 from samebits.core.state import JobState
-from samebits.errors import JournalDamagedError, ProtocolError, StoreError
+from samebits.errors import JournalDamagedError, LockedError, ProtocolError, StoreError
 from samebits.service import clock
 from samebits.spelling import spelled
 from samebits.store import journal_format
-from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
-from samebits.store.lock import DirectoryLock
+from samebits.store.event_log import refresh_copy
+from samebits.store.journal import JOURNAL_FILE, Journal, read_journal, refresh_copies
+from samebits.store.lock import DirectoryLock, LockHolder
+from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.quorum.log import QuorumClaim, remove_job
 from samebits.store.term_claim import TermClaim
+
+
+def gateway_of(settings: Settings, on_wait: Callable[[str], object]) -> EtcdGateway | None:
+    """Return a client of the etcd that holds the job's journal; None if its folder does.
+
+    Args:
+        settings: of the job.
+        on_wait: called with a sentence while the etcd does not answer.
+
+    Raises:
+        StoreError: the files for TLS cannot be used.
+    """
+    place = settings.journal_place
+    return None if place is None else EtcdGateway(place, etcd_access(), on_wait)
+
+
+def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
+    """Bring RECOVERY_PATH's copy of a journal in an etcd up to date, unless a scheduler here is writing it.
+
+    Args:
+        settings: of the job, with absolute folders.
+        on_wait: called with a sentence while the etcd does not answer.
+
+    Raises:
+        JournalDamagedError: what is in the etcd is not a journal.
+        StoreError: the etcd or the disk refuses.
+    """
+    gateway = gateway_of(settings, on_wait)
+    if gateway is None:
+        return
+    lock = DirectoryLock(settings.recovery_path, "a reader")
+    try:
+        lock.acquire()
+    except LockedError:
+        return
+    try:
+        refresh_folder(settings.recovery_path, gateway)
+    finally:
+        lock.release()
+        gateway.close()
+
+
+def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
+    """Make the folder's journals and events copies of those in the etcd; the caller holds the folder's lock.
+
+    Raises:
+        JournalDamagedError: what is in the etcd is not a journal.
+        StoreError: the etcd or the disk refuses.
+    """
+    refresh_copies(recovery_path, gateway)
+    refresh_copy(recovery_path, gateway)
+
+
+def clear(settings: Settings, role: str, on_wait: Callable[[str], object]) -> None:
+    """Remove a job from the etcd once the folder with its copy was moved aside.
+
+    A scheduler of that job that still lives is superseded first, so that it writes nothing more.
+
+    Raises:
+        StoreError: the etcd refuses.
+    """
+    gateway = gateway_of(settings, on_wait)
+    if gateway is not None:
+        remove_job(QuorumClaim.take(gateway, LockHolder.this_process(role).note()))
+        gateway.close()
 
 
 def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
@@ -65,7 +133,8 @@ def begin_from(settings: Settings, job: str, point: Point, top: int) -> None:
     """
     path = settings.recovery_path
     with DirectoryLock(path, "recover.sh"):
-        journal, payloads = Journal.open(path, TermClaim.take(path, "recover.sh"))
+        gateway = gateway_of(settings, lambda _: None)
+        journal, payloads = Journal.open(path, TermClaim.take(path, "recover.sh", gateway=gateway))
         with journal:
             if payloads:
                 raise StoreError(f"{path}: there is a journal. Fix: call recover.sh without --from-checkpoints")

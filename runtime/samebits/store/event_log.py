@@ -17,6 +17,8 @@ from pathlib import Path
 
 from samebits.errors import StoreError
 from samebits.store import durable, private
+from samebits.store.quorum.event_copy import EventCopier, copied_lines
+from samebits.store.quorum.gateway import EtcdGateway
 
 EVENTS_FILE = "events.jsonl"
 PART_BYTES = 512 << 10
@@ -31,6 +33,7 @@ class EventLog:
         directory: an existing folder.
         first_line: makes the first line of a part from the lines of the previous part.
         on_failure: called once, with a sentence, when a line is lost.
+        gateway: to the etcd that holds a copy, if one does; for the log alone.
         part_bytes: size at which a new part begins.
     """
 
@@ -40,6 +43,7 @@ class EventLog:
         first_line: Callable[[list[str]], str],
         on_failure: Callable[[str], object],
         *,
+        gateway: EtcdGateway | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._path = directory / EVENTS_FILE
@@ -48,9 +52,12 @@ class EventLog:
         self._size_bytes = 0
         self._is_torn = False
         self._has_failed = False
+        self._copier = None if gateway is None else EventCopier(gateway, read_lines(directory), on_failure)
 
     def append(self, lines: Sequence[str]) -> None:
         """Append whole lines, given without line breaks; lines that the disk refuses are lost."""
+        if self._copier is not None:
+            self._copier.put(lines)
         try:
             if self._descriptor is not None and self._size_bytes > self._part_bytes:
                 self._rotate()
@@ -60,6 +67,12 @@ class EventLog:
             if not self._has_failed:
                 self._has_failed = True
                 self._on_failure(f"{self._path}: an event was not written ({error}); the job continues without it")
+
+    def end(self) -> None:
+        """Close the file and the copy; nothing can be appended any more."""
+        self.close()
+        if self._copier is not None:
+            self._copier.close()
 
     def close(self) -> None:
         """Close the file; ``append`` opens it again."""
@@ -91,7 +104,23 @@ class EventLog:
             older = _part(self._path.parent, number - 1)
             if older.exists():
                 older.replace(_part(self._path.parent, number))
+        if self._copier is not None:
+            self._copier.put([first])
         self._write(f"{first}\n")
+
+
+def refresh_copy(directory: Path, gateway: EtcdGateway) -> None:
+    """Make the folder's log a copy of the one in the etcd, unless it has more; the caller holds the folder's lock.
+
+    Raises:
+        StoreError: the etcd or the disk refuses.
+    """
+    lines = copied_lines(gateway)
+    if lines and lines[-1] not in read_lines(directory):
+        durable.make_directory(directory)
+        for number in range(1, MOST_PARTS):
+            _part(directory, number).unlink(missing_ok=True)
+        durable.write_file_atomically(directory / EVENTS_FILE, "".join(f"{line}\n" for line in lines).encode())
 
 
 def read_lines(directory: Path) -> list[str]:

@@ -12,6 +12,9 @@ claim was taken does no harm at whichever instruction it resumes:
 - A replacement of the journal checks the claim between its last byte and its rename. A writer that claims later removes
   the replacement under its temporary name. So the rename fails, or it happens before the later writer reads.
 
+If the claim is one in an etcd, the journal there (``quorum.log``) counts. It is written first, in a transaction that
+compares the claim, and the file is a copy for everything that reads the folder.
+
 The state after a failed append is defined. If the write failed (a full disk, for example), the partial batch is cut off
 and the journal stays usable. If the fsync failed, the state of the disk is unknown, and a second fsync would falsely
 succeed because the kernel forgets the failed pages (fsync(2), "fsyncgate"). The journal then refuses further writes,
@@ -23,7 +26,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,9 +35,14 @@ from samebits.errors import ClaimRemovedError, JournalDamagedError, StoreError, 
 from samebits.spelling import spelled
 from samebits.store import durable, journal_format
 from samebits.store.journal_format import Contents, Fault, JournalFormatError
+from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.quorum.log import QuorumLog, read_log
 from samebits.store.term_claim import TermClaim
 
 JOURNAL_FILE = "journal"
+KEYS_FOLDER = "keys"
+"""Below RECOVERY_PATH: the folder of the second journal, that of the durable keys."""
+
 MAX_TORN_FILES = 8
 
 _TORN_NAME = re.compile(r"journal\.torn-([0-9]{1,9})")
@@ -84,6 +92,28 @@ def read_journal(directory: Path) -> JournalContents | None:
     return JournalContents(contents.payloads, _torn_tail(path, contents, len(data), None))
 
 
+def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
+    """Make the folder's journals copies of those in the etcd; the caller holds the folder's lock.
+
+    A journal that the etcd lacks stays as it is.
+
+    Raises:
+        JournalDamagedError: what is in the etcd is not a journal.
+        StoreError: the etcd or the disk refuses.
+    """
+    for folder in (directory, directory / KEYS_FOLDER):
+        payloads = read_log(gateway, _quorum_name(folder))
+        if payloads is None:
+            continue
+        try:
+            here = read_journal(folder)
+        except JournalDamagedError:
+            here = None
+        if here is None or here.payloads != payloads:
+            durable.make_directory(folder)
+            durable.write_file_atomically(folder / JOURNAL_FILE, journal_format.encode_file(payloads, _new_nonce()))
+
+
 class Journal:
     """The journal of one folder, opened for writing by the holder of the folder's lock. One thread uses it.
 
@@ -92,10 +122,17 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, descriptor: int, contents: Contents, torn_tail: TornTail | None, claim: TermClaim | None
+        self,
+        path: Path,
+        descriptor: int,
+        contents: Contents,
+        torn_tail: TornTail | None,
+        claim: TermClaim | None,
+        log: QuorumLog | None = None,
     ) -> None:
         self._path = path
         self._claim = claim
+        self._log = log
         self._descriptor = descriptor
         self._nonce = contents.nonce
         self._size_bytes = contents.end
@@ -114,14 +151,18 @@ class Journal:
 
         Args:
             directory: created if missing.
-            claim: taken before; without one, only the folder's lock keeps other writers out.
+            claim: taken before; without one, only the folder's lock keeps other writers out. If it is one in an etcd,
+                the payloads are those of the journal there. The folder's are written there if it has none.
 
         Raises:
             SupersededError: another writer took the claim.
             JournalDamagedError: it is damaged, not a journal, or of another version; nothing was changed.
-            StoreError: the disk refuses.
+            StoreError: the disk or the etcd refuses.
         """
         durable.make_directory(directory)
+        log, counting = None, None
+        if claim is not None and claim.quorum is not None:
+            log, counting = QuorumLog.open(claim.quorum, _quorum_name(directory))
         path = directory / JOURNAL_FILE
         remove_leftovers(directory)
         data, torn_tail = _read_file(path), None
@@ -135,10 +176,15 @@ class Journal:
             # fsync reports success without writing anything ("fsyncgate").
             kept_in = _keep_aside(path, data[contents.end :]) if contents.torn else None
             torn_tail = _torn_tail(path, contents, len(data), kept_in)
+        if counting is not None:
+            payloads = counting
+        elif log is not None and payloads:
+            log.compact(payloads)
         nonce = _new_nonce()
         data = journal_format.encode_file(payloads, nonce)
         descriptor = _put_in_place(_write_temporary(path, data, claim), path, claim)
-        return cls(path, descriptor, Contents(nonce, len(data), payloads, len(data), None), torn_tail, claim), payloads
+        contents = Contents(nonce, len(data), payloads, len(data), None)
+        return cls(path, descriptor, contents, torn_tail, claim, log), payloads
 
     @property
     def term(self) -> int:
@@ -158,7 +204,7 @@ class Journal:
     @property
     def goes_on(self) -> bool:
         """Whether it can be appended to; after a failed append, whether the batch was taken back."""
-        return self._descriptor >= 0 and self._broken is None
+        return self._descriptor >= 0 and self._broken is None and (self._log is None or self._log.goes_on)
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Make all these payloads durable, or none: one write, one fsync. An empty batch does nothing.
@@ -176,6 +222,7 @@ class Journal:
             raise StoreError(
                 f"{self._path}: one append of {body_bytes} bytes; at most {journal_format.MAX_BODY_BYTES} fit: split it"
             )
+        self._write_to_log(lambda log: log.append(payloads))
         batch = journal_format.encode_batch(payloads, self._nonce, self._size_bytes)
         with durable.disk_errors(self._path, f"appending {len(batch)} bytes"):
             try:
@@ -190,7 +237,8 @@ class Journal:
                 self._cut_back(error)
                 raise
         self._size_bytes += len(batch)
-        self.require_claim()
+        if self._claim is not None:
+            self._confirm(self._claim.require_file)  # the etcd has compared its own
 
     def require_claim(self) -> None:
         """Return if this writer's claim stands or it needs none; otherwise stop writing and raise.
@@ -200,12 +248,28 @@ class Journal:
             StoreError: the disk gives no answer.
         """
         if self._claim is not None:
-            try:
-                self._claim.require()
-            except BaseException as error:
-                self._is_unclaimed = self._broken is None and isinstance(error, ClaimRemovedError)
-                self._broken = f"its claim could not be confirmed: {error}"
-                raise
+            self._confirm(self._claim.require)
+
+    def _confirm(self, require: Callable[[], None]) -> None:
+        try:
+            require()
+        except BaseException as error:
+            self._break(error)
+            raise
+
+    def _write_to_log(self, write: Callable[[QuorumLog], None]) -> None:
+        """Write to the etcd's journal, if there is one; another failure than a lost claim may leave it usable."""
+        if self._log is None:
+            return
+        try:
+            write(self._log)
+        except (SupersededError, ClaimRemovedError) as error:
+            self._break(error)
+            raise
+
+    def _break(self, error: BaseException) -> None:
+        self._is_unclaimed = self._broken is None and isinstance(error, ClaimRemovedError)
+        self._broken = f"its claim could not be confirmed: {error}"
 
     def compact(self, payloads: Sequence[bytes]) -> None:
         """Replace the whole journal by these payloads; a crash leaves the old one or the new one.
@@ -216,6 +280,10 @@ class Journal:
             ClaimRemovedError: the claim's file was removed; see :meth:`begin_again`.
         """
         self._require_usable()
+        self._write_to_log(lambda log: log.compact(payloads))
+        self._replace(payloads)
+
+    def _replace(self, payloads: Sequence[bytes]) -> None:
         nonce = _new_nonce()
         data = journal_format.encode_file(payloads, nonce)
         if len(data) > journal_format.MAX_JOURNAL_BYTES:
@@ -256,7 +324,10 @@ class Journal:
                 f"claim, was removed, so this one has stopped. Fix: `{spelled('recover')}` continues with that journal"
             )
         self._claim, self._broken, self._is_unclaimed = claim, None, False
-        self.compact(payloads)
+        if self._log is not None and claim.quorum is not None:
+            quorum = claim.quorum
+            self._write_to_log(lambda log: log.begin_again(payloads, quorum))
+        self._replace(payloads)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -288,6 +359,11 @@ class Journal:
             os.fsync(self._descriptor)
         except OSError as second:
             self._broken = f"an append failed ({error}) and could not be undone ({second})"
+
+
+def _quorum_name(directory: Path) -> str:
+    """Return the name in an etcd of the journal whose copy this folder holds."""
+    return "keys" if directory.name == KEYS_FOLDER else "journal"
 
 
 def _open_to_append(path: Path) -> int:

@@ -118,13 +118,27 @@ def decode_file(data: bytes) -> Contents:
     payloads: list[bytes] = []
     offset = FILE_HEAD_BYTES
     while offset < len(data):
-        batch = _decode_batch(data, nonce, offset)
+        batch = _decode_batch(data, offset, _seed(nonce, offset))
         if isinstance(batch, _Bad):
             _raise_if_damaged(data, nonce, born_bytes, offset, batch)
             return Contents(nonce, born_bytes, payloads, offset, batch.reason)
         payloads += batch.payloads
         offset = batch.end
     return Contents(nonce, born_bytes, payloads, offset, None)
+
+
+def decode_batch(data: bytes, nonce: int, offset: int) -> list[bytes]:
+    """Return the payloads of one append that is stored by itself, as :func:`encode_batch` made it.
+
+    Raises:
+        JournalFormatError: it is not exactly that append.
+    """
+    batch = _decode_batch(data, 0, _seed(nonce, offset))
+    if isinstance(batch, _Bad):
+        raise JournalFormatError(Fault.DAMAGED, 0, batch.reason)
+    if batch.end != len(data):
+        raise JournalFormatError(Fault.DAMAGED, batch.end, "more bytes follow the batch")
+    return batch.payloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +168,9 @@ def _decode_file_head(data: bytes) -> tuple[int, int]:
     return nonce, born_bytes
 
 
-def _decode_batch(data: bytes, nonce: int, offset: int) -> _Batch | _Bad:
+def _decode_batch(data: bytes, offset: int, seed: int) -> _Batch | _Bad:
     if len(data) - offset < BATCH_HEAD_BYTES:
         return _Bad("the file ends inside the head of a batch", None)
-    seed = _seed(nonce, offset)
     if not _is_good_head(data, offset, seed):
         return _Bad("the checksum of the batch's head does not match", None)
     _, count, body_size, checksum = _BATCH_HEAD.unpack_from(data, offset)

@@ -15,6 +15,9 @@ A person may remove the claim, with or without the folder. Its owner then claims
 at the journal once more. If there is none, or only its own, no record can have been sent that it does not know, and it
 writes the journal again from memory (``Journal.begin_again``).
 
+If the journal lies in an etcd, the claim is made there first (``quorum.log``), with the same number, and counts; the
+file protects the folder's copy.
+
 The check is fchmodat(2) on the claim's name, relative to a descriptor of the folder, because the folder may be moved
 while a job runs. The answer must not come from a cache. An NFS client answers stat(2) and open(2) for seconds from
 remembered attributes (nfs(5), "acregmin"), and may keep changed times to itself under a delegation (RFC 9754). But a
@@ -38,6 +41,8 @@ from samebits.errors import ClaimRemovedError, StoreError, SupersededError
 from samebits.spelling import spelled
 from samebits.store import durable
 from samebits.store.lock import LockHolder
+from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.quorum.log import QuorumClaim
 
 _CLAIM = re.compile(r"term\.([1-9][0-9]{0,17})")
 _GONE = (errno.ENOENT, errno.ESTALE)
@@ -53,9 +58,10 @@ class TermClaim:
 
     Attributes:
         number: the term; higher than all that were claimed or, by ``floor``, written before.
+        quorum: the claim in the etcd, if the journal lies in one.
     """
 
-    def __init__(self, directory: Path, number: int) -> None:
+    def __init__(self, directory: Path, number: int, quorum: QuorumClaim | None = None) -> None:
         self._directory = directory
         self._path = _path(directory, number)
         self._note = b""
@@ -63,19 +69,23 @@ class TermClaim:
             self._folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._folder)
         self.number = number
+        self.quorum = quorum
 
     @classmethod
-    def take(cls, directory: Path, role: str, floor: Callable[[], int] = lambda: 0) -> TermClaim:
+    def take(
+        cls, directory: Path, role: str, floor: Callable[[], int] = lambda: 0, gateway: EtcdGateway | None = None
+    ) -> TermClaim:
         """Claim the next term; once this returns, no earlier claim stands.
 
         Args:
             directory: created, with its parents, if missing.
             role: how others are told about this process, e.g. "scheduler on port 8000".
             floor: returns the highest term in the folder's journal; called before the claim is made.
+            gateway: to the etcd that holds the journal, if one does.
 
         Raises:
             SupersededError: another scheduler claimed the same term, or a higher one, at the same moment.
-            StoreError: the disk refuses, or the last term is higher than any that a job can reach.
+            StoreError: the disk or the etcd refuses, or the last term is higher than any that a job can reach.
         """
         durable.make_directory(directory)
         number = max(floor(), highest_claim(directory)) + 1
@@ -85,8 +95,12 @@ class TermClaim:
                 f"starts: another program has left {_path(directory, number - 1).name}, or the journal is damaged. "
                 f"Fix: remove that file; or `{spelled('run', '--fresh')}` moves the folder aside"
             )
-        claim = cls(directory, number)
-        claim._create(LockHolder.this_process(role).note() + os.urandom(16).hex().encode())
+        holder, quorum = LockHolder.this_process(role).note(), None
+        if gateway is not None:
+            quorum = QuorumClaim.take(gateway, holder, number - 1)
+            number = quorum.number
+        claim = cls(directory, number, quorum)
+        claim._create(holder + os.urandom(16).hex().encode())
         claims = _claims(directory)
         if max(claims, default=0) > claim.number:
             with durable.disk_errors(claim._path, "taking a claim back"):
@@ -107,13 +121,20 @@ class TermClaim:
     def require(self) -> None:
         """Return if the claim stands; any later claimant then reads everything durable before this call.
 
-        It costs one fchmodat(2); see the module's docstring. After a person emptied the folder, another scheduler may
-        claim the same number, so the file's content is compared as well.
-
         Raises:
             SupersededError: another scheduler has taken it; the message names that one.
             ClaimRemovedError: it is gone, and no scheduler has claimed this term or a later one.
-            StoreError: the disk gives no answer.
+            StoreError: the disk or the etcd gives no answer.
+        """
+        if self.quorum is not None:
+            self.quorum.require()
+        self.require_file()
+
+    def require_file(self) -> None:
+        """Return if the claim of the folder stands; raises as :meth:`require`.
+
+        It costs one fchmodat(2); see the module's docstring. After a person emptied the folder, another scheduler may
+        claim the same number, so the file's content is compared as well.
         """
         with durable.disk_errors(self._path, "checking this scheduler's claim"):
             try:

@@ -44,6 +44,7 @@ from samebits.net.curve import secret_words
 from samebits.net.descriptors import require_descriptors
 from samebits.scheduler_hosts import names_one
 from samebits.service import cause_file
+from samebits.service.job_journal import clear, refresh
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable, owner, private
@@ -385,7 +386,10 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
             holder = read_holder(settings.recovery_path)
             found = replace(found, holder=str(holder or "an unknown process"))
     try:
-        _carry_out(plan_start(found, fresh=fresh))
+        plan = plan_start(found, fresh=fresh)
+        _carry_out(plan)
+        if any(move.path == settings.recovery_path for move in plan.moves):
+            clear(settings, "run.sh", say)
         remove_dead_pid_files(settings.log_dir)
         if unfound := job_spec.keep(settings.log_dir, start, has_pointer=settings.hidden_state != "check"):
             say(unfound)
@@ -410,6 +414,7 @@ def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
         port_problem=port_problem,
     )
     try:
+        refresh(settings, say)
         found = replace(found, view=stored_view(settings.recovery_path))
     except StoreError as error:
         found = replace(found, damage=str(error))

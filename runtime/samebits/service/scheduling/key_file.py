@@ -15,10 +15,9 @@ from samebits.core.scheduler import SchedulerCore
 from samebits.errors import ClaimRemovedError, JournalDamagedError, ProtocolError, StoreError
 from samebits.service import log
 from samebits.store.durable import move_aside
-from samebits.store.journal import JOURNAL_FILE, Journal, remove_leftovers
+from samebits.store.journal import JOURNAL_FILE, KEYS_FOLDER, Journal, remove_leftovers
 from samebits.store.term_claim import TermClaim
 
-KEYS_FOLDER = "keys"
 COMPACT_BYTES = 4 << 20
 APPEND_BYTES = 16 << 20
 """Limit for one append: a pass may bring more than the journal takes at once."""
@@ -78,6 +77,9 @@ class KeyFile:
                 self._claim.require()
             owner = records[0].job if isinstance(records[0], KeysOf) else ""
             log.warn(f"{self._path} holds the keys of another job: moved aside to {move_aside(self._path, owner)}")
+            if self._claim is not None and self._claim.quorum is not None:
+                with Journal.open(self._path, self._claim)[0] as journal:
+                    journal.compact([])
 
     def _read(self, path: Path) -> list[KeyRecord]:
         self._journal, payloads = Journal.open(path, self._claim)

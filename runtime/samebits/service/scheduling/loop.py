@@ -42,7 +42,7 @@ from samebits.net.server import Arrived, Incoming, Lost, Server
 from samebits.printable import counted
 from samebits.scheduler_hosts import names_one
 from samebits.service import cause_file, clock, log, process_state
-from samebits.service.job_journal import history_of, written_term
+from samebits.service.job_journal import gateway_of, history_of, refresh_folder, written_term
 from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler_address import listening_place, search_s
 from samebits.service.scheduling.followers import MAX_FOLLOWERS, Followers
@@ -55,6 +55,7 @@ from samebits.store.journal import Journal
 from samebits.store.lock import DirectoryLock
 from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity, host_id
+from samebits.store.quorum.gateway import EtcdGateway
 from samebits.store.term_claim import TermClaim, impossible_claims
 
 COMPACT_BYTES = 4 << 20
@@ -128,6 +129,7 @@ class SchedulerService:
         self.strangers = UnknownPeers()
         self._gone: dict[int, str] = {}  # pidfd → session of the process that it watches
         self._events: EventWriter | None = None
+        self._gateway: EtcdGateway | None = None
         self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
 
     def stop(self, by: str) -> None:
@@ -197,7 +199,11 @@ class SchedulerService:
         journal: Journal | None = None
         payloads: list[bytes] = []
         if settings.enable_recovery:
-            claim = TermClaim.take(path, self._lock.role, lambda: written_term(path))
+            self._gateway = gateway_of(settings, log.warn)
+            if self._gateway is not None:
+                log.say(f"the journal lies in {self._gateway.place}; {path} holds a copy")
+                refresh_folder(path, self._gateway)
+            claim = TermClaim.take(path, self._lock.role, lambda: written_term(path), self._gateway)
             for name in impossible_claims(path):
                 log.warn(f"{path / name}: no job has had so many scheduler starts, so it is ignored. Fix: remove it")
             self._keys.claimed(claim)
@@ -234,7 +240,8 @@ class SchedulerService:
     def _loop(self, server: Server, journal: Journal | None, core: SchedulerCore) -> Ended:
         inbound = Inbound(server, self._followers, self.strangers)
         directory = None if journal is None else self._settings.recovery_path.resolve()
-        self._events = EventWriter(directory, core, time.time() - clock.now_s(), log.warn)
+        gateway = gateway_of(self._settings, log.warn) if directory is not None else None
+        self._events = EventWriter(directory, core, time.time() - clock.now_s(), log.warn, gateway)
         this_pass = _Pass()
         this_pass.add(core.start())
         self._announce(core)
@@ -362,7 +369,9 @@ class SchedulerService:
             try:
                 private.make_folder(path, "RECOVERY_PATH")
                 self._lock.renew()
-                claim = TermClaim.take(path, self._lock.role, lambda: max(journal.term, written_term(path)))
+                claim = TermClaim.take(
+                    path, self._lock.role, lambda: max(journal.term, written_term(path)), self._gateway
+                )
                 journal.begin_again([records.SCHEMA.pack(record) for record in core.state.snapshot()], claim)
                 self._keys.begin_again(claim, core)
                 break

@@ -1,0 +1,287 @@
+"""Requests to an etcd through its HTTP gateway (etcd 3.4 and later), with the standard library alone.
+
+Every request here may be sent twice, and applied late, without harm: reads are linearizable, and a write is a
+transaction whose comparisons fail once it has been applied. So a request without an answer is sent to the next member
+until ``PATIENCE_S`` is over, and the caller reads back whether an earlier attempt was applied.
+
+Nothing here compacts or defragments the etcd or disarms an alarm: it may be Kubernetes' own.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from samebits.errors import StoreError
+from samebits.etcd_place import EtcdAccess, EtcdPlace
+
+PATIENCE_S: Final = 60.0
+"""Longer than an election and a member's restart; a scheduler that waits lets its workers train on."""
+
+ATTEMPT_S: Final = 2.0
+_PAUSE_S: Final = 0.1
+_QUIET_S: Final = 3.0
+_MOST_ANSWER_BYTES: Final = 16 << 20
+_PAGE: Final = 12
+"""Values a page of a range: of 512 KiB each, in base64, they stay below ``_MOST_ANSWER_BYTES``."""
+
+_PASSING: Final = frozenset((1, 4, 10, 13, 14))
+"""gRPC's CANCELLED, DEADLINE_EXCEEDED, ABORTED, INTERNAL and UNAVAILABLE."""
+_EXHAUSTED: Final = 8
+_UNAUTHENTICATED: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key, its value, and the revision of its last change; 0 and an empty value for a key that does not exist."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Equals:
+    """A transaction's condition: the key has this value, or, with None, does not exist."""
+
+    key: str
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A transaction's change: the key gets this value."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """A transaction's change: all keys from ``first`` up to, but without, ``end`` are removed."""
+
+    first: str
+    end: str
+
+
+class _RawKeyValue(msgspec.Struct):
+    key: bytes
+    value: bytes = b""
+    mod_revision: int = 0
+
+
+class _RangeAnswer(msgspec.Struct):
+    kvs: list[_RawKeyValue] = []
+    more: bool = False
+
+
+class _TransactionAnswer(msgspec.Struct):
+    succeeded: bool = False
+
+
+class _Token(msgspec.Struct):
+    token: str
+
+
+class _Failure(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+    error: str = ""
+
+
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
+
+
+class _PassingError(Exception):
+    """This attempt failed, and another may succeed."""
+
+
+class EtcdGateway:
+    """A client of one etcd, for one thread.
+
+    Args:
+        place: whose members are asked, one after the other.
+        access: how this client is admitted.
+        on_wait: called with a sentence while no member answers.
+    """
+
+    def __init__(self, place: EtcdPlace, access: EtcdAccess, on_wait: Callable[[str], object] = lambda _: None) -> None:
+        self.place = place
+        self._access = access
+        self._on_wait = on_wait
+        self._context = _context(access) if access.is_encrypted else None
+        self._member = 0
+        self._connection: http.client.HTTPConnection | None = None
+        self._token = ""
+
+    def get(self, key: str) -> KeyValue:
+        """Return the key's value, as every later reader sees it.
+
+        Raises:
+            StoreError: the etcd does not answer, or refuses.
+        """
+        answer = self._ask("kv/range", {"key": _coded(key)}, _RangeAnswer)
+        for found in answer.kvs:
+            if found.key == key.encode():
+                return KeyValue(key, found.value, found.mod_revision)
+        return KeyValue(key, b"", 0)
+
+    def under(self, prefix: str, *, has_values: bool = True) -> Iterator[KeyValue]:
+        """Yield all keys that begin with ``prefix``, in order, with their values or with empty ones.
+
+        Raises:
+            StoreError: the etcd does not answer, or refuses.
+        """
+        first, end = prefix.encode(), _after(prefix.encode())
+        while True:
+            request = {"key": _coded(first), "range_end": _coded(end), "limit": _PAGE, "keys_only": not has_values}
+            answer = self._ask("kv/range", request, _RangeAnswer)
+            for found in answer.kvs:
+                if not first <= found.key < end:
+                    raise StoreError(f"{self.place}: the etcd answered with a key that was not asked for")
+                yield KeyValue(found.key.decode(errors="replace"), found.value, found.mod_revision)
+            if not answer.more or not answer.kvs:
+                return
+            first = answer.kvs[-1].key + b"\0"
+
+    def change(self, conditions: Sequence[Equals], changes: Sequence[Put | Remove]) -> bool:
+        """Make all changes if all conditions hold; return whether they did.
+
+        False may also mean that an earlier attempt of this very call was applied; the caller reads back. An attempt
+        without an answer may be applied later, after other changes, so the conditions must exclude harm then.
+
+        Raises:
+            StoreError: the etcd does not answer, or refuses; the changes may or may not have been made.
+        """
+        request = {
+            "compare": [_comparison(one) for one in conditions],
+            "success": [_change(one) for one in changes],
+        }
+        return self._ask("kv/txn", request, _TransactionAnswer).succeeded
+
+    def close(self) -> None:
+        """Close the connection; the next request opens one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(self, path: str, request: dict[str, Any], kind: type[_Answer]) -> _Answer:
+        deadline, quiet_until = time.monotonic() + PATIENCE_S, time.monotonic() + _QUIET_S
+        while True:
+            try:
+                return self._attempt(path, request, kind)
+            except _PassingError as error:
+                self._member = (self._member + 1) % len(self.place.members)
+                now = time.monotonic()
+                if now >= deadline:
+                    raise StoreError(
+                        f"{self.place}: no member of the etcd has answered for {PATIENCE_S:g} s ({error}). Fix: bring "
+                        "a majority of its members back; the workers train on meanwhile"
+                    ) from error
+                if now >= quiet_until:
+                    self._on_wait(f"{self.place}: the etcd gives no answer ({error}); this scheduler asks again")
+                    quiet_until = now + PATIENCE_S / 3
+                time.sleep(_PAUSE_S)
+
+    def _attempt(self, path: str, request: dict[str, Any], kind: type[_Answer]) -> _Answer:
+        if self._access.user and not self._token:
+            credentials = {"name": self._access.user, "password": self._access.password}
+            self._token = self._post("auth/authenticate", credentials, _Token).token
+        return self._post(path, request, kind)
+
+    def _post(self, path: str, request: dict[str, Any], kind: type[_Answer]) -> _Answer:
+        member = self.place.members[self._member]
+        headers = {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            self._connection.request("POST", f"/v3/{path}", json.dumps(request), headers)
+            answer = self._connection.getresponse()
+            data = answer.read(_MOST_ANSWER_BYTES + 1)
+        except ssl.SSLCertVerificationError as error:
+            self.close()
+            raise StoreError(
+                f"{self.place}: {member} shows a certificate that is not accepted ({error.verify_message}). Fix: "
+                "export ETCDCTL_CACERT=<the certificate of the etcd's authority>"
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise _PassingError(f"{member}: {error or type(error).__name__}") from error
+        if len(data) > _MOST_ANSWER_BYTES:
+            self.close()
+            raise StoreError(f"{self.place}: {member} answered with more than {_MOST_ANSWER_BYTES} bytes")
+        if answer.status != http.client.OK:
+            self._raise(member, answer.status, data)
+        try:
+            return msgspec.json.decode(data, type=kind, strict=False)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.close()
+            raise _PassingError(f"{member}: this is not an etcd's answer ({error})") from error
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = self.place.members[self._member]
+        if self._context is None:
+            return http.client.HTTPConnection(host, port, timeout=ATTEMPT_S)
+        return http.client.HTTPSConnection(host, port, timeout=ATTEMPT_S, context=self._context)
+
+    def _raise(self, member: object, status: int, data: bytes) -> None:
+        failure = _Failure(message=f"HTTP status {status}")
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            failure = msgspec.json.decode(data, type=_Failure, strict=False)
+        text = failure.message or failure.error or f"HTTP status {status}"
+        if failure.code == _EXHAUSTED and "space" in text:
+            full = StoreError(
+                f"{self.place}: the etcd's database is full ({text}); nothing was written. Fix: make room there "
+                "(`etcdctl compact`, `etcdctl defrag`, then `etcdctl alarm disarm`, as its operator)"
+            )
+            full.may_pass = True
+            raise full
+        if failure.code == _UNAUTHENTICATED and self._token:
+            self._token = ""  # a token ends with its member, or after five minutes
+            raise _PassingError(f"{member}: {text}")
+        if failure.code in _PASSING or failure.code == _EXHAUSTED or status >= http.client.INTERNAL_SERVER_ERROR:
+            raise _PassingError(f"{member}: {text}")
+        raise StoreError(f"{self.place}: {member} refuses: {text}. Fix: see that ETCDCTL_USER may write there")
+
+
+def _context(access: EtcdAccess) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=access.authority)
+        if access.certificate is not None:
+            context.load_cert_chain(access.certificate, access.key)
+    except OSError as error:
+        raise StoreError(
+            f"the files for TLS towards the etcd cannot be used: {error}. Fix: export ETCDCTL_CACERT, ETCDCTL_CERT and "
+            "ETCDCTL_KEY as for etcdctl"
+        ) from error
+    return context
+
+
+def _comparison(one: Equals) -> dict[str, Any]:
+    if one.value is None:
+        return {"key": _coded(one.key), "target": "CREATE", "create_revision": 0}
+    return {"key": _coded(one.key), "target": "VALUE", "value": _coded(one.value)}
+
+
+def _change(one: Put | Remove) -> dict[str, Any]:
+    if isinstance(one, Put):
+        return {"request_put": {"key": _coded(one.key), "value": _coded(one.value)}}
+    return {"request_delete_range": {"key": _coded(one.first), "range_end": _coded(one.end)}}
+
+
+def _coded(value: str | bytes) -> str:
+    return base64.b64encode(value.encode() if isinstance(value, str) else value).decode()
+
+
+def _after(prefix: bytes) -> bytes:
+    """Return the first key behind all that begin with the prefix, which ends with a plain character."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

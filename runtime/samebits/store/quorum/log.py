@@ -1,0 +1,364 @@
+"""One journal in an etcd: a snapshot, then appends, under the claim of one scheduler.
+
+::
+
+  <prefix>/term                              the claim: its number, its holder, and random bytes
+  <prefix>/<name>/head                       which nonce counts, and how many chunks its snapshot has; written last
+  <prefix>/<name>/<nonce>/snapshot/<chunk>   the chunks of a journal file (``journal_format``)
+  <prefix>/<name>/<nonce>/log/<index>        appends in order; a large one takes several indices
+
+Every write compares the claim in its own transaction, so a scheduler whose claim was taken changes nothing any more;
+no clock or lease is involved. A transaction without an answer is read back: an append has one index and one content,
+and is never written to a second one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from samebits.core.records import MAX_TERM
+from samebits.errors import ClaimRemovedError, JournalDamagedError, StoreError, SupersededError
+from samebits.spelling import spelled
+from samebits.store import journal_format
+from samebits.store.journal_format import JournalFormatError
+from samebits.store.quorum.gateway import Equals, EtcdGateway, Put, Remove
+
+CHUNK_BYTES: Final = 512 << 10
+"""An etcd takes requests of 1.5 MiB, and the gateway's base64 makes a third more of a value."""
+
+_PART = struct.Struct("<II")
+_LOG_OFFSET: Final = 1 << 40
+_CLAIM_ATTEMPTS: Final = 8
+_VERSION: Final = 1
+
+
+class _Head(msgspec.Struct, frozen=True):
+    version: int
+    nonce: int
+    chunks: int
+
+
+class QuorumClaim:
+    """The claim of one scheduler start in an etcd.
+
+    Attributes:
+        number: the term, higher than all before.
+        condition: holds while no other scheduler has claimed the job.
+    """
+
+    def __init__(self, gateway: EtcdGateway, number: int, value: bytes) -> None:
+        self.number = number
+        self.condition = Equals(_term_key(gateway), value)
+        self.gateway = gateway
+
+    @classmethod
+    def take(cls, gateway: EtcdGateway, holder: bytes, floor: int = 0) -> QuorumClaim:
+        """Claim the next term; once this returns, no earlier claim can write.
+
+        Args:
+            gateway: to the etcd.
+            holder: the line that tells others about this process.
+            floor: the highest term known from elsewhere.
+
+        Raises:
+            SupersededError: others claim the job again and again.
+            StoreError: the etcd does not answer, refuses, or holds something else under the job's prefix.
+        """
+        for _ in range(_CLAIM_ATTEMPTS):
+            seen = gateway.get(_term_key(gateway))
+            number = max(_number_in(gateway, seen.value), floor) + 1
+            if number > MAX_TERM:
+                raise StoreError(f"{gateway.place}: a job can have at most {MAX_TERM} scheduler starts")
+            claim = cls(gateway, number, b"%d %s\n%s" % (number, os.urandom(16).hex().encode(), holder))
+            before = Equals(claim.condition.key, seen.value if seen.revision else None)
+            if gateway.change([before], [claim.write]) or claim._stands():
+                return claim
+        raise SupersededError(
+            f"{gateway.place}: other schedulers have claimed this job {_CLAIM_ATTEMPTS} times in a row. Fix: start one "
+            "scheduler per job; another job needs another prefix"
+        )
+
+    @property
+    def write(self) -> Put:
+        """The change that made this claim."""
+        assert self.condition.value is not None
+        return Put(self.condition.key, self.condition.value)
+
+    def require(self) -> None:
+        """Return if the claim stands.
+
+        Raises:
+            SupersededError: another scheduler has taken it.
+            ClaimRemovedError: its key was removed.
+            StoreError: the etcd gives no answer.
+        """
+        found = self.gateway.get(self.condition.key)
+        if found.value == self.condition.value:
+            return
+        if not found.revision:
+            raise ClaimRemovedError(
+                f"{self.gateway.place}: the key `term`, this scheduler's claim, was removed. Fix: leave the keys of a "
+                f"running job alone; `{spelled('stop')}` ends it first"
+            )
+        number = _number_in(self.gateway, found.value)
+        raise SupersededError(
+            f"{self.gateway.place}: another scheduler has claimed term {number}, so this scheduler, of term "
+            f"{self.number}, has stopped and sent nothing that it wrote since. Fix: nothing, the job continues with "
+            "the other one"
+        )
+
+    def _stands(self) -> bool:
+        return self.gateway.get(self.condition.key).value == self.condition.value
+
+
+class QuorumLog:
+    """One journal in an etcd, opened for writing by the holder of the claim. One thread uses it."""
+
+    def __init__(self, claim: QuorumClaim, name: str) -> None:
+        self._gateway = claim.gateway
+        self._name = name
+        self._claim = claim
+        self._head = _Head(_VERSION, 0, 0)
+        self._head_value: bytes | None = None
+        self._next = 0
+        self._broken: str | None = None
+
+    @classmethod
+    def open(cls, claim: QuorumClaim, name: str) -> tuple[QuorumLog, list[bytes] | None]:
+        """Open the journal, or create an empty one; return it and its payloads in order, None if it was created.
+
+        An append that was cut off between its chunks was never sent; it is removed.
+
+        Raises:
+            SupersededError: another scheduler took the claim.
+            JournalDamagedError: what is there is not a journal, or was changed.
+            StoreError: the etcd does not answer, or refuses.
+        """
+        gateway, log = claim.gateway, cls(claim, name)
+        found = gateway.get(_head_key(gateway, name))
+        if not found.revision:
+            log._replace([])
+            return log, None
+        log._head_value, log._head = found.value, _decoded_head(gateway, found.value)
+        payloads, log._next, is_cut = _read(gateway, name, log._head)
+        if is_cut:
+            log._replace(payloads)  # a removal of the rest might be applied late, after appends in its place
+        log._remove_others()
+        return log, payloads
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it can be appended to."""
+        return self._broken is None
+
+    def append(self, payloads: Sequence[bytes]) -> None:
+        """Make all these payloads durable on a majority, or none.
+
+        Raises:
+            SupersededError, ClaimRemovedError: nothing in the batch may be sent.
+            StoreError: they are not durable (``may_pass``: the etcd is full), or not known to be.
+        """
+        self._require_usable()
+        if not payloads:
+            return
+        data = journal_format.encode_batch(payloads, self._head.nonce, _LOG_OFFSET + self._next)
+        chunks = list(_chunks(data))
+        for part, chunk in enumerate(chunks):
+            try:
+                self._put(self._key(self._next + part), _PART.pack(part, len(chunks)) + chunk)
+            except BaseException as error:
+                if part or not (isinstance(error, StoreError) and error.may_pass):
+                    self._broken = f"an append was not confirmed: {error}"
+                raise
+        self._next += len(chunks)
+
+    def compact(self, payloads: Sequence[bytes]) -> None:
+        """Replace the whole journal by these payloads; a crash leaves the old one or the new one.
+
+        Raises:
+            SupersededError, ClaimRemovedError: the old one is in place, or another scheduler's.
+            StoreError: the old one is in place and usable, unless :attr:`goes_on` is false.
+        """
+        self._require_usable()
+        self._replace(payloads)
+
+    def begin_again(self, payloads: Sequence[bytes], claim: QuorumClaim) -> None:
+        """Write the whole journal again after a :class:`ClaimRemovedError`, under a new claim.
+
+        Raises:
+            SupersededError: the journal there is another scheduler's.
+            StoreError: the etcd does not answer, or refuses.
+        """
+        found = self._gateway.get(_head_key(self._gateway, self._name))
+        if found.revision and found.value != self._head_value:
+            raise SupersededError(
+                f"{self._gateway.place}: another scheduler has written this journal since this one's claim was "
+                f"removed, so this one has stopped. Fix: `{spelled('recover')}` continues with that journal"
+            )
+        self._head_value = found.value if found.revision else None
+        self._claim, self._broken = claim, None
+        self._replace(payloads)
+
+    def _replace(self, payloads: Sequence[bytes]) -> None:
+        nonce = int.from_bytes(os.urandom(8), "little")
+        chunks = list(_chunks(journal_format.encode_file(payloads, nonce)))
+        head = _Head(_VERSION, nonce, len(chunks))
+        subtree = _subtree(self._gateway, self._name, nonce)
+        for number, chunk in enumerate(chunks):
+            self._put(f"{subtree}snapshot/{number:08d}", chunk)
+        value = msgspec.msgpack.encode(head)
+        key = _head_key(self._gateway, self._name)
+        try:
+            if not self._gateway.change([self._claim.condition, Equals(key, self._head_value)], [Put(key, value)]):
+                self._require_written(key, value)
+        except BaseException as error:
+            self._broken = f"a compaction was not confirmed: {error}"
+            raise
+        self._head, self._head_value, self._next = head, value, 0
+        self._remove_others()
+
+    def _put(self, key: str, value: bytes) -> None:
+        if not self._gateway.change([self._claim.condition, Equals(key, None)], [Put(key, value)]):
+            self._require_written(key, value)
+
+    def _require_written(self, key: str, value: bytes) -> None:
+        """Return if an earlier attempt of this write was applied and the claim stands."""
+        written = self._gateway.get(key).value
+        self._claim.require()
+        if written != value:
+            raise StoreError(
+                f"{self._gateway.place}: the key {key} was changed by another program; nothing more is written. Fix: "
+                "keep other programs out of the job's prefix, then start the scheduler again"
+            )
+
+    def _remove_others(self) -> None:
+        """Remove journals that the head does not name: an older one, or one whose writer crashed before the head.
+
+        Each is named by its nonce, which never returns: a range might be removed late, when a new journal lies in it.
+        """
+        base = f"{self._gateway.place.prefix}/{self._name}/"
+        keys = (found.key.removeprefix(base) for found in self._gateway.under(base, has_values=False))
+        nonces = {key.partition("/")[0] for key in keys if "/" in key} - {f"{self._head.nonce:016x}"}
+        if nonces:
+            others = [Remove(f"{base}{nonce}/", f"{base}{nonce}0") for nonce in sorted(nonces)]
+            self._gateway.change([self._claim.condition], others)
+
+    def _key(self, index: int) -> str:
+        return f"{self._subtree('log/')}{index:012d}"
+
+    def _subtree(self, kind: str) -> str:
+        return _subtree(self._gateway, self._name, self._head.nonce) + kind
+
+    def _require_usable(self) -> None:
+        if self._broken is not None:
+            raise StoreError(
+                f"{self._gateway.place}: nothing more is written, because {self._broken}. Fix: end this process and "
+                f"start it again (`{spelled('recover')}`); it continues from what is in the etcd"
+            )
+
+
+def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
+    """Return a journal's payloads in order, without a claim and without changes; None if there is none.
+
+    Raises:
+        JournalDamagedError: it is not a journal, or was changed.
+        StoreError: the etcd does not answer, or refuses.
+    """
+    found = gateway.get(_head_key(gateway, name))
+    while found.revision:
+        try:
+            return _read(gateway, name, _decoded_head(gateway, found.value))[0]
+        except JournalDamagedError:
+            before, found = found, gateway.get(found.key)
+            if found.value == before.value:
+                raise  # otherwise the journal was compacted while it was read
+    return None
+
+
+def remove_job(claim: QuorumClaim) -> None:
+    """Remove everything of the job but its term, so that a scheduler of it that still lives cannot write again.
+
+    Raises:
+        SupersededError: another scheduler has claimed the job meanwhile; nothing was removed.
+        StoreError: the etcd does not answer, or refuses.
+    """
+    prefix, term = claim.gateway.place.prefix, claim.condition.key
+    everything = [Remove(f"{prefix}/", term), Remove(f"{term}\0", f"{prefix}0")]
+    if not claim.gateway.change([claim.condition], everything):
+        claim.require()
+
+
+def _read(gateway: EtcdGateway, name: str, head: _Head) -> tuple[list[bytes], int, bool]:
+    """Return the payloads, the next index, and whether a cut-off append lies there."""
+    subtree = _subtree(gateway, name, head.nonce)
+    chunks = [found.value for found in gateway.under(f"{subtree}snapshot/")]
+    if len(chunks) != head.chunks:
+        raise _damaged(gateway, f"{len(chunks)} of {head.chunks} chunks of {name}'s snapshot are there")
+    payloads = _decoded(gateway, name, lambda: journal_format.decode_file(b"".join(chunks)).payloads)
+    index = 0
+    group: list[bytes] = []
+    for found in gateway.under(f"{subtree}log/"):
+        part, parts = _PART.unpack_from(found.value) if len(found.value) >= _PART.size else (0, 0)
+        if found.key != f"{subtree}log/{index + len(group):012d}" or part != len(group) or parts <= part:
+            raise _damaged(gateway, f"the append {found.key} is not the next one of {name}")
+        group.append(found.value[_PART.size :])
+        if len(group) == parts:
+            offset, data = _LOG_OFFSET + index, b"".join(group)
+            payloads += _decoded(gateway, name, lambda: journal_format.decode_batch(data, head.nonce, offset))  # noqa: B023
+            index, group = index + parts, []
+    return payloads, index, bool(group)
+
+
+def _decoded(gateway: EtcdGateway, name: str, decode: Callable[[], list[bytes]]) -> list[bytes]:
+    try:
+        return decode()
+    except JournalFormatError as error:
+        raise _damaged(gateway, f"{name} {error.fault.value} ({error.found})") from None
+
+
+def _decoded_head(gateway: EtcdGateway, value: bytes) -> _Head:
+    try:
+        head = msgspec.msgpack.decode(value, type=_Head)
+    except msgspec.DecodeError as error:
+        raise _damaged(gateway, f"its head is not one ({error})") from None
+    if head.version != _VERSION or not 0 <= head.nonce < 1 << 64:
+        raise _damaged(gateway, f"its head has version {head.version}, this program reads {_VERSION}")
+    return head
+
+
+def _damaged(gateway: EtcdGateway, why: str) -> JournalDamagedError:
+    return JournalDamagedError(
+        f"{gateway.place}: this is not the journal that was written there: {why}; nothing was changed. Fix: run the "
+        f"version that wrote it, give each job its own prefix, or `{spelled('run', '--fresh')}` starts a new job"
+    )
+
+
+def _number_in(gateway: EtcdGateway, value: bytes) -> int:
+    first = value.partition(b" ")[0]
+    if not value or (len(first) <= 18 and first.isdigit()):
+        return int(first or b"0")
+    raise StoreError(
+        f"{gateway.place}: the key `term` is not a scheduler's claim: {value[:40]!r}. Fix: give the job a prefix of "
+        "its own in RECOVERY_PATH"
+    )
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    return (data[first : first + CHUNK_BYTES] for first in range(0, len(data), CHUNK_BYTES))
+
+
+def _term_key(gateway: EtcdGateway) -> str:
+    return f"{gateway.place.prefix}/term"
+
+
+def _head_key(gateway: EtcdGateway, name: str) -> str:
+    return f"{gateway.place.prefix}/{name}/head"
+
+
+def _subtree(gateway: EtcdGateway, name: str, nonce: int) -> str:
+    return f"{gateway.place.prefix}/{name}/{nonce:016x}/"

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from samebits.errors import ClaimRemovedError, JournalDamagedError, StoreError, SupersededError
+from samebits.etcd_place import EtcdAccess, EtcdPlace
+from samebits.store.quorum import gateway as gateway_module
+from samebits.store.quorum import log as log_module
+from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.quorum.log import QuorumClaim, QuorumLog, read_log, remove_job
+from tests.store.quorum.etcd_model import Etcd, served
+
+HOLDER = b'{"pid": 1}\n'
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "_PAUSE_S", 0.0)
+
+
+@pytest.fixture
+def etcd() -> Etcd:
+    return Etcd()
+
+
+@pytest.fixture
+def place(etcd: Etcd) -> Iterator[EtcdPlace]:
+    with served(etcd) as found:
+        yield found
+
+
+def claim_of(place: EtcdPlace, floor: int = 0) -> QuorumClaim:
+    return QuorumClaim.take(EtcdGateway(place, EtcdAccess()), HOLDER, floor)
+
+
+def opened(place: EtcdPlace) -> tuple[QuorumLog, list[bytes] | None]:
+    return QuorumLog.open(claim_of(place), "journal")
+
+
+def stored(place: EtcdPlace) -> list[bytes] | None:
+    return read_log(EtcdGateway(place, EtcdAccess()), "journal")
+
+
+def test_appends_and_compactions_are_read_back_in_order(place: EtcdPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "CHUNK_BYTES", 100)
+    log, before = opened(place)
+    assert before is None
+    log.append([b"a", b"", b"b" * 250])
+    log.append([b"c"])
+    assert stored(place) == [b"a", b"", b"b" * 250, b"c"]
+    log.compact([b"snapshot" * 40])
+    log.append([b"d"])
+    assert opened(place)[1] == stored(place) == [b"snapshot" * 40, b"d"]
+
+
+def test_claims_rise_above_each_other_and_above_the_floor(place: EtcdPlace) -> None:
+    assert [claim_of(place).number, claim_of(place).number, claim_of(place, 7).number] == [1, 2, 8]
+
+
+def test_superseded_writer_changes_nothing(place: EtcdPlace) -> None:
+    former, _ = opened(place)
+    former.append([b"a"])
+    later, payloads = opened(place)
+    assert payloads == [b"a"]
+    for write in (former.append, former.compact):
+        with pytest.raises(SupersededError, match="another scheduler has claimed term 2, so this scheduler, of term 1"):
+            write([b"b"])
+        assert stored(place) == [b"a"]
+        former._broken = None
+    later.append([b"c"])
+    assert stored(place) == [b"a", b"c"]
+
+
+def test_append_cut_off_between_its_chunks_is_dropped_as_a_whole(
+    place: EtcdPlace, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "CHUNK_BYTES", 100)
+    log, _ = opened(place)
+    log.append([b"a"])
+    log.append([b"b" * 250])
+    del etcd.keys[max(key for key in etcd.keys if b"/log/" in key)]
+    assert stored(place) == [b"a"]
+    log, payloads = opened(place)
+    assert payloads == [b"a"]
+    log.append([b"c"])
+    assert stored(place) == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("kind", ["missing", "flipped", "foreign", "snapshot", "head"])
+def test_changed_journal_is_refused(kind: str, place: EtcdPlace, etcd: Etcd) -> None:
+    log, _ = opened(place)
+    for payload in (b"a", b"b", b"c"):
+        log.append([payload])
+    part = b"/snapshot/" if kind == "snapshot" else b"/head" if kind == "head" else b"/log/"
+    keys = sorted(key for key in etcd.keys if part in key)
+    value, revision = etcd.keys[keys[len(keys) // 2]]
+    changed = {"flipped": value[:-1] + bytes([value[-1] ^ 1]), "foreign": etcd.keys[keys[0]][0], "head": b"\x01"}
+    if kind in changed:
+        etcd.keys[keys[len(keys) // 2]] = (changed[kind], revision)
+    else:
+        del etcd.keys[keys[len(keys) // 2]]
+    with pytest.raises(JournalDamagedError, match="not the journal that was written there"):
+        stored(place)
+    with pytest.raises(JournalDamagedError):
+        opened(place)
+
+
+def test_removed_claim_is_told_apart_and_everything_can_be_written_again(place: EtcdPlace, etcd: Etcd) -> None:
+    log, _ = opened(place)
+    log.append([b"a"])
+    etcd.keys.clear()
+    with pytest.raises(ClaimRemovedError):
+        log.append([b"b"])
+    log.begin_again([b"a", b"b"], claim_of(place, 1))
+    log.append([b"c"])
+    assert stored(place) == [b"a", b"b", b"c"]
+
+
+def test_full_etcd_refuses_an_append_which_can_be_repeated(place: EtcdPlace, etcd: Etcd) -> None:
+    log, _ = opened(place)
+    etcd.is_full = True
+    with pytest.raises(StoreError, match="the etcd's database is full") as refused:
+        log.append([b"a"])
+    assert refused.value.may_pass
+    assert log.goes_on
+    etcd.is_full = False
+    log.append([b"b"])
+    assert stored(place) == [b"b"]
+
+
+def test_removed_job_leaves_its_term(place: EtcdPlace, etcd: Etcd) -> None:
+    log, _ = opened(place)
+    log.append([b"a"])
+    etcd.keys[b"/jobs/digits2/journal/head"] = (b"another job's", 1)
+    remove_job(claim_of(place))
+    assert sorted(etcd.keys) == [b"/jobs/digits/term", b"/jobs/digits2/journal/head"]
+    with pytest.raises(SupersededError):
+        log.append([b"b"])
+    assert opened(place)[0]._claim.number == 3
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(12, 200))]
+)
+def test_nothing_is_lost_or_doubled_when_writes_are_lost_unanswered_or_late(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several schedulers in turn; each may believe itself alone until it writes."""
+    monkeypatch.setattr(log_module, "CHUNK_BYTES", 60)
+    random = Random(seed)
+    etcd = Etcd(seed, *(random.choice((0.0, 0.1, 0.3)) for _ in range(3)))
+    confirmed: list[bytes] = []
+    with served(etcd) as place:
+        current, payloads = opened(place)
+        former = current
+        for number in range(50):
+            payload = b"%d " % number * random.randint(1, 40)
+            match random.randrange(12):
+                case 0:
+                    former, (current, payloads) = current, opened(place)
+                    assert payloads == confirmed
+                case 1:
+                    current.compact(confirmed)
+                case 2 if former is not current:
+                    with pytest.raises((SupersededError, StoreError)):
+                        former.append([payload])
+                case _:
+                    current.append([payload])
+                    confirmed.append(payload)
+            assert stored(place) == confirmed
