@@ -1,0 +1,116 @@
+"""Three real etcd servers on free ports of loopback, which a test may kill, stop and start again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from samebits.etcd_place import EtcdPlace
+from tests.system.processes import free_port
+
+ETCD = shutil.which("etcd")
+READY_S = 60.0
+
+
+class EtcdCluster:
+    """The servers of one etcd.
+
+    Args:
+        folder: for their data and logs.
+        arguments: of every server.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, members: int = 3) -> None:
+        self._folder, self._arguments = folder, arguments
+        self._clients = [free_port() for _ in range(members)]
+        self._peers = [free_port() for _ in range(members)]
+        self._servers: list[subprocess.Popen[bytes] | None] = [None] * members
+        for member in range(members):
+            self.start(member)
+
+    @property
+    def members(self) -> range:
+        return range(len(self._servers))
+
+    def place(self, prefix: str = "/jobs/digits") -> EtcdPlace:
+        """Return where a job's journal lies in it."""
+        return EtcdPlace.parse(f"etcd://{','.join(f'127.0.0.1:{port}' for port in self._clients)}{prefix}")
+
+    def start(self, member: int) -> None:
+        client, peer = (f"http://127.0.0.1:{ports[member]}" for ports in (self._clients, self._peers))
+        cluster = ",".join(f"m{other}=http://127.0.0.1:{port}" for other, port in enumerate(self._peers))
+        assert ETCD is not None
+        with (self._folder / f"m{member}.log").open("ab") as log:
+            self._servers[member] = subprocess.Popen(
+                [
+                    *(ETCD, "--name", f"m{member}", "--data-dir", str(self._folder / f"m{member}")),
+                    *("--listen-client-urls", client, "--advertise-client-urls", client),
+                    *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+                    *("--initial-cluster", cluster, *self._arguments),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until a majority has a leader."""
+        deadline = time.monotonic() + READY_S
+        while self.leader() is None:
+            assert time.monotonic() < deadline, [log.read_text()[-500:] for log in sorted(self._folder.glob("m*.log"))]
+            time.sleep(0.05)
+
+    def leader(self) -> int | None:
+        """Return the member that leads, as the members that answer say."""
+        for member in self.members:
+            if self._servers[member] is not None and (status := self._status(member)):
+                named = [other for other in self.members if self._id(other) == status["leader"]]
+                if named:
+                    return named[0]
+        return None
+
+    def signal(self, member: int, number: int) -> None:
+        """Send a signal to one server; SIGKILL also waits for its end."""
+        server = self._servers[member]
+        assert server is not None
+        server.send_signal(number)
+        if number == signal.SIGKILL:
+            server.wait()
+            self._servers[member] = None
+
+    def close(self) -> None:
+        for member, server in enumerate(self._servers):
+            if server is not None:
+                self.signal(member, signal.SIGKILL)
+
+    def _id(self, member: int) -> str | None:
+        status = self._status(member) if self._servers[member] is not None else None
+        return status["header"]["member_id"] if status else None
+
+    def _status(self, member: int) -> dict[str, Any] | None:
+        url = f"http://127.0.0.1:{self._clients[member]}/v3/maintenance/status"
+        try:
+            with urllib.request.urlopen(url, b"{}", timeout=2) as answer:
+                found: dict[str, Any] = json.load(answer)
+        except OSError:
+            return None
+        return found if found.get("leader", "0") != "0" else None
+
+
+@contextmanager
+def cluster_in(folder: Path, *arguments: str, members: int = 3) -> Iterator[EtcdCluster]:
+    """Run an etcd until the block ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster = EtcdCluster(folder, *arguments, members=members)
+    try:
+        cluster.wait_ready()
+        yield cluster
+    finally:
+        cluster.close()

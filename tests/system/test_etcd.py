@@ -1,0 +1,47 @@
+"""A job whose journal lies in an etcd, and whose scheduler's host and etcd's leader are lost."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from samebits.account.event_log import read_events
+from samebits.account.events import Kind
+from tests.store.quorum.etcd_cluster import ETCD, cluster_in
+from tests.system.job import Job
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(ETCD is None, reason="no etcd is installed (apt-get install etcd-server)"),
+]
+
+GATE = 40
+TRAINED = ("--steps", "60", "--interval", "1000")
+
+
+def test_scheduler_started_without_its_folder_continues_the_job_from_the_etcd(
+    tmp_path: Path, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    with cluster_in(tmp_path / "etcd") as cluster:
+        job = new_job(*TRAINED, "--gates", str(GATE), settings={"RECOVERY_PATH": str(cluster.place())})
+        job.start()
+        job.open_gates(0)
+        job.wait_for_step(15)
+        job.scheduler.kill()
+        shutil.rmtree(job.recovery)
+        leader = cluster.leader()
+        assert leader is not None
+        cluster.signal(leader, signal.SIGKILL)
+        job.start_scheduler()
+        job.wait_for("scheduler", r"resumes, term 2: \d seats and generation 1 read from the journal")
+        job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
+        job.open_gates(GATE)
+        assert job.wait_finished() == undisturbed(*TRAINED)
+        for rank in job.ranks:
+            assert [step.number for step in job.steps(rank)] == list(range(1, 61)), "a step was repeated"
+        started = [event for event in read_events(job.recovery) if event.kind is Kind.SCHEDULER]
+        assert len(started) == 2, "the events of the first scheduler came back from the etcd"
