@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from samebits.account.event_log import read_events
 from samebits.account.events import Kind
 from tests.store.quorum.etcd_cluster import ETCD, cluster_in
 from tests.system.job import Job
+from tests.system.processes import free_port
 
 pytestmark = [
     pytest.mark.system,
@@ -45,3 +48,40 @@ def test_scheduler_started_without_its_folder_continues_the_job_from_the_etcd(
             assert [step.number for step in job.steps(rank)] == list(range(1, 61)), "a step was repeated"
         started = [event for event in read_events(job.recovery) if event.kind is Kind.SCHEDULER]
         assert len(started) == 2, "the events of the first scheduler came back from the etcd"
+
+
+def test_scheduler_that_stands_by_takes_over(
+    tmp_path: Path, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    ports = [free_port(), free_port()]
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    with cluster_in(tmp_path / "etcd", members=1) as cluster:
+        settings = {"RECOVERY_PATH": str(cluster.place()), "SCHED_HOST": hosts}
+        job = new_job(*TRAINED, "--gates", str(GATE), settings=settings)
+        job.start()
+        job.open_gates(0)
+        job.wait_for_step(15)
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        command = [sys.executable, "-m", "samebits", "scheduler"]
+        environment = job.environment(ROLE="scheduler")
+        with subprocess.Popen(
+            command, cwd=elsewhere, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as standby:
+            try:
+                assert standby.stdout is not None
+                lines = iter(standby.stdout.readline, "")
+                assert any("this scheduler stands by" in line for line in lines)
+                job.scheduler.kill()
+                assert any("resumes, term 2" in line for line in lines)
+                job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
+                job.open_gates(GATE)
+                statuses = job.wait_ended()
+                assert {rank: statuses[rank] for rank in job.ranks} == dict.fromkeys(job.ranks, 0), job.tails()
+                assert job.sha256() == undisturbed(*TRAINED)
+                standby.communicate(timeout=60)
+                assert standby.returncode == 0
+            finally:
+                standby.kill()
+        for rank in job.ranks:
+            assert [step.number for step in job.steps(rank)] == list(range(1, 61)), "a step was repeated"

@@ -6,6 +6,7 @@ restore point in it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from samebits.store.journal import JOURNAL_FILE, Journal, read_journal, refresh_
 from samebits.store.lock import DirectoryLock, LockHolder
 from samebits.store.quorum.gateway import EtcdGateway
 from samebits.store.quorum.log import QuorumClaim, remove_job
+from samebits.store.quorum.presence import serving
 from samebits.store.term_claim import TermClaim
 
 
@@ -65,6 +67,20 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
     finally:
         lock.release()
         gateway.close()
+
+
+def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
+    """Return which live scheduler serves the job whose journal lies in an etcd; "" if none does.
+
+    Raises:
+        StoreError: the etcd does not answer, or refuses.
+    """
+    gateway = gateway_of(settings, on_wait)
+    if gateway is None:
+        return ""
+    with contextlib.closing(gateway):
+        found = serving(gateway)
+    return "" if found.is_gone else str(found.holder)
 
 
 def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
@@ -114,8 +130,17 @@ def written_term(recovery_path: Path) -> int:
     Raises:
         JournalDamagedError: it cannot be read.
     """
+    return _state_in(recovery_path).term
+
+
+def has_finished(recovery_path: Path) -> bool:
+    """Return whether the job in the folder's journal is finished; raises as :func:`written_term`."""
+    return _state_in(recovery_path).finished
+
+
+def _state_in(recovery_path: Path) -> JobState:
     found = read_journal(recovery_path)
-    return 0 if found is None else JobState.replay(history_of(recovery_path, found.payloads)).term
+    return JobState.replay(history_of(recovery_path, [] if found is None else found.payloads))
 
 
 def begin_from(settings: Settings, job: str, point: Point, top: int) -> None:

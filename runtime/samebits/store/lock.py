@@ -59,6 +59,11 @@ class LockHolder:
                     data = file.read(_MAX_HOLDER_FILE_BYTES)
             except FileNotFoundError:
                 return None
+        return cls.parse(data)
+
+    @classmethod
+    def parse(cls, data: bytes) -> LockHolder | None:
+        """Return the holder that :meth:`note` wrote, or None if it is not such a note."""
         try:
             fields = strict_json.loads(data.partition(b"\n")[0])
             identity = ProcessIdentity.from_line(f"{fields['pid']} {fields['started_at']}")

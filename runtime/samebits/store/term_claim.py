@@ -42,7 +42,7 @@ from samebits.spelling import spelled
 from samebits.store import durable
 from samebits.store.lock import LockHolder
 from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.log import QuorumClaim
+from samebits.store.quorum.log import QuorumClaim, TakeOver
 
 _CLAIM = re.compile(r"term\.([1-9][0-9]{0,17})")
 _GONE = (errno.ENOENT, errno.ESTALE)
@@ -73,7 +73,12 @@ class TermClaim:
 
     @classmethod
     def take(
-        cls, directory: Path, role: str, floor: Callable[[], int] = lambda: 0, gateway: EtcdGateway | None = None
+        cls,
+        directory: Path,
+        role: str,
+        floor: Callable[[], int] = lambda: 0,
+        gateway: EtcdGateway | None = None,
+        take_over: TakeOver | None = None,
     ) -> TermClaim:
         """Claim the next term; once this returns, no earlier claim stands.
 
@@ -82,8 +87,10 @@ class TermClaim:
             role: how others are told about this process, e.g. "scheduler on port 8000".
             floor: returns the highest term in the folder's journal; called before the claim is made.
             gateway: to the etcd that holds the journal, if one does.
+            take_over: what is compared and changed in the etcd with the claim.
 
         Raises:
+            LockedError: the condition of ``take_over`` does not hold; nothing was claimed.
             SupersededError: another scheduler claimed the same term, or a higher one, at the same moment.
             StoreError: the disk or the etcd refuses, or the last term is higher than any that a job can reach.
         """
@@ -97,7 +104,7 @@ class TermClaim:
             )
         holder, quorum = LockHolder.this_process(role).note(), None
         if gateway is not None:
-            quorum = QuorumClaim.take(gateway, holder, number - 1)
+            quorum = QuorumClaim.take(gateway, holder, number - 1, take_over)
             number = quorum.number
         claim = cls(directory, number, quorum)
         claim._create(holder + os.urandom(16).hex().encode())

@@ -22,6 +22,7 @@ class Etcd:
         faults: shares of writes that are lost, whose answer is lost, and that are applied after later ones, without an
             answer.
         is_full: whether writes are refused as by a full database.
+        fills: whether the next write fills it: it is applied, and refused all the same.
         writes: how many were asked for.
     """
 
@@ -29,6 +30,7 @@ class Etcd:
         self.keys: dict[bytes, tuple[bytes, int]] = {}
         self.faults = (lost, unanswered, late)
         self.is_full = False
+        self.fills = False
         self.writes = 0
         self._late: list[tuple[int, dict[str, Any]]] = []
         self._random = Random(seed)
@@ -41,6 +43,9 @@ class Etcd:
             if path == "/v3/kv/range":
                 return self._range(request)
             assert path == "/v3/kv/txn", path
+            if self.fills:
+                self._write(request)
+                self.fills, self.is_full = False, True
             if self.is_full:
                 return {"code": 8, "message": "etcdserver: mvcc: database space exceeded"}
             self.writes += 1

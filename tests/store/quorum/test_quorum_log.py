@@ -121,14 +121,15 @@ def test_removed_claim_is_told_apart_and_everything_can_be_written_again(place: 
 
 def test_full_etcd_refuses_an_append_which_can_be_repeated(place: EtcdPlace, etcd: Etcd) -> None:
     log, _ = opened(place)
-    etcd.is_full = True
+    etcd.fills = True
+    log.append([b"applied, and refused all the same"])
     with pytest.raises(StoreError, match="the etcd's database is full") as refused:
         log.append([b"a"])
     assert refused.value.may_pass
     assert log.goes_on
     etcd.is_full = False
     log.append([b"b"])
-    assert stored(place) == [b"b"]
+    assert stored(place) == [b"applied, and refused all the same", b"b"]
 
 
 def test_removed_job_leaves_its_term(place: EtcdPlace, etcd: Etcd) -> None:

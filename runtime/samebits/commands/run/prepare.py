@@ -44,7 +44,7 @@ from samebits.net.curve import secret_words
 from samebits.net.descriptors import require_descriptors
 from samebits.scheduler_hosts import names_one
 from samebits.service import cause_file
-from samebits.service.job_journal import clear, refresh
+from samebits.service.job_journal import clear, refresh, served_by
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable, owner, private
@@ -322,6 +322,8 @@ def read_start(request: Request) -> Ready:
         words=_typed(request),
     )
     settings = replace(config.in_folder(start.folder, settings), role=Role.SCHEDULER)
+    if not start.has_scheduler:
+        settings = replace(settings, journal_place=None)  # another host's launcher looks after it
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
     cause_file.table_of(settings)
     return Ready(settings, start, listener, port_problem, said)
@@ -415,6 +417,7 @@ def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
     )
     try:
         refresh(settings, say)
+        found = replace(found, holder=served_by(settings, say))
         found = replace(found, view=stored_view(settings.recovery_path))
     except StoreError as error:
         found = replace(found, damage=str(error))

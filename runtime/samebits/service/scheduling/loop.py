@@ -15,13 +15,14 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from samebits.account.event_log import EventWriter
 from samebits.config import Settings, fixed_settings, inherited_sockets
 from samebits.core import records
+from samebits.core.ends import EndKind
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob
@@ -42,7 +43,7 @@ from samebits.net.server import Arrived, Incoming, Lost, Server
 from samebits.printable import counted
 from samebits.scheduler_hosts import names_one
 from samebits.service import cause_file, clock, log, process_state
-from samebits.service.job_journal import gateway_of, history_of, refresh_folder, written_term
+from samebits.service.job_journal import gateway_of, has_finished, history_of, refresh_folder, written_term
 from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler_address import listening_place, search_s
 from samebits.service.scheduling.followers import MAX_FOLLOWERS, Followers
@@ -52,10 +53,12 @@ from samebits.service.scheduling.unknown_peers import UnknownPeers
 from samebits.spelling import spelled
 from samebits.store import private
 from samebits.store.journal import Journal
-from samebits.store.lock import DirectoryLock
+from samebits.store.lock import DirectoryLock, LockHolder
 from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity, host_id
 from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.quorum.log import TakeOver
+from samebits.store.quorum.presence import Presence, wait_for_turn
 from samebits.store.term_claim import TermClaim, impossible_claims
 
 COMPACT_BYTES = 4 << 20
@@ -130,6 +133,7 @@ class SchedulerService:
         self._gone: dict[int, str] = {}  # pidfd → session of the process that it watches
         self._events: EventWriter | None = None
         self._gateway: EtcdGateway | None = None
+        self._presence: Presence | None = None
         self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
 
     def stop(self, by: str) -> None:
@@ -158,6 +162,13 @@ class SchedulerService:
         keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         private.make_folder(path, "RECOVERY_PATH")
         with self._lock, contextlib.nullcontext() if self._is_guest else seldom_collected():
+            claim: TermClaim | None = None
+            self._gateway = gateway_of(settings, log.warn) if settings.enable_recovery else None
+            if self._gateway is not None:
+                found = self._claim_in(self._gateway, path, [(address, port) for address in addresses])
+                if isinstance(found, Ended):
+                    return found
+                claim = found
             server = self._server = Server(
                 addresses,
                 port,
@@ -173,7 +184,7 @@ class SchedulerService:
                 )
             journal: Journal | None = None
             try:
-                journal, core = self._load(path)
+                journal, core = self._load(path, claim)
                 shown = ", ".join(addresses)
                 protected = "; encrypted, the secret is required" if keys is not None else ""
                 log.say(f"listening on {shown}, port {port}{protected}; recovery path {path}")
@@ -190,20 +201,43 @@ class SchedulerService:
                     journal.close()
                 self._keys.close()
                 server.close()
+                if self._presence is not None:
+                    self._presence.close()
 
     # ---- loading
 
-    def _load(self, path: Path) -> tuple[Journal | None, SchedulerCore]:
+    def _claim_in(self, gateway: EtcdGateway, path: Path, place: Sequence[tuple[str, int]]) -> TermClaim | Ended:
+        """Claim the job once no other scheduler serves it; return how it ended if that happened meanwhile."""
+        log.say(f"the journal lies in {gateway.place}; {path} holds a copy")
+        lease_s = max(2, math.ceil(self._settings.node_timeout_s))
+        holder = LockHolder.this_process(self._lock.role).note()
+        self._presence = presence = Presence(gateway.another(), holder, tuple(place), lease_s)
+        waits: list[str] = []
+
+        def wait(text: str) -> None:
+            waits.append(text)
+            log.say(text)
+
+        while (turn := wait_for_turn(gateway, self._is_told_to_end, wait)) is not None:
+            refresh_folder(path, gateway)
+            if waits and has_finished(path):
+                return Ended(EndKind.FINISHED, "the job finished while this scheduler stood by")
+            with contextlib.suppress(LockedError):  # another one that stood by was faster
+                take_over = TakeOver(turn.condition, presence.announcement())
+                claim = TermClaim.take(path, self._lock.role, lambda: written_term(path), gateway, take_over)
+                presence.begin(claim)
+                return claim
+        raise SchedulerLeftError("this scheduler was asked to leave while it stood by; the job continues with another")
+
+    def _is_told_to_end(self) -> bool:
+        return self._abandoned or bool(self._stop_by)
+
+    def _load(self, path: Path, claim: TermClaim | None) -> tuple[Journal | None, SchedulerCore]:
         settings = self._settings
-        claim: TermClaim | None = None
         journal: Journal | None = None
         payloads: list[bytes] = []
         if settings.enable_recovery:
-            self._gateway = gateway_of(settings, log.warn)
-            if self._gateway is not None:
-                log.say(f"the journal lies in {self._gateway.place}; {path} holds a copy")
-                refresh_folder(path, self._gateway)
-            claim = TermClaim.take(path, self._lock.role, lambda: written_term(path), self._gateway)
+            claim = claim or TermClaim.take(path, self._lock.role, lambda: written_term(path))
             for name in impossible_claims(path):
                 log.warn(f"{path / name}: no job has had so many scheduler starts, so it is ignored. Fix: remove it")
             self._keys.claimed(claim)
@@ -240,7 +274,7 @@ class SchedulerService:
     def _loop(self, server: Server, journal: Journal | None, core: SchedulerCore) -> Ended:
         inbound = Inbound(server, self._followers, self.strangers)
         directory = None if journal is None else self._settings.recovery_path.resolve()
-        gateway = gateway_of(self._settings, log.warn) if directory is not None else None
+        gateway = None if self._gateway is None else self._gateway.another()
         self._events = EventWriter(directory, core, time.time() - clock.now_s(), log.warn, gateway)
         this_pass = _Pass()
         this_pass.add(core.start())

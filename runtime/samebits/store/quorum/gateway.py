@@ -13,6 +13,7 @@ import base64
 import contextlib
 import http.client
 import json
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,8 @@ class Put:
 
     key: str
     value: bytes
+    lease: int = 0
+    """With one, the key vanishes when the lease ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,15 @@ class _RangeAnswer(msgspec.Struct):
 
 class _TransactionAnswer(msgspec.Struct):
     succeeded: bool = False
+
+
+class _Lease(msgspec.Struct):
+    id: int = msgspec.field(name="ID", default=0)
+    seconds: int = msgspec.field(name="TTL", default=0)
+
+
+class _Renewal(msgspec.Struct):
+    result: _Lease = msgspec.field(default_factory=_Lease)
 
 
 class _Token(msgspec.Struct):
@@ -123,6 +135,10 @@ class EtcdGateway:
         self._connection: http.client.HTTPConnection | None = None
         self._token = ""
 
+    def another(self) -> EtcdGateway:
+        """Return another client of the same etcd, for another thread."""
+        return EtcdGateway(self.place, self._access, self._on_wait)
+
     def get(self, key: str) -> KeyValue:
         """Return the key's value, as every later reader sees it.
 
@@ -134,6 +150,11 @@ class EtcdGateway:
             if found.key == key.encode():
                 return KeyValue(key, found.value, found.mod_revision)
         return KeyValue(key, b"", 0)
+
+    def holds(self, condition: Equals) -> bool:
+        """Return whether the condition holds; raises as :meth:`get`."""
+        found = self.get(condition.key)
+        return found.value == condition.value if found.revision else condition.value is None
 
     def under(self, prefix: str, *, has_values: bool = True) -> Iterator[KeyValue]:
         """Yield all keys that begin with ``prefix``, in order, with their values or with empty ones.
@@ -168,6 +189,37 @@ class EtcdGateway:
         }
         return self._ask("kv/txn", request, _TransactionAnswer).succeeded
 
+    def lease(self, seconds: int) -> int:
+        """Return a new lease that ends after so many seconds without :meth:`renew`.
+
+        Raises:
+            StoreError: the etcd does not answer, or refuses.
+        """
+        return self._ask("lease/grant", {"TTL": seconds, "ID": 0}, _Lease).id
+
+    def renew(self, lease: int) -> bool:
+        """Return whether the lease could be renewed; false once it has ended. Raises as :meth:`lease`."""
+        return self._ask("lease/keepalive", {"ID": lease}, _Renewal).result.seconds > 0
+
+    def end_lease(self, lease: int) -> None:
+        """End a lease, and remove its keys. Raises as :meth:`lease`."""
+        self._ask("lease/revoke", {"ID": lease}, msgspec.Struct)
+
+    @contextlib.contextmanager
+    def watched(self, key: str) -> Iterator[socket.socket | None]:
+        """Yield a socket that becomes readable when the key changes, and at other times too; None without an answer."""
+        connection = self._connect()
+        request = {"create_request": {"key": _coded(key)}}
+        try:
+            connection.request("POST", "/v3/watch", json.dumps(request), self._headers())
+            connection.getresponse()
+        except (OSError, http.client.HTTPException):
+            yield None
+        else:
+            yield connection.sock
+        finally:
+            connection.close()
+
     def close(self) -> None:
         """Close the connection; the next request opens one."""
         if self._connection is not None:
@@ -200,11 +252,10 @@ class EtcdGateway:
 
     def _post(self, path: str, request: dict[str, Any], kind: type[_Answer]) -> _Answer:
         member = self.place.members[self._member]
-        headers = {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})
         try:
             if self._connection is None:
                 self._connection = self._connect()
-            self._connection.request("POST", f"/v3/{path}", json.dumps(request), headers)
+            self._connection.request("POST", f"/v3/{path}", json.dumps(request), self._headers())
             answer = self._connection.getresponse()
             data = answer.read(_MOST_ANSWER_BYTES + 1)
         except ssl.SSLCertVerificationError as error:
@@ -226,6 +277,9 @@ class EtcdGateway:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.close()
             raise _PassingError(f"{member}: this is not an etcd's answer ({error})") from error
+
+    def _headers(self) -> dict[str, str]:
+        return {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})
 
     def _connect(self) -> http.client.HTTPConnection:
         host, port = self.place.members[self._member]
@@ -274,7 +328,7 @@ def _comparison(one: Equals) -> dict[str, Any]:
 
 def _change(one: Put | Remove) -> dict[str, Any]:
     if isinstance(one, Put):
-        return {"request_put": {"key": _coded(one.key), "value": _coded(one.value)}}
+        return {"request_put": {"key": _coded(one.key), "value": _coded(one.value), "lease": one.lease}}
     return {"request_delete_range": {"key": _coded(one.first), "range_end": _coded(one.end)}}
 
 

@@ -17,12 +17,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from samebits.core.records import MAX_TERM
-from samebits.errors import ClaimRemovedError, JournalDamagedError, StoreError, SupersededError
+from samebits.errors import ClaimRemovedError, JournalDamagedError, LockedError, StoreError, SupersededError
 from samebits.spelling import spelled
 from samebits.store import journal_format
 from samebits.store.journal_format import JournalFormatError
@@ -43,29 +44,43 @@ class _Head(msgspec.Struct, frozen=True):
     chunks: int
 
 
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """A change that is made with a claim, and what must hold before."""
+
+    condition: Equals
+    change: Put
+
+
 class QuorumClaim:
     """The claim of one scheduler start in an etcd.
 
     Attributes:
         number: the term, higher than all before.
         condition: holds while no other scheduler has claimed the job.
+        holder: the line that tells others about this process.
     """
 
-    def __init__(self, gateway: EtcdGateway, number: int, value: bytes) -> None:
+    def __init__(self, gateway: EtcdGateway, number: int, value: bytes, holder: bytes) -> None:
         self.number = number
+        self.holder = holder
         self.condition = Equals(_term_key(gateway), value)
         self.gateway = gateway
 
     @classmethod
-    def take(cls, gateway: EtcdGateway, holder: bytes, floor: int = 0) -> QuorumClaim:
+    def take(
+        cls, gateway: EtcdGateway, holder: bytes, floor: int = 0, take_over: TakeOver | None = None
+    ) -> QuorumClaim:
         """Claim the next term; once this returns, no earlier claim can write.
 
         Args:
             gateway: to the etcd.
             holder: the line that tells others about this process.
             floor: the highest term known from elsewhere.
+            take_over: what the claim's transaction compares and changes besides.
 
         Raises:
+            LockedError: the condition of ``take_over`` does not hold any more; nothing was claimed.
             SupersededError: others claim the job again and again.
             StoreError: the etcd does not answer, refuses, or holds something else under the job's prefix.
         """
@@ -74,10 +89,14 @@ class QuorumClaim:
             number = max(_number_in(gateway, seen.value), floor) + 1
             if number > MAX_TERM:
                 raise StoreError(f"{gateway.place}: a job can have at most {MAX_TERM} scheduler starts")
-            claim = cls(gateway, number, b"%d %s\n%s" % (number, os.urandom(16).hex().encode(), holder))
+            claim = cls(gateway, number, b"%d %s\n%s" % (number, os.urandom(16).hex().encode(), holder), holder)
             before = Equals(claim.condition.key, seen.value if seen.revision else None)
-            if gateway.change([before], [claim.write]) or claim._stands():
+            conditions = [before] if take_over is None else [before, take_over.condition]
+            changes = [claim.write] if take_over is None else [claim.write, take_over.change]
+            if gateway.change(conditions, changes) or claim.stands():
                 return claim
+            if take_over is not None and not gateway.holds(take_over.condition):
+                raise LockedError(f"{gateway.place}: another scheduler has begun to serve this job")
         raise SupersededError(
             f"{gateway.place}: other schedulers have claimed this job {_CLAIM_ATTEMPTS} times in a row. Fix: start one "
             "scheduler per job; another job needs another prefix"
@@ -112,7 +131,12 @@ class QuorumClaim:
             "the other one"
         )
 
-    def _stands(self) -> bool:
+    def stands(self) -> bool:
+        """Return whether it does; :meth:`require` says why not.
+
+        Raises:
+            StoreError: the etcd gives no answer.
+        """
         return self.gateway.get(self.condition.key).value == self.condition.value
 
 
@@ -214,8 +238,7 @@ class QuorumLog:
         value = msgspec.msgpack.encode(head)
         key = _head_key(self._gateway, self._name)
         try:
-            if not self._gateway.change([self._claim.condition, Equals(key, self._head_value)], [Put(key, value)]):
-                self._require_written(key, value)
+            self._write(Equals(key, self._head_value), Put(key, value))
         except BaseException as error:
             self._broken = f"a compaction was not confirmed: {error}"
             raise
@@ -223,16 +246,23 @@ class QuorumLog:
         self._remove_others()
 
     def _put(self, key: str, value: bytes) -> None:
-        if not self._gateway.change([self._claim.condition, Equals(key, None)], [Put(key, value)]):
-            self._require_written(key, value)
+        self._write(Equals(key, None), Put(key, value))
 
-    def _require_written(self, key: str, value: bytes) -> None:
-        """Return if an earlier attempt of this write was applied and the claim stands."""
-        written = self._gateway.get(key).value
+    def _write(self, before: Equals, change: Put) -> None:
+        """Make one change while the claim stands; without a clear answer, look whether it was made."""
+        try:
+            if self._gateway.change([self._claim.condition, before], [change]):
+                return
+            refused = None
+        except StoreError as error:
+            if not error.may_pass:
+                raise
+            refused = error  # the write that fills an etcd's quota is refused, although it was applied
+        written = self._gateway.get(change.key).value
         self._claim.require()
-        if written != value:
-            raise StoreError(
-                f"{self._gateway.place}: the key {key} was changed by another program; nothing more is written. Fix: "
+        if written != change.value:
+            raise refused or StoreError(
+                f"{self._gateway.place}: the key {change.key} was changed by another program; nothing more is written. Fix: "
                 "keep other programs out of the job's prefix, then start the scheduler again"
             )
 
