@@ -262,8 +262,8 @@ class QuorumLog:
         self._claim.require()
         if written != change.value:
             raise refused or StoreError(
-                f"{self._gateway.place}: the key {change.key} was changed by another program; nothing more is written. Fix: "
-                "keep other programs out of the job's prefix, then start the scheduler again"
+                f"{self._gateway.place}: the key {change.key} was changed by another program; nothing more is written. "
+                "Fix: keep other programs out of the job's prefix, then start the scheduler again"
             )
 
     def _remove_others(self) -> None:
