@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ _PATH = "state"
 
 
 class ShardedValues:
-    """The sharded part of a state with FSDP2 modules.
+    """The sharded part of a state: modules of FSDP2 or tensor parallelism.
 
     Args:
         handlers: of everything in the state, by name.
@@ -69,7 +70,7 @@ class ShardedValues:
                 continue
             for path, _ in pieces.paths_of(handler.contents(), name):
                 raise UsageError(
-                    f"state.{path} is a DTensor that belongs to no fully_shard module: keep its full_tensor() there, "
+                    f"state.{path} is a DTensor that belongs to no module: keep its full_tensor() there, "
                     "or run with ENABLE_RECOVERY=0"
                 )
         if self.has_replicas:
@@ -103,13 +104,26 @@ class ShardedValues:
         Raises:
             UsageError: the modules are sharded over different meshes.
         """
-        found = {name: regrouping.sharding_of(module, world_size) for name, module in self._modules.items()}
-        if len(set(found.values())) > 1:
+        return self._use(world_size).sharding
+
+    def data_place(self, rank: int) -> tuple[int, int] | None:
+        """Return which part of the data a rank takes, and how many parts there are; None if each rank takes its own."""
+        use = self._use(1)
+        return use.data_place(rank) if use.tensor_parallel else None
+
+    def _use(self, world_size: int) -> regrouping.MeshUse:
+        uses = {name: regrouping.use_of(name, module, world_size) for name, module in self._modules.items()}
+        first = next(iter(uses.values()))
+        if any(use.mesh != first.mesh for use in uses.values()):
             raise UsageError(
-                f"{'; '.join(f'state.{name} is sharded over {mesh}' for name, (mesh, _) in found.items())}. Fix: give "
-                "every fully_shard() the same mesh"
+                f"{'; '.join(f'state.{name} is sharded over {use.mesh}' for name, use in uses.items())}. Fix: give "
+                "every fully_shard() and parallelize_module() the same mesh, or slices of it"
             )
-        return next(iter(found.values()))[1]
+        return replace(
+            first,
+            splits=frozenset().union(*(use.splits for use in uses.values())),
+            tensor_parallel=frozenset().union(*(use.tensor_parallel for use in uses.values())),
+        )
 
     def accumulates(self) -> bool:
         """Return whether a module holds gradients that are not reduced yet."""

@@ -180,9 +180,13 @@ class TorchState(ObjectState):
                     "with samebits.elastic.load_dcp"
                 )
         super().bind(session, rank)
+        if self._sharded is not None and (place := self._sharded.data_place(rank)) is not None:
+            self._draws_as = place[0]
+            for sampler in self._samplers:
+                sampler.place = place
 
     def enter_group(self) -> None:
-        """Attach FSDP2 modules to a new generation's group.
+        """Attach sharded modules to a new generation's group.
 
         Raises:
             UsageError: they cannot be attached.
