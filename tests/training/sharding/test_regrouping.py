@@ -373,13 +373,6 @@ def test_fsdp1_is_refused() -> None:
             require(model)
 
 
-def test_parameters_without_values_are_refused() -> None:
-    with world(), torch.device("meta"):
-        model = fully_shard(nn.Linear(4, 4))
-        with pytest.raises(UsageError, match=r"model\.weight is on the meta device"):
-            require(model)
-
-
 def test_a_mesh_that_was_not_declared_is_refused() -> None:
     with world():
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))

@@ -20,12 +20,25 @@ from samebits.errors import CheckpointError
 from samebits.spelling import spelled
 from samebits.training import torch_private, value_trees
 
-__all__ = ["PIECE", "Own", "Piece", "Putting", "cut_for", "cut_like", "is_distributed", "local", "paths_of", "take_out"]
+__all__ = [
+    "PIECE",
+    "UNFILLED",
+    "Own",
+    "Piece",
+    "Putting",
+    "cut_for",
+    "cut_like",
+    "is_distributed",
+    "local",
+    "paths_of",
+    "take_out",
+]
 
 Own: TypeAlias = dict[str, dict[str, Any]]
 """By path in the state: ``local``, this rank's piece, and ``offsets``, where it begins in the whole."""
 
 PIECE = "$piece"  # {"$piece": …} replaces a tensor
+UNFILLED = "$unfilled"  # {"$unfilled": …} replaces a tensor that has no memory yet
 _REPLICATED = "Replicate()"
 _PLACEMENT = re.compile(
     r"Replicate\(\)|Shard\(dim=(?P<dim>\d+)\)|_StridedShard\(dim=(?P<strided>\d+), sf=(?P<parts>\d+)\)"
@@ -181,6 +194,8 @@ def take_out(tree: Any, path: str, own: Own) -> Any:
     Raises:
         CheckpointError: a DTensor that cannot be described.
     """
+    if isinstance(tree, torch.Tensor) and tree.is_meta:
+        return {UNFILLED: list(tree.shape)}
     if is_distributed(tree):
         piece = Piece.of(tree, path)
         if piece.is_whole:
@@ -219,10 +234,17 @@ class Putting:
         """
         if isinstance(tree, dict) and tree.keys() == {PIECE}:
             return self._piece_back(tree[PIECE], path, live)
+        if isinstance(tree, dict) and tree.keys() == {UNFILLED}:
+            return live
         if isinstance(tree, torch.Tensor):
             target = live if is_distributed(live) else self.like(path)
             if target is None or tree.shape != target.shape:
                 return tree
+            if target.is_meta:
+                raise CheckpointError(
+                    f"{path} is on the meta device, which holds no values. Fix: to begin with loaded values "
+                    "(samebits.elastic.load_dcp), build the model in memory"
+                )
             return _wrapped(
                 Piece.of(target, path).cut(tree).contiguous(), target, target.device_mesh, target.placements
             )

@@ -25,7 +25,7 @@ from samebits.errors import UsageError
 from samebits.training import fsdp2_private, torch_private
 from samebits.training.group import meshes
 from samebits.training.group.group import discard
-from samebits.training.sharding import pieces
+from samebits.training.sharding import filling, pieces
 
 __all__ = ["MeshUse", "accumulates", "attach", "is_flattened", "require_supported", "reset", "use_of"]
 
@@ -79,11 +79,7 @@ def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.o
             f"{name} is in FullyShardedDataParallel (FSDP1), whose groups end with their generation; shard it with "
             "fully_shard(module) of torch.distributed.fsdp, or run with ENABLE_RECOVERY=0"
         )
-    for path, parameter in module.named_parameters():
-        if parameter.is_meta:
-            raise UsageError(
-                f"{name}.{path} is on the meta device: call to_empty() and give it values before elastic.run"
-            )
+    filling.require_fillable(name, module)
     for path, tensor in _tensor_parallel(module):
         if meshes.root_of(tensor.device_mesh) is None:
             raise UsageError(
@@ -294,7 +290,9 @@ def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
 def _shard_parameter(param: Any) -> None:
     """Shard a whole parameter as ``fully_shard`` does; the parameter stays the same object."""
     parameter = param.sharded_param
-    whole = pieces.local(parameter).to(param.device)
+    whole = pieces.local(parameter)
+    if not whole.is_meta:
+        whole = whole.to(param.device)
     spec = fsdp2_private.tensor_parallel_spec(param)
     if spec is not None:
         whole = pieces.cut_for(whole, spec.mesh, spec.placements)

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from samebits.core.messages import Sharding
 from samebits.errors import UsageError
-from samebits.training.sharding import pieces, regrouping
+from samebits.training.sharding import filling, pieces, regrouping
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler, StateHandler
 
 __all__ = ["ShardedValues"]
@@ -39,6 +39,9 @@ class ShardedValues:
         }
         self._optimizers = {name: one.value for name, one in handlers.items() if isinstance(one, OptimizerHandler)}
         self._is_supported = False
+        self._unfilled = [one for one in self._modules.values() if filling.is_unfilled(one)]
+        self._drawn_from = torch.get_rng_state()  # as the script's seed has left it, for what is unfilled
+        self._is_filled = False
 
     @classmethod
     def of(cls, handlers: Mapping[str, StateHandler]) -> ShardedValues | None:
@@ -54,6 +57,15 @@ class ShardedValues:
         """
         self.require_supported()
         regrouping.attach(list(self._modules.values()), list(self._optimizers.values()))
+        if not self._is_filled:
+            self.fill()
+
+    def fill(self) -> None:
+        """Fill the modules that were built on the meta device; they are cut."""
+        device = torch.device(next(self._parameters()).device_mesh.device_type)
+        for module in self._unfilled:
+            filling.fill(module, device, self._drawn_from)
+        self._is_filled = True
 
     def require_supported(self) -> None:
         """Check that everything sharded can move to another group and into a point.
@@ -133,6 +145,17 @@ class ShardedValues:
         """Discard what an interrupted step has left in the modules."""
         for module in self._modules.values():
             regrouping.reset(module)
+
+    @property
+    def drawn_from(self) -> torch.Tensor | None:
+        """What the weights will be drawn from; None if they have values."""
+        return self._drawn_from if self._unfilled and not self._is_filled else None
+
+    def draw_from(self, drawn_from: torch.Tensor) -> None:
+        """Use rank 0's random numbers for what was built on the meta device."""
+        self._drawn_from = drawn_from.clone()
+        if self._is_filled:
+            self.fill()
 
     def take_out(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], pieces.Own]:
         """Return the values without this rank's pieces, and the pieces."""

@@ -172,6 +172,8 @@ class TorchState(ObjectState):
             settings = context.current("samebits.elastic.run").settings
             if settings.enable_recovery:
                 self._sharded.require_supported()
+            elif self._sharded.drawn_from is not None:
+                self._sharded.fill()
             if settings.enable_recovery and settings.min_worker_num != settings.max_worker_num:
                 raise UsageError(
                     f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "
@@ -207,6 +209,8 @@ class TorchState(ObjectState):
             contents["shared"]["values"], contents["own"]["shards"] = self._sharded.take_out(
                 contents["shared"]["values"]
             )
+            if self._sharded.drawn_from is not None:
+                contents["shared"]["drawn_from"] = self._sharded.drawn_from
         return contents
 
     def live_contents(self) -> dict[str, Any]:
@@ -233,6 +237,8 @@ class TorchState(ObjectState):
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
         """Adopt ``contents``; see :meth:`ObjectState.load`."""
+        if self._sharded is not None and "drawn_from" in contents["shared"]:
+            self._sharded.draw_from(contents["shared"]["drawn_from"])
         super().load(contents, own=own)
         self._close()
 
