@@ -19,6 +19,8 @@ from samebits.training.group import meshes
 from samebits.training.sharding import regrouping
 from samebits.training.sharding.pieces import Piece
 from samebits.training.sharding.whole import whole
+from samebits.training.state.data.global_batch import GlobalBatch
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.handlers import copied_tree
 from samebits.training.state.sharded_values import ShardedValues
 from samebits.training.state.torch_state import TorchState
@@ -392,6 +394,11 @@ def test_tensor_parallelism_over_a_mesh_that_was_not_declared_is_refused() -> No
         parallelize_module(model[0], mesh, ColwiseParallel())
         with pytest.raises(UsageError, match=r"model\.0\.weight is a DTensor over a mesh that was not built between"):
             require(model)
+
+
+def test_a_global_batch_of_sharded_parameters_is_refused() -> None:
+    with world(), pytest.raises(UsageError, match=r"GlobalBatch sums whole gradients.*are sharded.*Fix: leave"):
+        GlobalBatch(ElasticSampler(range(8)), sharded_model().parameters(), size=4, micro=2)
 
 
 def test_manually_distributed_tensor_is_refused() -> None:
