@@ -1,6 +1,6 @@
 """The example of a device mesh, with kills at exact points of a step.
 
-``mesh_script.py [--kill RANK:POINT:STEP …] [--marks FOLDER] [--model KIND] the example's own arguments``
+``mesh_script.py [--kill RANK:POINT:STEP …] [--marks FOLDER] the example's own arguments``
 """
 
 from __future__ import annotations
