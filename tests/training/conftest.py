@@ -11,7 +11,6 @@ from samebits.training.group import meshes
 
 @pytest.fixture(autouse=True)
 def forget_declared_meshes() -> Iterator[None]:
-    """A mesh in a reference cycle outlives its test, and the next generation of another test would form it."""
+    """Declared meshes are kept for good, and a generation of another test would form them."""
     yield
-    meshes._meshes._roots.clear()
-    meshes._meshes._parts.clear()
+    meshes._meshes.forget_all()

@@ -40,27 +40,22 @@ def has_reduce_scatter_group(info: Any) -> bool:
     return getattr(info, "reduce_scatter_process_group", None) is not None
 
 
-def replicates(info: Any) -> tuple[bool, ...]:
-    """For each dimension of a mesh, whether FSDP2 replicates over it. Relies on ``shard_mesh_dim``."""
-    return tuple(dimension != info.shard_mesh_dim for dimension in range(info.mesh.ndim))
+def tensor_parallel_spec(param: Any) -> Any:
+    """Return the ``DTensorSpec`` that a parameter had before ``fully_shard``; None if it was no DTensor.
 
-
-def place_in(info: Any) -> tuple[tuple[int, int], ...]:
-    """The size and this process's rank along the sharding dimension, and the replicating one if there is one.
-
-    Relies on ``shard_mesh_size``, ``shard_mesh_rank`` and the same two of an ``HSDPMeshInfo`` for ``replicate``.
+    Relies on ``FSDPParam.is_dtensor`` and ``_unsharded_dtensor_spec``, or before torch 2.13 on ``_tp_spec``.
     """
-    kinds = ("shard", "replicate") if hasattr(info, "replicate_mesh_size") else ("shard",)
-    return tuple((getattr(info, f"{kind}_mesh_size"), getattr(info, f"{kind}_mesh_rank")) for kind in kinds)
+    if not param.is_dtensor:
+        return None
+    return param._unsharded_dtensor_spec if hasattr(param, "_unsharded_dtensor_spec") else param._tp_spec
 
 
-def refresh(info: Any) -> tuple[tuple[int, int], ...]:
-    """Have an ``FSDPMeshInfo`` read sizes, ranks and groups from its mesh again; returns its place, as above.
+def refresh(info: Any) -> None:
+    """Have a ``DataParallelMeshInfo`` read sizes, ranks and groups from its mesh again.
 
     Relies on ``__post_init__`` reading all of them.
     """
     info.__post_init__()
-    return place_in(info)
 
 
 def give_mesh_group(mesh: Any, pg: dist.ProcessGroup) -> None:

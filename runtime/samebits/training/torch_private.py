@@ -363,6 +363,17 @@ def end_mesh(mesh: DeviceMesh, reason: str) -> None:
         bare._pg_registry = {}
 
 
+@functools.cache
+def strided_shard() -> Any:
+    """Return the placement of a dimension that FSDP2 splits after tensor parallelism has.
+
+    Relies on ``placement_types._StridedShard(dim, split_factor=)`` and on how it is printed.
+    """
+    from torch.distributed.tensor import placement_types
+
+    return placement_types._StridedShard
+
+
 # ---- data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import pytest
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from samebits.errors import UsageError
 from samebits.training.group import meshes
+from samebits.training.group.meshes import Declared
 from tests.training.sharding.worlds import alone, world
 
 NAMES = ("dp_replicate", "dp_shard")
@@ -32,6 +34,28 @@ def test_a_mesh_and_its_slices_stay_the_same_objects_and_become_what_torch_would
                 assert dist.get_process_group_ranks(part.get_group()) == dist.get_process_group_ranks(
                     stock.get_group(name)
                 )
+
+
+def test_a_mesh_that_the_script_drops_is_declared_all_the_same() -> None:
+    """Whether the collector has found it may differ between ranks, and they would be refused as unequal."""
+    with alone():
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+        gc.collect()
+        assert meshes.declared() == [Declared((2, 2), NAMES)]
+    with world(0, 4):
+        meshes.form_all()
+        assert len(dist.distributed_c10d._world.pg_map) == 3  # the default group's, and one for each dimension
+
+
+def test_a_slice_of_all_dimensions_has_the_groups_of_the_present_generation() -> None:
+    """FSDP2 concatenates its slice with that of tensor parallelism."""
+    with alone():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+        joined = DeviceMesh._concatenate([mesh[NAMES[0]], mesh[NAMES[1]]])
+    for _ in range(2):
+        with world(0, 4):
+            meshes.form_all()
+            assert joined.get_all_groups() == mesh.get_all_groups() and meshes.root_of(joined) is mesh
 
 
 def test_groups_are_new_in_each_generation_and_the_old_ones_are_handed_out_to_be_freed() -> None:

@@ -11,13 +11,16 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from samebits.core.messages import Sharding
 from samebits.errors import CheckpointError, UsageError
-from samebits.training import fsdp2_private
 from samebits.training.group import meshes
 from samebits.training.sharding import regrouping
+from samebits.training.sharding.pieces import Piece
+from samebits.training.sharding.whole import whole
+from samebits.training.state.data.global_batch import GlobalBatch
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.handlers import copied_tree
 from samebits.training.state.sharded_values import ShardedValues
 from samebits.training.state.torch_state import TorchState
@@ -160,7 +163,8 @@ def test_over_a_declared_mesh_parameters_are_cut_as_fully_shard_does_it(sizes: t
             assert one._spec == other._spec  # type: ignore[attr-defined]
             assert torch.equal(one._local_tensor, other._local_tensor)  # type: ignore[attr-defined]
         for mine, theirs in zip(regrouping._groups(model), regrouping._groups(stock), strict=True):
-            assert fsdp2_private.place_in(mine.mesh_info) == fsdp2_private.place_in(theirs.mesh_info)
+            assert mine.mesh_info.shard_mesh_rank == theirs.mesh_info.shard_mesh_rank
+            assert mine.mesh_info.shard_mesh_size == theirs.mesh_info.shard_mesh_size
             assert mine.mesh_info.shard_process_group is mine.mesh_info.mesh.get_group(NAMES[-1])
         before = locals_of(model)
         loss_of(model)
@@ -176,6 +180,114 @@ def test_over_a_declared_mesh_parameters_are_cut_as_fully_shard_does_it(sizes: t
         meshes.form_all()
         with pytest.raises(UsageError, match="cannot take another rank's place"):
             regrouping.attach([model], [])
+
+
+def tensor_parallel_model(sizes: tuple[int, ...], names: tuple[str, ...], *, seed: int = 0) -> nn.Sequential:
+    """Column and row parallel layers of odd widths and a sequence parallel norm, sharded over what is not "tp"."""
+    torch.manual_seed(seed)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 7), nn.Linear(7, 5))
+    plan = {"0": SequenceParallel(), "1": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan, src_data_rank=None)
+    data = tuple(name for name in names if name.startswith("dp"))
+    return fully_shard(model, mesh=mesh[data]) if data else model
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names", "replicates"),
+    [
+        ((8,), ("tp",), (False,)),
+        ((2, 4), ("dp_shard", "tp"), (False, False)),
+        ((4, 2), ("other", "tp"), (True, False)),
+        ((2, 2, 2), ("dp_replicate", "dp_shard", "tp"), (True, False, False)),
+        ((4, 1, 2), ("dp_replicate", "dp_shard", "tp"), (True, False, False)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rank", [0, 5, 7])
+def test_tensor_parallel_parameters_and_moments_are_cut_as_torch_does_it(
+    sizes: tuple[int, ...], names: tuple[str, ...], replicates: tuple[bool, ...], rank: int
+) -> None:
+    def moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        return [one["exp_avg"]._local_tensor for one in optimizer.state.values()]
+
+    with alone():
+        model = tensor_parallel_model(sizes, names)
+        state = TorchState(model, optimizer := torch.optim.Adam(model.parameters()), rng="per_step")
+        require(model)
+        assert state.sharding(8) == Sharding(sizes, replicates)
+        for parameter in model.parameters():
+            parameter.grad = parameter.detach().clone()
+        optimizer.step()
+        whole = [one._local_tensor.clone() for one in model.parameters()]  # type: ignore[attr-defined]
+        first = [one.clone() for one in moments(optimizer)]
+    with world(rank, 8):
+        meshes.form_all()
+        regrouping.attach([model], [optimizer])
+        stock = tensor_parallel_model(sizes, names, seed=1)
+        with torch.no_grad():
+            for one, other, values, moment in zip(model.parameters(), stock.parameters(), whole, first, strict=True):
+                assert one._spec == other._spec and hash(one._spec) == hash(other._spec)  # type: ignore[attr-defined]
+                cut = Piece.of(other, "a parameter").cut(values)
+                assert torch.equal(one._local_tensor, cut)  # type: ignore[attr-defined]
+                assert cut.shape == other._local_tensor.shape  # type: ignore[attr-defined]
+                assert torch.equal(optimizer.state[one]["exp_avg"]._local_tensor, Piece.of(other, "").cut(moment))
+        contents = copied_tree(state.contents())
+        before = locals_of(model)
+    with world(rank, 8):
+        meshes.form_all()
+        regrouping.attach([model], [optimizer])
+        groups = [pg for one in model.parameters() for pg in one.device_mesh.get_all_groups()]  # type: ignore[attr-defined]
+        assert all(pg in dist.distributed_c10d._world.pg_map for pg in groups)
+        for one in model.parameters():
+            one._local_tensor.zero_()  # type: ignore[attr-defined]
+        state.load(contents, own=True)
+        assert all(torch.equal(one, other) for one, other in zip(locals_of(model), before, strict=True))
+
+
+def test_a_point_that_all_ranks_save_holds_the_whole_tensors() -> None:
+    """FSDP2 splits the parts of tensor parallelism once more, along the same dimension."""
+    with alone():
+        states = []
+        for _ in range(4):
+            model = tensor_parallel_model((2, 2), ("dp_shard", "tp"))
+            states.append(TorchState(model, torch.optim.Adam(model.parameters()), rng="per_step"))
+        expected = [one._local_tensor.clone() for one in states[0].model.parameters()]
+    contents = []
+    for rank, state in enumerate(states):
+        with world(rank, 4):
+            meshes.form_all()
+            regrouping.attach([state.model], [state.optimizer])
+            contents.append(copied_tree(state.contents()))
+    for order in (contents, contents[::-1]):
+        found = whole(order[0]["shared"]["values"]["model"], [one["own"]["shards"] for one in order], "state.model")
+        parameters = [found[name] for name, _ in states[0].model.named_parameters()]
+        assert all(torch.equal(one, other) for one, other in zip(parameters, expected, strict=True))
+    with pytest.raises(CheckpointError, match="the points of 3 ranks hold"):
+        whole(contents[0]["shared"]["values"]["model"], [one["own"]["shards"] for one in contents[1:]], "state.model")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names", "places"),
+    [
+        ((4,), ("tp",), [(0, 1)] * 4),
+        ((2, 2), ("dp_shard", "tp"), [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        ((2, 2), ("tp", "dp_shard"), [(0, 2), (1, 2), (0, 2), (1, 2)]),
+        ((4,), ("dp_shard",), [None] * 4),
+    ],
+    ids=str,
+)
+def test_ranks_of_one_data_parallel_coordinate_take_the_same_data(
+    sizes: tuple[int, ...], names: tuple[str, ...], places: list[tuple[int, int] | None]
+) -> None:
+    with alone():
+        if "tp" in names:
+            mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+            model = parallelize_module(nn.Linear(4, 4), mesh["tp"], ColwiseParallel())
+        else:
+            model = mesh_model(sizes)
+        sharded = ShardedValues.of(TorchState(model, torch.optim.SGD(model.parameters(), 0.1)).handlers)
+        assert sharded is not None and [sharded.data_place(rank) for rank in range(4)] == places
 
 
 def test_ranks_that_hold_the_same_part_are_those_along_the_replicating_dimension() -> None:
@@ -263,13 +375,6 @@ def test_fsdp1_is_refused() -> None:
             require(model)
 
 
-def test_parameters_without_values_are_refused() -> None:
-    with world(), torch.device("meta"):
-        model = fully_shard(nn.Linear(4, 4))
-        with pytest.raises(UsageError, match=r"model\.weight is on the meta device"):
-            require(model)
-
-
 def test_a_mesh_that_was_not_declared_is_refused() -> None:
     with world():
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
@@ -281,14 +386,19 @@ def test_a_mesh_that_was_not_declared_is_refused() -> None:
             require(model)
 
 
-def test_tensor_parallel_parameters_are_refused() -> None:
+def test_tensor_parallelism_over_a_mesh_that_was_not_declared_is_refused() -> None:
     with world():
         mesh = init_device_mesh("cpu", (1,))
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         fully_shard(model[1])
         parallelize_module(model[0], mesh, ColwiseParallel())
-        with pytest.raises(UsageError, match=r"model\.0\.weight is a DTensor that no fully_shard module manages"):
+        with pytest.raises(UsageError, match=r"model\.0\.weight is a DTensor over a mesh that was not built between"):
             require(model)
+
+
+def test_a_global_batch_of_sharded_parameters_is_refused() -> None:
+    with world(), pytest.raises(UsageError, match=r"GlobalBatch sums whole gradients.*are sharded.*Fix: leave"):
+        GlobalBatch(ElasticSampler(range(8)), sharded_model().parameters(), size=4, micro=2)
 
 
 def test_manually_distributed_tensor_is_refused() -> None:

@@ -11,15 +11,17 @@ awaited by a helper thread that can be abandoned.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
-from torch.distributed import distributed_c10d
+from torch.distributed import c10d_logger, distributed_c10d
 
 from samebits.errors import UsageError
 from samebits.training import torch_private
@@ -32,7 +34,7 @@ from samebits.training.group.breakable_works import (
     wait_in_slices,
 )
 from samebits.training.group.breaker import Breaker, run_breakable
-from samebits.training.group.calling_place import calling_place
+from samebits.training.group.calling_place import TORCH_FOLDER, calling_place
 from samebits.training.group.recorder import Recorder
 
 __all__ = ["BreakableGroup", "ReducerGroup"]
@@ -119,7 +121,7 @@ class BreakableGroup(dist.ProcessGroup):
     def _launch(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         self.breaker.check()
         await_this_thread_at_exit()
-        if self._alone is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
+        if self._alone is not None and _is_scripts_own(sys._getframe(3)):
             raise UsageError(f"{calling_place()}: {COLLECTIVE_ALONE.format(when=self._alone())}")
         self.breaker.before_launch()
         try:
@@ -231,6 +233,17 @@ class ReducerGroup(dist.ProcessGroup):
         return dist.Backend.GLOO
 
 
+def _is_scripts_own(frame: FrameType | None) -> bool:
+    """Return whether a call came through ``torch.distributed`` from elsewhere than DTensor, which distributes alone."""
+    if frame is None or frame.f_code.co_filename != distributed_c10d.__file__:
+        return False
+    while frame is not None and frame.f_code.co_filename in _C10D:
+        frame = frame.f_back
+    return frame is None or not frame.f_code.co_filename.startswith(_DTENSOR)
+
+
+_C10D = (distributed_c10d.__file__, c10d_logger.__file__)
+_DTENSOR = f"{TORCH_FOLDER}distributed{os.sep}tensor{os.sep}"
 _COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",

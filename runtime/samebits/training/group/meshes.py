@@ -26,7 +26,7 @@ from samebits.errors import UsageError
 from samebits.training import torch_private
 from samebits.training.group.calling_place import calling_place, is_library
 
-__all__ = ["Declared", "Declaring", "declaration_of", "declared", "form_all", "require_world"]
+__all__ = ["Declared", "Declaring", "declaration_of", "declared", "form_all", "require_world", "root_of"]
 
 QUERY_ALONE = (
     "{call} of a device mesh {when} samebits.elastic.run: this process has no place in the mesh yet. "
@@ -55,6 +55,12 @@ class Declared:
 
 class _DeclaredMesh(DeviceMesh):
     """A mesh while its process is alone: nothing outside torch may take its sizes, rank or groups for the job's."""
+
+    def __eq__(self, other: object) -> bool:
+        # All have one rank now, and torch gives a tensor an equal mesh that it has cached.
+        return self is other or (root_of(self) is root_of(other) and bool(super().__eq__(other)))
+
+    __hash__ = DeviceMesh.__hash__
 
     def size(self, mesh_dim: int | None = None) -> int:
         _refuse_script("size()")
@@ -92,22 +98,38 @@ class _DeclaredMesh(DeviceMesh):
 
 
 def _refuse_script(call: str) -> None:
-    if not is_library(sys._getframe(2).f_code.co_filename):
+    code = sys._getframe(2).f_code
+    # DTensor's dispatcher asks from C++, so its call seems to come from the line that uses a tensor.
+    if call.removesuffix("()") in code.co_names and not is_library(code.co_filename):
         raise UsageError(f"{calling_place()}: {QUERY_ALONE.format(call=call, when=_meshes.alone())}")
 
 
 _Mesh: TypeAlias = "weakref.ref[DeviceMesh]"
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A slice of a declared mesh, or a concatenation of slices."""
+
+    mesh: _Mesh
+    root: DeviceMesh
+    names: tuple[str, ...]
+
+
 class _Meshes:
-    """The meshes of this process, weakly, in the order in which they were built."""
+    """The meshes of this process, in the order in which they were built.
+
+    Declared meshes are kept for good: each generation builds their groups, in this order, on every rank. If Python's
+    collector decided which are left, ranks could differ. Slices and passing meshes build no groups later, so they are
+    weak.
+    """
 
     def __init__(self) -> None:
         self._construct: Any = None  # torch's own constructor, once this one's has taken its place
         self._alone: Callable[[], str] | None = None
         self._builds = False  # what is built now is only another mesh's contents
-        self._roots: list[tuple[_Mesh, Declared]] = []
-        self._parts: list[tuple[_Mesh, tuple[str, ...]]] = []  # slices of these
+        self._roots: list[tuple[DeviceMesh, Declared]] = []
+        self._parts: dict[int, _Part] = {}  # by id
         self._passing: list[_Mesh] = []  # built inside a generation
 
     def alone(self) -> str:
@@ -136,14 +158,14 @@ class _Meshes:
     def _build(self, mesh: DeviceMesh, plan: torch_private.MeshPlan, args: Any, named: Any) -> None:
         if plan.root is not None:
             self._construct(mesh, *args, **named)
-            if declaration_of(plan.root) is not None:
-                self._require_slice(plan)
+            if (root := self.root_of(plan.root)) is not None:
+                self._require_slice(root, plan)
                 if len(self._parts) % _MANY == 0:  # torch slices meshes on its own account, too
-                    _alive(self._parts)
-                self._parts.append((weakref.ref(mesh), plan.names))
+                    self._drop_unused_parts()
+                self._parts[id(mesh)] = _Part(weakref.ref(mesh), root, plan.names)
                 if self._alone is not None:
                     mesh.__class__ = _DeclaredMesh
-        elif self._alone is None or math.prod(plan.sizes) == 1:
+        elif self._alone is None or plan.sizes == (1,):
             self._construct(mesh, *args, **named)
             if self._alone is None and plan.has_groups:
                 self._passing.append(weakref.ref(mesh))
@@ -151,12 +173,14 @@ class _Meshes:
             _require_plain(plan)
             one = torch.zeros((1,) * len(plan.sizes), dtype=torch.int)
             self._construct(mesh, plan.device_type, one, mesh_dim_names=plan.names or None)
-            self._roots.append((weakref.ref(mesh), Declared(plan.sizes, plan.names)))
+            self._roots.append((mesh, Declared(plan.sizes, plan.names)))
             mesh.__class__ = _DeclaredMesh
 
-    @staticmethod
-    def _require_slice(plan: torch_private.MeshPlan) -> None:
-        declaration = declaration_of(plan.root)
+    def _drop_unused_parts(self) -> None:
+        self._parts = {key: part for key, part in self._parts.items() if part.mesh() is not None}
+
+    def _require_slice(self, root: DeviceMesh, plan: torch_private.MeshPlan) -> None:
+        declaration = self.declaration_of(root)
         assert declaration is not None, "only slices of a declared mesh come here"
         if plan.has_groups or not set(plan.names) <= set(declaration.names):
             raise UsageError(
@@ -166,10 +190,21 @@ class _Meshes:
             )
 
     def declared(self) -> list[Declared]:
-        return [declaration for mesh, declaration in self._roots if mesh() is not None]
+        return [declaration for _, declaration in self._roots]
 
     def declaration_of(self, mesh: object) -> Declared | None:
-        return next((declaration for one, declaration in self._roots if one() is mesh), None)
+        return next((declaration for one, declaration in self._roots if one is mesh), None)
+
+    def root_of(self, mesh: object) -> DeviceMesh | None:
+        for root, _ in self._roots:
+            if root is mesh:
+                return root
+        part = self._parts.get(id(mesh))
+        return part.root if part is not None and part.mesh() is mesh else None
+
+    def forget_all(self) -> None:
+        self._roots.clear()
+        self._parts.clear()
 
     def form_all(self) -> list[object]:
         held: list[object] = []
@@ -180,23 +215,19 @@ class _Meshes:
         self._passing.clear()
         self._builds = True
         try:
-            for mesh, declaration in _alive(self._roots):
+            for mesh, declaration in self._roots:
                 ranks = torch.arange(math.prod(declaration.sizes), dtype=torch.int).view(declaration.sizes)
                 fresh = DeviceMesh(mesh.device_type, ranks, mesh_dim_names=declaration.names or None)
                 held.append(torch_private.become_mesh(mesh, fresh))
                 mesh.__class__ = DeviceMesh
-            for mesh, names in _alive(self._parts):
-                held.append(torch_private.become_mesh(mesh, torch_private.root_of_mesh(mesh)[names]))
-                mesh.__class__ = DeviceMesh
+            self._drop_unused_parts()
+            for part in self._parts.values():
+                if (sliced := part.mesh()) is not None:
+                    held.append(torch_private.become_mesh(sliced, part.root[part.names]))
+                    sliced.__class__ = DeviceMesh
         finally:
             self._builds = False
         return held
-
-
-def _alive(meshes: list[tuple[_Mesh, Any]]) -> list[tuple[DeviceMesh, Any]]:
-    """The meshes that are still there, and no others in the list from now on."""
-    meshes[:] = [one for one in meshes if one[0]() is not None]
-    return [(mesh, rest) for one, rest in meshes if (mesh := one()) is not None]
 
 
 def _require_plain(plan: torch_private.MeshPlan) -> None:
@@ -234,6 +265,11 @@ def declared() -> list[Declared]:
 def declaration_of(mesh: object) -> Declared | None:
     """What the script has asked for with this mesh; None for any other mesh."""
     return _meshes.declaration_of(mesh)
+
+
+def root_of(mesh: object) -> DeviceMesh | None:
+    """Return the declared mesh that this one is, or is a slice of; None for any other mesh."""
+    return _meshes.root_of(mesh)
 
 
 def form_all() -> list[object]:

@@ -18,16 +18,31 @@ import torch
 
 from samebits.errors import CheckpointError
 from samebits.spelling import spelled
-from samebits.training import value_trees
+from samebits.training import torch_private, value_trees
 
-__all__ = ["PIECE", "Own", "Piece", "Putting", "cut_like", "is_distributed", "local", "paths_of", "take_out"]
+__all__ = [
+    "PIECE",
+    "UNFILLED",
+    "Own",
+    "Piece",
+    "Putting",
+    "cut_for",
+    "cut_like",
+    "is_distributed",
+    "local",
+    "paths_of",
+    "take_out",
+]
 
 Own: TypeAlias = dict[str, dict[str, Any]]
 """By path in the state: ``local``, this rank's piece, and ``offsets``, where it begins in the whole."""
 
 PIECE = "$piece"  # {"$piece": …} replaces a tensor
+UNFILLED = "$unfilled"  # {"$unfilled": …} replaces a tensor that has no memory yet
 _REPLICATED = "Replicate()"
-_PLACEMENT = re.compile(r"Shard\(dim=(\d+)\)|Replicate\(\)")
+_PLACEMENT = re.compile(
+    r"Replicate\(\)|Shard\(dim=(?P<dim>\d+)\)|_StridedShard\(dim=(?P<strided>\d+), sf=(?P<parts>\d+)\)"
+)
 _ADVICE = (
     "continue with the world size and the sharding of that point, or convert it with "
     "`samebits ckpt export --format dcp` and samebits.elastic.load_dcp"
@@ -118,35 +133,56 @@ class Piece:
         Raises:
             CheckpointError: a placement that torch does not have.
         """
-        from torch.distributed.tensor import Replicate, Shard
-
-        found = [_PLACEMENT.fullmatch(one) for one in self.placements]
-        if None in found:
-            raise CheckpointError(f"a placement of {', '.join(self.placements)}: expected Shard(dim=…) or Replicate()")
-        return tuple(Replicate() if one[1] is None else Shard(int(one[1])) for one in found if one is not None)
+        return tuple(_torch_placement(one) for one in self.placements)
 
     def __str__(self) -> str:
         part = ", ".join(f"{offset}:{offset + size}" for offset, size in zip(self.offsets, self.sizes, strict=True))
         return f"[{part}] of shape {self.shape}, {', '.join(self.placements)} over {' x '.join(map(str, self.mesh))}"
 
 
+def _torch_placement(printed: str) -> Any:
+    from torch.distributed.tensor import Replicate, Shard
+
+    found = _PLACEMENT.fullmatch(printed)
+    if found is None:
+        raise CheckpointError(f"a tensor is placed as {printed}: expected Shard(dim=…) or Replicate()")
+    if found["strided"] is not None:
+        return torch_private.strided_shard()(int(found["strided"]), split_factor=int(found["parts"]))
+    return Replicate() if found["dim"] is None else Shard(int(found["dim"]))
+
+
 @functools.lru_cache(maxsize=4096)  # called at every save, for every tensor
 def _placed(
     shape: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...]
 ) -> Piece | None:
-    """Return the piece at these coordinates; torch splits a dimension as torch.chunk does, rounding up."""
+    """Return the piece at these coordinates; torch splits a dimension as torch.chunk does, rounding up.
+
+    FSDP2 splits what tensor parallelism has split along the same dimension: its placement comes first and is strided.
+    """
     from torch.distributed.tensor import Replicate, Shard
 
     offsets, sizes = [0] * len(shape), list(shape)
+    parts = [1] * len(shape)  # into which a dimension is split so far
+
+    def split(ranks: int, rank: int, dim: int) -> None:
+        part = -(-sizes[dim] // ranks)
+        start = min(rank * part, sizes[dim])
+        offsets[dim] += start
+        sizes[dim] = min(part, sizes[dim] - start)
+        parts[dim] *= ranks
+
+    strided = []
     for ranks, rank, placement in zip(mesh, coordinate, placements, strict=True):
-        if type(placement) is Shard:
-            size = sizes[placement.dim]
-            part = -(-size // ranks)
-            start = min(rank * part, size)
-            offsets[placement.dim] += start
-            sizes[placement.dim] = min(part, size - start)
+        if type(placement) is torch_private.strided_shard():
+            strided.append((ranks, rank, placement))
+        elif type(placement) is Shard:
+            split(ranks, rank, placement.dim)
         elif type(placement) is not Replicate:
             return None
+    for ranks, rank, placement in strided:
+        if placement.split_factor != parts[placement.dim]:
+            return None
+        split(ranks, rank, placement.dim)
     return Piece(shape, mesh, tuple(map(repr, placements)), tuple(offsets), tuple(sizes))
 
 
@@ -158,6 +194,8 @@ def take_out(tree: Any, path: str, own: Own) -> Any:
     Raises:
         CheckpointError: a DTensor that cannot be described.
     """
+    if isinstance(tree, torch.Tensor) and tree.is_meta:
+        return {UNFILLED: list(tree.shape)}
     if is_distributed(tree):
         piece = Piece.of(tree, path)
         if piece.is_whole:
@@ -196,10 +234,17 @@ class Putting:
         """
         if isinstance(tree, dict) and tree.keys() == {PIECE}:
             return self._piece_back(tree[PIECE], path, live)
+        if isinstance(tree, dict) and tree.keys() == {UNFILLED}:
+            return live
         if isinstance(tree, torch.Tensor):
             target = live if is_distributed(live) else self.like(path)
             if target is None or tree.shape != target.shape:
                 return tree
+            if target.is_meta:
+                raise CheckpointError(
+                    f"{path} is on the meta device, which holds no values. Fix: to begin with loaded values "
+                    "(samebits.elastic.load_dcp), build the model in memory"
+                )
             return _wrapped(
                 Piece.of(target, path).cut(tree).contiguous(), target, target.device_mesh, target.placements
             )
@@ -220,9 +265,10 @@ class Putting:
             )
         tensor: torch.Tensor = self.own[path]["local"]
         saved = Piece.from_plain(shared, self.own[path]["offsets"], tensor.shape)
-        if is_distributed(live):
-            _require_same(path, saved, Piece.of(live, path))
-            return _wrapped(tensor, live, live.device_mesh, live.placements)
+        target = live if is_distributed(live) else self.like(path)
+        if target is not None and tuple(target.shape) == saved.shape:
+            _require_same(path, saved, Piece.of(target, path))
+            return _wrapped(tensor, target, target.device_mesh, target.placements)
         if saved.mesh != tuple(self.mesh.shape):
             here = f"this program's tensors are sharded over {' x '.join(map(str, self.mesh.shape))}"
             raise CheckpointError(f"{path}: the restore point holds {saved}; {here}: {_ADVICE}")
@@ -246,10 +292,17 @@ def _wrapped(piece: torch.Tensor, whole: torch.Tensor, mesh: Any, placements: An
     return tensor
 
 
+def cut_for(whole: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
+    """Return a whole tensor as a DTensor over a mesh, in memory of its own."""
+    coordinate = mesh.get_coordinate()
+    piece = _placed(tuple(whole.shape), tuple(mesh.shape), tuple(coordinate), tuple(placements))
+    assert piece is not None, "placements are checked before a tensor is cut"
+    return _wrapped(piece.cut(whole).clone(memory_format=torch.contiguous_format), whole, mesh, placements)
+
+
 def cut_like(whole: torch.Tensor, target: Any) -> torch.Tensor:
     """Return a whole tensor as a DTensor in memory of its own, placed as ``target``, which has the same shape."""
-    piece = Piece.of(target, "a moment").cut(whole).clone()
-    return _wrapped(piece, target, target.device_mesh, target.placements)
+    return cut_for(whole, target.device_mesh, target.placements)
 
 
 def paths_of(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

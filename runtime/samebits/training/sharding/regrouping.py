@@ -1,9 +1,9 @@
-"""Shard FSDP2 modules when the first generation forms, and move them to each later generation's group.
+"""Shard modules when the first generation forms, and move them to each later generation's groups.
 
-Before there is a generation, a process is a group of one, where ``fully_shard`` leaves every parameter whole. So a
-script builds its model as it would with DDP, and the first generation cuts the parameters, which stay the same objects,
-as ``fully_shard`` would have done on that many ranks. From then on only process groups change; ranks, sizes and
-positions stay.
+Before there is a generation, a process is a group of one, where ``fully_shard`` and ``parallelize_module`` leave every
+parameter whole. So a script builds its model as it would with DDP, and the first generation cuts the parameters, which
+stay the same objects, as those functions would have done on that many ranks. From then on only process groups change;
+ranks, sizes and positions stay.
 
 This uses private interfaces of FSDP2; where they differ between versions of torch, ``fsdp2_private`` has them.
 """
@@ -11,7 +11,9 @@ This uses private interfaces of FSDP2; where they differ between versions of tor
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,16 +25,47 @@ from samebits.errors import UsageError
 from samebits.training import fsdp2_private, torch_private
 from samebits.training.group import meshes
 from samebits.training.group.group import discard
-from samebits.training.sharding import pieces
+from samebits.training.sharding import filling, pieces
 
-__all__ = ["accumulates", "attach", "is_flattened", "require_supported", "reset", "sharding_of"]
+__all__ = ["MeshUse", "accumulates", "attach", "is_flattened", "require_supported", "reset", "use_of"]
 
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _DECLINED = (
-    "build it with fully_shard(module) on the default mesh or one of init_device_mesh with one or two dimensions, or "
-    "run with ENABLE_RECOVERY=0"
+    "build it over the default mesh or one of init_device_mesh, or its slices by name, between samebits.init() and "
+    "elastic.run; or run with ENABLE_RECOVERY=0"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class MeshUse:
+    """How modules are divided over a mesh.
+
+    Attributes:
+        mesh: in words.
+        sizes: ranks along each dimension of the whole mesh.
+        splits: the dimensions over which some tensor is split.
+        tensor_parallel: the dimensions whose ranks compute with parts of the same samples.
+    """
+
+    mesh: str
+    sizes: tuple[int, ...]
+    splits: frozenset[int]
+    tensor_parallel: frozenset[int]
+
+    @property
+    def sharding(self) -> Sharding:
+        """How the mesh divides the job's ranks."""
+        return Sharding(self.sizes, tuple(dim not in self.splits for dim in range(len(self.sizes))))
+
+    def data_place(self, rank: int) -> tuple[int, int]:
+        """Return which part of the data a rank takes, and how many parts there are."""
+        dimensions = range(len(self.sizes))
+        place = Sharding(self.sizes, tuple(dim in self.tensor_parallel for dim in dimensions)).key_of(rank)
+        index, count = 0, 1
+        for coordinate, dim in zip(place, (dim for dim in dimensions if dim not in self.tensor_parallel), strict=True):
+            index, count = index * self.sizes[dim] + coordinate, count * self.sizes[dim]
+        return index, count
 
 
 def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -46,16 +79,12 @@ def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.o
             f"{name} is in FullyShardedDataParallel (FSDP1), whose groups end with their generation; shard it with "
             "fully_shard(module) of torch.distributed.fsdp, or run with ENABLE_RECOVERY=0"
         )
-    managed = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params}
-    for path, parameter in module.named_parameters():
-        if parameter.is_meta:
+    filling.require_fillable(name, module)
+    for path, tensor in _tensor_parallel(module):
+        if meshes.root_of(tensor.device_mesh) is None:
             raise UsageError(
-                f"{name}.{path} is on the meta device: call to_empty() and give it values before elastic.run"
-            )
-        if pieces.is_distributed(parameter) and id(parameter) not in managed:
-            raise UsageError(
-                f"{name}.{path} is a DTensor that no fully_shard module manages (tensor parallelism, "
-                f"distribute_tensor): it cannot ride to another group; {_DECLINED}"
+                f"{name}.{path} is a DTensor over a mesh that was not built between samebits.init() and elastic.run; "
+                f"{_DECLINED}"
             )
     for group in _groups(module):
         reason = _unsupported(group)
@@ -72,8 +101,6 @@ def _unsupported(group: Any) -> str:
     for one in infos:
         if reason := _unsupported_mesh(one):
             return reason
-    if any(param.is_dtensor for param in group.fsdp_params):
-        return "parameters that were DTensors before (tensor parallelism)"
     if group.post_forward_mesh_info not in (None, group.mesh_info):
         return "reshard_after_forward with a number, which is another mesh"
     if fsdp2_private.has_reduce_scatter_group(group.mesh_info):
@@ -82,36 +109,58 @@ def _unsupported(group: Any) -> str:
 
 
 def _unsupported_mesh(info: Any) -> str:
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo
 
-    declaration = meshes.declaration_of(info.mesh)
-    if type(info) not in (FSDPMeshInfo, HSDPMeshInfo) or fsdp2_private.is_part_of_larger_mesh(info):
-        return "some dimensions of a larger mesh (dp_mesh_dims, replicate)"
-    if declaration is None and (info.mesh.ndim != 1 or torch_private.root_of_mesh(info.mesh) is not info.mesh):
+    if type(info) not in (DDPMeshInfo, FSDPMeshInfo, HSDPMeshInfo) or fsdp2_private.is_part_of_larger_mesh(info):
+        return "some dimensions of a larger mesh (dp_mesh_dims)"
+    is_default = info.mesh.ndim == 1 and torch_private.root_of_mesh(info.mesh) is info.mesh
+    if meshes.root_of(info.mesh) is None and not is_default:
         return "a mesh that is a part of another one, or was not built between samebits.init() and elastic.run"
     return ""
 
 
-def sharding_of(module: nn.Module, world_size: int) -> tuple[str, Sharding]:
-    """The mesh that a module is sharded over, in words, and how it divides the job's ranks.
+def use_of(name: str, module: nn.Module, world_size: int) -> MeshUse:
+    """Return how a module is divided over its mesh.
 
     Raises:
-        UsageError: ``fully_shard`` was called with different meshes.
+        UsageError: its tensors are over different meshes.
     """
-    found = {}
-    for info in _mesh_infos(module):
-        declaration = meshes.declaration_of(info.mesh)
-        replicates = fsdp2_private.replicates(info)
-        if declaration is None:
-            found["the default mesh"] = Sharding((world_size,), replicates)
-        else:
-            found[str(declaration)] = Sharding(declaration.sizes, replicates)
+    roots: dict[int, Any] = {}
+    splits: set[int] = set()
+    tensor_parallel: set[int] = set()
+    for tensor in _distributed(module):
+        root = _root_of(tensor.device_mesh)
+        roots[id(root)] = root
+        dimensions = _dimensions(root, tensor.device_mesh)
+        splits |= {dim for dim, one in zip(dimensions, tensor.placements, strict=True) if not one.is_replicate()}
+    for mesh in _tensor_parallel_meshes(module):
+        tensor_parallel |= set(_dimensions(_root_of(mesh), mesh))
+    found = {_words(root): root for root in roots.values()}
     if len(found) != 1:
         raise UsageError(
-            f"{type(module).__name__} is sharded over several meshes: {'; '.join(sorted(found))}. Fix: give every "
-            "fully_shard() the same mesh"
+            f"state.{name} ({type(module).__name__}) is sharded over several meshes: {'; '.join(sorted(found))}. Fix: "
+            "give every fully_shard() and parallelize_module() the same mesh, or slices of it"
         )
-    return found.popitem()
+    words, root = found.popitem()
+    declaration = meshes.declaration_of(root)
+    sizes = declaration.sizes if declaration is not None else (world_size,) if root.ndim == 1 else tuple(root.shape)
+    return MeshUse(words, sizes, frozenset(splits), frozenset(tensor_parallel))
+
+
+def _words(root: Any) -> str:
+    declaration = meshes.declaration_of(root)
+    return "the default mesh" if declaration is None else str(declaration)
+
+
+def _root_of(mesh: Any) -> Any:
+    return meshes.root_of(mesh) or torch_private.root_of_mesh(mesh)
+
+
+def _dimensions(root: Any, mesh: Any) -> list[int]:
+    """The dimensions of the root that a slice of it has."""
+    if mesh is root or mesh.mesh_dim_names is None:
+        return list(range(mesh.ndim))
+    return [root.mesh_dim_names.index(name) for name in mesh.mesh_dim_names]
 
 
 def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -125,9 +174,9 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
     old = [one for module in modules for one in _held_groups(module)]
     for module in modules:
         reset(module)
-        mesh = next(group.mesh_info.mesh for group in _groups(module))
-        if meshes.declaration_of(mesh) is not None:
-            _enter_mesh(module, optimizers)
+        mesh = next(_distributed(module)).device_mesh
+        if (root := meshes.root_of(mesh)) is not None:
+            _enter_mesh(module, root, optimizers)
             continue
         before = (mesh.size(), mesh.get_coordinate()[0])
         if before == (world_size, rank):
@@ -165,24 +214,28 @@ def reset(module: nn.Module) -> None:
             fsdp2_private.reset_iteration(state)
 
 
-def _enter_mesh(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+_places: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
+"""The coordinate for which a module over a declared mesh is cut."""
+
+
+def _enter_mesh(module: nn.Module, root: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Take a module into the groups that its declared mesh has now; the first time its parameters are whole.
 
     Raises:
         UsageError: its parameters are cut for another place in the mesh.
     """
-    is_new = False
+    before, now = _places.get(module), tuple(root.get_coordinate())
+    if before not in (None, now):
+        raise UsageError(
+            f"{type(module).__name__} is sharded for the place {before} in its mesh {tuple(root.shape)}, and this "
+            f"generation has given this process the place {now}: a sharded rank cannot take another rank's place. "
+            "Fix: restart this process"
+        )
     for info in _mesh_infos(module):
-        before, now = fsdp2_private.place_in(info), fsdp2_private.refresh(info)
-        is_new |= before != now
-        if before != now and any(size != 1 for size, _ in before):
-            raise UsageError(
-                f"{type(module).__name__} is sharded for the place {before} (size and rank along each dimension) in "
-                f"its mesh, and this generation has given this process the place {now}: a sharded rank cannot take "
-                "another rank's place. Fix: restart this process"
-            )
-    if is_new:
+        fsdp2_private.refresh(info)
+    if before is None:
         _cut(module, optimizers)
+        _places[module] = now
 
 
 # --- one group to the next --------------------------------------------------------------------------------------------
@@ -192,9 +245,9 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
     for info in _mesh_infos(module):
         fsdp2_private.give_mesh_group(info.mesh, pg)
         info.shard_process_group = pg
-    for _, parameter in pieces.paths_of(dict(module.named_parameters()), ""):
+    for tensor in _distributed(module):
         # An operator's result may have an equal mesh that torch has cached.
-        fsdp2_private.give_mesh_group(parameter.device_mesh, pg)
+        fsdp2_private.give_mesh_group(tensor.device_mesh, pg)
 
 
 # --- from whole to sharded --------------------------------------------------------------------------------------------
@@ -215,10 +268,15 @@ def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: d
 
 def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Let each parameter, and its moments, be this rank's part; all are whole."""
-    cut = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params}
+    apart = [tensor for _, tensor in _tensor_parallel(module)]
+    cut = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params} | set(map(id, apart))
     for group in _groups(module):
         for param in group.fsdp_params:
             _shard_parameter(param)
+    for tensor in apart:
+        part: Any = pieces.cut_like(pieces.local(tensor), tensor)
+        # A new spec: the old one's hash is that of the mesh of one rank.
+        tensor._local_tensor, tensor._spec = part._local_tensor, part._spec
     for optimizer in optimizers:
         for parameter, moments in optimizer.state.items():
             if id(parameter) in cut:
@@ -232,7 +290,13 @@ def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
 def _shard_parameter(param: Any) -> None:
     """Shard a whole parameter as ``fully_shard`` does; the parameter stays the same object."""
     parameter = param.sharded_param
-    whole = nn.Parameter(pieces.local(parameter).to(param.device), requires_grad=parameter.requires_grad)
+    whole = pieces.local(parameter)
+    if not whole.is_meta:
+        whole = whole.to(param.device)
+    spec = fsdp2_private.tensor_parallel_spec(param)
+    if spec is not None:
+        whole = pieces.cut_for(whole, spec.mesh, spec.placements)
+    whole = nn.Parameter(whole, requires_grad=parameter.requires_grad)
     fsdp2_private.cut_parameter(param, whole)
     parameter._local_tensor, parameter._spec = param.sharded_param._local_tensor, param.sharded_param._spec
     param.sharded_param = parameter
@@ -269,6 +333,35 @@ def _groups(module: nn.Module) -> list[Any]:
     return [group for state in _states(module) for group in fsdp2_private.groups_of(state)]
 
 
+def _distributed(module: nn.Module) -> Iterator[Any]:
+    """Yield every DTensor of the module."""
+    yield from (one for _, one in _named_tensors(module) if pieces.is_distributed(one))
+
+
+def _tensor_parallel(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the DTensors that no ``fully_shard`` manages, with their paths."""
+    managed = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params}
+    for path, tensor in _named_tensors(module):
+        if pieces.is_distributed(tensor) and id(tensor) not in managed:
+            yield path, tensor
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _tensor_parallel_meshes(module: nn.Module) -> Iterator[Any]:
+    """Yield the meshes of what was a DTensor before ``fully_shard``, or is one without it."""
+    for _, tensor in _tensor_parallel(module):
+        yield tensor.device_mesh
+    for group in _groups(module):
+        for param in group.fsdp_params:
+            spec = fsdp2_private.tensor_parallel_spec(param)
+            if spec is not None:
+                yield spec.mesh
+
+
 def _mesh_infos(module: nn.Module) -> Iterable[Any]:
     """Return each mesh info once, as the calls of ``fully_shard`` created them."""
     return {id(one): one for group in _groups(module) for one in _infos_of(group)}.values()
@@ -283,11 +376,11 @@ def _infos_of(group: Any) -> Iterator[Any]:
 def _held_groups(module: nn.Module) -> Iterator[object]:
     """Yield what keeps the last generation's group alive: FSDP2, and the meshes, each with its own registry."""
     for info in _mesh_infos(module):
-        yield info.shard_process_group
+        yield getattr(info, "shard_process_group", None)
         yield getattr(info, "replicate_process_group", None)
         yield fsdp2_private.groups_held_by(info.mesh)
-    for _, parameter in pieces.paths_of(dict(module.named_parameters()), ""):
-        yield fsdp2_private.groups_held_by(parameter.device_mesh)
+    for tensor in _distributed(module):
+        yield fsdp2_private.groups_held_by(tensor.device_mesh)
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:

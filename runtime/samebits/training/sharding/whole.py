@@ -13,7 +13,7 @@ import torch
 
 from samebits.errors import CheckpointError
 from samebits.training import value_trees
-from samebits.training.sharding.pieces import PIECE, Piece
+from samebits.training.sharding.pieces import PIECE, UNFILLED, Piece
 
 __all__ = ["has_pieces", "whole"]
 
@@ -29,6 +29,11 @@ def whole(tree: Any, owns: Sequence[Mapping[str, Any]], path: str = "state") -> 
     Raises:
         CheckpointError: a part of a tensor is missing.
     """
+    if isinstance(tree, dict) and tree.keys() == {UNFILLED}:
+        raise CheckpointError(
+            f"{path}: the point of step 0 of a model built on the meta device holds no weights: every rank fills its "
+            "part when training begins. Fix: name a later step"
+        )
     if isinstance(tree, dict) and tree.keys() == {PIECE}:
         return _together(tree[PIECE], owns, path)
     items = value_trees.children(tree)
@@ -64,7 +69,7 @@ def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], 
 
 
 def has_pieces(tree: Any) -> bool:
-    """Return whether the tree contains a piece."""
-    if isinstance(tree, dict) and tree.keys() == {PIECE}:
+    """Return whether the tree contains a piece, or a tensor without memory."""
+    if isinstance(tree, dict) and tree.keys() in ({PIECE}, {UNFILLED}):
         return True
     return any(has_pieces(item) for _, item in value_trees.children(tree) or ())

@@ -59,6 +59,7 @@ class ObjectState(State):
         self._rng = RngMode(rng)
         self._generators = Generators()
         self._own_generators = b""  # packed, of the last commit: this rank's alone
+        self._draws_as = 0  # the rank, or in a mesh the part of the data, that per-step seeds are derived from
         self._first_own: dict[str, Any] = {}  # as the script left it before this process's first session
         self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
         for name, value in attributes.items():
@@ -148,6 +149,7 @@ class ObjectState(State):
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """Send commits to ``session`` from now on, and draw random numbers as this rank."""
         super().bind(session, rank)
+        self._draws_as = rank
         self.guard_samplers(session is not None)
         self._last_commit.is_running = session is not None
         self._first_own = self._first_own or self._own_rng()
@@ -237,7 +239,7 @@ class ObjectState(State):
         elif self._committed_steps == 0 and self._first_own:  # only the script has drawn numbers, as it did here
             rng.restore(self._first_own["rng"])
         else:
-            rng.seed_for(self._seed(), self._rank, self._committed_steps)
+            rng.seed_for(self._seed(), self._draws_as, self._committed_steps)
 
     def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Adopt values by name; ``own`` is what was this rank's alone.
@@ -251,7 +253,7 @@ class ObjectState(State):
     def seed_step(self) -> None:
         """With ``rng="per_step"``, seed the generators for the coming step."""
         if self._rng is RngMode.PER_STEP:
-            rng.seed_for(self._seed(), self._rank, self.completed_steps)
+            rng.seed_for(self._seed(), self._draws_as, self.completed_steps)
 
     def compared(self) -> list[Named]:
         """Return this rank's progress, and values marked as shared."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from samebits.core.messages import Sharding
 from samebits.errors import UsageError
-from samebits.training.sharding import pieces, regrouping
+from samebits.training.sharding import filling, pieces, regrouping
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler, StateHandler
 
 __all__ = ["ShardedValues"]
@@ -25,7 +26,7 @@ _PATH = "state"
 
 
 class ShardedValues:
-    """The sharded part of a state with FSDP2 modules.
+    """The sharded part of a state: modules of FSDP2 or tensor parallelism.
 
     Args:
         handlers: of everything in the state, by name.
@@ -38,6 +39,9 @@ class ShardedValues:
         }
         self._optimizers = {name: one.value for name, one in handlers.items() if isinstance(one, OptimizerHandler)}
         self._is_supported = False
+        self._unfilled = [one for one in self._modules.values() if filling.is_unfilled(one)]
+        self._drawn_from = torch.get_rng_state()  # as the script's seed has left it, for what is unfilled
+        self._is_filled = False
 
     @classmethod
     def of(cls, handlers: Mapping[str, StateHandler]) -> ShardedValues | None:
@@ -53,6 +57,15 @@ class ShardedValues:
         """
         self.require_supported()
         regrouping.attach(list(self._modules.values()), list(self._optimizers.values()))
+        if not self._is_filled:
+            self.fill()
+
+    def fill(self) -> None:
+        """Fill the modules that were built on the meta device; they are cut."""
+        device = torch.device(next(self._parameters()).device_mesh.device_type)
+        for module in self._unfilled:
+            filling.fill(module, device, self._drawn_from)
+        self._is_filled = True
 
     def require_supported(self) -> None:
         """Check that everything sharded can move to another group and into a point.
@@ -69,7 +82,7 @@ class ShardedValues:
                 continue
             for path, _ in pieces.paths_of(handler.contents(), name):
                 raise UsageError(
-                    f"state.{path} is a DTensor that belongs to no fully_shard module: keep its full_tensor() there, "
+                    f"state.{path} is a DTensor that belongs to no module: keep its full_tensor() there, "
                     "or run with ENABLE_RECOVERY=0"
                 )
         if self.has_replicas:
@@ -103,13 +116,26 @@ class ShardedValues:
         Raises:
             UsageError: the modules are sharded over different meshes.
         """
-        found = {name: regrouping.sharding_of(module, world_size) for name, module in self._modules.items()}
-        if len(set(found.values())) > 1:
+        return self._use(world_size).sharding
+
+    def data_place(self, rank: int) -> tuple[int, int] | None:
+        """Return which part of the data a rank takes, and how many parts there are; None if each rank takes its own."""
+        use = self._use(1)
+        return use.data_place(rank) if use.tensor_parallel else None
+
+    def _use(self, world_size: int) -> regrouping.MeshUse:
+        uses = {name: regrouping.use_of(name, module, world_size) for name, module in self._modules.items()}
+        first = next(iter(uses.values()))
+        if any(use.mesh != first.mesh for use in uses.values()):
             raise UsageError(
-                f"{'; '.join(f'state.{name} is sharded over {mesh}' for name, (mesh, _) in found.items())}. Fix: give "
-                "every fully_shard() the same mesh"
+                f"{'; '.join(f'state.{name} is sharded over {use.mesh}' for name, use in uses.items())}. Fix: give "
+                "every fully_shard() and parallelize_module() the same mesh, or slices of it"
             )
-        return next(iter(found.values()))[1]
+        return replace(
+            first,
+            splits=frozenset().union(*(use.splits for use in uses.values())),
+            tensor_parallel=frozenset().union(*(use.tensor_parallel for use in uses.values())),
+        )
 
     def accumulates(self) -> bool:
         """Return whether a module holds gradients that are not reduced yet."""
@@ -119,6 +145,17 @@ class ShardedValues:
         """Discard what an interrupted step has left in the modules."""
         for module in self._modules.values():
             regrouping.reset(module)
+
+    @property
+    def drawn_from(self) -> torch.Tensor | None:
+        """What the weights will be drawn from; None if they have values."""
+        return self._drawn_from if self._unfilled and not self._is_filled else None
+
+    def draw_from(self, drawn_from: torch.Tensor) -> None:
+        """Use rank 0's random numbers for what was built on the meta device."""
+        self._drawn_from = drawn_from.clone()
+        if self._is_filled:
+            self.fill()
 
     def take_out(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], pieces.Own]:
         """Return the values without this rank's pieces, and the pieces."""

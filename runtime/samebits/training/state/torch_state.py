@@ -172,6 +172,8 @@ class TorchState(ObjectState):
             settings = context.current("samebits.elastic.run").settings
             if settings.enable_recovery:
                 self._sharded.require_supported()
+            elif self._sharded.drawn_from is not None:
+                self._sharded.fill()
             if settings.enable_recovery and settings.min_worker_num != settings.max_worker_num:
                 raise UsageError(
                     f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "
@@ -180,9 +182,13 @@ class TorchState(ObjectState):
                     "with samebits.elastic.load_dcp"
                 )
         super().bind(session, rank)
+        if self._sharded is not None and (place := self._sharded.data_place(rank)) is not None:
+            self._draws_as = place[0]
+            for sampler in self._samplers:
+                sampler.place = place
 
     def enter_group(self) -> None:
-        """Attach FSDP2 modules to a new generation's group.
+        """Attach sharded modules to a new generation's group.
 
         Raises:
             UsageError: they cannot be attached.
@@ -203,6 +209,8 @@ class TorchState(ObjectState):
             contents["shared"]["values"], contents["own"]["shards"] = self._sharded.take_out(
                 contents["shared"]["values"]
             )
+            if self._sharded.drawn_from is not None:
+                contents["shared"]["drawn_from"] = self._sharded.drawn_from
         return contents
 
     def live_contents(self) -> dict[str, Any]:
@@ -229,6 +237,8 @@ class TorchState(ObjectState):
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
         """Adopt ``contents``; see :meth:`ObjectState.load`."""
+        if self._sharded is not None and "drawn_from" in contents["shared"]:
+            self._sharded.draw_from(contents["shared"]["drawn_from"])
         super().load(contents, own=own)
         self._close()
 

@@ -20,6 +20,7 @@ from torch.utils.data import Sampler
 
 from samebits.errors import UsageError
 from samebits.training.process import context
+from samebits.training.sharding.pieces import is_distributed
 from samebits.training.state import rng
 from samebits.training.state.data.sampler import ElasticSampler
 
@@ -129,7 +130,7 @@ class GlobalBatch(Sampler[list[int]]):
         micro: samples per micro-batch; the last of a global batch may have fewer.
 
     Raises:
-        UsageError: invalid sizes, or no parameter needs a gradient.
+        UsageError: invalid sizes, no parameter needs a gradient, or one is sharded.
     """
 
     def __init__(self, sampler: ElasticSampler, parameters: Iterable[nn.Parameter], *, size: int, micro: int) -> None:
@@ -145,6 +146,11 @@ class GlobalBatch(Sampler[list[int]]):
         self._parameters = [one for one in parameters if one.requires_grad]
         if not self._parameters:
             raise UsageError("GlobalBatch has no parameter that needs a gradient. Fix: give it model.parameters()")
+        if any(is_distributed(one) for one in self._parameters):
+            raise UsageError(
+                "GlobalBatch sums whole gradients over all ranks, and these parameters are sharded (fully_shard, "
+                "parallelize_module). Fix: leave GlobalBatch out, and give the state an ElasticSampler"
+            )
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterate over this rank's micro-batches of the rest of the epoch, as lists of indices for a loader."""

@@ -40,6 +40,7 @@ class ElasticSampler(Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self.consumed = 0
+        self.place: tuple[int, int] | None = None  # this rank's part of the data and the number of parts, in a mesh
         self.is_guarded = False  # a training function runs with this sampler in its state
         self.on_iterate: Callable[[bool], None] | None = None  # called with whether the epoch continues
         self.on_record: Callable[[Sequence[int]], None] | None = None  # called with the samples that this rank finished
@@ -133,10 +134,10 @@ class ElasticSampler(Sampler[int]):
         if self.on_record is not None:
             self.on_record(indices)
         self._taken = taken
-        self.consumed = min(self._began_at + taken * context.get_world_size(), len(self.dataset))
+        self.consumed = min(self._began_at + taken * self._parts()[1], len(self.dataset))
 
     def __iter__(self) -> Iterator[int]:
-        rank, world_size = context.get_rank(), context.get_world_size()
+        rank, world_size = self._parts()
         rest = self.rest_of_epoch()
         missing = -len(rest) % world_size
         order = rest if self.consumed == 0 else self._order()
@@ -155,7 +156,11 @@ class ElasticSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Return how many samples this rank takes in the current iteration, or in one that begins now."""
-        return -(-(len(self.dataset) - self._began_at) // context.get_world_size())
+        return -(-(len(self.dataset) - self._began_at) // self._parts()[1])
+
+    def _parts(self) -> tuple[int, int]:
+        """Return which part of the data is this rank's, and how many parts there are."""
+        return self.place or (context.get_rank(), context.get_world_size())
 
     def _go_to(self, consumed: int) -> None:
         self.consumed = self._began_at = consumed

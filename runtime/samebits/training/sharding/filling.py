@@ -1,0 +1,93 @@
+"""Fill a model that was built on the meta device, once each rank's parameters are cut.
+
+No process then needs memory for the whole model. Random numbers are drawn for one whole parameter at a time, of which a
+rank keeps its part, so the initial weights are the same over any mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samebits.errors import UsageError
+from samebits.training.sharding import pieces
+
+__all__ = ["fill", "is_unfilled", "require_fillable"]
+
+
+def is_unfilled(module: nn.Module) -> bool:
+    """Return whether a parameter has no memory yet."""
+    return any(one.is_meta for one in module.parameters())
+
+
+def require_fillable(name: str, module: nn.Module) -> None:
+    """Raise if a parameter on the meta device could not be filled.
+
+    Raises:
+        UsageError: it is not sharded, or nothing is known to give it values.
+    """
+    for path, parameter in module.named_parameters():
+        if parameter.is_meta and not pieces.is_distributed(parameter):
+            raise UsageError(
+                f"{name}.{path} is on the meta device and not sharded. Fix: apply fully_shard() to the model, or call "
+                "to_empty() and give it values before elastic.run"
+            )
+    for path, one in module.named_modules():
+        has_own = any(parameter.is_meta for parameter in one.parameters(recurse=False))
+        if has_own and not hasattr(module, "init_weights") and not hasattr(one, "reset_parameters"):
+            raise UsageError(
+                f"{name}{path and '.'}{path} ({type(one).__name__}) is on the meta device and has no "
+                "reset_parameters(). Fix: give the model a method init_weights() that fills all its parameters and "
+                "buffers"
+            )
+
+
+def fill(module: nn.Module, device: torch.device, drawn_from: torch.Tensor) -> None:
+    """Allocate this rank's parts and fill them: by ``init_weights()``, or by each part's ``reset_parameters()``.
+
+    Args:
+        module: cut; filled parameters are filled again, in their memory.
+        device: for parameters and buffers without memory.
+        drawn_from: the state of torch's CPU generator to begin with; the generator itself is left as it is.
+    """
+    if is_unfilled(module):
+        module.to_empty(device=device)
+    initialize: Any = getattr(module, "init_weights", None)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _WholeDraws():
+        torch.set_rng_state(drawn_from)
+        if initialize is not None:
+            initialize()
+            return
+        for one in module.modules():
+            reset: Any = getattr(one, "reset_parameters", None)
+            if reset is not None:
+                reset()
+
+
+class _WholeDraws(TorchDispatchMode):
+    """Draws random numbers for the whole of a distributed tensor, and keeps this rank's part."""
+
+    def __init__(self) -> None:
+        initialize: Any = super().__init__  # it has no types
+        initialize()
+
+    def __torch_dispatch__(
+        self,
+        draw: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = options or {}
+        tags: Any = getattr(draw, "tags", ())
+        if torch.Tag.nondeterministic_seeded not in tags or not args or not pieces.is_distributed(args[0]):
+            return draw(*args, **named)
+        target = args[0]
+        whole = torch.empty(target.shape, dtype=target.dtype)
+        draw(whole, *args[1:], **named)
+        pieces.local(target).copy_(pieces.Piece.of(target, "a parameter").cut(whole))
+        return target
