@@ -33,15 +33,15 @@ __all__ = ["ObjectState"]
 
 
 class ObjectState(State):
-    """A state of attributes and random number generators.
+    """A state without a model: the given values, and the random number generators.
 
-    A commit counts as a step. Attributes assigned later, under other names, are not part of the state.
+    Each commit is a step. A name that is assigned later is not part of the state.
 
     Args:
         checkpoint: how often to save; by default every 100 steps.
-        rng: ``"per_step"``: the generators are seeded from (seed, rank, step) at every commit, so any rank's copy makes
-            a recovery exact. ``"saved"``: each rank's generators are saved in its own points, and kept in a page in its
-            host's memory that outlives its process.
+        rng: ``"per_step"``: seed the generators of torch, NumPy and Python from (seed, rank, step) at every commit, so
+            that any rank's copy makes a recovery exact. ``"saved"``: save each rank's generators in its own
+            checkpoints, and keep them in a page of its host's memory that outlives its process.
         attributes: plain values, samplers, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, which includes all with ``state_dict()`` and
             ``load_state_dict()``. With ``rng="per_step"``, the seed is the integer ``seed`` among them, else the first
@@ -110,7 +110,7 @@ class ObjectState(State):
         self._keep()
 
     def restore(self) -> None:
-        """Return to the last commit on this rank; iterate the data again afterwards.
+        """Return to the last commit on this rank. Iterate over the data again afterwards.
 
         Raises:
             UsageError: an optimizer has stepped since, and no copy was made (``copy_commits``).
