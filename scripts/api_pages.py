@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -335,9 +336,16 @@ def _english(name: str) -> str:
 
 
 def example(name: str) -> str:
-    """Return the code of a name's example, or ""."""
+    """Return the code of a name's example, or "", with two empty lines around definitions as `ruff format` has it."""
     _, found, code = (inspect.getdoc(documented(name)) or "").partition("\nExample::\n\n")
-    return textwrap.dedent(code) + "\n" if found else ""
+    if not found:
+        return ""
+    chunks = re.split(r"\n\n(?=\S)", textwrap.dedent(code))
+    formatted = chunks[0]
+    for before, after in itertools.pairwise(chunks):
+        is_definition = any(one.startswith(("@", "class ", "def ")) for one in (before, after))
+        formatted += ("\n\n\n" if is_definition else "\n\n") + after
+    return formatted + "\n"
 
 
 def _link(name: str, suffix: str) -> str:
