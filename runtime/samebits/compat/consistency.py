@@ -39,8 +39,8 @@ class Replica(Protocol):
 class StateSynchronization:
     """Hold named values that several processes change and exchange.
 
-    Each value has a version, so a merge never loses a newer value. Values are what msgpack can encode: numbers, texts,
-    bytes, lists and dicts of them. Any other type raises ``UsageError``.
+    Each value has a version, so a merge never loses a newer value. Values are what msgpack can encode: numbers,
+    strings, bytes, lists and dicts of them. Any other type raises ``UsageError``.
 
     Attributes:
         version: rises with every change; after :meth:`sync_state` at least the other's.
@@ -257,7 +257,7 @@ class ConsistencyRecovery:
 
     @property
     def recovery_strategy(self) -> str:
-        """The strategy, as a text; it can be set."""
+        """The strategy, as a string; it can be set."""
         return self.strategy
 
     @recovery_strategy.setter
@@ -308,8 +308,8 @@ def _packed(name: str, value: Any) -> bytes:
         packed: bytes = msgpack.packb(_in_order(value))
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
-            f"{name}: {error}. Fix: give plain values (numbers, texts, bytes, lists, dicts); of a tensor its bytes, as "
-            "tensor.numpy().tobytes()"
+            f"{name}: {error}. Fix: give plain values (numbers, strings, bytes, lists, dicts); of a tensor its bytes, "
+            "as tensor.numpy().tobytes()"
         ) from None
     return packed
 
