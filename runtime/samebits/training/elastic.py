@@ -249,7 +249,7 @@ class _CountingSession:
         self._agent.check()
 
     def sync(self) -> None:
-        raise UsageError("state.sync() needs ENABLE_RECOVERY=1")
+        raise UsageError("state.sync() needs recovery. Fix: set ENABLE_RECOVERY=1")
 
 
 def _run_once(process: Worker, state: State, call: Callable[[], Result]) -> Result:

@@ -376,7 +376,7 @@ def _import_what_optimizers_need() -> None:
 def current(call: str) -> Worker:
     """Return the process's place; :class:`UsageError` if ``samebits.init()`` was not called before ``call``."""
     if _process is None:
-        raise UsageError(f"{call} needs samebits.init() before it")
+        raise UsageError(f"{call} was called before samebits.init(). Fix: call samebits.init() first")
     return _process
 
 

@@ -176,8 +176,8 @@ def _packed(name: str, value: Scalar) -> bytes:
         raise UsageError(f"samebits.kv.{name}: msgpack cannot encode the value ({error})") from None
     if len(packed) > MAX_VALUE_BYTES:
         raise UsageError(
-            f"samebits.kv.{name}: a value of {len(packed)} bytes, at most {MAX_VALUE_BYTES} are kept. Fix: write it to "
-            "a file that all hosts see, and keep its path here"
+            f"samebits.kv.{name}: a value of {len(packed)} bytes exceeds the limit of {MAX_VALUE_BYTES}. Fix: write it "
+            "to a file that all hosts see, and store its path"
         )
     return packed
 

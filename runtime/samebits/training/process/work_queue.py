@@ -236,12 +236,12 @@ def _parts(items: Iterable[Any]) -> Iterator[bytes]:
             msgspec.msgpack.decode(packed)  # otherwise decoding would fail on every rank that takes it
         except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError) as error:
             raise UsageError(
-                f"samebits.WorkQueue.put: msgpack cannot encode an item ({error}). Fix: put bytes, texts, "
+                f"samebits.WorkQueue.put: msgpack cannot encode an item ({error}). Fix: put bytes, strings, "
                 "numbers, and lists and maps of them"
             ) from None
         if len(packed) > MOST_ITEMS_BYTES:
             raise UsageError(
-                f"samebits.WorkQueue.put: an item of {len(packed)} bytes, at most {MOST_ITEMS_BYTES} are kept. Fix: "
+                f"samebits.WorkQueue.put: an item of {len(packed)} bytes exceeds the limit of {MOST_ITEMS_BYTES}. Fix: "
                 "write it to a file that all hosts see, and put its path"
             )
         if size_bytes + len(packed) > MOST_ITEMS_BYTES:

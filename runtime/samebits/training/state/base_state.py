@@ -314,7 +314,10 @@ class State(ABC):
 
     def _running(self, call: str) -> CommitSink:
         if self._session is None:
-            raise UsageError(f"state.{call}() works only in a function that runs under samebits.elastic.run")
+            raise UsageError(
+                f"state.{call}() was called outside samebits.elastic.run. Fix: call it in the function that "
+                "samebits.elastic.run decorates"
+            )
         return self._session
 
     def _keep(self) -> None:

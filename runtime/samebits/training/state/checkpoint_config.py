@@ -179,7 +179,7 @@ class CheckpointConfig:
         if seconds and steps:
             raise UsageError(
                 f"save_checkpoint_steps={steps!r} and save_checkpoint_seconds={seconds}: only one of them can "
-                "decide when to save; leave the other out"
+                "decide when to save. Fix: leave the other out"
             )
         if steps == AUTO or (seconds and steps == 0):
             return

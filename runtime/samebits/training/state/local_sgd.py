@@ -84,18 +84,20 @@ class LocalSGD(State):
         if self._inner.shards():
             raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, and this one is sharded")
         if self._inner.has_own_parts:
-            raise UsageError('LocalSGD: make its TorchState with rng="per_step": a lost rank\'s generators are lost')
+            raise UsageError(
+                'LocalSGD: make its TorchState with rng="per_step", because a lost rank\'s generators are lost'
+            )
         wrapped = [
             name for name in self._inner.handlers if isinstance(getattr(self._inner, name), DistributedDataParallel)
         ]
         if wrapped:
             raise UsageError(
-                f"LocalSGD: {', '.join(wrapped)} is in DistributedDataParallel, which averages every step's gradients; "
-                "give the state the module itself"
+                f"LocalSGD: {', '.join(wrapped)} is in DistributedDataParallel, which averages every step's gradients. "
+                "Fix: give the state the module itself"
             )
         known = {id(parameter) for parameter in self._parameters()}
         if outer is not None and {id(one) for group in outer.param_groups for one in group["params"]} - known:
-            raise UsageError("LocalSGD: outer_optimizer has parameters that are none of the state's modules")
+            raise UsageError("LocalSGD: outer_optimizer has parameters that are in none of the state's modules")
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # during construction
