@@ -46,7 +46,7 @@ def replicates(info: Any) -> tuple[bool, ...]:
 
 
 def place_in(info: Any) -> tuple[tuple[int, int], ...]:
-    """The size and this process's rank along the sharding dimension, and the replicating one if there is one.
+    """Return the size and this process's rank along the sharding dimension, and the replicating one if there is one.
 
     Relies on ``shard_mesh_size``, ``shard_mesh_rank`` and the same two of an ``HSDPMeshInfo`` for ``replicate``.
     """

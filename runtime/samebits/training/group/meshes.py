@@ -194,7 +194,7 @@ class _Meshes:
 
 
 def _alive(meshes: list[tuple[_Mesh, Any]]) -> list[tuple[DeviceMesh, Any]]:
-    """The meshes that are still there, and no others in the list from now on."""
+    """Return the meshes that are still there, and no others in the list from now on."""
     meshes[:] = [one for one in meshes if one[0]() is not None]
     return [(mesh, rest) for one, rest in meshes if (mesh := one()) is not None]
 
@@ -227,12 +227,12 @@ class Declaring:
 
 
 def declared() -> list[Declared]:
-    """What the script has asked for, in the order of its calls."""
+    """Return what the script has asked for, in the order of its calls."""
     return _meshes.declared()
 
 
 def declaration_of(mesh: object) -> Declared | None:
-    """What the script has asked for with this mesh; None for any other mesh."""
+    """Return what the script has asked for with this mesh; None for any other mesh."""
     return _meshes.declaration_of(mesh)
 
 

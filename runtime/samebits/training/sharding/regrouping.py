@@ -93,7 +93,7 @@ def _unsupported_mesh(info: Any) -> str:
 
 
 def sharding_of(module: nn.Module, world_size: int) -> tuple[str, Sharding]:
-    """The mesh that a module is sharded over, in words, and how it divides the job's ranks.
+    """Return the mesh that a module is sharded over, in words, and how it divides the job's ranks.
 
     Raises:
         UsageError: ``fully_shard`` was called with different meshes.
