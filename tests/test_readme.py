@@ -9,7 +9,6 @@ from __future__ import annotations
 import configparser
 import contextlib
 import importlib.util
-import inspect
 import re
 import subprocess
 import sys
@@ -25,12 +24,13 @@ from samebits.__main__ import SUBCOMMANDS
 from samebits.commands.explain import cause_table, cause_table_zh
 from samebits.errors import SameBitsError
 from samebits.exit_codes import EXIT_CODES, codes_to_give_up_at, exit_code_table, exit_code_table_zh
+from scripts import api_pages
 from tests.system.job import Job
 from tests.system.processes import Command, WarmStarter, environment_of_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 README, INDEX, TUTORIAL = "README.md", "docs/index.md", "docs/tutorials/recoverable-script.md"
-ENGLISH_ONLY = ("docs/contributors/defects-found.md", "docs/contributors/evidence.md")
+ENGLISH_ONLY = ("docs/contributors/evidence.md",)
 MOST_WORDS = 2000
 
 
@@ -341,33 +341,35 @@ def test_both_drawings_show_the_same() -> None:
     assert marks("recovery.svg") == marks("recovery.zh-CN.svg")
 
 
-def shown_default(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return the parameter as the API page shows it: without its type, and "…" for a default that is no literal."""
-    kinds = (bool, int, float, str, tuple, type(None))
-    is_literal = parameter.default is parameter.empty or isinstance(parameter.default, kinds)
-    return parameter.replace(annotation=parameter.empty, default=parameter.default if is_literal else ...)
+def test_api_pages_are_the_generated_ones() -> None:
+    fix = "run `python scripts/api_pages.py`"
+    assert api_pages.ENGLISH.read_text(encoding="utf-8") == api_pages.english_page(), fix
+    assert api_pages.CHINESE.read_text(encoding="utf-8") == api_pages.chinese_page(api_pages.chinese_texts()), fix
 
 
-def signature_of(name: str) -> str:
-    """Return the call of a public name as the API page shows it."""
-    value: object = samebits
-    for part in name.split(".")[1:]:
-        value = getattr(value, part)
-    assert callable(value), name
-    signature = inspect.signature(value)
-    parameters = [shown_default(one) for one in signature.parameters.values() if one.name != "self"]
-    return name + str(inspect.Signature(parameters)).replace("Ellipsis", "…")
+def test_api_page_has_every_public_name() -> None:
+    modules = {"samebits": samebits, "samebits.elastic": samebits.elastic, "samebits.kv": samebits.kv}
+    public = {f"{module}.{name}" for module, value in modules.items() for name in value.__all__}
+    here = {name for name in api_pages.all_names() if name.count(".") == 1 or name.rpartition(".")[0] in modules}
+    assert public - here == {"samebits.elastic", "samebits.kv", "samebits.elastic.ElasticSampler"}
+    assert here <= public
+    assert len(api_pages.all_names()) == len(set(api_pages.all_names()))
 
 
-@pytest.mark.parametrize("page", ["docs/reference/python-api.md", "docs/reference/python-api.zh-CN.md"])
-def test_api_page_has_every_public_name_with_its_signature(page: str) -> None:
-    shown = [re.sub(r"\s+", " ", block).strip() for block in blocks_of(page, language="text")]
-    assert shown == [signature_of(call.partition("(")[0]) for call in shown]
-    modules = {"samebits.elastic": samebits.elastic.__all__, "samebits.kv": samebits.kv.__all__}
-    public = {f"samebits.{name}" for name in samebits.__all__}
-    public |= {f"{module}.{name}" for module, names in modules.items() for name in names}
-    code = code_of(page)
-    assert [name for name in sorted(public) if not re.search(rf"\b{name.rpartition('.')[2]}\b", code)] == []
+EXAMPLES = {name: api_pages.example(name) for name in api_pages.all_names() if api_pages.example(name)}
+TRAINING = [name for name, code in EXAMPLES.items() if "train(" in code]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", TRAINING)
+def test_examples_of_the_api_page_run(name: str, tmp_path: Path, warm: WarmStarter) -> None:
+    """A job trains once, so each example that trains has a job; those that do not run before the first of them."""
+    before = [code for one, code in EXAMPLES.items() if one not in TRAINING] if name == TRAINING[0] else []
+    script = "\n".join([api_pages.PRELUDE, *before, EXAMPLES[name]])
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    log = tmp_path / "log"
+    status = warm.start(Command(tmp_path / "train.py", (), environment_of_tests(), tmp_path, log)).wait()
+    assert status == 0, log.read_text()
 
 
 @BOTH_LANGUAGES

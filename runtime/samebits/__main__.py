@@ -106,7 +106,7 @@ def _printable_output() -> Iterator[None]:
 
 
 def _output_is_closed() -> bool:
-    """Whether the reader of standard output is gone (poll(2))."""
+    """Return whether the reader of standard output is gone (poll(2))."""
     output = select.poll()
     output.register(sys.stdout, 0)
     return bool(output.poll(0))

@@ -290,16 +290,16 @@ class _Reading:
             self.shown[variable.name] = f"{variable.name}={variable.default} (default)"
 
     def _says_nothing(self) -> bool:
-        """Whether no required variable is set: then the script was started without a launcher."""
+        """Return whether no required variable is set: then the script was started without a launcher."""
         names = [prefix + one.name for one in VARIABLES if one.required for prefix in ("", PREFIX)]
         return not any(self.environ.get(name) for name in names)
 
     def _is_under_torchrun(self) -> bool:
-        """Whether torchrun has started this process, rather than a launcher of ours with torchrun's names."""
+        """Return whether torchrun has started this process, rather than a launcher of ours with torchrun's names."""
         return bool(self.environ.get("TORCHELASTIC_MAX_RESTARTS")) and self._says_nothing()
 
     def _is_in_a_plain_script(self) -> bool:
-        """Whether a plain script's launcher made this environment: it has a rank, and no role of its own."""
+        """Return whether a plain script's launcher made this environment: it has a rank, and no role of its own."""
         return is_plain(self.environ) and bool(self.environ.get("RANK"))
 
     def refuse_removed(self) -> None:
@@ -409,7 +409,7 @@ def _fix(variable: Variable, name: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``address`` is a literal loopback address or ``localhost``; resolves nothing."""
+    """Return whether ``address`` is a literal loopback address or ``localhost``; resolves nothing."""
     if address.lower().removesuffix(".") == "localhost":
         return True
     if not _is_literal(address):
@@ -548,12 +548,12 @@ def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:
 
 
 def is_plain(environment: Mapping[str, str]) -> bool:
-    """Whether a job with this environment runs a script that is not ported (PLAIN)."""
+    """Return whether a job with this environment runs a script that is not ported (PLAIN)."""
     return _is_on("PLAIN", environment)
 
 
 def dies_with_starter(environment: Mapping[str, str]) -> bool:
-    """Whether a process with this environment ends with its starter (DIE_WITH_ME)."""
+    """Return whether a process with this environment ends with its starter (DIE_WITH_ME)."""
     return _is_on("DIE_WITH_ME", environment)
 
 
@@ -567,7 +567,7 @@ def host_launch(environment: Mapping[str, str]) -> str:
 
 
 def is_shell_name(name: str) -> bool:
-    """Whether a shell accepts it as a variable's name (POSIX, 3.235): letters, digits and ``_``, no digit first."""
+    """Return whether it is a shell variable's name (POSIX, 3.235): letters, digits and ``_``, no digit first."""
     return name.isascii() and name.isidentifier()
 
 

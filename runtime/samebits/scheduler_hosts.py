@@ -110,7 +110,7 @@ def addresses_of_file(content: str, port: int) -> tuple[SchedulerAddress, ...]:
 
 
 def names_one(text: str) -> bool:
-    """Whether SCHED_HOST leaves no choice: it names one host, and no file."""
+    """Return whether SCHED_HOST leaves no choice: it names one host, and no file."""
     return "," not in text and file_in(text) is None
 
 

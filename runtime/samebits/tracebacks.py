@@ -68,7 +68,7 @@ def failure_in(text: str, folder: Path) -> Failure | None:
 
 @functools.cache
 def is_of_the_script(file: str) -> bool:
-    """Whether this source file is not in Python, an installed package or this package."""
+    """Return whether this source file is not in Python, an installed package or this package."""
     return not (_ELSEWHERE.match(file) or file.startswith(_OURS))
 
 

@@ -15,7 +15,7 @@ _HIDDEN = "(hidden)@"
 
 
 def has_password(url: str) -> bool:
-    """Whether the URL contains a user's password, or what may be one."""
+    """Return whether the URL contains a user's password, or what may be one."""
     return _PASSWORD.search(url) is not None
 
 

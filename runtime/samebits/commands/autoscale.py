@@ -199,7 +199,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _name(text: str) -> str:
-    """A name that Kubernetes takes (RFC 1123)."""
+    """Return a name that Kubernetes takes (RFC 1123)."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected lower-case letters, digits, '-' and '.'")
     return text
@@ -213,7 +213,7 @@ class Meter:
         self._before: tuple[float, int, int] | None = None  # when, generation, step
 
     def read(self, view: JobView, now_s: float, room: int | None) -> Reading:
-        """A reading of this moment. Speed is in steps a second times workers; a change of generation voids it.
+        """Return a reading of this moment. Speed is in steps a second times workers; a change of generation voids it.
 
         Where nothing waits it is not known: steps are no measure of work then, for workers may idle in them.
         """
@@ -249,7 +249,7 @@ def _mean(shares: Sequence[float]) -> float | None:
 
 
 def _reported(alive: Sequence[WorkerView]) -> float | None:
-    """The queue that the worker of the lowest slot reports, of those that report one (``samebits.report``)."""
+    """Return the queue that the worker of the lowest slot reports, of those that report one (``samebits.report``)."""
     waits = next((one.figures["queue"] for one in alive if "queue" in one.figures), None)
     return None if waits is None else max(0.0, waits)
 

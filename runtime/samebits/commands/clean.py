@@ -78,13 +78,13 @@ def find(settings: Settings) -> list[Left]:
 
 
 def memory_of(job: str) -> list[Left]:
-    """The memory that a job's checkpoints take on this host."""
+    """Return the memory that a job's checkpoints take on this host."""
     rooms = checkpoints.rooms_of(checkpoints.SHARED_MEMORY, job)
     return [Left(room.path, room.size_bytes, "checkpoints in memory", job) for room in rooms]
 
 
 def memory_line(job: str) -> str:
-    """How much memory a job's checkpoints take on this host, for people; empty where they take none."""
+    """Return how much memory a job's checkpoints take on this host, for people; empty where they take none."""
     size_bytes = sum(one.size_bytes for one in memory_of(job))
     if not size_bytes:
         return ""
@@ -92,7 +92,7 @@ def memory_line(job: str) -> str:
 
 
 def shown(left: Sequence[Left], settings: Settings) -> list[str]:
-    """What may be removed, a line each, and what that means for the job."""
+    """Return what may be removed, a line each, and what that means for the job."""
     if not left:
         return ["samebits: nothing is left of this folder's jobs but what it needs"]
     lines = [f"  {spoken_size(one.size_bytes):>10}  {one.path} ({one.what})" for one in left]
@@ -195,7 +195,7 @@ def _size_of(path: Path) -> int:
 
 
 def _agrees() -> bool:
-    """Whether who sits at the terminal wants it removed.
+    """Ask the user whether to remove it, and return the answer.
 
     Raises:
         UsageError: there is no terminal to ask on.

@@ -159,13 +159,13 @@ _PREFLIGHT_FIX = "leave this host out of the job, or have it looked at"
 
 
 def python() -> Finding:
-    """The interpreter."""
+    """Return the interpreter."""
     found = f"{sys.version.split()[0]} ({sys.executable})"
     return Finding("python", found, "" if sys.version_info >= OLDEST_PYTHON else "install Python 3.11 or newer")
 
 
 def torch() -> Finding:
-    """The installed torch, by its metadata: importing it takes seconds."""
+    """Return the installed torch, by its metadata: importing it takes seconds."""
     fix = "bash scripts/setup.sh"
     try:
         version = importlib.metadata.version("torch")
@@ -198,7 +198,7 @@ def commands() -> list[Finding]:
 
 
 def folder(name: str, path: Path | str) -> Finding:
-    """Whether this user may write in the folder, or make it; whether a remote one can be listed."""
+    """Return whether this user may write in the folder, or make it; whether a remote one can be listed."""
     if isinstance(path, str):
         try:
             slots = slots_at(path, patience_s=ANSWER_TIMEOUT_S)
@@ -222,7 +222,7 @@ def folder(name: str, path: Path | str) -> Finding:
 
 
 def scheduler(settings: Settings) -> list[Finding]:
-    """Where the scheduler may be: one place, or each of those that SCHED_HOST names."""
+    """Return where the scheduler may be: one place, or each of those that SCHED_HOST names."""
     if names_one(settings.sched_host):
         return [port(settings)]
     name = f"SCHED_HOST={settings.sched_host}"
@@ -279,7 +279,7 @@ def network(settings: Settings) -> list[Finding]:
 
 
 def port(settings: Settings) -> Finding:
-    """Whether a scheduler could listen, or a job's does."""
+    """Return whether a scheduler could listen, or a job's does."""
     name = f"SCHED_PORT={settings.sched_port}"
     try:
         if ask_once(settings, ANSWER_TIMEOUT_S) is not None:
@@ -316,7 +316,7 @@ def reach(settings: Settings) -> Finding:
 
 
 def descriptors(settings: Settings) -> Finding:
-    """Whether the scheduler can hold a connection of every worker; it raises the soft limit to the hard one itself."""
+    """Check that the scheduler can open a connection for every worker; it raises its soft limit by itself."""
     needed = needed_descriptors(settings.max_worker_num + settings.spare_num)
     found = f"{hard_limit()}, {needed} needed"
     fix = "" if hard_limit() >= needed else f"raise the hard limit: ulimit -Hn {needed} (as root)"
@@ -324,7 +324,7 @@ def descriptors(settings: Settings) -> Finding:
 
 
 def folders(settings: Settings) -> list[tuple[str, Path | str]]:
-    """The variables that name the job's folders, and those."""
+    """Return the variables that name the job's folders, and those."""
     return [
         ("RECOVERY_PATH", settings.recovery_path),
         ("CHECKPOINT_PATH", settings.checkpoint_path),

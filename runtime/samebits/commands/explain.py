@@ -174,7 +174,7 @@ def heading(row: Row) -> str:
 
 
 def says(row: Row) -> str:
-    """A message's words for this cause."""
+    """Return a message's words for this cause."""
     parts = [SAYS.get(hang, f"it {hang.value}") for hang in sorted(row.hangs, key=lambda one: one.name)]
     parts += [notice.value for notice in row.notices]
     parts += row.texts
@@ -193,14 +193,14 @@ def says(row: Row) -> str:
 
 
 def cause_table() -> str:
-    """The table of docs/reference/messages.md: markdown, a row per cause, no trailing newline."""
+    """Return the table of docs/reference/messages.md: markdown, a row per cause, no trailing newline."""
     head = ["| fault | what the message says | class | again? | what is done | fix |", "|---|---|---|---|---|---|"]
     rows = [(row.fault, _quoted(row), row.cause.value, _RETRIES[row.retry], _strategies(row), row.fix) for row in TABLE]
     return "\n".join([*head, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)])
 
 
 def cause_table_zh() -> str:
-    """The same table for docs/reference/messages.zh-CN.md."""
+    """Return the same table for docs/reference/messages.zh-CN.md."""
     head = ["| 故障 | 信息内容 | 类别 | 重试？ | 处理 | 修复 |", "|---|---|---|---|---|---|"]
     rows = []
     for row in TABLE:

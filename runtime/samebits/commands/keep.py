@@ -110,14 +110,14 @@ class Keeper:
                 return status
 
     def _once(self, said: str) -> tuple[int, float]:
-        """One process from its start to its end: its status as a shell has it, and how long it has held its seat."""
+        """Run one process; return its status as a shell has it, and how long it held its seat."""
         try:
             self._child = os.posix_spawnp(self._command[0], self._command, config.whole_environment())
         except OSError as error:
             if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) and not said:
                 raise UsageError(
-                    f"keep: {self._command[0]!r} cannot be started: {error.strerror}. Fix: name a program of PATH, or "
-                    "one by its path that may be executed; a script comes after its interpreter, as in "
+                    f"keep: {self._command[0]!r} cannot be started: {error.strerror}. Fix: give a program on PATH or "
+                    "the path of an executable; put the interpreter before a script, as in "
                     "`samebits keep python3 train.py`"
                 ) from None
             _say(f"{self._command[0]}: {error.strerror}")
@@ -146,7 +146,7 @@ class Keeper:
         return self.asked
 
     def _reaped(self, pid: int) -> int | None:
-        """The child's status once it has ended; orphans of it, which the first process of a container is given, too."""
+        """Return the child's status once it has ended. Also reap orphans, as the first process of a container must."""
         while True:
             try:
                 found, status = os.waitpid(-1, os.WNOHANG)

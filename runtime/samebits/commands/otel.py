@@ -82,8 +82,8 @@ def main(arguments: Sequence[str]) -> int:
         provider.shutdown()
     if exporter.sent < count:
         raise UsageError(
-            f"{count - exporter.sent} of {count} spans were not taken by the collector (its answers are above). Fix: "
-            "let OTEL_EXPORTER_OTLP_ENDPOINT name one that takes OTLP over HTTP, then run this again"
+            f"{count - exporter.sent} of {count} spans were not accepted by the collector (its answers are above). "
+            "Fix: set OTEL_EXPORTER_OTLP_ENDPOINT to a collector that accepts OTLP over HTTP, and run this again"
         )
     print(f"samebits: {exporter.sent} spans were sent")
     return 0

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def rows_of(started: Mapping[str, ProcessIdentity], view: JobView | None, max_world_size: int) -> list[dict[str, Any]]:
-    """A row a process that was started last under its name.
+    """Return a row a process that was started last under its name.
 
     ``slot`` is None of the scheduler, of a spare, and of a process that the job does not count on.
     """

@@ -82,7 +82,7 @@ def go_on(log_dir: Path, kept: JobSpec) -> int:
 
 
 def _moved_in() -> tuple[Path, JobSpec]:
-    """The job of a folder that was moved, from now on at home in the current one.
+    """Return the job of a folder that was moved, from now on at home in the current one.
 
     Raises:
         UsageError: it also lies in its original folder, or its processes run in another one.

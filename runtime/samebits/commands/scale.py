@@ -75,7 +75,10 @@ def _add(log_dir: Path, count: int) -> None:
     job_spec.require_secrets(kept, secrets)
     settings = kept.settings(secrets)
     if not settings.enable_recovery:
-        raise UsageError("this job was started with ENABLE_RECOVERY=0: nobody can join it")
+        raise UsageError(
+            "this job was started with ENABLE_RECOVERY=0, so no worker can join it. Fix: start it with "
+            "ENABLE_RECOVERY=1"
+        )
     nodes = job_spec.nodes_of(log_dir, settings)
     added = nodes_to_add(settings, nodes, view_of(settings), count)
     with reserved(settings.log_dir, [name_of(node) for node in added]) as berths:
@@ -168,7 +171,7 @@ def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bo
 
 
 def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> list[str]:
-    """The workers that are to stay: those of the job, by slot, and those on their way in; not those on their way out.
+    """Return the workers that stay: by slot, including those that are joining, without those that are leaving.
 
     Args:
         nodes: that belong to this machine.
@@ -232,8 +235,8 @@ def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count:
     free = [node for node in numbers if node not in nodes and node not in elsewhere]
     if len(free) < count:
         raise UsageError(
-            f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, {count} asked for; the "
-            "bound is the job's, so stop the job and start it anew with a greater one to let more workers join"
+            f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, {count} needed. "
+            "Fix: stop the job and start it with a greater MAX_WORKER_NUM"
         )
     return tuple(free[:count])
 
@@ -254,8 +257,8 @@ def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -
     if gone and workers + spares < view.min_world_size:
         raise UsageError(
             f"MIN_WORKER_NUM={view.min_world_size}: without worker {', '.join(gone)} the job has "
-            f"{counted(workers, 'worker')} and {counted(spares, 'spare')}, and would wait. Add others first, or "
-            "`samebits stop` ends the job"
+            f"{counted(workers, 'worker')} and {counted(spares, 'spare')}, and would wait. Fix: add others first, "
+            "or end the job with `samebits stop`"
         )
 
 

@@ -41,7 +41,7 @@ def keep(folder: Path, contents: Contents) -> Path:
 
 
 def dump_of(contents: Contents) -> dict[str, Any]:
-    """The file's content."""
+    """Return the file's content."""
     groups = {group.name: (group.description, group.ranks) for group in contents.groups}
     entries: list[dict[str, Any]] = []
     for since, one in _comparable(contents):
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def ranked(view: JobView) -> list[tuple[int, WorkerView]]:
-    """The workers of the present generation with their ranks."""
+    """Return the workers of the present generation with their ranks."""
     return list(enumerate(worker for worker in view.workers if not worker.is_joining))
 
 

@@ -70,7 +70,7 @@ def find(settings: Settings) -> status.Content:
 
 
 def _is_passed(told: status.Content, stored: status.Content | None) -> bool:
-    """Whether the folder's journal speaks against who answers: of another job, or replaced."""
+    """Return whether the folder's journal speaks against who answers: of another job, or replaced."""
     return stored is not None and (stored["job"] != told["job"] or stored["term"] > told["term"])
 
 

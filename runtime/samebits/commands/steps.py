@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.against is not None:
         if len(logs) > 1:
             raise UsageError(
-                f"{folder} holds the logs of {len(logs)} ranks: name one rank's folder to compare with --against, "
+                f"{folder} holds the logs of {len(logs)} ranks. Fix: give one rank's folder to compare with --against, "
                 f"for example {logs[0].folder}"
             )
         against, also_empty = _read(options.against, options.first, options.last)
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def compare(one: RankLog, other: RankLog) -> Comparison:
-    """The first step at which the two logs differ."""
+    """Return the first step at which the two logs differ."""
     one_line, other_line = one.line, other.line
     shared = sorted(one_line.keys() & other_line.keys())
     for step in shared:
@@ -125,7 +125,7 @@ def _folder_here() -> Path:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The rank folders with a log: this one itself, or those in it."""
+    """Return the rank folders with a log: this one itself, or those in it."""
     with durable.disk_errors(folder, "looking for step logs"):
         if (folder / STEPS_FOLDER).is_dir():
             return [folder]
@@ -133,14 +133,14 @@ def _folders(folder: Path) -> list[Path]:
         found = [one for one in ranks if (one / STEPS_FOLDER).is_dir()]
     if not found:
         raise UsageError(
-            f"{folder} holds no step log: name a job's checkpoint folder or a rank's in it, or have steps logged with "
-            "samebits.CheckpointConfig(step_log=True)"
+            f"{folder} holds no step log. Fix: give a job's checkpoint folder or a rank's in it, or enable the log "
+            "with samebits.CheckpointConfig(step_log=True)"
         )
     return found
 
 
 def _read(folder: Path, first: int, last: int | None) -> tuple[list[RankLog], list[Path]]:
-    """The logs of the rank whose folder this is, or of those in it, and the folders of the logs that are empty."""
+    """Return the logs of the rank folder, or of those in it, and the folders whose logs are empty."""
     logs, empty = [], []
     for one in _folders(folder):
         found = read_step_log(one)

@@ -38,16 +38,27 @@ ALONE = "standalone"
 
 
 class ModelCheckpoint:
-    """Save a model every so many steps, and remove the oldest points.
+    """Save a model every few steps from your own loop, and remove the oldest checkpoints.
+
+    In a job use :class:`CheckpointConfig` instead, which saves beside the training.
 
     Args:
-        directory: the folder; each rank has its own below it.
-        save_checkpoint_steps: :meth:`step_end` saves at each multiple.
-        keep_checkpoint_max: how many are kept, at least 2.
-        prefix: a folder below ``directory``, so that several models can share that.
-        config: takes the place of the two numbers. As a callback of ``Model.train`` the whole of it is the job's, which
-            then saves the points itself in its own folder (CHECKPOINT_PATH).
-        rank, world_size: this process's place, if several save.
+        directory: the folder; each rank has its own folder in it.
+        save_checkpoint_steps: steps between two checkpoints.
+        keep_checkpoint_max: checkpoints kept, at least 2.
+        prefix: a folder in ``directory``, so that several models can share it.
+        config: replaces the two numbers. As a callback of :meth:`Model.train` all of it applies to the job, which saves
+            in CHECKPOINT_PATH.
+        rank, world_size: this process's rank and the number of processes that save.
+
+    Raises:
+        UsageError: a value is out of range, or ``prefix`` is not the name of one folder.
+
+    Example::
+
+        saver = samebits.ModelCheckpoint("saved", save_checkpoint_steps=10)
+        folder = saver.step_end(10, model, optimizer)
+        assert samebits.CheckpointRecovery("saved").recover_from_failure(model, optimizer) == 10
     """
 
     def __init__(
@@ -78,21 +89,24 @@ class ModelCheckpoint:
         self._rank, self._world_size = rank, world_size
 
     def step_end(self, step: int, model: Any, optimizer: Any = None, **values: Any) -> Path | None:
-        """Save if a point is due, as :meth:`save`; return its folder, or None."""
+        """Save if ``step`` is a multiple of ``save_checkpoint_steps``; return the folder, or None.
+
+        Arguments and errors are those of :meth:`save`.
+        """
         return self.save(step, model, optimizer, **values) if step % self._every == 0 else None
 
     def save(self, step: int, model: Any, optimizer: Any = None, **values: Any) -> Path:
-        """Save now, durably; the point's folder.
+        """Save now, and return the checkpoint's folder once it is durable.
 
         Args:
             step: completed steps.
-            model, optimizer: what ``state_dict()`` gives of them.
-            values: anything plain beside them, and tensors.
+            model, optimizer: objects with ``state_dict()``.
+            values: tensors and plain values to save with them.
 
         Raises:
-            CheckpointError: something cannot be saved faithfully; the message names it.
-            ForeignFolderError: the folder is a job's.
-            StoreError: the disk refuses; nothing is left of the attempt.
+            CheckpointError: a value cannot be saved exactly; the message names it.
+            ForeignFolderError: the folder belongs to a job.
+            StoreError: the disk failed; nothing was left behind.
         """
         from samebits.training.state import snapshot
 
@@ -113,14 +127,14 @@ class ModelCheckpoint:
 
 
 class CheckpointRecovery:
-    """Save points, and load a rank's newest undamaged one: a job's, :class:`ModelCheckpoint`'s, or its own.
+    """Load a rank's newest undamaged checkpoint, saved by a job, by :class:`ModelCheckpoint` or here.
 
     Args:
-        checkpoint_dir: the folder; CHECKPOINT_PATH for a job's points.
-        rank: the rank whose points are meant.
+        checkpoint_dir: the folder; CHECKPOINT_PATH for a job's checkpoints.
+        rank: the rank whose checkpoints are used.
 
     Attributes:
-        checkpoint_interval: steps between two points; for the caller's loop.
+        checkpoint_interval: 100; not used here, for your own loop.
         current_step: the step that was saved last.
     """
 
@@ -132,11 +146,7 @@ class CheckpointRecovery:
         self._directory = rank_directory(Path(checkpoint_dir), rank)
 
     def save_checkpoint(self, model: Any, optimizer: Any, step: int) -> None:
-        """Save durably, and remove none; ``ModelCheckpoint`` keeps a number of them.
-
-        Raises:
-            As :meth:`ModelCheckpoint.save`.
-        """
+        """Save durably, without removing older checkpoints. Raises like :meth:`ModelCheckpoint.save`."""
         keeps_all = ModelCheckpoint(
             self.checkpoint_dir, keep_checkpoint_max=sys.maxsize, rank=self._rank, world_size=self._rank + 1
         )
@@ -144,10 +154,12 @@ class CheckpointRecovery:
         self.current_step = step
 
     def load_checkpoint(self, checkpoint_path: str | Path) -> dict[str, Any]:
-        """Return what a point's folder holds: ``model``, ``optimizer`` and ``step``.
+        """Return a checkpoint's contents: a dict of ``model``, ``optimizer`` and ``step``.
+
+        The first two are state dicts on the CPU; ``optimizer`` is None if none was saved.
 
         Raises:
-            CheckpointError: there is no undamaged point there.
+            CheckpointError: there is no undamaged checkpoint in this folder.
         """
         from samebits.training.checkpoint.export import nested
 
@@ -161,22 +173,24 @@ class CheckpointRecovery:
         raise CheckpointError(f"{wanted}: there is no point. Fix: take one that find_latest_checkpoint() returns")
 
     def find_latest_checkpoint(self) -> Path | None:
-        """Return the folder of the newest undamaged point, or None if there is none.
+        """Return the folder of the newest undamaged checkpoint, or None if there is none.
 
-        A damaged one is named in a warning and passed over. Nothing is changed.
+        Damaged ones are skipped with a warning. Nothing is changed.
         """
         found = next(self._whole(), None)
         return None if found is None else found.path
 
     def recover_from_failure(self, model: Any, optimizer: Any = None) -> int | None:
-        """Load the newest undamaged point; return its step, or None if there is none and nothing was changed.
+        """Load the newest undamaged checkpoint and return its step.
+
+        Return None, and change nothing, if there is no checkpoint.
 
         Args:
             model: a module, also inside DistributedDataParallel.
-            optimizer: loaded too, if it is given.
+            optimizer: loaded too if given.
 
         Raises:
-            CheckpointError: the point is of another model or optimizer, or sharded; the message names the point.
+            CheckpointError: it belongs to another model or optimizer, or is sharded; the message names it.
         """
         found = next(self._whole(), None)
         if found is None:

@@ -37,10 +37,20 @@ class Replica(Protocol):
 
 
 class StateSynchronization:
-    """Values with versions that several processes change and exchange; a newer value is never lost by a merge.
+    """Hold named values that several processes change and exchange.
+
+    Each value has a version, so a merge never loses a newer value. Values are what msgpack can encode: numbers,
+    strings, bytes, lists and dicts of them. Any other type raises ``UsageError``.
 
     Attributes:
         version: rises with every change; after :meth:`sync_state` at least the other's.
+
+    Example::
+
+        ours, theirs = samebits.StateSynchronization(), samebits.StateSynchronization()
+        ours.update("lr", 0.1)
+        theirs.merge(ours.export())
+        assert theirs.get("lr") == 0.1
     """
 
     def __init__(self) -> None:
@@ -53,19 +63,24 @@ class StateSynchronization:
         return {key.decode(): _unpacked(held.value) for key, held in self._state.items()}
 
     def update_state(self, key: str, value: Any) -> None:
-        """Set a value, as :meth:`update`."""
+        """Set a value, like :meth:`update`."""
         self.update(key, value)
 
     def get_state(self, key: str) -> Any:
-        """Return a value, or None if there is none."""
+        """Return a value, or None if it is not set."""
         return self.get(key)
 
     def sync_state(self, other_state: Mapping[str, Any]) -> None:
-        """Take another process's values: new keys always, the others if its ``"version"`` is above this one's.
+        """Adopt another process's values.
+
+        New names are always adopted, others only if its ``"version"`` is above this one's. Use :meth:`merge` if both
+        have changed: it compares the version of each name.
 
         Args:
-            other_state: the other's values and ``"version"``, as in ``{**other.state, "version": other.version}``.
-                :meth:`merge` compares each key's own version, and so loses no change if both have changed.
+            other_state: the other's values and version: ``{**other.state, "version": other.version}``.
+
+        Raises:
+            UsageError: ``"version"`` is missing or no number.
         """
         theirs = other_state.get("version")
         if type(theirs) is not int or theirs < 0:
@@ -80,12 +95,12 @@ class StateSynchronization:
         self.version = max(mine, theirs)
 
     def serialize_state(self) -> bytes:
-        """Return all of it as msgpack, for :meth:`deserialize_state`."""
+        """Return all values and versions as msgpack, for :meth:`deserialize_state`."""
         packed: bytes = msgpack.packb([self.version, self.export()])
         return packed
 
     def deserialize_state(self, serialized: bytes) -> None:
-        """Replace all of it by what :meth:`serialize_state` returned elsewhere.
+        """Replace all values by those that :meth:`serialize_state` returned.
 
         Raises:
             UsageError: these are other bytes, or more than 1 GiB; nothing was changed.
@@ -105,7 +120,7 @@ class StateSynchronization:
         self._state, self.version = loaded._state, version
 
     def update(self, name: str, value: Any) -> int:
-        """Set a value; returns its version, one above the last that was seen of this name."""
+        """Set a value and return its version, one above the last one of this name."""
         key = name.encode()
         version = self._state[key].version + 1 if key in self._state else 1
         self._state[key] = Versioned(_packed(name, value), version)
@@ -113,21 +128,23 @@ class StateSynchronization:
         return version
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The newest value that is known."""
+        """Return the newest known value of a name, or ``default``."""
         held = self._state.get(name.encode())
         return default if held is None else _unpacked(held.value)
 
     def export(self) -> bytes:
-        """All of it, for :meth:`merge` elsewhere: msgpack of name → (value, version)."""
+        """Return all values and versions as msgpack (name → [value, version]), for :meth:`merge`."""
         packed: bytes = msgpack.packb({key: [held.value, held.version] for key, held in self._state.items()})
         return packed
 
     def merge(self, exported: bytes) -> None:
-        """Take in what another process has exported: of each name the higher version stays, of one version the greater
-        value, so that the order of merges does not matter.
+        """Merge the values that another process has exported.
+
+        The higher version of each name wins; with equal versions the greater encoded value, so that the order of merges
+        does not matter.
 
         Raises:
-            UsageError: these are not the bytes of an export; nothing was taken in.
+            UsageError: these are not the bytes of an export; nothing was changed.
         """
         try:
             found = msgpack.unpackb(exported, raw=True, strict_map_key=False)
@@ -144,7 +161,7 @@ class StateSynchronization:
 
 
 class Strategy(enum.StrEnum):
-    """Whose state stands where replicas differ."""
+    """Which state all replicas take if they differ."""
 
     MAJORITY = "majority"  # that of more than half
     LEADER = "leader"  # that of the lowest rank, or of the one that is named
@@ -152,10 +169,21 @@ class Strategy(enum.StrEnum):
 
 
 class ConsistencyProtocol:
-    """Compare replicas by rank: their states, or the sequence numbers that they have reached.
+    """Compare the states, or the sequence numbers, of replicas.
+
+    States are compared by an xxh3_128 hash of their msgpack encoding; pass a tensor as ``tensor.numpy().tobytes()``.
 
     Args:
-        capacity: sequence numbers are kept for node ids below this.
+        capacity: number of node ids, from 0, whose sequence numbers are kept.
+
+    Raises:
+        UsageError: a capacity below 1.
+
+    Example::
+
+        protocol = samebits.ConsistencyProtocol()
+        found = protocol.check({0: b"weights", 1: b"weights", 2: b"other"})
+        assert found.groups == ((0, 1), (2,)) and found.has_majority
     """
 
     def __init__(self, capacity: int = 65536) -> None:
@@ -169,7 +197,7 @@ class ConsistencyProtocol:
         return self._numbers.get(node_id, 0)
 
     def update_sequence_number(self, node_id: int, sequence_number: int) -> int:
-        """Set the node's sequence number; return 0, or -1 if the node id is beyond ``capacity``."""
+        """Set a node's sequence number; return 0, or -1 if ``node_id`` is beyond ``capacity``."""
         if not 0 <= node_id < self._capacity:
             return -1
         self._numbers[node_id] = sequence_number
@@ -180,11 +208,21 @@ class ConsistencyProtocol:
         return len(set(self._numbers.values())) <= 1
 
     def check(self, states: Mapping[int, Any]) -> Judgement:
-        """The ranks that agree with each other, the largest group first."""
+        """Group the ranks whose states are equal.
+
+        The result has ``groups`` (tuples of ranks, the largest first), ``is_equal`` and ``has_majority``.
+
+        Raises:
+            UsageError: a state cannot be encoded.
+        """
         return judge({rank: _digest(rank, state) for rank, state in states.items()})
 
     def require_equal(self, states: Mapping[int, Any]) -> None:
-        """:class:`UnequalError` where they do not, with the ranks that differ."""
+        """Raise unless all states are equal.
+
+        Raises:
+            UnequalError: they are not; the message names the ranks that differ.
+        """
         judgement = self.check(states)
         if not judgement.is_equal:
             alike, *odd = judgement.groups
@@ -193,11 +231,20 @@ class ConsistencyProtocol:
 
 
 class ConsistencyRecovery:
-    """Choose a state where replicas differ.
+    """Choose the state that all replicas should take if they differ.
 
     Args:
-        strategy: ``majority``, ``leader`` or ``default``.
-        leader: whose state ``leader`` takes; None: the lowest rank's.
+        strategy: ``"majority"``: the state of more than half; ``"leader"``: that of one rank; ``"default"``: the
+            majority's, or the leader's if there is no majority.
+        leader: rank of the leader; None: the lowest rank.
+
+    Raises:
+        UsageError: another strategy.
+
+    Example::
+
+        recovery = samebits.ConsistencyRecovery("majority")
+        assert recovery.recover({0: b"weights", 1: b"weights", 2: b"other"}) == b"weights"
     """
 
     def __init__(self, strategy: str | Strategy = Strategy.MAJORITY, *, leader: int | None = None) -> None:
@@ -210,7 +257,7 @@ class ConsistencyRecovery:
 
     @property
     def recovery_strategy(self) -> str:
-        """The strategy, under its other name."""
+        """The strategy, as a string; it can be set."""
         return self.strategy
 
     @recovery_strategy.setter
@@ -218,7 +265,10 @@ class ConsistencyRecovery:
         self.strategy = ConsistencyRecovery(strategy).strategy
 
     def recover_consistency(self, nodes: Sequence[Replica]) -> bool:
-        """Choose a state as :meth:`recover` does, and give each node a copy; True once all have it.
+        """Choose a state like :meth:`recover`, and give each node a copy. Return True.
+
+        Args:
+            nodes: objects with ``get_state()`` and ``set_state(state)``; their indices are the ranks.
 
         Raises:
             UsageError, UnequalError: as :meth:`recover`; no node was changed.
@@ -229,10 +279,10 @@ class ConsistencyRecovery:
         return True
 
     def recover(self, states: Mapping[int, Any]) -> Any:
-        """The state that all are to take.
+        """Return the state that all ranks should take.
 
         Raises:
-            UsageError: there is none, or the leader's is missing.
+            UsageError: no states were given, or the leader's is missing.
             UnequalError: the strategy is ``majority``, and no more than half agree.
         """
         judgement = ConsistencyProtocol().check(states)
@@ -258,8 +308,8 @@ def _packed(name: str, value: Any) -> bytes:
         packed: bytes = msgpack.packb(_in_order(value))
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
-            f"{name}: {error}. Fix: give plain values (numbers, texts, bytes, lists, dicts); of a tensor its bytes, as "
-            "tensor.numpy().tobytes()"
+            f"{name}: {error}. Fix: give plain values (numbers, strings, bytes, lists, dicts); of a tensor its bytes, "
+            "as tensor.numpy().tobytes()"
         ) from None
     return packed
 

@@ -17,12 +17,21 @@ __all__ = ["HealthChecker"]
 
 
 class HealthChecker:
-    """Compare this host with limits, and keep the last status of each node.
+    """Compare this host's CPU, memory and disk use with limits.
 
     Args:
-        capacity: node ids below this have a kept status.
-        cpu_limit, memory_limit, disk_limit: shares, above 0 and at most 1.
-        paths: folders whose disks are looked at.
+        capacity: number of node ids, from 0, whose status is kept.
+        cpu_limit, memory_limit, disk_limit: shares in use, above 0 and at most 1.
+        paths: folders whose disks are checked.
+
+    Raises:
+        UsageError: a limit or the capacity is out of range.
+
+    Example::
+
+        checker = samebits.HealthChecker(cpu_limit=0.95, paths=["."])
+        for problem in checker.check():
+            print(problem)
     """
 
     def __init__(
@@ -44,19 +53,23 @@ class HealthChecker:
         self._places = [nearest(Path(path)) for path in paths]
 
     def check(self) -> list[str]:
-        """Look once, and return a sentence for each limit that was exceeded in two looks in a row."""
+        """Return a sentence for each limit exceeded in this call and the one before."""
         self._watch.look(readings(self._places))
         return [said(one) for one in self._watch.ailments]
 
     @property
     def is_healthy(self) -> bool:
-        """Whether :meth:`check` found nothing."""
+        """Whether the last :meth:`check` found nothing."""
         return not self._watch.ailments
 
     def perform_health_check(self, node_id: int) -> int:
-        """Look once at this host, and keep the result as the status of ``node_id``: 1 healthy, 0 over a limit.
+        """Check this host once and keep the result as the status of ``node_id``.
 
-        Only this host can be looked at, so each node calls this with its own id. The CPUs are watched for 0.1 s.
+        Return 1 if the host is healthy, 0 if it is over a limit. Only this host can be checked, so each node calls this
+        with its own id. It takes 0.1 s, during which the CPUs are measured.
+
+        Raises:
+            UsageError: ``node_id`` is negative.
         """
         if node_id < 0:
             raise UsageError(f"HealthChecker.perform_health_check(node_id={node_id!r}): expected 0 or more")
@@ -66,5 +79,8 @@ class HealthChecker:
         return int(not over)
 
     def get_health_status(self, node_id: int) -> int:
-        """Return the kept status: 1 healthy, 0 over a limit, never looked at, or beyond ``capacity``."""
+        """Return a node's kept status.
+
+        It is 1 if the node was healthy, and 0 if it was over a limit, was never checked, or is beyond ``capacity``.
+        """
         return self._health_status[node_id] if 0 <= node_id < len(self._health_status) else 0

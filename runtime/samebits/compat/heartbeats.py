@@ -15,12 +15,21 @@ __all__ = ["HeartbeatDetector"]
 
 
 class HeartbeatDetector:
-    """Leases of named nodes.
+    """Find nodes that have stopped sending heartbeats.
 
     Args:
-        capacity: how many nodes are watched at most.
+        capacity: largest number of nodes.
         timeout: seconds of silence after which a node counts as failed.
-        clock: seconds that never go back.
+        clock: returns seconds that never decrease.
+
+    Raises:
+        UsageError: a capacity below 1, or a timeout that is not above 0.
+
+    Example::
+
+        detector = samebits.HeartbeatDetector(capacity=8, timeout=5.0)
+        detector.send_heartbeat("node-a")
+        assert detector.detect_failure() == []
     """
 
     def __init__(self, capacity: int, timeout: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +43,7 @@ class HeartbeatDetector:
         self._looked_at = clock()
 
     def send_heartbeat(self, node_id: str | int) -> None:
-        """Renew a node's lease; a node that had failed is back.
+        """Record a heartbeat of a node. A failed node counts as alive again.
 
         Raises:
             UsageError: the node is new and ``capacity`` nodes are watched already.
@@ -48,10 +57,10 @@ class HeartbeatDetector:
         self._until[node_id] = now + self._timeout_s
 
     def detect_failure(self, max_nodes: int | None = None) -> list[str | int]:
-        """Return nodes that were silent for longer than ``timeout``, in the order of their first heartbeats.
+        """Return the nodes that were silent for ``timeout`` seconds, oldest first.
 
-        Call it at least once per ``timeout``. If two calls are further apart, the difference counts as a pause of this
-        process, and every lease is extended by it.
+        They are in the order of their first heartbeats. Call this at least once per ``timeout``: if two calls are
+        further apart, the time between them counts as a pause of this process, and no node's silence.
 
         Args:
             max_nodes: return at most this many; None: all.

@@ -12,10 +12,23 @@ __all__ = ["LossMonitor"]
 
 
 class LossMonitor:
-    """Follow one loss, from a loop of your own or as a callback of ``Model.train``.
+    """Print the loss every few steps, and warn if it is not finite.
+
+    Use it in your own loop or as a callback of :meth:`Model.train`.
 
     Args:
-        per_print_times: print it every so many steps; 0: only warn.
+        per_print_times: steps from one printed loss to the next; 0: only warn.
+
+    Attributes:
+        last: the last loss; None before the first.
+
+    Raises:
+        UsageError: ``per_print_times`` is negative.
+
+    Example::
+
+        monitor = samebits.LossMonitor(per_print_times=10)
+        assert monitor.step_end(10, loss=0.25)
     """
 
     def __init__(self, per_print_times: int = 1) -> None:
@@ -25,7 +38,7 @@ class LossMonitor:
         self.last: float | None = None
 
     def step_end(self, step: int, loss: Any, epoch: int | None = None) -> bool:
-        """Take a step's loss, a number or a tensor of one element; return whether it is finite."""
+        """Record a step's loss, a number or one-element tensor; return whether it is finite."""
         self.last = float(loss)
         where = f"step {step}" if epoch is None else f"epoch {epoch} step {step}"
         if not math.isfinite(self.last):

@@ -22,12 +22,18 @@ class Callback(Protocol):
 
 
 class Model:
-    """Train a network.
+    """MindSpore's ``Model``, for a PyTorch module.
 
     Args:
-        network: a module, without DistributedDataParallel.
-        loss_fn: takes the network's output and the labels.
-        optimizer: over the network's parameters.
+        network: the module, not wrapped in DistributedDataParallel.
+        loss_fn: called with the network's output and the labels; returns a one-element tensor.
+        optimizer: an optimizer of the network's parameters.
+
+    Example::
+
+        sampler = samebits.ElasticSampler(data)
+        loader = DataLoader(data, batch_size=16, sampler=sampler)
+        samebits.Model(model, F.mse_loss, optimizer).train(2, loader, samebits.LossMonitor(4))
     """
 
     def __init__(self, network: Any, loss_fn: Any, optimizer: Any) -> None:
@@ -37,13 +43,13 @@ class Model:
         """Train until ``epoch`` epochs are complete, counted from the job's first start.
 
         Args:
-            epoch: how many.
-            train_dataset: batches of (inputs, labels), from a DataLoader with a ``samebits.ElasticSampler``.
-            callbacks: objects with ``step_end(step, loss, epoch)``, called on every rank. Of a
-                :class:`ModelCheckpoint` the ``config`` is taken, and the job saves the points.
+            epoch: number of epochs.
+            train_dataset: a DataLoader of (inputs, labels) with a :class:`samebits.ElasticSampler`.
+            callbacks: objects with ``step_end(step, loss, epoch)``, called on every rank. A :class:`ModelCheckpoint`
+                only gives its ``config``: the job saves the checkpoints.
 
         Raises:
-            UsageError: the loader has another sampler or no batch size, or several callbacks say how to save.
+            UsageError: the loader has another sampler or no batch size, or there are several ModelCheckpoints.
         """
         from samebits.training.integrations.epochs import train_epochs
 

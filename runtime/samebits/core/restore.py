@@ -233,7 +233,7 @@ def _keys(joined: Mapping[int, Holdings]) -> dict[int, Key]:
 
 
 def _in_memory(joined: Mapping[int, Holdings], point: Point) -> list[int]:
-    """The ranks whose memory holds the last commit of this point's step."""
+    """Return the ranks whose memory holds the last commit of this point's step."""
     newest = max((member.commits for member in joined.values() if member.live == point), default=0)
     return [rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest]
 
@@ -252,7 +252,7 @@ def _without_holder(
     slot_of: Mapping[int, int],
     keys: Mapping[int, Key],
 ) -> set[Key]:
-    """The keys that nobody holds at this point."""
+    """Return the keys that have no holder at this point."""
     if point.step == 0 and any(point in one.points and point in held[rank] for rank, one in joined.items()):
         return set()  # saved before anything was sharded
     key_of_slot = {slot_of[rank]: key for rank, key in keys.items()}
@@ -393,7 +393,10 @@ def _share(
 
 
 def _may_lend(slot: int, key_of_slot: Mapping[int, Key], key: Key) -> bool:
-    """Whether a copy of a slot's point holds this key's part; of a slot without a rank that is known if all is one."""
+    """Return whether a copy of a slot's point holds this key's part.
+
+    For a slot without a rank this is known only if all ranks hold the same part.
+    """
     return key_of_slot.get(slot, ()) == key
 
 

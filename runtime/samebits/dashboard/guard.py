@@ -165,11 +165,11 @@ class Guard:
         return None
 
     def may_act(self, headers: Mapping[str, str]) -> bool:
-        """Whether a page that sends these headers could act."""
+        """Return whether a page that sends these headers could act."""
         return self.action_token is not None and _shows(self.action_token, headers, None)
 
     def knows(self, token: str) -> bool:
-        """Whether this is one of the tokens that a reader or an action needs."""
+        """Return whether this is one of the tokens that a reader or an action needs."""
         tokens = (self.token, self.action_token, self.others_token)
         return any(_shows(own, {}, token) for own in tokens if own is not None)
 

@@ -236,7 +236,7 @@ class _Guarded:
         await self._answer(scope, await self._is_anothers(scope))(scope, receive, send_with_headers)
 
     async def _is_anothers(self, scope: Any) -> bool:
-        """Whether the request may come from another user and asks for data of the job's owner only."""
+        """Return whether the request may come from another user and asks for data of the job's owner only."""
         if self._guard.others_token is None or scope["path"] == METRICS:
             return False
         uid = await asyncio.to_thread(uid_of, scope.get("client"), scope.get("server"))

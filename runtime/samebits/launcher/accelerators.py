@@ -22,7 +22,7 @@ def device_files(folder: Path = Path("/dev")) -> int:
 
 
 def usable(environment: Mapping[str, str], devices: int) -> int:
-    """How many of ``devices`` a job with this environment may use."""
+    """Return how many of ``devices`` a job with this environment may use."""
     if (environment.get("DEVICE") or environment.get("MS_DEVICE")) == "cpu" or not devices:
         return 0
     visible = environment.get("CUDA_VISIBLE_DEVICES", environment.get("ASCEND_RT_VISIBLE_DEVICES", "all"))

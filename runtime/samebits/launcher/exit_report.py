@@ -118,7 +118,7 @@ def sentence(alike: Sequence[End]) -> str:
 
 
 def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking: str) -> str:
-    """What becomes of a job without so many workers: spares, a smaller world, or how long they are waited for."""
+    """Return how the job continues without so many workers: spares, a smaller world, or a wait."""
     if view is None or view.training_finished:
         return ""
     several = count > 1
@@ -147,14 +147,14 @@ def _by_number(node: str) -> tuple[int, str]:
 
 
 def missing(cause: str) -> str:
-    """What to add to a script that came to its end and never trained in the job."""
+    """Return what to add to a script that came to its end and never trained in the job."""
     if "samebits.init" in cause:
         return f"add {MISSING_LINES}"
     return "write `@samebits.elastic.run` above the training function and call that with its state"
 
 
 def correction(error: str) -> str:
-    """What to do in a script that failed so."""
+    """Return what to do in a script that failed so."""
     if ("KeyError" in error or "environment variable" in error) and _NO_RANK.search(error):
         return (
             "call samebits.init() before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE; a spare has none, so "
@@ -194,7 +194,7 @@ class Deaths:
         return self._due_at if self._is_held else None
 
     def take(self) -> list[list[End]]:
-        """All of them, those together that ended alike, in the order they came."""
+        """Return all of them, those together that ended alike, in the order they came."""
         unsaid, self._unsaid, self._is_held = self._unsaid, [], False
         return alike(unsaid)
 
@@ -232,7 +232,7 @@ FINISHED = Verdict(None, "", 0)
 
 
 def verdict_of(given_up: GivenUp) -> Verdict:
-    """How a job ends of which one place gets no process any more."""
+    """Return how a job ends of which one place gets no process any more."""
     dead, cause = given_up.dead, f"{given_up.dead.said}; {given_up.why}"
     match dead.loss.sort:
         case Sort.HOPELESS if dead.status is not None:
@@ -244,7 +244,7 @@ def verdict_of(given_up: GivenUp) -> Verdict:
 
 
 def verdict_of_all(ends: Sequence[End], view: JobView | None, *, is_trained: bool = False) -> Verdict | None:
-    """How the job ended where all of its workers were here and each was ended by its own program; else none.
+    """Return how the job ended where all of its workers were here and each was ended by its own program; else none.
 
     Args:
         ends: of this machine's workers and spares, of which none runs.

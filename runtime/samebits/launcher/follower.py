@@ -416,7 +416,7 @@ class Follower:
         return self._logs.cause(name, death, Path.cwd())
 
     def _has_joined(self, name: str, identity: ProcessIdentity) -> bool:
-        """Whether the process has called ``samebits.init()``; of another's child that is taken for granted."""
+        """Return whether the process has called ``samebits.init()``; of another's child that is taken for granted."""
         return not self._following.is_own(name) or self._has_registered(name, identity)
 
     def _look_for_silence(self, now: float) -> None:
@@ -507,7 +507,7 @@ class Follower:
                 self._link.tell(status.restarting())
 
     def _has_registered(self, name: str, identity: ProcessIdentity) -> bool:
-        """Whether this worker is no longer starting: the scheduler knows it, or its log shows ``samebits.init()``."""
+        """Return whether this worker has started: the scheduler knows it, or its log shows ``samebits.init()``."""
         view = self._following.view
         is_known = view is not None and any(node.identity == identity for node in view.nodes)
         return is_known or self._logs.has_spoken(name)

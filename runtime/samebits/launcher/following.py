@@ -340,20 +340,20 @@ class Following:
         return min((at for at in deadlines if at is not None), default=None)
 
     def has_left(self, name: str) -> bool:
-        """Whether this worker gave its seat up on purpose."""
+        """Return whether this worker gave its seat up on purpose."""
         known = None if self.view is None else self.view.node(node_of(name))
         return known is not None and known.presence is Presence.LEFT
 
     def running(self) -> int:
-        """How many workers of this machine run, as far as it is known that they are no spares."""
+        """Return how many workers of this machine run, as far as it is known that they are no spares."""
         return sum(local.runs for name, local in self._local.items() if name != SCHEDULER and not self._is_spare(name))
 
     def is_own(self, name: str) -> bool:
-        """Whether this follower started the process of this name."""
+        """Return whether this follower started the process of this name."""
         return name in self._local and self._local[name].is_own
 
     def scheduler_runs(self) -> bool:
-        """Whether the scheduler that was started here runs."""
+        """Return whether the scheduler that was started here runs."""
         return SCHEDULER in self._local and self._local[SCHEDULER].runs
 
     # ---- deaths
@@ -426,7 +426,7 @@ class Following:
         return meanwhile + advice(alike, self._recover)
 
     def _is_started_again(self, end: End) -> bool:
-        """Whether another process has its name by now."""
+        """Return whether another process has its name by now."""
         local = self._local.get(name_of(end.node))
         return local is not None and local.identity.pid != end.pid
 
@@ -474,7 +474,7 @@ class Following:
             self._close(Verdict.unfinished(EndKind.INTERRUPTED, cause), now, self._leave_s)
 
     def _has_trained_here(self, ends: list[End]) -> bool:
-        """Whether training was finished when the scheduler was last heard of, and all here have ended well since."""
+        """Return whether training was finished when last heard of, and all processes here have ended well since."""
         return self.view is not None and self.view.training_finished and all(end.death.status == 0 for end in ends)
 
     def _deserted_by(self) -> float | None:
@@ -500,7 +500,7 @@ class Following:
             self._kill_at = now + min(FAILED_KILL_S, self._shutdown_timeout_s)
 
     def _is_spared(self, local: _Local) -> bool:
-        """Whether this is a worker that the scheduler did not know of when it ended the job.
+        """Return whether this is a worker that the scheduler did not know of when it ended the job.
 
         It waits for the next scheduler. Another follower has started it and looks after it, or this one has, and is
         called again if the job was given up only because no worker was left.
@@ -512,7 +512,7 @@ class Following:
         return (is_called_again or not local.is_own) and not self._is_known(local)
 
     def _is_known(self, local: _Local) -> bool:
-        """Whether the scheduler knows this process, or it is the scheduler."""
+        """Return whether the scheduler knows this process, or it is the scheduler."""
         if self._local.get(SCHEDULER) is local:
             return True
         return self.view is not None and local.identity in {one.identity for one in self.view.nodes}
@@ -548,7 +548,7 @@ class Following:
         return "" if is_told else self._first_death
 
     def _workers_run(self) -> bool:
-        """Whether a worker of this machine runs, or a spare that may become one."""
+        """Return whether a worker of this machine runs, or a spare that may become one."""
         return any(local.runs for name, local in self._local.items() if name != SCHEDULER)
 
     def _is_spare(self, name: str) -> bool:

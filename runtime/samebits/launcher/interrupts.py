@@ -117,7 +117,7 @@ class Keys:
 
     @staticmethod
     def can_ask() -> bool:
-        """Whether a person sits there: both ends are a terminal's, and this process is in its foreground."""
+        """Return whether a person sits there: both ends are a terminal's, and this process is in its foreground."""
         try:
             is_person = sys.stdin.isatty() and sys.stdout.isatty()
             return is_person and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
@@ -176,7 +176,7 @@ class Asking:
         return True
 
     def answer(self, ready: Container[int], now: float) -> Answer | None:
-        """What became of it, once: ``ready`` are the descriptors that can be read."""
+        """Return what became of it, once: ``ready`` are the descriptors that can be read."""
         if self._question.wake_at() is None:
             return None
         keys = self._keys.read() if self._keys.fileno() in ready else b""

@@ -109,7 +109,7 @@ class JobSpec:
     this."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
-        """The scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
+        """Return the scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
 
         Raises:
             SettingsError: this version does not take them.
@@ -129,7 +129,7 @@ class JobSpec:
         return command if is_found else f"LOG_DIR={shlex.quote(str(log_dir))} {command}"
 
     def moved_to(self, folder: Path) -> JobSpec:
-        """The same start where everything that lay in its folder lies in another one now."""
+        """Return the same start where everything that lay in its folder lies in another one now."""
         old, new = str(self.folder), str(folder)
 
         def moved(text: str) -> str:
@@ -285,13 +285,13 @@ def _recoded(value: Any, recode: Callable[[str], str]) -> Any:
 
 
 def first_nodes(settings: Settings) -> tuple[str, ...]:
-    """The node ids that run.sh starts: those that name a slot, then those that name a spare."""
+    """Return the node ids that run.sh starts: those that name a slot, then those that name a spare."""
     spares = range(settings.max_worker_num, settings.max_worker_num + settings.spare_num)
     return tuple(str(number) for number in (*range(settings.worker_num), *spares))
 
 
 def nodes_of(log_dir: Path, settings: Settings) -> tuple[str, ...]:
-    """The node ids of the job's workers and spares on this machine; ``settings`` are the job's."""
+    """Return the node ids of the job's workers and spares on this machine; ``settings`` are the job's."""
     kept = read(log_dir)
     return first_nodes(settings) if kept is None or kept.nodes is None else kept.nodes
 
@@ -324,7 +324,7 @@ def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
 
 
 def log_dir_here(present: Mapping[str, str]) -> Path:
-    """The log folder of the job that was started in the current folder.
+    """Return the log folder of the job that was started in the current folder.
 
     ``present`` is today's environment: a LOG_DIR in it wins; else the usual place, else where its pointer leads.
     """
@@ -332,7 +332,7 @@ def log_dir_here(present: Mapping[str, str]) -> Path:
 
 
 def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
-    """The log folder of the job that was started here, and whether a pointer led out of the current folder to it."""
+    """Return the log folder of the job started here, and whether a pointer led to it from the current folder."""
     if present.get("LOG_DIR") or present.get(f"{config.PREFIX}LOG_DIR"):
         return config.read(present, role_required=False)[0].log_dir, False
     private.check_folder(USUAL_LOG_DIR)
@@ -344,7 +344,7 @@ def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
 
 
 def is_at_home(log_dir: Path, kept: JobSpec, *, is_pointed_at: bool = False) -> bool:
-    """Whether the start lies where its job was started; else that folder was moved, or is a copy.
+    """Return whether the start lies where its job was started; else that folder was moved, or is a copy.
 
     ``is_pointed_at``: a pointer led out of the current folder to it, so that the current folder is what counts.
     """
@@ -364,7 +364,7 @@ def is_copied(kept: JobSpec) -> bool:
 
 
 def read_here() -> tuple[Path, JobSpec]:
-    """The job that was started in the current folder: its log folder and its start.
+    """Return the job that was started in the current folder: its log folder and its start.
 
     Raises:
         UsageError: none was, or it was started in another folder.
@@ -444,7 +444,7 @@ def require_moved(kept: JobSpec) -> None:
 
 
 def settings_here(*, only_looks: bool = False) -> Settings:
-    """The settings of the job that a tool called in the current folder means: today's environment over the kept one.
+    """Return the settings of the current folder's job: the present environment overrides the stored one.
 
     If the job's journal lies in an etcd, its copy in RECOVERY_PATH is current afterwards, unless the etcd is away.
 

@@ -115,7 +115,7 @@ class JobView:
 
     @classmethod
     def of(cls, content: status.Content) -> JobView:
-        """What ``samebits.service.status`` has made."""
+        """Return what ``samebits.service.status`` has made."""
         return cls(
             from_journal=content["source"] == "journal",
             job=content["job"],
@@ -168,13 +168,13 @@ class JobView:
         return next((one for one in self.nodes if one.node == name), None)
 
     def is_spare(self, node: str | None) -> bool:
-        """Whether the node waits to take a lost worker's place, as far as it is known or its number says."""
+        """Return whether the node waits to take a lost worker's place, as far as it is known or its number says."""
         known = self.node(node)
         return known in self.spares if known is not None else names_spare(node, self.max_world_size)
 
 
 def names_spare(node: str | None, max_world_size: int) -> bool:
-    """Whether this node id, by its number, is that of a spare."""
+    """Return whether this node id, by its number, is that of a spare."""
     return node is not None and node.isdecimal() and int(node) >= max_world_size > 0
 
 

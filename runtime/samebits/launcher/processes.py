@@ -118,17 +118,17 @@ _OURS = "samebits: "
 
 
 def process_names(nodes: Iterable[str]) -> list[str]:
-    """The names of a job's processes, as in their logs and pid files; the scheduler first, then these nodes."""
+    """Return the names of a job's processes, as in their logs and pid files; the scheduler first, then these nodes."""
     return [SCHEDULER, *map(name_of, nodes)]
 
 
 def node_of(name: str) -> str | None:
-    """The node id of a worker; none for the scheduler."""
+    """Return the node id of a worker; none for the scheduler."""
     return None if name == SCHEDULER else name.removeprefix(_WORKER_PREFIX)
 
 
 def name_of(node: str) -> str:
-    """The name of the worker with this node id."""
+    """Return the name of the worker with this node id."""
     return f"{_WORKER_PREFIX}{node}"
 
 
@@ -140,13 +140,13 @@ def replaced_names(log_dir: Path, nodes: Iterable[str]) -> list[str]:
 
 
 def spoken(name: str) -> str:
-    """The name in a sentence: ``worker 3``, ``the scheduler``."""
+    """Return the name in a sentence: ``worker 3``, ``the scheduler``."""
     node = node_of(name)
     return "the scheduler" if node is None else f"worker {node}"
 
 
 def read_pid_files(log_dir: Path, names: Iterable[str]) -> dict[str, ProcessIdentity]:
-    """The last process that was started under each name, alive or not.
+    """Return the last process that was started under each name, alive or not.
 
     Raises:
         StoreError: a file is no pid file.
@@ -164,7 +164,7 @@ def remove_dead_pid_files(log_dir: Path) -> None:
 
 
 def runs_in(identity: ProcessIdentity, folder: Path, log: Path) -> bool:
-    """Whether the process works in exactly this folder, or writes exactly this log: a copy of either is another one."""
+    """Return whether the process works in exactly this folder or writes exactly this log, not in a copy of it."""
     process = Path(f"/proc/{identity.pid}")
     for own, ours in ((process / "cwd", folder), (process / "fd" / "1", log), (process / "fd" / "2", log)):
         try:
@@ -197,7 +197,7 @@ class Death:
 
 
 def reap(identity: ProcessIdentity) -> Death | None:
-    """How the process ended; none while it runs. Call it once for each that has ended: a child is then let go."""
+    """Return how the process ended, or None while it runs. Call it once after the end: it reaps a child."""
     try:
         pid, status = os.waitpid(identity.pid, os.WNOHANG)
     except ChildProcessError:
@@ -210,7 +210,7 @@ def reap(identity: ProcessIdentity) -> Death | None:
 
 
 def is_own_child(identity: ProcessIdentity) -> bool:
-    """Whether this process started it, or became what started it: then its status can be read."""
+    """Return whether this process started it, or became what started it: then its status can be read."""
     try:
         os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -248,7 +248,7 @@ def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether it is this user's, and leads a session of its own, as what ``spawning`` starts."""
+    """Return whether it is this user's, and leads a session of its own, as what ``spawning`` starts."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid == os.geteuid() and os.getsid(pid) == pid
     except (FileNotFoundError, ProcessLookupError):
@@ -264,7 +264,7 @@ def end(identity: ProcessIdentity, grace_s: float) -> None:
 
 
 def is_stopped(identity: ProcessIdentity) -> bool:
-    """Whether the process was halted (SIGSTOP, a debugger): it hears nothing but SIGKILL."""
+    """Return whether the process was halted (SIGSTOP, a debugger): it hears nothing but SIGKILL."""
     try:
         stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -84,11 +84,11 @@ class Pace:
             self._generation = max(self._generation, view.generation)
 
     def phase_s(self, now: float) -> float:
-        """How long the present phase has lasted."""
+        """Return how long the present phase has lasted."""
         return now - self._phase_since
 
     def lost_s(self, now: float) -> float:
-        """How long training stood still so far, as far as it was seen."""
+        """Return how long training stood still so far, as far as it was seen."""
         return self._lost_s + (0.0 if self._stands_since is None else now - self._stands_since)
 
     def steps_per_s(self) -> float | None:
@@ -172,7 +172,7 @@ def line_of(standing: Standing, columns: int | None = None) -> str:
 
 
 def _parts(standing: Standing) -> list[tuple[int, str]]:
-    """The parts in order, each with its rank: the greatest is left out first."""
+    """Return the parts in order, each with its rank: the greatest is left out first."""
     step = "" if standing.step is None else f"step {standing.step:,}"
     if step and standing.total_steps:
         step += f"/{standing.total_steps:,}"
@@ -506,7 +506,7 @@ class Showing:
         return None if told_s is None or self._seat_free_at <= now else self._seat_free_at - now
 
     def _values(self, view: JobView) -> dict[str, str]:
-        """What rank 0 reports, or the last loss that its log tells; rank 0 may be another node after a loss."""
+        """Return what rank 0 reports, or the last loss that its log tells; rank 0 may be another node after a loss."""
         node = next((worker.node for worker in view.workers if not worker.is_joining), self._node)
         if node != self._node:
             self._node = node

@@ -162,7 +162,7 @@ def _title(view: JobView | None, name: str) -> str:
 
 
 def _without_their_slots(view: JobView | None, names: tuple[str, ...]) -> list[str]:
-    """What becomes of those whose slot was given away meanwhile."""
+    """Return what becomes of those whose slot was given away meanwhile."""
     retired = [one.node for one in view.retired] if view is not None else []
     nodes = [node for name in names if (node := node_of(name)) in retired]
     if view is None or not nodes:
@@ -192,7 +192,7 @@ def _repeated(view: JobView | None) -> str:
 
 
 def _essence(interruption: Interruption) -> tuple[EndKind, int, str]:
-    """What tells two failures apart: not which worker was the first to say it, nor its pid."""
+    """Return what tells two failures apart: not which worker was the first to say it, nor its pid."""
     cause = re.sub(r"\bworker \S+ \(pid \d+[^)]*\)", "a worker", interruption.cause)
     return interruption.kind, interruption.step, cause
 
@@ -268,8 +268,8 @@ def _newest(entries: list[Entry]) -> Candidate | None:
     jobs |= {owner for folder in folders if (owner := _owner_of(folder)) is not None}
     if len(jobs) > 1:
         raise ForeignFolderError(
-            f"{folders[0].parent}: its folders belong to several jobs ({', '.join(sorted(jobs))}), and one of them "
-            "cannot be told from the others. Fix: move those of the other jobs away"
+            f"{folders[0].parent}: its folders belong to several jobs ({', '.join(sorted(jobs))}), and it is "
+            "unclear which one is meant. Fix: move the folders of the other jobs away"
         )
     best: tuple[Point, int, Path] | None = None
     for root in sorted({folder.parent for folder in folders}):

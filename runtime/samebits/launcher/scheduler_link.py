@@ -175,7 +175,7 @@ class SchedulerLink:
 
 
 def ask_once(settings: Settings, timeout_s: float) -> status.Content | None:
-    """One snapshot, with every worker in it; none where no scheduler listens, or none answers in time.
+    """Return one snapshot, with every worker in it; none where no scheduler listens, or none answers in time.
 
     Where SCHED_HOST names several hosts each is asked, and the snapshot says at which ``address`` its scheduler is: of
     this folder's job, and of the highest term.
@@ -214,7 +214,7 @@ def is_listening(settings: Settings) -> bool:
 
 
 def known_addresses(settings: Settings) -> tuple[SchedulerAddress, ...]:
-    """The addresses that SCHED_HOST names; none where its file is of no use."""
+    """Return the addresses that SCHED_HOST names; none where its file is of no use."""
     try:
         return addresses_now(settings.sched_host, settings.sched_port)
     except NotHostsError:
@@ -222,7 +222,7 @@ def known_addresses(settings: Settings) -> tuple[SchedulerAddress, ...]:
 
 
 def at_address(settings: Settings, address: SchedulerAddress) -> Settings:
-    """The same settings, of which SCHED_HOST names this address alone."""
+    """Return the same settings, of which SCHED_HOST names this address alone."""
     return replace(settings, sched_host=address.host, sched_port=address.port)
 
 

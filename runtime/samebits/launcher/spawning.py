@@ -49,13 +49,13 @@ class Template:
     words: tuple[str, ...]
 
     def filled(self, host: str, node: str, command: str) -> list[str]:
-        """The command that starts a worker: ``command`` is a line for the shell on ``host``."""
+        """Return the command that starts a worker: ``command`` is a line for the shell on ``host``."""
         values = {"host": host, "node": node, "command": command}
         return [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in self.words]
 
 
 def template_of(text: str) -> Template:
-    """The template that a user wrote.
+    """Return the template that a user wrote.
 
     Raises:
         UsageError: it names something unknown, lacks the command or the host, or is meant for a shell.
@@ -81,7 +81,7 @@ def template_of(text: str) -> Template:
 
 
 def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str]) -> str:
-    """A line for a POSIX shell that runs this command, in this folder and with these variables.
+    """Return a line for a POSIX shell that runs this command, in this folder and with these variables.
 
     The shell stays, so that a signal that ends the command becomes a status above 128: of a command that is itself
     ended by a signal ssh(1) says no more than 255, which is what it says where it could not get there.
@@ -92,7 +92,7 @@ def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str
 
 @functools.lru_cache(maxsize=4096)
 def is_here(host: str) -> bool:
-    """Whether a host is this machine, by its name or an address of its own; nothing is asked of a name service."""
+    """Return whether a host is this machine, by name or address, without asking a name service."""
     names = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
     if host in names:
         return True
@@ -123,7 +123,7 @@ class Way(Enum):
     PROGRAM = "program"
 
     def words(self, interpreter: str, script: str, args: Sequence[str]) -> list[str]:
-        """The command."""
+        """Return the command."""
         if self is Way.PROGRAM:
             return [script, *args]
         return [interpreter, *(["-m"] if self is Way.MODULE else []), script, *args]
@@ -148,7 +148,7 @@ class Program:
     """Descriptors of listening sockets that the scheduler inherits."""
 
     def words(self, name: str) -> list[str]:
-        """The command of the process with this name."""
+        """Return the command of the process with this name."""
         if name == SCHEDULER:
             return [self.interpreter, "-P", "-m", "samebits", "scheduler"]
         node = node_of(name) or ""
@@ -166,7 +166,7 @@ class Program:
         return words
 
     def environment_of(self, name: str) -> dict[str, str]:
-        """Its environment."""
+        """Return its environment."""
         shared = {key: text for key, text in self.environment.items() if key not in OF_ONE_PROCESS} | self._identity()
         node = node_of(name)
         if node is None:
@@ -345,7 +345,7 @@ def hear_signals() -> None:
 
 
 def spawn(program: Program, name: str, log: int) -> int:
-    """The pid of a new process that runs this part of the program."""
+    """Return the pid of a new process that runs this part of the program."""
     inherited = program.listening if name == SCHEDULER else ()
     return execute(program.words(name), program.environment_of(name), program.folder, log, inherited)
 

@@ -108,7 +108,7 @@ class Zygote:
         return is_like and shared(program.environment) == shared(like.environment) and self._answers(0.0)
 
     def _answers(self, timeout_s: float) -> bool:
-        """Whether it has said that it is ready."""
+        """Return whether it has said that it is ready."""
         if not self._is_ready and self._link is not None and _is_readable(self._link, timeout_s):
             answer = fork_orders.receive_answer(self._link)
             self._is_ready = answer is not None and answer.text == fork_orders.READY
@@ -144,7 +144,7 @@ def _is_forkable(program: Program) -> bool:
 
 
 def shared(environment: Mapping[str, str]) -> dict[str, str]:
-    """What all workers have alike: what a library reads while it is loaded is there as well."""
+    """Return what all workers have alike: what a library reads while it is loaded is there as well."""
     return {name: text for name, text in environment.items() if name not in OF_ONE_PROCESS}
 
 
@@ -371,7 +371,7 @@ def _program(kept: JobSpec) -> Program:
 
 
 def can_replace(settings: Settings, job: str) -> bool:
-    """Whether a replacement for this job that is started here can prove where it comes from.
+    """Return whether a replacement for this job that is started here can prove where it comes from.
 
     The folder is unclaimed until the first admission; until then no seat has to cool down.
     """

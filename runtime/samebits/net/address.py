@@ -115,7 +115,7 @@ def loopback() -> str:
 
 
 def is_local(address: str) -> bool:
-    """Whether this literal address belongs to this machine."""
+    """Return whether this literal address belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

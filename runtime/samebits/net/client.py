@@ -54,7 +54,7 @@ class Greeted:
         self.mechanism = mechanism
 
     def stands(self) -> bool:
-        """Whether the other end has not closed it."""
+        """Return whether the other end has not closed it."""
         self._connection.setblocking(False)
         try:
             while self._connection.recv(_GREETING_BYTES):

@@ -191,7 +191,7 @@ class Gate:
         return bool(self._ended or self._rejected)
 
     def stands(self, descriptor: int) -> bool:
-        """Whether there is a connection with this descriptor now; every sender was accepted before its message."""
+        """Return whether a connection has this descriptor now; every sender was accepted before its message."""
         self._take_events()
         return descriptor in self._address_of
 
@@ -325,7 +325,7 @@ class Gate:
                 _shut_down(descriptor)
 
     def _has_no_word(self, descriptor: int) -> bool:
-        """Whether a guest's time for its first message is over, whatever else it sends."""
+        """Return whether a guest's time for its first message is over, whatever else it sends."""
         guest = self._guests.get(descriptor)
         if guest is None or guest.has_spoken:
             return False

@@ -356,7 +356,7 @@ class Server:
 
 
 def _was_renamed(body: zmq.Frame) -> bool:
-    """Whether ZeroMQ took the connection's name away because its peer uses another connection."""
+    """Return whether ZeroMQ took the connection's name away because its peer uses another connection."""
     try:
         introduced_as = str(body.get("Identity"))
     except (zmq.ZMQError, UnicodeDecodeError):

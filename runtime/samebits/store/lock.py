@@ -78,15 +78,15 @@ class LockHolder:
         return (json.dumps(fields) + "\n").encode()
 
     def is_on_this_host(self) -> bool:
-        """Whether the holder's pid is valid on this host."""
+        """Return whether the holder's pid is valid on this host."""
         return self.host == socket.gethostname()
 
     def is_ending(self) -> bool:
-        """Whether it was killed or is exiting on this host, and may still hold resources."""
+        """Return whether it was killed or is exiting on this host, and may still hold resources."""
         return self.is_on_this_host() and self.identity.is_ending()
 
     def is_gone(self) -> bool:
-        """Whether the process has certainly ended; always false for another host's process."""
+        """Return whether the process has certainly ended; always false for another host's process."""
         return self.is_on_this_host() and not self.identity.is_alive()
 
 
@@ -260,7 +260,7 @@ class DirectoryLock:
         durable.replace_note(self.directory / HOLDER_FILE, LockHolder.this_process(self.role).note())
 
     def _is_note_ours(self) -> bool:
-        """Whether the note is missing or names this process; a lock that was lost may have a new holder."""
+        """Return whether the note is missing or names this process; a lock that was lost may have a new holder."""
         return read_holder(self.directory) in (None, LockHolder.this_process(self.role))
 
     def _held_by(self, holder: LockHolder | None) -> str:

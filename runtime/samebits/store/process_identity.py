@@ -70,11 +70,11 @@ class ProcessIdentity:
         return cls(pid, 0) if identity is None else identity
 
     def is_alive(self) -> bool:
-        """Whether exactly this process still runs, not as a zombie."""
+        """Return whether exactly this process still runs, not as a zombie."""
         return _started_at(self.pid) == self.started_at
 
     def is_ending(self) -> bool:
-        """Whether it was killed or is exiting, and the kernel may not have freed its resources yet.
+        """Return whether it was killed or is exiting, and the kernel may not have freed its resources yet.
 
         Memory is freed first, at 40 ms per GB, then locks. Always false on systems other than Linux.
         """

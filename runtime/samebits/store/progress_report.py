@@ -80,5 +80,5 @@ def read_report(log_dir: Path, node: str) -> ProgressReport | None:
 
 
 def is_name(name: object) -> bool:
-    """Whether it can name a value: short, and printable, so that it cannot move a cursor."""
+    """Return whether it can name a value: short, and printable, so that it cannot move a cursor."""
     return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()

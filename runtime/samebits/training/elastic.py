@@ -60,11 +60,37 @@ _COPIES = 2
 def run(
     function: Callable[Concatenate[AnyState, Parameters], Result],
 ) -> Callable[Concatenate[AnyState, Parameters], Result | None]:
-    """Decorate a training function ``function(state, …)`` so that it survives the loss of any process.
+    """Decorate a training function so that it survives the loss of any process.
 
-    The function is called again after every loss and must continue from ``state``. If training has already finished
-    (this process was restarted afterwards), it is not called: the state becomes the final one, and the result is None.
-    With ``ENABLE_RECOVERY=0`` it is simply called.
+    Args:
+        function: called as ``function(state, …)``, again after every loss and every change of the world size. It must
+            continue from ``state``.
+
+    The decorated function returns what ``function`` returns. In a process that is restarted after training has
+    finished, ``function`` is not called: the state becomes the final one, and the result is None. A job trains once.
+    With ``ENABLE_RECOVERY=0`` the function is called once, without recovery.
+
+    Raises:
+        UsageError: the function is a generator or async; at its call, the first argument is no state, or the job
+            has trained already.
+
+    Example::
+
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        state = samebits.elastic.TorchState(model, optimizer, rng="per_step", seed=1)
+
+        @samebits.elastic.run
+        def train(state):
+            while state.completed_steps < 5:
+                inputs = torch.randn(8, 4)
+                optimizer.zero_grad()
+                loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+                loss.backward()
+                optimizer.step()
+                state.report(loss=loss, total_steps=5)
+                state.commit()
+
+        train(state)
     """
 
     if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
@@ -178,20 +204,20 @@ def _tell_of_hidden(process: Worker, state: State, findings: list[Finding]) -> N
 
 
 def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
-    """Let a job begin with the contents of a ``torch.distributed.checkpoint`` directory, in a world of any size.
+    """Start a job from a ``torch.distributed.checkpoint`` directory, at any world size.
 
-    Call it before :func:`run`, on every rank. A job that resumes uses its own restore point instead, so the call may
-    stay in the script. Random numbers and ``completed_steps`` are not loaded. The format has no hashes: damage to the
-    directory is noticed only if it makes it unreadable.
+    Call it on every rank, before the training function. A job that resumes uses its own restore point instead, so the
+    call may stay in the script. Random numbers and ``completed_steps`` are not loaded. The format has no hashes, so
+    damage is noticed only if it makes the directory unreadable.
 
     Args:
-        state: with the model built and, if intended, sharded; sharded tensors are cut from whole ones.
+        state: the state, with its model built and, if it is to be, sharded.
         path: a directory from ``samebits ckpt export --format dcp``, or from ``torch.distributed.checkpoint.save`` of
             ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), …}``.
-        names: the state's values to load; None: all of them.
+        names: names of the state's values to load, such as ``["model"]``; None: all of them.
 
     Raises:
-        UsageError: the training function runs already, or the state has no value of such a name.
+        UsageError: the training function is running, or the state has no value of such a name.
         CheckpointError: the directory is unreadable, lacks a value, or holds one that cannot be read without its own
             code.
     """
@@ -223,7 +249,7 @@ class _CountingSession:
         self._agent.check()
 
     def sync(self) -> None:
-        raise UsageError("state.sync() needs ENABLE_RECOVERY=1")
+        raise UsageError("state.sync() needs recovery. Fix: set ENABLE_RECOVERY=1")
 
 
 def _run_once(process: Worker, state: State, call: Callable[[], Result]) -> Result:

@@ -348,7 +348,7 @@ def become_mesh(mesh: DeviceMesh, fresh: DeviceMesh) -> object:
 
 
 def root_of_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that this one was sliced from. Relies on ``DeviceMesh._get_root_mesh``."""
+    """Return the mesh that this one was sliced from. Relies on ``DeviceMesh._get_root_mesh``."""
     return mesh._get_root_mesh()
 
 

@@ -25,7 +25,7 @@ class Folder:
     is_given: bool = False
 
     def named(self, name: str) -> list[FoundPoint]:
-        """Every point that ``name`` fits: of several generations all of that step, the newest first.
+        """Return every point that ``name`` fits: of several generations all of that step, the newest first.
 
         Raises:
             UsageError: there is none.
@@ -48,7 +48,7 @@ class Folder:
         return next((one for one in found if one.is_usable), found[0])
 
     def all(self) -> list[FoundPoint]:
-        """Every point of every slot.
+        """Return every point of every slot.
 
         Raises:
             UsageError: there is none.
@@ -62,7 +62,7 @@ class Folder:
         return found
 
     def elsewhere(self) -> str:
-        """Where else to look, as the end of a sentence."""
+        """Return where else to look, as the end of a sentence."""
         below = [str(one) for one in checkpoints.folders_with_points(self.path) if one != self.path]
         if below:
             return f"; look into {' or '.join(below)} with --folder"

@@ -60,7 +60,7 @@ def _is_sharded(found: FoundPoint) -> bool:
 
 
 def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
-    """The same step's point of every rank, by rank: a rank's own holds only its part of what is sharded."""
+    """Return the same step's point of every rank, by rank: a rank's own holds only its part of what is sharded."""
     wanted = found.require_manifest().header
     root = found.path.parent.parent
     by_rank: dict[int, FoundPoint] = {}
@@ -74,14 +74,14 @@ def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
     if missing:
         raise CheckpointError(
             f"{root}: no whole point of {wanted.point} of rank {', '.join(missing)} of {wanted.world_size}: the state "
-            "is sharded, so each rank's is needed; copy all ranks' folders into one, or take a step that "
+            "is sharded, so each rank's is needed. Fix: copy all ranks' folders into one, or take a step that "
             "`samebits ckpt ls` shows for every rank"
         )
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def metadata_of(found: FoundPoint) -> dict[str, str]:
-    """What an exported safetensors file says of its origin, and the state's other values, as texts."""
+    """Return what an exported safetensors file says of its origin, and the state's other values, as texts."""
     manifest = found.require_manifest()
     header = manifest.header
     return {
@@ -98,17 +98,17 @@ def metadata_of(found: FoundPoint) -> dict[str, str]:
 
 def _require_place(folder: Folder, found: FoundPoint, path: Path, *, force: bool) -> None:
     if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}: make it, or choose another one")
+        raise UsageError(f"{path}: there is no folder {path.parent}. Fix: create it, or choose another one")
     place = path.resolve()
     for ours in (folder.path, found.path):
         if place.is_relative_to(ours):
             raise UsageError(
-                f"{path}: lies in the checkpoint folder {ours}, which is the job's alone: choose another one"
+                f"{path}: lies in the checkpoint folder {ours}, which is the job's alone. Fix: choose another one"
             )
     if path.is_dir():
-        raise UsageError(f"{path}: is a folder; give a name that is not there yet")
+        raise UsageError(f"{path}: is a folder. Fix: give a new name")
     if path.exists() and not force:
-        raise UsageError(f"{path}: exists already; --force replaces it")
+        raise UsageError(f"{path}: exists already. Fix: choose another name, or --force")
 
 
 def _slot(found: FoundPoint) -> int:

@@ -51,7 +51,7 @@ def _row(entry: Entry, now_s: float) -> tuple[str, ...]:
 
 
 def _short(entry: Entry) -> str:
-    """The reason without the directory, which the row says."""
+    """Return the reason without the directory, which the row says."""
     return entry.why.replace(f"{entry.path}: ", "").replace(f"{entry.path}/", "")
 
 

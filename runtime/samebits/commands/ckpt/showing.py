@@ -30,7 +30,7 @@ def run(folder: Folder, name: str, *, as_json: bool) -> int:
 
 
 def described(found: FoundPoint, entries: list[TensorEntry]) -> dict[str, Any]:
-    """All of it but the tensors' bytes, in values that JSON has."""
+    """Return all of it but the tensors' bytes, in values that JSON has."""
     manifest = found.require_manifest()
     header = manifest.header
     return {

@@ -122,7 +122,7 @@ def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: Prog
 
 
 def _asked_for(folder: Folder, names: Sequence[str]) -> tuple[list[FoundPoint], list[str]]:
-    """The points of these names, each once, and why a directory has none that can be read."""
+    """Return the points of these names, each once, and why a directory has none that can be read."""
     if not names:
         return folder.all(), []
     found: dict[str, FoundPoint] = {}

@@ -88,7 +88,7 @@ def plain_values(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def value_text(value: Tree) -> str:
-    """One value in a line."""
+    """Return one value in a line."""
     if isinstance(value, list | tuple) and len(value) > SHOWN_ITEMS:
         shown = ", ".join(value_text(item) for item in value[:SHOWN_ITEMS])
         return f"{type(value).__name__} of {len(value)}: {shown}, …"

@@ -169,7 +169,7 @@ def report(
 
 
 def _told_of(outcome: Outcome) -> dict[str, Any]:
-    """One run: its account, and whether the buckets sum to the time that the drill itself has measured."""
+    """Return one run: its account, and whether the buckets sum to the time that the drill itself has measured."""
     found = account(outcome.events)
     told = {"wall_s": round(outcome.wall_s, 3), "seen_s": outcome.seen_s, **found}
     off_s = 0.0 if outcome.seen_s is None else abs(sum(found["buckets_s"].values()) - outcome.seen_s)
@@ -177,7 +177,7 @@ def _told_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
-    """The verdict for people."""
+    """Return the verdict for people."""
     compared, faults = told["compared"], told["faults"]
     lines = [
         _verdict(told),

@@ -105,14 +105,14 @@ def _differing(slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoi
 def _generators(
     slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoint
 ) -> tuple[set[Differing], set[Differing]]:
-    """The rank's generators whose states differ, and those whose states are equal."""
+    """Return the rank's generators with different states, and those with equal states."""
     mine, yours = _states(one), _states(other)
     odd = {name for name in mine.keys() | yours.keys() if mine.get(name) != yours.get(name)}
     return {Differing(slot, name) for name in odd}, {Differing(slot, name) for name in mine.keys() - odd}
 
 
 def _states(point: checkpoint.Checkpoint) -> dict[str, dict[str, str]]:
-    """Each generator's state, by the generator's name."""
+    """Return each generator's state, by the generator's name."""
     found: dict[str, dict[str, str]] = {}
     tensors = ((name, bytes(part.data).hex()) for name, part in point.tensors.items() if _GENERATOR.match(name))
     for name, content in (*tensors, *_leaves(point.tree)):

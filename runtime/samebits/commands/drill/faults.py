@@ -213,7 +213,7 @@ def _until_loss(scene: Scene) -> Callable[[], bool]:
 
 
 def _grown(scene: Scene, kind: Kind) -> Callable[[list[Event]], bool]:
-    """Whether these events hold more of a kind than there are now."""
+    """Return whether these events hold more of a kind than there are now."""
 
     def count(events: list[Event]) -> int:
         return sum(event.kind is kind for event in events)
@@ -355,7 +355,7 @@ def _bitflip(scene: Scene) -> Given:
 
 
 def flip_bit(path: Path, draw: float) -> tuple[int, int]:
-    """Change one bit of the file; which byte and which bit of it."""
+    """Flip one bit of the file; return the byte's offset and the bit's number."""
     size, mode = path.stat().st_size, path.stat().st_mode
     place, bit = int(draw * size), int(draw * 8191) % 8
     path.chmod(0o600)

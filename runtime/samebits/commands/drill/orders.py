@@ -79,7 +79,7 @@ class Orders:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal (proc_pid_status(5), SigCgt)."""
+    """Return whether the process has a handler for the signal (proc_pid_status(5), SigCgt)."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

@@ -20,7 +20,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def html_of(told: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """The file. ``lines`` are the report's for people, its verdict first."""
+    """Return the file. ``lines`` are the report's for people, its verdict first."""
     verdict, *rest = lines
     faults = [
         (one["fault"], one["node"], one["step"], one["did"], "never" if (s := one["recovered_s"]) is None else f"{s:g}")

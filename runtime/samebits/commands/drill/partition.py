@@ -137,7 +137,7 @@ def _port_of(caller: socket.socket) -> int:
 
 
 def _rows() -> list[list[str]]:
-    """The machine's TCP sockets (proc_net(5)): local and remote address, state, …, inode.
+    """Return the machine's TCP sockets (proc_net(5)): local and remote address, state, …, inode.
 
     ZeroMQ's are IPv6 sockets with IPv4 addresses mapped into them; those are told as what they are.
     """

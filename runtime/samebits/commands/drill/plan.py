@@ -97,7 +97,7 @@ class Planned:
 
 
 def faults_of(text: str) -> list[Fault]:
-    """The faults of ``kill,stop``.
+    """Return the faults of ``kill,stop``.
 
     Raises:
         UsageError: one of them is none.
@@ -140,6 +140,6 @@ def steps_of(plan: Sequence[Planned], last_step: int) -> list[int]:
 
 
 def host_of(members: Sequence[str], draw: float) -> list[str]:
-    """The members that are taken for one host: the first or the second half of them."""
+    """Return the members that are taken for one host: the first or the second half of them."""
     half = (len(members) + 1) // 2
     return list(members[:half] if draw < 0.5 or len(members) == 1 else members[half:])

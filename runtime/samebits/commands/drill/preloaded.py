@@ -28,7 +28,7 @@ NO_COMPILER = "no C compiler (cc) is here to build the preloaded library with"
 
 
 def compiler_here() -> str | None:
-    """The machine's C compiler."""
+    """Return the machine's C compiler."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 

@@ -123,7 +123,7 @@ class Rehearsal:
             return []
 
     def _is_over(self, events: Sequence[Event]) -> bool:
-        """Whether the job is finished, or was ended by something that the drill has not meant to end it."""
+        """Return whether the job is finished, or was ended by something that the drill has not meant to end it."""
         ends = [event.kind for event in events if event.kind in (Kind.FINISHED, Kind.INTERRUPTED)]
         return is_over(events) and (ends[-1] is Kind.FINISHED or ends.count(Kind.INTERRUPTED) > self._answered)
 
@@ -149,7 +149,7 @@ class Rehearsal:
             self._tools.orders.hold_at(step)
 
     def _held_at(self) -> int:
-        """The step at which every member waits; 0 while one of them does not."""
+        """Return the step at which every member waits; 0 while one of them does not."""
         running = self._running()
         pids = {running[name].pid for name in self._slots(running)}
         orders = self._tools.orders
@@ -302,7 +302,7 @@ class Rehearsal:
 
 
 def is_over(events: Sequence[Event]) -> bool:
-    """Whether the job is finished, or was ended and not started again."""
+    """Return whether the job is finished, or was ended and not started again."""
     for event in reversed(events):
         if event.kind in (Kind.FINISHED, Kind.INTERRUPTED):
             return True
@@ -324,7 +324,7 @@ def trains_since(events: Sequence[Event]) -> float | None:
 
 
 def _is_noticed(notice: Notice, before: Sequence[Event], events: Sequence[Event]) -> bool:
-    """Whether the events since ``before`` show that the job has met such a fault, and trains."""
+    """Return whether the events since ``before`` show that the job has met such a fault, and trains."""
     grown = {kind for kind in Kind if _count(events, kind) > _count(before, kind)}
     match notice:
         case Notice.END:
@@ -352,7 +352,7 @@ def warnings_in(log_dir: Path) -> list[str]:
 
 
 def free_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what names another job's place."""
+    """Return the environment without what names another job's place."""
     names = ("ROLE", "NODE_ID", "RECOVERY_PATH", "LOG_DIR", "CHECKPOINT_PATH", "SCHED_PORT", "SCHED_HOST", "JOB_NAME")
     drop = {prefix + name for name in names for prefix in ("", "MS_")}
     return {**{name: text for name, text in environ.items() if name not in drop}, "PYTHONPATH": _python_path(environ)}

@@ -149,7 +149,7 @@ def _counted(report: RetakenReport) -> str:
 
 
 def words_of_job(words: Sequence[str], request: Request) -> list[str]:
-    """The words of ``samebits run`` without --check, and with a port that is free."""
+    """Return the words of ``samebits run`` without --check, and with a port that is free."""
     own = len(words) - len(request.args)
     return ["--sched-port", str(free_port()), *(one for one in words[:own] if one != "--check"), *words[own:]]
 

@@ -41,7 +41,7 @@ def running_job(request: Request) -> tuple[Path, JobSpec] | None:
 
 
 def placed(request: Request) -> Request:
-    """The same with a number of workers and each one's host, by what the script answers; as it is without a script.
+    """Return the plan with the workers and their hosts that the discovery script gives; unchanged without one.
 
     Waits until there are hosts for MIN_WORKER_NUM workers, for TOPO_TIMEOUT at most.
 
@@ -81,7 +81,7 @@ def _is_own(settings: Settings) -> bool:
 
 
 def _first_hosts(settings: Settings) -> list[tuple[str, str]]:
-    """Each worker's number and host, once there are enough of them."""
+    """Return each worker's number and host, once there are enough of them."""
     folder, slots = Path.cwd(), settings.host_slots
     words = words_of(settings.host_discovery_script or "", folder)
     placement = Placement(settings.max_worker_num, Resting(*settings.host_rest_s))

@@ -51,7 +51,7 @@ class Streams:
     of: Mapping[int | None, int]
 
     def has(self, local_rank: int) -> bool:
-        """Whether anything of this worker's is meant."""
+        """Return whether anything of this worker's is meant."""
         return bool(self.of.get(local_rank, self.of.get(None, 0)))
 
 
@@ -65,13 +65,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_WORDS, f"{self.prog}: {message}\n")
 
     def _meant(self, typed: str) -> str | None:
-        """The option that was probably meant by this word."""
+        """Return the option that was probably meant by this word."""
         shown = [one for one in self._actions if one.help != argparse.SUPPRESS]
         return near_name(typed.partition("=")[0], [name for one in shown for name in one.option_strings])
 
 
 def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The parser; what ``environ`` says under torchrun's names (PET_*) is the default of its option."""
+    """Return the parser; what ``environ`` says under torchrun's names (PET_*) is the default of its option."""
 
     def pet(name: str, otherwise: str | None = None) -> str | None:
         return environ.get(f"PET_{name}") or otherwise
@@ -337,7 +337,7 @@ class Request:
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> Request:
-    """What these words ask for in this environment; leaves with a message and status 2 where they make no sense.
+    """Return what these words ask for in this environment; leaves with a message and status 2 where they make no sense.
 
     Args:
         devices: how many accelerators this machine has; looked for where None.
@@ -517,7 +517,7 @@ def _take_share(options: argparse.Namespace, share: Share, given: _Given) -> Non
 
 
 def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tuple[str, ...]:
-    """The node ids that one of ``hosts`` equal hosts starts: its block of workers, and every so many-th spare."""
+    """Return the node ids that one of ``hosts`` equal hosts starts: its block of workers, and its spares."""
     first_spare = hosts * per_host
     workers = range(node_rank * per_host, (node_rank + 1) * per_host)
     return tuple(map(str, (*workers, *range(first_spare + node_rank, first_spare + spares, hosts))))

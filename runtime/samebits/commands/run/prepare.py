@@ -128,7 +128,7 @@ class Plan:
 
 
 def plan_start(found: Found, *, fresh: bool) -> Plan:
-    """What must be done before a job may start.
+    """Return what must be done before a job may start.
 
     Raises:
         LockedError: a job runs here.
@@ -180,7 +180,7 @@ def _plan_former(found: Found, *, fresh: bool) -> Plan:
 
 
 def _plan_recovery(found: Found, *, fresh: bool) -> Plan:
-    """The journal's folder goes first: what is left if this is cut short is then known by its aside folder."""
+    """Plan the folders to move aside, the journal's first, so that an interrupted move can be continued."""
     view = found.view
     if view is None and not found.damage:
         return Plan()

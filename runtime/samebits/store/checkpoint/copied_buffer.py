@@ -118,7 +118,7 @@ class OutgoingCopy:
         return self.piece(offset, size_bytes) if self._turns_to_disk() else None
 
     def _is_unchanged(self) -> bool:
-        """Whether the slot still holds this point; a slot's header is cleared before a refill.
+        """Return whether the slot still holds this point; a slot's header is cleared before a refill.
 
         A point on disk never changes.
         """
@@ -276,7 +276,7 @@ def _require_possible(offer: CopyOffer) -> None:
 
 
 def has_copy(room: MemoryRoom, offer: CopyOffer) -> bool:
-    """Whether the room already has this very point."""
+    """Return whether the room already has this very point."""
     return any(found.point == offer.point and _digest_of(room, found) == offer.digest for found in room.points())
 
 

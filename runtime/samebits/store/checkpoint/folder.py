@@ -67,7 +67,7 @@ def point_name(point: Point) -> str:
 
 
 def is_prefix(name: str) -> bool:
-    """Whether a folder of this name below the job's may hold the ranks' folders; names in use otherwise may not."""
+    """Return whether a folder of this name in the job's may hold the ranks' folders; it must not be in use."""
     return _PREFIX.fullmatch(name) is not None and parse_point_name(name) is None
 
 
@@ -326,7 +326,7 @@ def job_of(directory: Path) -> str | None:
 
 
 def is_gone(found: FoundPoint) -> bool:
-    """Whether its writer removed or renamed the point since it was found."""
+    """Return whether its writer removed or renamed the point since it was found."""
     return not os.path.lexists(found.path)
 
 

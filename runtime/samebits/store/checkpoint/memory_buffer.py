@@ -146,7 +146,7 @@ class MemoryBuffer:
             os.close(descriptor)
 
     def needs_room(self, manifest_bytes: int, data_bytes: int) -> bool:
-        """Whether a point of that size needs new memory."""
+        """Return whether a point of that size needs new memory."""
         if self._memory is None or self._data_offset < HEADER_BYTES + manifest_bytes:
             return True
         return self._data_offset + data_bytes > len(self._view)

@@ -243,7 +243,7 @@ def _bytes_in(descriptor: int) -> int:
 
 
 def is_being_hashed(base: Path, job: str, slot: int) -> bool:
-    """Whether a live process is hashing a sealed point of these slots, so that it will soon be usable."""
+    """Return whether a live process is hashing a sealed point of these slots, so that it will soon be usable."""
     path = room_path(base, job, slot)
     with contextlib.suppress(StoreError), opened_room(base, path) as room:
         return room is not None and is_locked(room) and any(_is_sealed(room, path / name) for name in NAMES)
@@ -408,7 +408,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def _is_page_held(room: int) -> bool:
-    """Whether a live process writes the page of an open room."""
+    """Return whether a live process writes the page of an open room."""
     try:
         page = os.open(PAGE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=room)
     except OSError:
@@ -420,7 +420,7 @@ def _is_page_held(room: int) -> bool:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Whether another process holds the lock; tested with a shared lock that ends with the descriptor."""
+    """Return whether another process holds the lock; tested with a shared lock that ends with the descriptor."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -188,7 +188,7 @@ class LocalPointStore:
 
 
 def is_remote(location: Location) -> bool:
-    """Whether the location is an object store."""
+    """Return whether the location is an object store."""
     return isinstance(location, str)
 
 

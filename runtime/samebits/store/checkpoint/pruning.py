@@ -134,7 +134,7 @@ class Check(Generic[Kept]):
         self._damaged = damaged
 
     def is_whole(self, found: Kept) -> bool:
-        """Whether this point is as it was saved."""
+        """Return whether this point is as it was saved."""
         if found.point in self._verified:
             return True
         if found.point in self._damaged:
@@ -175,7 +175,7 @@ def points_to_delete(
 
 
 def is_abandoned(point: Point, newest: Point) -> bool:
-    """Whether it is on a line of the job's history that ``newest`` has left behind."""
+    """Return whether it is on a line of the job's history that ``newest`` has left behind."""
     return point.generation < newest.generation and point.step > newest.step
 
 

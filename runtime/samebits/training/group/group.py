@@ -126,7 +126,7 @@ class Group:
         return self._pg
 
     def holds(self, pg: dist.ProcessGroup | None) -> bool:
-        """Whether this is torch's side of the group."""
+        """Return whether this is torch's side of the group."""
         return pg is not None and pg is self._pg
 
     def info_of(self, rank: int) -> bytes:

@@ -258,12 +258,12 @@ class Declaring:
 
 
 def declared() -> list[Declared]:
-    """What the script has asked for, in the order of its calls."""
+    """Return what the script has asked for, in the order of its calls."""
     return _meshes.declared()
 
 
 def declaration_of(mesh: object) -> Declared | None:
-    """What the script has asked for with this mesh; None for any other mesh."""
+    """Return what the script has asked for with this mesh; None for any other mesh."""
     return _meshes.declaration_of(mesh)
 
 

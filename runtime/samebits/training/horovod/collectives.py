@@ -153,7 +153,7 @@ def _refuse_gradient(call: str, function: str, tensor: torch.Tensor) -> None:
     """Refuse gradients in calls that are autograd functions in Horovod; in-place calls are not."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UsageError(
-            f"hvd.{call} gives no gradient, and this tensor requires one: call it on tensor.detach() or under "
+            f"hvd.{call} gives no gradient, and this tensor requires one. Fix: call it on tensor.detach() or under "
             "torch.no_grad(), or, if a loss depends on its result, use "
             f"torch.distributed.nn.functional.{function}"
         )

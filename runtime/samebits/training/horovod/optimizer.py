@@ -62,7 +62,7 @@ class _Averages:
         if len(args) > 1 or kwargs.get("closure") is not None:
             raise UsageError(
                 "hvd.DistributedOptimizer.step(closure): a closure computes gradients inside the step, after they "
-                "were averaged; compute them before and call step() without arguments"
+                "were averaged. Fix: compute them before, and call step() without arguments"
             )
         if not self.is_skipped:
             self.run()
@@ -85,8 +85,8 @@ class _Averages:
                 elif parameter.grad.is_sparse:
                     if not self._sparse_as_dense:
                         raise UsageError(
-                            "hvd.DistributedOptimizer: a gradient is sparse (nn.Embedding(sparse=True)); make the "
-                            "optimizer with sparse_as_dense=True"
+                            "hvd.DistributedOptimizer: a gradient is sparse (nn.Embedding(sparse=True)). Fix: "
+                            "create the optimizer with sparse_as_dense=True"
                         )
                     parameter.grad = parameter.grad.to_dense()
                 gradients.append(parameter.grad)
@@ -115,13 +115,17 @@ def DistributedOptimizer(
     """
     names = [name for name, _ in named_parameters or ()]
     if len(names) != len(set(names)):
-        raise UsageError("hvd.DistributedOptimizer: named_parameters gives a name twice")
+        raise UsageError(
+            "hvd.DistributedOptimizer: named_parameters gives a name twice. Fix: give each parameter its own name"
+        )
     if backward_passes_per_step < 1:
         raise UsageError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more")
     if op not in (Average, Sum):
         raise UsageError(f"hvd.DistributedOptimizer(op={op.value}): expected hvd.Average or hvd.Sum")
     if isinstance(optimizer, _Averaging):
-        raise UsageError("hvd.DistributedOptimizer was given an optimizer that it has wrapped already")
+        raise UsageError(
+            "hvd.DistributedOptimizer was given an optimizer that it has wrapped already. Fix: wrap it once"
+        )
     kind = type(optimizer)
     averaging = cast(Any, optimizer)
     averaging.__class__ = type(

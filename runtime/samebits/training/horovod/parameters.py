@@ -27,7 +27,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
     wrong = [name for name, one in items if one is not None and not isinstance(one, torch.Tensor)]
     if wrong:
         raise UsageError(
-            f"hvd.broadcast_parameters: {', '.join(wrong)} is not a tensor; use hvd.broadcast_object for it"
+            f"hvd.broadcast_parameters: {', '.join(wrong)} is not a tensor. Fix: use hvd.broadcast_object for it"
         )
     if not world.has_group():
         return

@@ -254,7 +254,7 @@ class SamebitsRendezvous(RendezvousHandler):
         return 0
 
     def is_closed(self) -> bool:
-        """Whether the job is over, as far as this agent knows."""
+        """Return whether the job is over, as far as this agent knows."""
         return self._is_finished or self._agent.must_end is not None
 
     def set_closed(self) -> None:

@@ -202,17 +202,19 @@ _process: Worker | None = None
 def init() -> None:
     """Take the role that the environment gives this process.
 
-    If the environment gives none (no ROLE, WORKER_NUM, SCHED_*, NODE_ID or RANK), this process is a world of one,
-    scheduler included; commits, checkpoints and restarts work as in any job.
-    ``ROLE=scheduler``: serve until the job is over, then end the process (with status 0 if the job finished).
-    ``ROLE=worker``: wait for a seat. With recovery on, the default process group has this process alone until
-    :func:`samebits.elastic.run` replaces it, and RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are the seat's, then
-    each generation's. With ``ENABLE_RECOVERY=0``, all variables that ``torch.distributed.init_process_group()`` reads
-    are set.
+    With ``ROLE=worker``, wait for a seat and set RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE, which each
+    generation sets again. The default process group has this process alone until :func:`samebits.elastic.run` replaces
+    it. With ``ENABLE_RECOVERY=0`` there is no group, and all variables that ``torch.distributed.init_process_group()``
+    reads are set.
+
+    With ``ROLE=scheduler``, serve until the job is over, then end the process: the call does not return.
+
+    Without ROLE, WORKER_NUM, SCHED_*, NODE_ID and RANK, this process is a job of one worker, scheduler included.
+    Commits, checkpoints and restarts work as in any job.
 
     Raises:
         SettingsError: the environment is wrong; the message lists all problems.
-        SameBitsError: there is no seat for this process; the message names the reason.
+        SameBitsError: this process gets no seat; the message names the reason.
     """
     global _process
     if _process is not None:
@@ -374,7 +376,7 @@ def _import_what_optimizers_need() -> None:
 def current(call: str) -> Worker:
     """Return the process's place; :class:`UsageError` if ``samebits.init()`` was not called before ``call``."""
     if _process is None:
-        raise UsageError(f"{call} needs samebits.init() before it")
+        raise UsageError(f"{call} was called before samebits.init(). Fix: call samebits.init() first")
     return _process
 
 
@@ -384,12 +386,13 @@ def side_of_training() -> str:
 
 
 def get_rank() -> int:
-    """Return this process's rank in its generation; before the first one, the rank its seat will have.
+    """Return this process's rank.
 
-    In an unused spare, after training has finished, this is the first number that is no rank.
+    It can change with every generation. Before the first one, it is the rank that this process will have. In a spare
+    that was not needed, after training, it is the world size.
 
     Raises:
-        UsageError: in a spare, which has no rank before it takes a lost worker's place.
+        UsageError: in a spare that has not taken a lost worker's place, or before :func:`init`.
     """
     process = current("samebits.get_rank()")
     if process.generation is not None:
@@ -405,7 +408,11 @@ def get_rank() -> int:
 
 
 def get_world_size() -> int:
-    """Return the number of workers of the generation; before the first one, of the job."""
+    """Return the number of workers of this generation; before the first one, of the job.
+
+    Raises:
+        UsageError: before :func:`init`.
+    """
     process = current("samebits.get_world_size()")
     return process.generation.world_size if process.generation is not None else process.admitted.world_size
 
@@ -423,7 +430,11 @@ def get_local_rank() -> int:
 
 
 def is_spare() -> bool:
-    """Return whether this process has no slot and waits to replace a lost worker."""
+    """Return whether this process is a spare, waiting to replace a lost worker.
+
+    Raises:
+        UsageError: before :func:`init`.
+    """
     process = current("samebits.is_spare()")
     return process.generation is None and process.admitted.slot is None
 

@@ -19,17 +19,22 @@ MOST = MAX_FIGURES - len(MEASURED)
 
 
 def report(**figures: Any) -> None:
-    """Report numbers that this worker measures: ``samebits.report(queue=queue.waiting())``.
+    """Publish numbers that this worker measures.
 
-    ``queue``, the work waiting for all workers together, is what ``samebits autoscale --queue-per-worker`` sizes the
-    job by; if several workers report one, that of the lowest slot counts. All reported numbers are in ``samebits status
-    --json`` and in the page's metrics. A name keeps its last number until it is reported again.
+    They appear in ``samebits status --json`` and in the page's metrics. ``samebits autoscale --queue-per-worker`` sizes
+    the job by ``queue``, the number of items that wait for all workers together; if several workers report it, the one
+    with the lowest slot counts. A name keeps its last number until it is reported again.
 
     Args:
-        figures: finite numbers or one-element tensors, by name. On an accelerator, reading a tensor waits for it.
+        figures: finite numbers or one-element tensors, by name; at most 14 names. On an accelerator, reading a tensor
+            waits for it.
 
     Raises:
-        UsageError: called before :func:`samebits.init`, more than 14 names, or a value is not a number.
+        UsageError: called before :func:`samebits.init`, too many names, or a value is not a finite number.
+
+    Example::
+
+        samebits.report(queue=12, tokens_per_second=8100.5)
     """
     agent = context.current("samebits.report()").agent
     known = {one.name: one for one in agent.figures}

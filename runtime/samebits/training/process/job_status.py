@@ -17,21 +17,23 @@ __all__ = ["JobStatus", "status"]
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The status of one process at one moment.
+    """This process's place in its job at one moment; :func:`status` returns it.
+
+    A notebook shows it as a table.
 
     Attributes:
         job: the job's id.
         name: JOB_NAME.
         node: this process's NODE_ID.
-        incarnation: how often this node was admitted.
-        rank: in the current generation, or the one its seat will have; None in a spare.
-        local_rank: among the workers of this host.
-        world_size: workers of the generation, or of the job before the first one.
-        generation: 0 before the first.
-        step: of this process's last commit.
-        device: the device it trains on.
-        is_alone: it is a world of one, scheduler included.
-        is_finished: training has finished.
+        incarnation: how often this node was admitted, from 1.
+        rank: the rank, as :func:`get_rank` returns it; None in a spare.
+        local_rank: index among the workers of this host.
+        world_size: workers of the generation; before the first one, of the job.
+        generation: number of the generation; 0 before the first.
+        step: step of this process's last commit.
+        device: device of the training, such as ``cpu`` or ``cuda:0``.
+        is_alone: whether this is a job of one worker, scheduler included.
+        is_finished: whether training has finished.
     """
 
     job: str
@@ -56,10 +58,15 @@ class JobStatus:
 
 
 def status() -> JobStatus:
-    """Return this process's current place in its job.
+    """Return this process's current place in its job, without contacting another process.
 
     Raises:
         UsageError: called before :func:`samebits.init`.
+
+    Example::
+
+        here = samebits.status()
+        print(f"rank {here.rank} of {here.world_size}, step {here.step}")
     """
     process = context.current("samebits.status()")
     generation = process.generation

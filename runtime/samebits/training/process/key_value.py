@@ -24,53 +24,73 @@ Scalar = bytes | str | int | float | bool | None
 
 
 class Versioned(NamedTuple):
-    """A value and its version; versions of a key only rise. A missing key has the value None and version 0."""
+    """A value and its version.
+
+    Versions of a key only rise. A missing key has the value None and version 0.
+    """
 
     value: Any
     version: int
 
 
 def put(key: str, value: Scalar, *, durable: bool = False, timeout_s: float | None = None) -> int:
-    """Set a key to a value and return its new version.
+    """Set a key and return its new version.
 
     Args:
-        key: at most 256 bytes of UTF-8.
-        value: at most 64 KiB as msgpack.
-        durable: the key outlives the scheduler's process from now on (one fsync; the keys' file is beside the journal).
-        timeout_s: how long to wait for a scheduler, in seconds; None: TOPO_TIMEOUT.
+        key: 1 to 256 bytes of UTF-8.
+        value: bytes, str, int (64 bits), float, bool or None; at most 64 KiB as msgpack.
+        durable: keep the key when the scheduler's process ends, from now on. It costs one fsync.
+        timeout_s: seconds to wait for a scheduler; None: TOPO_TIMEOUT.
 
     Raises:
         UsageError: called before :func:`samebits.init`, or an invalid argument.
         KeyValueError: a limit was reached; the message names it and what to do.
         KeyValueTimeoutError: no scheduler answered; the change may or may not have happened.
+
+    Example::
+
+        samebits.kv.put("best_loss", 0.25, durable=True)
+        assert samebits.kv.get("best_loss") == 0.25
     """
     ask = KeyAsk(KeyOp.PUT, _key("put", key), _packed("put", value), is_durable=durable)
     return _call("put", ask, timeout_s).version
 
 
 def get(key: str, default: Any = None, *, timeout_s: float | None = None) -> Any:
-    """Return the key's value, or ``default`` if there is no such key. Raises as :func:`put`."""
+    """Return a key's value, or ``default`` if the key is missing. Raises like :func:`put`."""
     found = read(key, timeout_s=timeout_s)
     return found.value if found.version else default
 
 
 def read(key: str, *, timeout_s: float | None = None) -> Versioned:
-    """Return the key's value and version; ``(None, 0)`` if there is no such key. Raises as :func:`put`."""
+    """Return a key's value and version; ``(None, 0)`` if it is missing. Raises like :func:`put`."""
     answer = _call("read", KeyAsk(KeyOp.GET, _key("read", key)), timeout_s)
     return Versioned(_value(key, answer) if answer.version else None, answer.version)
 
 
 def delete(key: str, *, version: int | None = None, timeout_s: float | None = None) -> bool:
-    """Delete a key, if given only at this version; return whether it was deleted. Raises as :func:`put`."""
+    """Delete a key and return whether it was deleted. Raises like :func:`put`.
+
+    Args:
+        key: the key.
+        version: delete only if the key is at this version.
+        timeout_s: as in :func:`put`.
+    """
     ask = KeyAsk(KeyOp.DELETE, _key("delete", key), version=_version("delete", version))
     return _call("delete", ask, timeout_s).outcome is KeyOutcome.DONE
 
 
 def add(key: str, amount: int = 1, *, durable: bool = False, timeout_s: float | None = None) -> int:
-    """Add to an integer, 0 if the key is missing, and return the sum, which no other call returns.
+    """Add to an integer and return the sum. A missing key counts as 0.
+
+    Each call gets a different sum, so it can number items.
 
     Raises:
-        KeyValueError: the key's value is not an integer, or the sum exceeds 64 bits; else as :func:`put`.
+        KeyValueError: the key's value is not an integer, or the sum exceeds 64 bits. Otherwise like :func:`put`.
+
+    Example::
+
+        number = samebits.kv.add("next_item")
     """
     if not isinstance(amount, int) or not -(2**63) <= amount < 2**63:
         raise UsageError(f"samebits.kv.add({key!r}, {amount!r}): the amount must be a 64-bit integer")
@@ -82,10 +102,18 @@ def add(key: str, amount: int = 1, *, durable: bool = False, timeout_s: float | 
 def compare_and_set(
     key: str, value: Scalar, version: int, *, durable: bool = False, timeout_s: float | None = None
 ) -> int | None:
-    """Set a key only if it is at this version (0: missing). Raises as :func:`put`.
+    """Set a key only if it is at ``version``; 0 means missing. Raises like :func:`put`.
 
-    Returns:
-        The new version; None if the key is at another version, in which case nothing was changed.
+    Return the new version, or None if the key is at another version; then nothing was changed.
+
+    Example::
+
+        while True:
+            held = samebits.kv.read("best_loss")
+            if held.version and held.value <= 0.2:
+                break
+            if samebits.kv.compare_and_set("best_loss", 0.2, held.version):
+                break
     """
     name = "compare_and_set"
     packed = _packed(name, value)
@@ -95,14 +123,14 @@ def compare_and_set(
 
 
 def wait(key: str, *, above: int = 0, timeout_s: float | None = None) -> Versioned:
-    """Wait until the key exists at a version greater than ``above``.
+    """Wait until a key is at a version greater than ``above``; return its value and version.
 
     Inside ``elastic.run`` the wait ends with the generation, because the rank that would write the key may be lost.
     Announce a long wait with :func:`samebits.expect_pause`.
 
     Raises:
-        KeyValueTimeoutError: the key was not written in time.
-        GenerationEndedError: a member was lost; ``elastic.run`` handles it. Else as :func:`put`.
+        KeyValueTimeoutError: the key was not written within ``timeout_s``.
+        GenerationEndedError: a member was lost; ``elastic.run`` handles it. Otherwise like :func:`put`.
     """
     answer = _call("wait", KeyAsk(KeyOp.WAIT, _key("wait", key), version=_version("wait", above)), timeout_s)
     return Versioned(_value(key, answer), answer.version)
@@ -148,8 +176,8 @@ def _packed(name: str, value: Scalar) -> bytes:
         raise UsageError(f"samebits.kv.{name}: msgpack cannot encode the value ({error})") from None
     if len(packed) > MAX_VALUE_BYTES:
         raise UsageError(
-            f"samebits.kv.{name}: a value of {len(packed)} bytes, at most {MAX_VALUE_BYTES} are kept. Fix: write it to "
-            "a file that all hosts see, and keep its path here"
+            f"samebits.kv.{name}: a value of {len(packed)} bytes exceeds the limit of {MAX_VALUE_BYTES}. Fix: write it "
+            "to a file that all hosts see, and store its path"
         )
     return packed
 

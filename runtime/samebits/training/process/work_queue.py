@@ -29,20 +29,35 @@ Result = TypeVar("Result")
 
 
 class WorkQueue:
-    """A queue that outlives every process of the job. Create it with the same name on every rank, after
-    ``samebits.init()``.
+    """A queue of work items that outlives every process of the job.
 
-    An item is done with the commit of the step that took it: take it in that step, use it, commit. If the step is lost,
-    its items return to the queue; otherwise they never do. So each item is in the final weights once, whatever the
-    number of ranks and whatever is killed. There is nothing to acknowledge, and no time limit for an item. With
-    ``LocalSGD``, where a loss undoes no steps of other ranks, their items since the last average may be trained on
-    twice.
+    Create it with the same name on every rank, after :func:`init`. Take items in a step, use them, and commit: the
+    commit removes them for good. If the step is lost, its items return to the queue. So each item is trained on once,
+    whatever is killed. Items need no acknowledgement and have no time limit. With ``LocalSGD``, a loss may repeat the
+    items that other ranks took since the last average.
 
     Args:
         name: the queue's name in the job.
 
     Raises:
         UsageError: called before :func:`samebits.init`, or the name is not a string of 1 to 192 bytes.
+
+    Example::
+
+        queue = samebits.WorkQueue()
+        queue.put(range(6))
+        state = samebits.elastic.TorchState(model, optimizer, rng="per_step", seed=1)
+
+        @samebits.elastic.run
+        def train(state):
+            while items := queue.take(2):
+                optimizer.zero_grad()
+                model(torch.full((len(items), 4), float(items[0]))).sum().backward()
+                optimizer.step()
+                state.commit()
+
+        train(state)
+        assert queue.waiting() == 0
     """
 
     def __init__(self, name: str = "work") -> None:
@@ -61,13 +76,13 @@ class WorkQueue:
             self._begin(process.generation)
 
     def put(self, items: Iterable[Any], *, key: str | None = None) -> None:
-        """Append items, atomically per 64 KiB of them; repeating a put has no effect.
+        """Append items. Repeating the same put has no effect.
 
-        So a restarted rank may repeat its puts, and all ranks may put the same items.
+        So a restarted rank may repeat its puts, and all ranks may put the same items. A put is atomic per 64 KiB.
 
         Args:
             items: values that msgpack can encode: bytes, strings, numbers, lists and maps of them, each below 64 KiB.
-            key: distinguishes this put from an earlier one of equal items; by default the items themselves do.
+            key: a name that distinguishes this put from an earlier one of equal items.
 
         Raises:
             UsageError: an item cannot be encoded or is too large.
@@ -104,15 +119,15 @@ class WorkQueue:
         return self._set(self._key, work_queue.SCHEMA.pack(wider), version)
 
     def take(self, count: int = 1) -> list[Any]:
-        """Return the next items for this step, at most ``count``; empty if none is waiting.
+        """Return at most ``count`` items for this step; an empty list if none is waiting.
 
-        Call it between two commits, in the function that ``elastic.run`` calls. An empty result says nothing about the
-        other ranks: if all ranks should stop together, let them agree, for example with an ``all_reduce`` of how many
+        Call it between two commits, in the function that ``elastic.run`` calls. Other ranks may still get items when
+        this one gets none: to stop all ranks together, let them agree, for example by an ``all_reduce`` of how many
         items each got.
 
         Raises:
             UsageError: called outside ``elastic.run``, or a count below 1.
-            KeyValueError: too many steps have taken items since the last checkpoint that every rank has on disk.
+            KeyValueError: too many steps took items since the last checkpoint that every rank has on disk.
             GenerationEndedError: a member was lost; ``elastic.run`` handles it.
         """
         if not isinstance(count, int) or count < 1:
@@ -144,7 +159,7 @@ class WorkQueue:
         return [self._item(state.put_of(number), number) for number in numbers]
 
     def waiting(self) -> int:
-        """Return how many items wait: ``samebits.report(queue=queue.waiting())``."""
+        """Return the number of waiting items, for example for :func:`samebits.report`."""
         return self._read()[0].waiting
 
     # ---- the state
@@ -221,12 +236,12 @@ def _parts(items: Iterable[Any]) -> Iterator[bytes]:
             msgspec.msgpack.decode(packed)  # otherwise decoding would fail on every rank that takes it
         except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError) as error:
             raise UsageError(
-                f"samebits.WorkQueue.put: msgpack cannot encode an item ({error}). Fix: put bytes, texts, "
+                f"samebits.WorkQueue.put: msgpack cannot encode an item ({error}). Fix: put bytes, strings, "
                 "numbers, and lists and maps of them"
             ) from None
         if len(packed) > MOST_ITEMS_BYTES:
             raise UsageError(
-                f"samebits.WorkQueue.put: an item of {len(packed)} bytes, at most {MOST_ITEMS_BYTES} are kept. Fix: "
+                f"samebits.WorkQueue.put: an item of {len(packed)} bytes exceeds the limit of {MOST_ITEMS_BYTES}. Fix: "
                 "write it to a file that all hosts see, and put its path"
             )
         if size_bytes + len(packed) > MOST_ITEMS_BYTES:

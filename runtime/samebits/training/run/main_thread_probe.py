@@ -102,10 +102,17 @@ _pause_until = 0.0
 
 
 def expect_pause(seconds: float) -> None:
-    """Announce that the next step may take this long, for example an evaluation; no rank counts as stuck until then.
+    """Announce that this rank's next step may take longer than usual, for example for an evaluation.
+
+    Args:
+        seconds: how long no rank counts as hung, from now on; 0 ends an earlier announcement.
 
     Raises:
-        ValueError: not a finite number of seconds, 0 or more.
+        ValueError: not a finite number, or below 0.
+
+    Example::
+
+        samebits.expect_pause(600)  # this evaluation takes up to ten minutes
     """
     global _pause_until
     if not 0 <= seconds < float("inf"):

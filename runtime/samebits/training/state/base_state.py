@@ -58,13 +58,12 @@ class CommitSink(Protocol):
 
 
 class State(ABC):
-    """Base of states that keep their values themselves, with Horovod's methods.
+    """Base class for a state of your own, with Horovod's methods.
 
-    ``save`` copies the values, ``restore`` brings the copy back, ``sync`` makes them rank 0's on every rank (with
-    ``samebits.horovod.broadcast_object`` or the like), and ``reset`` is called when the members have changed. The loss
-    of any rank is then survived in memory, rank 0 included: within ``sync``, root rank 0 means the rank with the newest
-    commit. To survive the loss of all ranks at once, the subclass also needs ``state_dict()`` and
-    ``load_state_dict()``; without them the job then restarts from its initial state.
+    Override ``save``, ``restore`` and ``sync``; ``reset`` if needed. The job then survives the loss of any rank in
+    memory, rank 0 included: within ``sync``, root rank 0 means the rank with the newest commit. To survive the loss of
+    all ranks at once, also define ``state_dict()`` and ``load_state_dict()``; without them the job then restarts from
+    its initial state.
     """
 
     def __init__(self, *_: object) -> None:
@@ -84,7 +83,9 @@ class State(ABC):
     # ---- the user's
 
     def commit(self) -> None:
-        """Mark a step as done: remember it, save it if a save is due, and check the membership.
+        """Mark a step as complete, save a checkpoint if one is due, and check for changes of members.
+
+        After a loss, training resumes at the last commit.
 
         Raises:
             GenerationEndedError: a member was lost; ``elastic.run`` handles it.
@@ -102,14 +103,14 @@ class State(ABC):
         self.check_host_updates()
 
     def report(self, *, total_steps: int | None = None, **values: Any) -> None:
-        """Report progress for display: ``state.report(loss=loss, total_steps=3000)``.
+        """Report values for the progress line, the page and LOSS_ANOMALY.
 
-        May be called at any rate, on every rank. Rank 0's newest values are shown, and tensors are read at most twice a
+        Call it at any rate, on every rank. Rank 0's newest values are shown, and tensors are read at most twice a
         second.
 
         Args:
-            total_steps: number of commits at the end of the job; remembered, so passing it once is enough.
-            values: numbers or one-element tensors, by display name; the loss first.
+            total_steps: number of commits at the end of the job; passing it once is enough.
+            values: numbers or one-element tensors by display name; ``loss`` and ``grad_norm`` are also checked.
 
         Raises:
             UsageError: called outside ``elastic.run``, or a value cannot be shown.
@@ -123,8 +124,7 @@ class State(ABC):
     def flush(self) -> None:
         """Wait until every checkpoint saved so far is on disk, or has failed with a warning.
 
-        A checkpoint is copied at its commit and written while training continues (``CheckpointConfig.async_save``).
-        Call this before something else relies on the files. It is not needed at the end of the training function.
+        Call it before something else reads the files. It is not needed at the end of training.
 
         Raises:
             UsageError: called outside ``elastic.run``.
@@ -133,40 +133,44 @@ class State(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Copy the values."""
+        """Copy the values, so that :meth:`restore` can bring them back."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Restore the values last saved on this rank."""
+        """Bring back the values last saved on this rank."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Make every rank's values rank 0's. A collective; called before the function begins."""
+        """Give every rank the values of rank 0, for example with ``samebits.horovod.broadcast_object``.
+
+        Called on all ranks, before the training function begins.
+        """
 
     def reset(self) -> None:  # noqa: B027 - nothing to do is the usual case
-        """Handle a change of members, in the new group and before ``sync``. Does nothing unless overridden."""
+        """Handle a change of members, in the new group and before :meth:`sync`. Does nothing by default."""
 
     def shared_values(self) -> Mapping[str, Any] | None:
-        """Return what must be equal on every rank at a commit, by name: plain values, tensors, and trees of them.
+        """Return the values that must be equal on every rank at a commit, by name.
 
-        If ranks differ in it, the job rolls back or ends. None, the default, means that nothing is compared.
+        They are plain values, tensors, and trees of them. If ranks differ, the job rolls back or ends. None, the
+        default, means that nothing is compared.
         """
         return None
 
     def check_host_updates(self) -> None:
-        """Check the membership; raises as :meth:`commit`."""
+        """Check for changes of members without a commit. Raises like :meth:`commit`."""
         self._running("check_host_updates").check()
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
-        """Add callbacks for changes of members, called in the new group before the state is restored.
+        """Call these functions whenever the members have changed, before the state is restored.
 
-        A learning rate that depends on the world size is set there.
+        They run in the new group. Set a learning rate that depends on the world size there.
         """
         self._reset_callbacks += callbacks
 
     @property
     def completed_steps(self) -> int:
-        """Commits since the job began, over all recoveries."""
+        """Number of commits since the job began, over all recoveries."""
         return self._committed_steps
 
     # ---- the session's
@@ -310,7 +314,10 @@ class State(ABC):
 
     def _running(self, call: str) -> CommitSink:
         if self._session is None:
-            raise UsageError(f"state.{call}() works only in a function that runs under samebits.elastic.run")
+            raise UsageError(
+                f"state.{call}() was called outside samebits.elastic.run. Fix: call it in the function that "
+                "samebits.elastic.run decorates"
+            )
         return self._session
 
     def _keep(self) -> None:

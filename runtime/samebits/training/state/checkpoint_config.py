@@ -55,13 +55,16 @@ _MINDSPORES: dict[str, tuple[tuple[Any, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """How a rank logs its steps: ``CheckpointConfig(step_log=StepLog(…))``; ``step_log=True`` uses the defaults.
+    """Options of the step log, for ``CheckpointConfig(step_log=StepLog(…))``.
 
     Args:
-        digest_every: compute a digest of the weights every so many steps, at least 1. It reads all parameters once, and
-            copies those of an accelerator to the host.
-        on_divergence: what happens if a repeated step differs from the log: ``"raise"`` a
+        digest_every: steps between two digests of the weights, at least 1. A digest reads all parameters, and copies
+            those of an accelerator to the host.
+        on_divergence: reaction to a repeated step that differs from the log: ``"raise"``
             :class:`~samebits.errors.DivergenceError` before the step is taken, or ``"warn"`` once and continue.
+
+    Raises:
+        UsageError: a value is out of range.
     """
 
     digest_every: int = 1
@@ -89,32 +92,35 @@ class StepLog:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """How often this rank saves and how much it keeps (the names are MindSpore's).
+    """How often a rank saves a checkpoint, and how many it keeps.
 
-    Steps and seconds exclude each other. MindSpore silently ignores the seconds if steps are above 0; here both
-    together are refused, and ``save_checkpoint_steps=0`` with seconds means the same as there.
+    Give ``save_checkpoint_steps`` or ``save_checkpoint_seconds``, not both. The arguments after ``step_log`` are
+    MindSpore's: each accepts only the value that describes what happens anyway.
 
     Args:
-        save_checkpoint_steps: optimizer steps between two points, at least 1; ``"auto"``: chosen from the cost of a
-            save and the failure rate of this job (:mod:`samebits.training.checkpoint.save_schedule`). 100 if no seconds
-            are given.
-        save_checkpoint_seconds: seconds of training between two points; 0: steps are counted.
-        keep_checkpoint_max: complete points kept, at least 2: while one is written, another must exist.
-        async_save: continue training as soon as the state is copied to memory, and let another process write it to
-            disk; False: wait for the disk.
+        save_checkpoint_steps: optimizer steps between two checkpoints, at least 1; ``"auto"``: chosen from the cost of
+            a save and this job's failure rate. 100 if no seconds are given.
+        save_checkpoint_seconds: seconds of training between two checkpoints; 0: steps are counted.
+        keep_checkpoint_max: complete checkpoints kept, at least 2.
+        directory: the job's checkpoint folder, a path or a URL; None: CHECKPOINT_PATH.
+        async_save: continue training as soon as the state is copied to memory, and let another process write it; False:
+            wait for the disk.
         when_busy: what a due save does while the previous one is not on disk yet: ``"wait"`` for it, or ``"skip"`` this
             one. In a remote folder it is always skipped: no step waits for a network.
-        buddy_copies: keep a copy of each rank's two newest points in the memory of another rank's host, sent there
-            beside training, so that a host lost with its disk does not take a rank's own parts with it. ``"auto"``: if
-            the ranks are on more than one host; True: also between ranks of one host; False: never. Copies take as much
-            shared memory again as ``async_save``, which they require.
-        directory: the job's checkpoint folder, a path or a URL; None: CHECKPOINT_PATH.
-        prefix: the name of a folder below it that contains the ranks' folders; empty: no such folder.
+        buddy_copies: keep a copy of each rank's two newest checkpoints in the memory of another rank's host.
+            ``"auto"``: if the ranks are on more than one host; True: also between ranks of one host; False: never.
+            Copies take as much shared memory again as ``async_save``, which they require.
+        prefix: a folder in ``directory`` for the ranks' folders; empty: none.
         step_log: log every step before it is taken, and compare repeated steps with the log; a :class:`StepLog` sets
-            how.
+            options.
 
     Raises:
-        UsageError: an impossible value, or a MindSpore option that has no meaning here.
+        UsageError: a value is out of range, or a MindSpore option has no meaning here.
+
+    Example::
+
+        checkpoint = samebits.CheckpointConfig(save_checkpoint_seconds=600, keep_checkpoint_max=3)
+        state = samebits.elastic.TorchState(model, optimizer, checkpoint=checkpoint)
     """
 
     save_checkpoint_steps: int | Literal["auto"] | None = None
@@ -173,7 +179,7 @@ class CheckpointConfig:
         if seconds and steps:
             raise UsageError(
                 f"save_checkpoint_steps={steps!r} and save_checkpoint_seconds={seconds}: only one of them can "
-                "decide when to save; leave the other out"
+                "decide when to save. Fix: leave the other out"
             )
         if steps == AUTO or (seconds and steps == 0):
             return

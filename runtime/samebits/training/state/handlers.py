@@ -34,15 +34,37 @@ _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class StateHandler:
-    """One value of a state. To support another type, subclass this and call :func:`register_handler`.
+    """Save and restore one value of a state.
 
-    The base class fits any small object with ``state_dict()`` and ``load_state_dict()`` that is equal on every rank,
-    such as a learning-rate schedule or a gradient scaler. With ``rng="per_step"`` a newcomer gets another rank's copy,
-    so a stateful data loader works only if its position is the same number on every rank. With ``rng="saved"`` a
-    newcomer gets another rank's copy only if :attr:`is_alike` holds for all values.
+    For a type without ``state_dict()`` and ``load_state_dict()``, override ``contents()`` and ``load()`` in a subclass
+    and call :func:`register_handler`. The value must be the same on every rank: with ``rng="per_step"`` a new member
+    gets another rank's copy. With ``rng="saved"`` it does so only if ``is_alike`` is True for all values of the state.
 
     Args:
-        value: the object; a handler never replaces it.
+        value: the object, which a handler never replaces.
+
+    Example::
+
+        class Counter:
+            count = 0
+
+        class CounterHandler(samebits.elastic.StateHandler):
+            def contents(self):
+                return {"count": self.value.count}
+
+            def load(self, contents):
+                self.value.count = contents["count"]
+
+        samebits.elastic.register_handler(Counter, CounterHandler)
+        state = samebits.elastic.ObjectState(rng="per_step", seed=1, counter=Counter())
+
+        @samebits.elastic.run
+        def train(state):
+            while state.completed_steps < 3:
+                state.counter.count += 10
+                state.commit()
+
+        train(state)
     """
 
     loads_in_place: ClassVar[bool] = False
@@ -59,15 +81,15 @@ class StateHandler:
 
     @property
     def is_alike(self) -> bool:
-        """Whether the value is known to be the same on every rank; unknown for a user's own class."""
+        """Whether the value is known to be the same on every rank; False for a class of your own."""
         return isinstance(self.value, torch.optim.lr_scheduler.LRScheduler)
 
     def contents(self) -> Any:
-        """Return everything as a tree of plain values and tensors, which are not copied."""
+        """Return everything to restore, as a tree of plain values and tensors; need not be a copy."""
         return self.value.state_dict()
 
     def load(self, contents: Any) -> None:
-        """Adopt the result of ``contents()`` of this or another rank."""
+        """Take over what ``contents()`` returned on this or another rank."""
         self.value.load_state_dict(contents)
 
     def load_back(self, contents: Any) -> None:
@@ -89,7 +111,7 @@ class StateHandler:
         Raises:
             UsageError: the value holds something that cannot be saved.
         """
-        self._remembered = copied(self.value.state_dict())
+        self._remembered = copied(self.contents())
         require_savable(self._remembered, self.path)
 
     def undo(self) -> None:
@@ -97,7 +119,7 @@ class StateHandler:
 
     def recall(self) -> None:
         """Restore what was last remembered; called after :meth:`undo`, if no optimizer step has begun since."""
-        self.value.load_state_dict(copy.deepcopy(self._remembered))
+        self.load(copy.deepcopy(self._remembered))
 
     def has_changed(self) -> bool:
         """Return whether the value may differ from what was last remembered; the tensors of ``stepped()`` left out.
@@ -106,7 +128,7 @@ class StateHandler:
         """
         if type(self).remember is not StateHandler.remember:
             return True
-        return not same(self.value.state_dict(), self._remembered)
+        return not same(self.contents(), self._remembered)
 
     def loose(self) -> dict[str, Any]:
         """Return what may differ between ranks, by name; "" names the whole value."""
@@ -502,9 +524,13 @@ _registry: list[tuple[type, Callable[[Any], StateHandler]]] = [
 
 
 def register_handler(kind: type, handler: Callable[[Any], StateHandler]) -> None:
-    """Let states handle values of ``kind`` and its subclasses with ``handler(value)``.
+    """Let states save and restore values of another type.
 
-    The handler registered last takes precedence. Call this before the state is made, on every rank.
+    Call it on every rank, before the state is created. The handler registered last takes precedence.
+
+    Args:
+        kind: the type; subclasses are included.
+        handler: a :class:`StateHandler` subclass, or a function that takes the value and returns one.
     """
     _registry.append((kind, handler))
 

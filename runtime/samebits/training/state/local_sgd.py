@@ -32,19 +32,34 @@ __all__ = ["LocalSGD"]
 
 
 class LocalSGD(State):
-    """A :class:`TorchState` whose ranks synchronize only every so many optimizer steps.
+    """Average the ranks' weights only every few steps (local SGD, DiLoCo).
 
-    Call :meth:`commit` after every step: between averages it only checks the membership, at almost no cost. Attributes
-    are those of the wrapped state. Each rank draws its own samples and counts its own steps; after the function has
-    returned, a last average makes all ranks equal. Buffers (batch statistics) are averaged with the weights, except
-    integer buffers, which stay each rank's own. Two copies of weights and moments are kept.
+    Call :meth:`commit` after every step: between averages it only checks for changes of members, at almost no cost.
+    Attributes are those of the wrapped state. Each rank draws its own samples and counts its own steps. A last average,
+    after the training function has returned, makes all ranks equal. Buffers are averaged with the weights, except
+    integer buffers. Two copies of weights and moments are kept.
 
     Args:
-        state: a state of modules outside DistributedDataParallel, made with ``rng="per_step"``.
+        state: a :class:`TorchState` with ``rng="per_step"`` whose modules are not wrapped in DistributedDataParallel.
         sync_every: optimizer steps between two averages.
-        outer_optimizer: made on the parameters of the state's modules. It gets the difference between the last average
-            and the new one as a gradient, and its step replaces the average. DiLoCo's is
-            ``torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)``. None: the average itself.
+        outer_optimizer: an optimizer of the same parameters. It gets the difference between the last average and the
+            new one as a gradient, and its step replaces the average. DiLoCo's is
+            ``torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)``. None: use the average.
+
+    Example::
+
+        state = samebits.elastic.TorchState(model, optimizer, rng="per_step", seed=1)
+        state = samebits.elastic.LocalSGD(state, sync_every=4)
+
+        @samebits.elastic.run
+        def train(state):
+            while state.completed_steps < 2:  # averages
+                optimizer.zero_grad()
+                model(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+                state.commit()
+
+        train(state)
     """
 
     def __init__(
@@ -69,18 +84,20 @@ class LocalSGD(State):
         if self._inner.shards():
             raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, and this one is sharded")
         if self._inner.has_own_parts:
-            raise UsageError('LocalSGD: make its TorchState with rng="per_step": a lost rank\'s generators are lost')
+            raise UsageError(
+                'LocalSGD: make its TorchState with rng="per_step", because a lost rank\'s generators are lost'
+            )
         wrapped = [
             name for name in self._inner.handlers if isinstance(getattr(self._inner, name), DistributedDataParallel)
         ]
         if wrapped:
             raise UsageError(
-                f"LocalSGD: {', '.join(wrapped)} is in DistributedDataParallel, which averages every step's gradients; "
-                "give the state the module itself"
+                f"LocalSGD: {', '.join(wrapped)} is in DistributedDataParallel, which averages every step's gradients. "
+                "Fix: give the state the module itself"
             )
         known = {id(parameter) for parameter in self._parameters()}
         if outer is not None and {id(one) for group in outer.param_groups for one in group["params"]} - known:
-            raise UsageError("LocalSGD: outer_optimizer has parameters that are none of the state's modules")
+            raise UsageError("LocalSGD: outer_optimizer has parameters that are in none of the state's modules")
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # during construction
@@ -106,7 +123,7 @@ class LocalSGD(State):
         self.check_host_updates()
 
     def average(self) -> None:
-        """Average now. A collective: called on every rank at the same step."""
+        """Average now. Call it on every rank at the same step."""
         self._meet(self._running("average"))
 
     def save(self) -> None:
@@ -125,12 +142,12 @@ class LocalSGD(State):
 
     @property
     def local_steps(self) -> int:
-        """This rank's optimizer steps since the last average."""
+        """Number of this rank's optimizer steps since the last average."""
         return self._inner.completed_steps - self._averaged_at
 
     @property
     def completed_steps(self) -> int:
-        """Averages since the job began, over all recoveries."""
+        """Number of averages since the job began, over all recoveries."""
         return self._committed_steps
 
     # ---- the session's

@@ -33,15 +33,15 @@ __all__ = ["ObjectState"]
 
 
 class ObjectState(State):
-    """A state of attributes and random number generators.
+    """A state without a model: the given values, and the random number generators.
 
-    A commit counts as a step. Attributes assigned later, under other names, are not part of the state.
+    Each commit is a step. A name that is assigned later is not part of the state.
 
     Args:
         checkpoint: how often to save; by default every 100 steps.
-        rng: ``"per_step"``: the generators are seeded from (seed, rank, step) at every commit, so any rank's copy makes
-            a recovery exact. ``"saved"``: each rank's generators are saved in its own points, and kept in a page in its
-            host's memory that outlives its process.
+        rng: ``"per_step"``: seed the generators of torch, NumPy and Python from (seed, rank, step) at every commit, so
+            that any rank's copy makes a recovery exact. ``"saved"``: save each rank's generators in its own
+            checkpoints, and keep them in a page of its host's memory that outlives its process.
         attributes: plain values, samplers, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, which includes all with ``state_dict()`` and
             ``load_state_dict()``. With ``rng="per_step"``, the seed is the integer ``seed`` among them, else the first
@@ -64,7 +64,9 @@ class ObjectState(State):
         self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
         for name, value in attributes.items():
             if name in self.__dict__ or hasattr(type(self), name) or name.startswith("_"):
-                raise UsageError(f"{type(self).__name__}({name}=…): this name is reserved by the state; choose another")
+                raise UsageError(
+                    f"{type(self).__name__}({name}=…): this name is reserved by the state. Fix: choose another"
+                )
             setattr(self, name, value)
             self.handlers[name] = handler = self._handler_of(name, value)
             handler.path = f"state.{name}"
@@ -87,7 +89,7 @@ class ObjectState(State):
         if isinstance(handler, (ModuleHandler, OptimizerHandler)) and not self._follows_optimizers:
             raise UsageError(
                 f"{type(self).__name__}({name}=…): a {type(value).__name__} changes in an optimizer step, which only "
-                "TorchState follows; make the state with samebits.elastic.TorchState"
+                "TorchState follows. Fix: create the state with samebits.elastic.TorchState"
             )
         return handler
 
@@ -95,8 +97,8 @@ class ObjectState(State):
         handler = None if name[0] == "_" or name == "handlers" else self.handlers.get(name)
         if handler is not None and type(handler) is not PlainHandler and value is not handler.value:
             raise UsageError(
-                f"state.{name} cannot be replaced: create the {type(self).__name__} with the other object, or load "
-                "that object's state_dict() into this one"
+                f"state.{name} cannot be replaced. Fix: create the {type(self).__name__} with the other object, or "
+                "load that object's state_dict() into this one"
             )
         object.__setattr__(self, name, value)
 
@@ -111,15 +113,15 @@ class ObjectState(State):
         self._keep()
 
     def restore(self) -> None:
-        """Return to the last commit on this rank; iterate the data again afterwards.
+        """Return to the last commit on this rank. Iterate over the data again afterwards.
 
         Raises:
             UsageError: an optimizer has stepped since, and no copy was made (``copy_commits``).
         """
         if self._last_commit.recall() is None:
             raise UsageError(
-                "state.restore(): steps were taken since the last commit, which was not copied; create the state "
-                "with TorchState(…, copy_commits=True) to restore by hand. After a lost peer this is not needed"
+                "state.restore(): steps were taken since the last commit, which was not copied. Fix: create the "
+                "state with TorchState(…, copy_commits=True) to restore by hand; after a lost peer this is not needed"
             )
         self._went_back()
         if self._rng is RngMode.SAVED:
@@ -224,8 +226,8 @@ class ObjectState(State):
         values = contents["shared"]["values"]
         if values.keys() != self.handlers.keys():
             raise CheckpointError(
-                f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}: "
-                f"continue with the program that started the job, or start over with `{spelled('run', '--fresh')}`"
+                f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}. "
+                f"Fix: continue with the program that started the job, or start over with `{spelled('run', '--fresh')}`"
             )
         for name, unlisted in contents["shared"].get("unlisted", {}).items():  # absent in points of SameBits 0.1
             self.handlers[name].load_unlisted(unlisted)

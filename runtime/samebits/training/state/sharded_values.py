@@ -82,8 +82,8 @@ class ShardedValues:
                 continue
             for path, _ in pieces.paths_of(handler.contents(), name):
                 raise UsageError(
-                    f"state.{path} is a DTensor that belongs to no module: keep its full_tensor() there, "
-                    "or run with ENABLE_RECOVERY=0"
+                    f"state.{path} is a DTensor that belongs to no module. Fix: keep its full_tensor() "
+                    "there, or run with ENABLE_RECOVERY=0"
                 )
         if self.has_replicas:
             self._require_alike()
@@ -111,7 +111,7 @@ class ShardedValues:
         return self.sharding(1).has_replicas
 
     def sharding(self, world_size: int) -> Sharding:
-        """How the mesh divides the job's ranks: which of them hold the same part.
+        """Return how the mesh divides the job's ranks: which of them hold the same part.
 
         Raises:
             UsageError: the modules are sharded over different meshes.

@@ -169,7 +169,9 @@ def _key_taken(key: Any, path: str) -> Tree:
     found: NamedTensors = []
     taken = _take_apart(key, f"{path}, its key {key!r}", found)
     if found:
-        raise CheckpointError(f"{path}: a tensor as a key or in a set cannot be saved; keep it as a value of a dict")
+        raise CheckpointError(
+            f"{path}: a tensor as a key or in a set cannot be saved. Fix: keep it as a value of a dict"
+        )
     return taken
 
 

@@ -43,20 +43,19 @@ __all__ = ["TorchState"]
 
 
 class TorchState(ObjectState):
-    """A state with everything that a training step depends on.
+    """The state of a PyTorch script: everything that a training step depends on.
 
     Args:
-        model: the module to train: bare, wrapped in DistributedDataParallel, or sharded with ``fully_shard``, in which
-            case a rank's own point alone holds its part. Wrappers of Accelerate and Lightning Fabric are looked
-            through, also in the other arguments.
-        optimizer: its steps are what ``save_checkpoint_steps`` counts. With several (the others among the attributes),
-            a step is one of each, or of the one that steps most.
-        sampler: an :class:`ElasticSampler`: the data position is part of the state.
+        model: the module to train: bare, wrapped in DistributedDataParallel, or sharded with ``fully_shard``. Wrappers
+            of Accelerate and Lightning Fabric are accepted, also in the other arguments.
+        optimizer: ``completed_steps`` and ``save_checkpoint_steps`` count its steps. With several optimizers (the
+            others among the attributes), a step is one of each, or of the one that steps most.
+        sampler: an :class:`ElasticSampler`, whose position becomes part of the state.
         checkpoint, rng: as in :class:`ObjectState`.
-        copy_commits: copy all tensors at every commit. By default copying begins once weights are seen to change while
-            a collective may still fail: more than one optimizer step between two commits, a backward pass between the
-            steps of two optimizers, or an optimizer with a closure. Set it to call :meth:`restore` by hand after a
-            step, or to change a parameter through ``.data``, which cannot be detected.
+        copy_commits: copy all tensors at every commit. By default copying begins when it is seen to be needed: with
+            more than one optimizer step between two commits, a backward pass between the steps of two optimizers, or
+            an optimizer with a closure. Set it to call :meth:`restore` yourself, or to change a parameter through
+            ``.data``, which cannot be detected.
         attributes: everything else, reachable as attributes: plain values, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, such as modules, optimizers, and all with
             ``state_dict()`` and ``load_state_dict()``.
@@ -138,7 +137,7 @@ class TorchState(ObjectState):
         return False
 
     def commit(self) -> None:
-        """Mark a step as done; see :meth:`State.commit`."""
+        """Mark a step as complete; see :meth:`State.commit`."""
         frame = sys._getframe(1)
         self._habits.committed(self, frame)
         self._last_commit.begins_in(frame)

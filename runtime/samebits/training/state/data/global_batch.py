@@ -100,37 +100,44 @@ class BlockSum:
 
 
 class GlobalBatch(Sampler[list[int]]):
-    """Global batches of a fixed size, in micro-batches that are distributed to however many ranks there are.
+    """Keep the global batch, and the bits of the result, the same at any world size.
 
-    ::
-
-        sampler = samebits.ElasticSampler(data, seed=5)
-        batches = samebits.GlobalBatch(sampler, model.parameters(), size=256, micro=16)
-        loader = DataLoader(data, batch_sampler=batches)
-        state = samebits.elastic.TorchState(model, optimizer, sampler=sampler)
-        ...
-        for step in batches.steps(loader):
-            optimizer.zero_grad()
-            for inputs, labels in step:
-                step.backward(F.cross_entropy(model(inputs), labels))
-            loss = step.reduce()
-            optimizer.step()
-            state.commit()
-
-    The gradient and the loss have the same bits in a world of any size, as long as the same kernels compute each
-    micro-batch: on one kind of device, with the same number of threads (OMP_NUM_THREADS). Generators are seeded for
-    each micro-batch. Batch statistics (BatchNorm) are not the same: a rank keeps those of its own micro-batches. Do not
-    wrap the model in DistributedDataParallel: the sum is computed here, in float32 or better, at about twice the cost
-    of DDP's ring.
+    Each global batch is split into micro-batches, which are dealt to the ranks present. Gradient and loss have the same
+    bits at any world size, if each micro-batch is computed by the same kernels: on one kind of device, with the same
+    number of threads (OMP_NUM_THREADS). Random numbers are seeded for each micro-batch. BatchNorm statistics are not
+    equal: a rank keeps those of its own micro-batches. Do not wrap the model in DistributedDataParallel: the sum is
+    computed here, in float32 or better, at about twice the cost of DDP's ring.
 
     Args:
-        sampler: the data position; it is part of the state.
-        parameters: whose gradients are summed; those without requires_grad are left out.
-        size: samples per global batch; the last of an epoch may have fewer.
-        micro: samples per micro-batch; the last of a global batch may have fewer.
+        sampler: the data position; also pass it to the state.
+        parameters: the parameters whose gradients are summed; those without ``requires_grad`` are left out.
+        size: samples per global batch; the last one of an epoch may have fewer.
+        micro: samples per micro-batch; the last one of a global batch may have fewer.
 
     Raises:
         UsageError: invalid sizes, no parameter needs a gradient, or one is sharded.
+
+    Example::
+
+        sampler = samebits.ElasticSampler(data, seed=5)
+        batches = samebits.GlobalBatch(sampler, model.parameters(), size=32, micro=8)
+        loader = DataLoader(data, batch_sampler=batches)
+        state = samebits.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+
+        @samebits.elastic.run
+        def train(state):
+            while state.epoch < 2:
+                for step in batches.steps(loader):
+                    optimizer.zero_grad()
+                    for inputs, labels in step:
+                        step.backward(F.mse_loss(model(inputs), labels))
+                    loss = step.reduce()  # over all 32 samples
+                    optimizer.step()
+                    state.commit()
+                state.epoch += 1
+                sampler.set_epoch(state.epoch)
+
+        train(state)
     """
 
     def __init__(self, sampler: ElasticSampler, parameters: Iterable[nn.Parameter], *, size: int, micro: int) -> None:
@@ -175,10 +182,13 @@ class GlobalBatch(Sampler[list[int]]):
         return sum(counts)
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Step]:
-        """Iterate over the remaining optimizer steps of the epoch.
+        """Iterate over the optimizer steps left in the epoch.
+
+        Each step yields this rank's micro-batches. ``step.backward(loss)`` adds a micro-batch's gradients;
+        ``step.reduce()`` sums them over all ranks into ``.grad`` and returns the loss of the global batch.
 
         Args:
-            loader: yields this rank's micro-batches, as a DataLoader with this object as its ``batch_sampler`` does.
+            loader: a DataLoader with this object as its ``batch_sampler``.
         """
         sizes = self._sizes()
         given = iter(loader)
@@ -193,7 +203,7 @@ class GlobalBatch(Sampler[list[int]]):
         return block_of(context.get_rank(), context.get_world_size(), self.count_of(size))
 
     def count_of(self, size: int) -> int:
-        """Return how many micro-batches ``size`` samples make."""
+        """Return the number of micro-batches in ``size`` samples."""
         return -(-size // self.micro)
 
     @property

@@ -23,15 +23,35 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(Sampler[int]):
-    """Splits an epoch's samples between the ranks and tracks the group's position.
+    """Split an epoch's samples among the ranks, and track the position of the whole group.
 
-    The order is a permutation drawn from (seed, epoch); rank r of n takes every n-th of the remaining samples. So that
-    all ranks take equally many steps, the last round is filled up from the beginning of the order.
+    The order is a permutation drawn from (seed, epoch). Rank r of n takes every n-th of the remaining samples. The last
+    round is filled up from the beginning of the order, so that all ranks take equally many steps.
 
     Args:
         dataset: anything with a length.
         shuffle: draw a new permutation every epoch; False: keep the order.
-        seed: the same on every rank.
+        seed: the same integer on every rank.
+
+    Example::
+
+        sampler = samebits.ElasticSampler(data, seed=5)
+        loader = DataLoader(data, batch_size=16, sampler=sampler)
+        state = samebits.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+
+        @samebits.elastic.run
+        def train(state):
+            while state.epoch < 2:
+                for number, (inputs, labels) in enumerate(loader):
+                    optimizer.zero_grad()
+                    F.mse_loss(model(inputs), labels).backward()
+                    sampler.record_batch(number, batch_size=16)
+                    optimizer.step()
+                    state.commit()
+                state.epoch += 1
+                sampler.set_epoch(state.epoch)
+
+        train(state)
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -55,11 +75,11 @@ class ElasticSampler(Sampler[int]):
         self._is_told_of_early = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. If it is already the current one, as after a recovery, keep the position.
+        """Begin an epoch. If it is the current one, as after a recovery, keep the position.
 
         Raises:
-            UsageError: inside ``samebits.elastic.run``, if it is neither the current epoch nor the next. A loop or a
-                framework that counts epochs in its own process starts again with 0 when the process is restarted.
+            UsageError: inside ``elastic.run``, an epoch other than the current one and the next. A counter that is not
+                part of the state restarts at 0 with its process.
         """
         if self.is_guarded and epoch not in (self.epoch, self.epoch + 1):
             caller = sys._getframe(1)
@@ -75,12 +95,14 @@ class ElasticSampler(Sampler[int]):
             self._go_to(0)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record that every rank has finished batch ``batch_idx`` (from 0) of this iteration.
+        """Record that every rank has used a batch. Call it before ``optimizer.step()``.
 
-        ``batch_size`` is the loader's; for the last batch of an epoch it may also be the smaller size of that batch.
+        Args:
+            batch_idx: number of the batch, from 0 in each iteration over the loader.
+            batch_size: the loader's batch size; for the last batch of an epoch also its own, smaller size.
 
         Raises:
-            UsageError: no loader of this rank can have yielded so many samples yet.
+            UsageError: this rank's loader has not yielded so many samples yet.
         """
         if not self._share and len(self.dataset):
             self._warn_of_an_early_iteration()
@@ -90,11 +112,11 @@ class ElasticSampler(Sampler[int]):
         self._record(taken, self._share[self._taken : taken])
 
     def record_indices(self, indices: Collection[int]) -> None:
-        """Record that this rank has finished these samples, and every other rank as many of its own."""
+        """Record that this rank has used these samples, and every other rank as many of its own."""
         self._record(self._taken + len(indices), [int(index) for index in indices])
 
     def record_samples(self, count: int, own: Sequence[int] = ()) -> None:
-        """Record that all ranks together have finished ``count`` more samples of :meth:`rest_of_epoch`.
+        """Record that all ranks together have used the next ``count`` samples of :meth:`rest_of_epoch`.
 
         Args:
             count: samples of all ranks.
@@ -106,7 +128,7 @@ class ElasticSampler(Sampler[int]):
         self._go_to(min(self.consumed + count, len(self.dataset)))
 
     def rest_of_epoch(self) -> list[int]:
-        """Return the unfinished samples of this epoch in order, the same on every rank."""
+        """Return the indices of this epoch's unused samples in order, the same on every rank."""
         self._go_to(self.consumed)
         if self.on_iterate is not None:
             self.on_iterate(self.consumed > 0)

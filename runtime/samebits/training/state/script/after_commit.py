@@ -33,7 +33,7 @@ _CHANGES = ("append", "step", "update", "update_parameters", "record_batch", "re
 
 
 def loop_around(frame: FrameType) -> tuple[list[dis.Instruction], int, int]:
-    """The instructions of the frame's code; where the innermost loop around its present one begins and ends.
+    """Return the instructions of the frame's code; where the innermost loop around its present one begins and ends.
 
     Both places are -1 where there is no loop.
     """
@@ -190,7 +190,7 @@ def line_after(commit: Instruction) -> str:
 
 
 def change_after_commit(frame: FrameType, state: object, values: Mapping[str, Any]) -> tuple[int, str] | None:
-    """The first change of the state after the commit that this frame is in: its line, and what it is.
+    """Return the first change of the state after the commit that this frame is in: its line, and what it is.
 
     Args:
         state, values: the object that is committed, and what it holds by name.
@@ -234,7 +234,7 @@ def _names(code: list[dis.Instruction]) -> Iterator[str]:
 
 
 def _is_assigned(code: list[dis.Instruction], name: str) -> bool:
-    """Whether ``a.name = …`` or ``a.name += …`` begins the code, ``a`` being its first instruction's."""
+    """Return whether ``a.name = …`` or ``a.name += …`` begins the code, ``a`` being its first instruction's."""
     line = code[0].positions.lineno if code[0].positions else None
     if code[1].opname == "STORE_ATTR":
         return True
