@@ -231,32 +231,6 @@ class ReducerGroup(dist.ProcessGroup):
         return dist.Backend.GLOO
 
 
-_COLLECTIVES = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-)
-_PAIRWISE = ("recv", "recv_anysource", "send")
-
-
 def _method(name: str, launch: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
     def method(self: BreakableGroup, *args: Any, **kwargs: Any) -> dist.Work:
         return launch(self, name, *args, **kwargs)
@@ -266,7 +240,7 @@ def _method(name: str, launch: Callable[..., dist.Work]) -> Callable[..., dist.W
     return method
 
 
-for _name in _COLLECTIVES:
+for _name in torch_private.COLLECTIVES:
     setattr(BreakableGroup, _name, _method(_name, BreakableGroup.collective))
-for _name in _PAIRWISE:
+for _name in torch_private.PAIRWISE:
     setattr(BreakableGroup, _name, _method(_name, BreakableGroup.pairwise))
