@@ -74,8 +74,10 @@ def hanging_item() -> None:
 
 
 def alone() -> None:
-    """A job of one process: what a commit and a CUDA graph may hold."""
+    """A job of one process: its current device, what a commit and a CUDA graph may hold."""
+    torch.accelerator.set_device_index(torch.accelerator.device_count() - 1)
     samebits.init()
+    print("on", torch.accelerator.current_device_index())
     device = torch.device(backend.NAME, 0)
     model = DistributedDataParallel(torch.nn.Linear(2, 1, device=device), device_ids=[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

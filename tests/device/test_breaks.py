@@ -37,10 +37,11 @@ def test_a_result_that_is_read_after_an_abort_is_not_believed() -> None:
 
 
 def test_a_commit_behind_a_break_is_none_and_no_graph_holds_a_step_or_a_collective(tmp_path: Path) -> None:
-    ran = run("alone", folder=tmp_path)
+    ran = run("alone", folder=tmp_path, TRIAL_DEVICES="2")
     step = ["forward refused True", "step refused True"]
     graph = "collective refused True True"
-    assert ran.stdout.splitlines() == ["from 0", *step, *step, "from 1", *step, *step, graph, "ended at 3"], ran.stderr
+    told = ["on 0", "from 0", *step, *step, "from 1", *step, *step, graph, "ended at 3"]
+    assert ran.stdout.splitlines() == told, ran.stderr
 
 
 def test_an_abort_that_hangs_ends_the_process_with_its_own_status() -> None:

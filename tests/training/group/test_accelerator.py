@@ -59,6 +59,7 @@ class World:
             device.stop_device = lambda index: self.calls.append(f"stop {index}")
             device.restart_device = lambda index: self.calls.append(f"restart {index}")
         monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+        monkeypatch.setattr(torch.accelerator, "set_device_index", lambda one: self.calls.append(f"on {one.index}"))
         monkeypatch.setattr(torch_private, "subgroups_of", lambda _: [self.sub])
         monkeypatch.setattr(gloo, "cut", lambda _: self.calls.append("keys cut"))
         self.breaker = Breaker("generation 3")
@@ -78,7 +79,7 @@ class World:
         self.link.connect()
 
 
-CONNECTED = ("init nccl", "default.eager_connect_single_device")
+CONNECTED = ("init nccl", "on 1", "default.eager_connect_single_device")
 NCCL = ("eager_connect_single_device", "_group_start", "_group_end")
 HCCL = ("eager_connect_single_device", "abort_hccl_comm")
 
@@ -91,7 +92,7 @@ def test_nvidia_communicators_are_aborted_together(monkeypatch: pytest.MonkeyPat
     world.link.end(cuts=False)
     assert world.calls == [
         *CONNECTED,
-        *("keys cut", "default._group_start", "sub.abort", "default.abort", "default._group_end"),
+        *("keys cut", "on 1", "default._group_start", "sub.abort", "default.abort", "default._group_end"),
     ]
 
 
@@ -123,7 +124,7 @@ def test_ascend_device_is_stopped_until_the_group_is_given_up(monkeypatch: pytes
     world.link.end(cuts=False)
     assert world.calls == [
         *CONNECTED,
-        *("keys cut", "stop 1", "sub.abort_hccl_comm", "default.abort_hccl_comm", "restart 1"),
+        *("keys cut", "stop 1", "on 1", "sub.abort_hccl_comm", "default.abort_hccl_comm", "restart 1"),
     ]
 
 
@@ -131,7 +132,7 @@ def test_idle_group_is_dropped_and_its_device_keeps_running(monkeypatch: pytest.
     world = World(monkeypatch, *HCCL, stops=True)
     world.connect(monkeypatch)
     world.link.end(cuts=True)
-    assert world.calls == [*CONNECTED, "keys cut", "sub.abort_hccl_comm", "default.abort_hccl_comm"]
+    assert world.calls == [*CONNECTED, "keys cut", "on 1", "sub.abort_hccl_comm", "default.abort_hccl_comm"]
 
 
 def test_late_break_does_not_stop_the_next_generations_device(monkeypatch: pytest.MonkeyPatch) -> None:

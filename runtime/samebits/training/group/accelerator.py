@@ -119,11 +119,15 @@ class AcceleratorLink:
         try:
             self._breaker.check()  # a break may have come before there was anything to abort
             if self._device.index is not None:
-                run_breakable(self._breaker, lambda: torch_private.connect_device(pg, self._device), "samebits-connect")
+                run_breakable(self._breaker, functools.partial(self._connect_device, pg), "samebits-connect")
         except BaseException:
             torch_private.uninstall_default_group(pg)  # no other code knows of it yet
             raise
         return pg, store
+
+    def _connect_device(self, pg: dist.ProcessGroup) -> None:
+        devices.use(self._device)
+        torch_private.connect_device(pg, self._device)
 
     def launched(self) -> int | None:
         """As :meth:`.group.Group.launched`."""
@@ -177,6 +181,7 @@ class AcceleratorLink:
                 self._has_stopped_device = devices.stop(self._device)
             pg = self._pg()
             if pg is not None:
+                devices.use(self._device)
                 torch_private.abort_groups([*torch_private.subgroups_of(pg), pg], self._device)
         except RuntimeError as error:  # the watchdog finds a thread that does not come out
             log.warn(f"aborting {self._breaker.name} failed: {error}")
