@@ -22,13 +22,18 @@ import samebits
 from samebits.errors import GenerationEndedError, UsageError
 from samebits.training.group import device as devices
 from samebits.training.group import transfer
-from samebits.training.group.group import form_alone
+from samebits.training.group.group import form_alone, is_communication_failure
 from samebits.training.process import context
 from samebits.training.process.device_view import DeviceView, wait_for_memory
 from samebits.training.run import watchdog
 from tests.device import backend
+from tests.device.script import sha256_of
 
 BREAK_RETURNS_WITHIN_S = 2.0
+QUEUED_S = 6 * watchdog.STUCK_LOOKS * watchdog.LOOK_EVERY_S
+"""Longer than a thread may be at rest in a collective."""
+FIRST_STEPS, STEPS_EACH = 7, 3
+"""After the first steps, commits are no longer looked at for changes of the weights."""
 
 
 def undefined() -> None:
@@ -69,8 +74,10 @@ def hanging_item() -> None:
 
 
 def alone() -> None:
-    """A job of one process: what a commit and a CUDA graph may hold."""
+    """A job of one process: its current device, what a commit and a CUDA graph may hold."""
+    torch.accelerator.set_device_index(torch.accelerator.device_count() - 1)
     samebits.init()
+    print("on", torch.accelerator.current_device_index())
     device = torch.device(backend.NAME, 0)
     model = DistributedDataParallel(torch.nn.Linear(2, 1, device=device), device_ids=[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -104,8 +111,115 @@ def alone() -> None:
                 group.break_("a test")  # a peer is lost between a step and its commit
             state.commit()
 
+        if state.step == 3:
+            graphs_hold_no_collective(module, rows)
+
     train(state)
     print("ended at", state.step)
+
+
+def graphs_hold_no_collective(module: Any, rows: torch.Tensor) -> None:
+    """A collective of the script's own is refused while a graph is captured, and runs outside."""
+    module.captures = True
+    try:
+        dist.all_reduce(rows)
+    except UsageError as error:
+        print("collective refused", str(error).startswith("breaks.py:"), "Fix:" in str(error), flush=True)
+    finally:
+        module.captures = False
+    dist.all_reduce(rows)
+
+
+def long_queue() -> None:
+    """A rank whose device is far behind is no hung one, though it is at rest in a read of the script's own."""
+    samebits.init()
+    device = torch.device(backend.NAME, 0)
+    model = torch.nn.Linear(2, 1, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = samebits.elastic.TorchState(model, optimizer, step=0)
+    module: Any = torch.get_device_module(device)
+    process = context.current("a test")
+    slow = [0]
+
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
+        while state.step < 2:
+            loss = model(torch.ones(2, 2, device=device)).sum()
+            loss.backward()
+            if state.step in slow:
+                slow.clear()
+                module.sleep(QUEUED_S)
+                threading.Timer(0.2, process.agent.on_break, ("a test",)).start()
+                print("read", loss.item() == loss.item(), flush=True)
+            optimizer.step()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    print("ended at", state.step)
+
+
+def run_ahead(broken_at: int = 0) -> None:
+    """How often the host waits for the device in a step; what a break leaves behind a commit that is still queued.
+
+    Args:
+        broken_at: the step of the break; 0 for none.
+    """
+    samebits.init()
+    torch.manual_seed(3)
+    device = torch.device(backend.NAME, 0)
+    module: Any = torch.get_device_module(device)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1, device=device), device_ids=[0])
+    total = torch.zeros(4, device=device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    state = samebits.elastic.TorchState(model, optimizer, step=0)
+    rows, breaks = torch.ones(2, 4, device=device), [broken_at]
+
+    def group() -> Any:
+        return context.current("a test").group
+
+    ways: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "reduces": lambda: dist.all_reduce(total),
+        "sends": lambda: group().pg.send([total], 0, 0),
+    }
+
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
+        while state.step < FIRST_STEPS + STEPS_EACH * len(ways):
+            way = list(ways)[max(0, state.step - FIRST_STEPS) // STEPS_EACH]
+            before = module.waits()
+            optimizer.zero_grad()
+            model(rows).square().mean().backward()
+            optimizer.step()
+            state.step += 1
+            ways[way]()
+            state.commit()
+            waited = module.waits() - before
+            if [state.step] == breaks:
+                breaks.clear()
+                group().break_("a test")
+            if (state.step - FIRST_STEPS) % STEPS_EACH == 0 and state.step > FIRST_STEPS and not broken_at:
+                print(way, waited, flush=True)
+
+    train(state)
+    print(sha256_of(model))
+
+
+def waiting_pair() -> None:
+    """A receive from a peer that is gone ends with the group, or else the process does."""
+    device = torch.device(backend.NAME, 0)
+    group = form_alone(device)
+    on_break = watchdog.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
+    torch.get_device_module(device).hold_collectives(True)
+    rows = torch.ones(4, device=device)
+    work = group.pg.recv([rows], 0, 0)
+    threading.Timer(0.2, on_break, ("a test",)).start()
+    try:
+        work.wait()
+        print("read", rows[0].item(), flush=True)
+    except Exception as error:
+        print("left", is_communication_failure(error))
 
 
 def lost_context(hangs: bool) -> None:
@@ -136,6 +250,10 @@ CASES = {
     "undefined": undefined,
     "hanging_abort": hanging_abort,
     "hanging_item": hanging_item,
+    "long_queue": long_queue,
+    "waiting_pair": waiting_pair,
+    "run_ahead": run_ahead,
+    "break_behind_a_commit": lambda: run_ahead(FIRST_STEPS + 2),
     "failing_context": lambda: lost_context(False),
     "hanging_context": lambda: lost_context(True),
 }

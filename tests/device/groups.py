@@ -1,14 +1,15 @@
-"""``python groups.py COUNT``: form, use and break a group of one on the device this often; report what is left.
+"""``python groups.py COUNT [DEVICE]``: form, use and break a group of one this often on the device; report leaks.
 
 First, one is broken while it connects to a peer that is gone. It is a separate process, so that all its resources
-belong to its groups. The last line is JSON: descriptors, threads, resident and device memory after the first cycles and
-after the last one.
+belong to its groups. The last line is JSON: by how much descriptors, threads, resident and device memory, and names in
+/dev/shm have grown from the first cycles to the last one.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import threading
 import time
@@ -115,19 +116,24 @@ def settled() -> Holding:
 _PID = int(Path("/proc/self").resolve().name)
 
 
+def held(device: torch.device) -> dict[str, int]:
+    """Return what the process holds, by name, with the names of NCCL's segments or of their stand-ins."""
+    names = len(list(Path(os.environ.get("TRIAL_SHARED_MEMORY", "/dev/shm")).glob("nccl-*")))
+    return asdict(settled()) | {"device_bytes": memory_bytes(device), "names": names}
+
+
 def main() -> None:
-    count, device = int(sys.argv[1]), devices.choose(None, 0)
+    count, device = int(sys.argv[1]), devices.choose(sys.argv[2] if len(sys.argv) > 2 else None, 0)
     for _ in range(WARM):
         cycle(device)
     left_s = break_while_it_connects(device) if device.type in TWO_RANKS_IN_A_PROCESS else None
-    early, early_bytes = settled(), memory_bytes(device)
+    early = held(device)
     began_s = time.monotonic()
     for _ in range(count):
         cycle(device)
     each_s = (time.monotonic() - began_s) / count
-    late, late_bytes = settled(), memory_bytes(device)
-    told = {"left_s": left_s, "each_s": each_s, "early": asdict(early), "late": asdict(late)}
-    print(json.dumps(told | {"device_bytes_early": early_bytes, "device_bytes_late": late_bytes}))
+    late = held(device)
+    print(json.dumps({"left_s": left_s, "each_s": each_s, "grown": {name: late[name] - early[name] for name in early}}))
 
 
 if __name__ == "__main__":

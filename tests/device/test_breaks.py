@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import AbortHungError, StuckError
+from tests.device import backend
+from tests.device.checks import FOLDER, LEFT_WITHIN_S, WHOLE, grown
 from tests.device.test_backend import BUILD_S, ROOT
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(BUILD_S)]
@@ -35,9 +37,11 @@ def test_a_result_that_is_read_after_an_abort_is_not_believed() -> None:
 
 
 def test_a_commit_behind_a_break_is_none_and_no_graph_holds_a_step_or_a_collective(tmp_path: Path) -> None:
-    ran = run("alone", folder=tmp_path)
+    ran = run("alone", folder=tmp_path, TRIAL_DEVICES="2")
     step = ["forward refused True", "step refused True"]
-    assert ran.stdout.splitlines() == ["from 0", *step, *step, "from 1", *step, *step, "ended at 3"], ran.stderr
+    graph = "collective refused True True"
+    told = ["on 0", "from 0", *step, *step, "from 1", *step, *step, graph, "ended at 3"]
+    assert ran.stdout.splitlines() == told, ran.stderr
 
 
 def test_an_abort_that_hangs_ends_the_process_with_its_own_status() -> None:
@@ -52,6 +56,34 @@ def test_a_scripts_own_read_that_no_abort_ends_is_found() -> None:
     assert "hanging_item" in ran.stderr, "the place is named"
 
 
+def test_a_rank_whose_device_is_far_behind_is_no_hung_one(tmp_path: Path) -> None:
+    ran = run("long_queue", folder=tmp_path)
+    assert (ran.stdout, ran.returncode) == ("read True\nended at 2\n", 0), ran.stderr
+
+
+def test_the_host_waits_for_collectives_alone_and_a_break_leaves_the_last_commit(tmp_path: Path) -> None:
+    ended = []
+    for case in ("run_ahead", "break_behind_a_commit"):
+        (folder := tmp_path / case).mkdir()
+        ran = run(case, folder=folder, TRIAL_LAG_US="2000")
+        assert ran.returncode == 0, ran.stderr
+        *told, last = ran.stdout.splitlines()
+        assert case != "run_ahead" or told == ["nothing 1", "reduces 2", "sends 2"]
+        ended.append(last)
+    assert ended[0] == ended[1], "a break has changed the bits"
+
+
+def test_a_receive_from_a_lost_peer_ends_with_the_group() -> None:
+    ran = run("waiting_pair")
+    assert (ran.stdout, ran.returncode) == ("left True\n", 0), ran.stderr
+
+
+def test_a_receive_that_an_abort_does_not_reach_ends_the_process() -> None:
+    ran = run("waiting_pair", TRIAL_ABORT="pairs")
+    assert (ran.stdout, ran.returncode) == ("", StuckError.exit_code), ran.stderr
+    assert "waiting_pair" in ran.stderr, "the place is named"
+
+
 @pytest.mark.parametrize("how", ["failing", "hanging"])
 def test_a_lost_context_is_no_lost_peer(how: str) -> None:
     ran = run(f"{how}_context")
@@ -63,10 +95,19 @@ def test_a_replacement_waits_for_memory_that_is_freed_late(tmp_path: Path) -> No
     assert (ran.stdout, ran.returncode) == ("waited True\ngot True\n", 0), ran.stderr
 
 
-def test_nothing_grows_over_a_hundred_generations() -> None:
-    """Threads, descriptors, the host's memory and the device's, with an abort at the end of each generation."""
-    command = [sys.executable, "-m", "tests.device", "--made-up", "--only", "groups"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S, check=False)
+@pytest.mark.parametrize("kind", [backend.NAME, "cpu"])
+def test_nothing_grows_over_a_hundred_generations(kind: str, tmp_path: Path) -> None:
+    """Threads, descriptors, memory and names in /dev/shm, with an abort at the end of each generation."""
+    path = f"{backend.autoload_folder(tmp_path)}{os.pathsep}{ROOT}"
+    ran = subprocess.run(
+        [sys.executable, str(FOLDER / "groups.py"), str(WHOLE.cycles), kind],
+        env=os.environ | {"PYTHONPATH": path, "TRIAL_SHARED_MEMORY": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     told = json.loads(ran.stdout.splitlines()[-1])
-    assert (told["passed"], ran.returncode) == (2, 0), ran.stdout + ran.stderr
-    assert "100 times" in told["checks"][0]["check"]
+    assert grown(told, WHOLE.cycles) == [] and list(tmp_path.glob("nccl-*")) == []
+    assert kind == "cpu" or told["left_s"] <= LEFT_WITHIN_S, "a peer that died while it connected was waited for"

@@ -28,6 +28,7 @@ from tests.system.processes import (
     PATIENCE,
     REPOSITORY,
     Command,
+    FairClock,
     Running,
     Starter,
     environment_of_tests,
@@ -45,6 +46,7 @@ MARKED = (PROBE, RIDER, BETWEEN, PROBE.with_name("on_host.py"), PROBE.with_name(
 Value = TypeVar("Value")
 
 POLL_S = 0.01
+LOOK_S = 0.5
 SHOWN_LINES = 12
 WAIT_S = 60.0 * PATIENCE
 FINISH_S = 150.0 * PATIENCE
@@ -164,12 +166,18 @@ class JobFolder:
         return self.wait_until(look, what, timeout_s)
 
     def wait_until(self, found: Callable[[], Value | None], what: str, timeout_s: float = WAIT_S) -> Value:
-        """Return the function's result once it is not None."""
-        deadline = time.monotonic() + timeout_s
+        """Return the function's result once it is not None; time in which the job gets no core does not count."""
+        clock, look_s = FairClock(self._awaited), 0.0
         while (value := found()) is None:
-            assert time.monotonic() < deadline, f"no {what} within {timeout_s:g} s\n{self.tails()}"
+            if time.monotonic() >= look_s:
+                assert clock.passed_s() < timeout_s, f"no {what} within {timeout_s:g} s\n{self.tails()}"
+                look_s = time.monotonic() + LOOK_S
             time.sleep(POLL_S)
         return value
+
+    def _awaited(self) -> Iterable[int]:
+        """Return the processes that a wait is for, ended ones included; none: every second counts."""
+        return ()
 
     def steps(self, rank: int) -> list[Step]:
         """Return everything the probe printed, repeated steps included."""
@@ -289,6 +297,10 @@ class Job(JobFolder):
 
     # ---- processes
 
+    def _awaited(self) -> Iterable[int]:
+        started = (*self._workers.values(), self._scheduler)
+        return [one.pid for one in started if one is not None]
+
     @property
     def scheduler(self) -> Running:
         assert self._scheduler is not None, "the scheduler was not started"
@@ -339,15 +351,13 @@ class Job(JobFolder):
 
     def wait_ended(self, timeout_s: float = FINISH_S) -> dict[str | int, int]:
         """Return the exit status of every process, once all have ended."""
-        deadline = time.monotonic() + timeout_s
-        statuses: dict[str | int, int] = {}
-        try:
-            for rank, worker in self._workers.items():
-                statuses[rank] = worker.wait(max(1.0, deadline - time.monotonic()))
-            statuses["scheduler"] = self.scheduler.wait(max(1.0, deadline - time.monotonic()))
-        except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.tails()}") from None
-        return statuses
+        running: dict[str | int, Running] = {**self._workers, "scheduler": self.scheduler}
+
+        def are_over() -> bool | None:
+            return None if any(one.is_alive() for one in running.values()) else True
+
+        self.wait_until(are_over, "end of all processes", timeout_s)
+        return {name: one.wait() for name, one in running.items()}
 
     def wait_finished(self, timeout_s: float = FINISH_S) -> str:
         """Return the job's sha256, once every process has exited with 0 and no survivor was replaced."""

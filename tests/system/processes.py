@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -65,6 +65,36 @@ class Command:
         if self.module:
             return ["-m", self.module, *self.args]
         return [*(SAMEBITS if self.script is None else (str(self.script),)), *self.args]
+
+
+class FairClock:
+    """Seconds since it was made, without those in which a watched process was ready to run and had no core.
+
+    On a machine with many more runnable processes than cores these are most of them. Counts the main thread's, as
+    /proc/PID/schedstat has them (kernel's Documentation/scheduler/sched-stats.rst).
+
+    Args:
+        pids: those watched now.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        self._pids = pids
+        self._passed_s, self._at_s, self._queued_ns = 0.0, time.monotonic(), self._queued()
+
+    def passed_s(self) -> float:
+        """Return them."""
+        now_s, queued_ns = time.monotonic(), self._queued()
+        kept_ns = max((ns - self._queued_ns.get(pid, ns) for pid, ns in queued_ns.items()), default=0)
+        self._passed_s += max(0.0, now_s - self._at_s - kept_ns / 1e9)
+        self._at_s, self._queued_ns = now_s, queued_ns
+        return self._passed_s
+
+    def _queued(self) -> dict[int, int]:
+        found = {}
+        for pid in self._pids():
+            with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended
+                found[pid] = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+        return found
 
 
 class Starter(Protocol):

@@ -49,6 +49,20 @@ def stepped(ddp: DistributedDataParallel, times: int) -> DistributedDataParallel
     return ddp
 
 
+def test_launches_on_torchs_own_groups_are_told_before(group: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in (*torch_private.COLLECTIVES, *torch_private.PAIRWISE) if hasattr(dist.ProcessGroup, name)]
+    assert {"allreduce", "broadcast", "barrier", "send", "recv", "_allgather_base"} <= set(names)
+    for name in names:
+        monkeypatch.setattr(dist.ProcessGroup, name, getattr(dist.ProcessGroup, name))  # put back afterwards
+    told: list[int] = []
+    torch_private.before_launches(lambda: told.append(1))
+    torch_private.before_launches(lambda: told.append(2))  # it is installed already
+    rows = torch.ones(3)
+    dist.all_reduce(rows)
+    dist.barrier()
+    assert (told, rows.tolist()) == ([1, 1], [1, 1, 1])
+
+
 def test_group_is_made_and_reduces(group: Made) -> None:
     pg, _, _ = group
     rows = torch.ones(3)

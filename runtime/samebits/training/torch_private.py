@@ -119,6 +119,70 @@ def aborts_one_by_one(group: dist.ProcessGroup, device: torch.device) -> bool:
     return device.type == "cuda" and not hasattr(backend_of(group, device), "_group_start")
 
 
+COLLECTIVES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
+"""Methods of a group that every rank calls, in one version of torch or another."""
+PAIRWISE = ("recv", "recv_anysource", "send")
+
+
+def before_launches(told: Callable[[], object]) -> None:
+    """Call ``told`` before each collective, send or receive that Python launches on a group of torch's own class.
+
+    Installed once per process. Relies on ``ProcessGroup`` being a class whose methods can be replaced. Those that C++
+    launches (DDP's reducer, a compiled graph) are not seen.
+    """
+    kind: Any = dist.ProcessGroup
+    for name in (*COLLECTIVES, *PAIRWISE):
+        method = getattr(kind, name, None)
+        if method is not None and not hasattr(method, "__wrapped__"):
+            setattr(kind, name, _told_before(method, told))
+
+
+def _told_before(method: Callable[..., dist.Work], told: Callable[[], object]) -> Callable[..., dist.Work]:
+    @functools.wraps(method)
+    def launch(*args: Any, **kwargs: Any) -> dist.Work:
+        told()
+        return method(*args, **kwargs)
+
+    return launch
+
+
+def launched(groups: Sequence[dist.ProcessGroup], device: torch.device) -> int | None:
+    """Return how many collectives these groups have launched for the device; None if a backend cannot tell.
+
+    Sends and receives do not count. Relies on ``_get_sequence_number_for_group`` of a backend, which ProcessGroupNCCL
+    raises with each collective; HCCL's and that of torch's second NCCL backend are not relied on.
+    """
+    backends: list[Any] = [backend_of(group, device) for group in groups]
+    if any(hasattr(one, "abort_hccl_comm") for one in backends) or aborts_one_by_one(groups[-1], device):
+        return None
+    try:
+        return sum(int(one._get_sequence_number_for_group()) for one in backends)
+    except (AttributeError, RuntimeError):
+        return None
+
+
 def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
     """Abort the communicators of these groups, the default one last; callable from any thread.
 

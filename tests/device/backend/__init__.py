@@ -4,7 +4,7 @@
 It is compiled once for each version of torch; ``register`` makes it torch's accelerator under the name ``trial``. A
 script needs no change: with :func:`autoload_folder` in PYTHONPATH, ``import torch`` loads it as it loads every
 installed device backend. TRIAL_DEVICES and TRIAL_DEVICE_BYTES set the number of such devices and the memory of each;
-TRIAL_STOPS=1 makes it end its collectives as Ascend's does.
+TRIAL_STOPS=1 makes it end its collectives as Ascend's does; TRIAL_LAG_US lets it fall behind the host.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ def _module(built: Any) -> ModuleType:
     module.total_memory = built.total_memory
     module.lose_context = built.lose_context
     module.hold_collectives = built.hold_collectives
+    module.waits = built.waits
+    module.sleep = built.sleep
     module.is_current_stream_capturing = lambda: module.captures
     module.captures = False  # there are no graphs; a test says that one is being captured
     for name in ("stop_device", "restart_device"):

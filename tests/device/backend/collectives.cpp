@@ -7,8 +7,13 @@
 //
 // TRIAL_ABORT=undefined: as NCCL's kernels, a collective is awaited by the stream and not by wait(), and one that is
 // aborted ends without an error and leaves any bytes in its output. TRIAL_ABORT=hangs: abort() never returns.
-// TRIAL_ABORT=unheard: awaited by the stream as well, and never ended by abort(). Collectives that are launched while
+// TRIAL_ABORT=unheard: awaited by the stream as well, and never ended by abort(). TRIAL_ABORT=pairs: likewise for
+// sends and receives only, as NCCL2's abort leaves the communicators of pairs. Collectives that are launched while
 // hold_collectives(true) is in force wait as for a peer that is gone.
+//
+// As with NCCL, a communicator that is still connecting can be aborted only if TORCH_NCCL_USE_COMM_NONBLOCKING=1: else
+// abort() waits for the connecting call, which waits for a dead peer for ever (pytorch#103264). Each communicator has a
+// name in the folder TRIAL_SHARED_MEMORY, as NCCL's have in /dev/shm; a killed process leaves it behind (nccl#525).
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -27,6 +32,7 @@
 #include <thread>
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 
@@ -43,6 +49,30 @@ bool aborts(const char* how) {
   static const char* set = std::getenv("TRIAL_ABORT");
   return set != nullptr && std::string(set) == how;
 }
+
+bool is_nonblocking() {
+  const char* set = std::getenv("TORCH_NCCL_USE_COMM_NONBLOCKING");
+  return ends_by_stop() || (set != nullptr && std::string(set) == "1");
+}
+
+// The name of a communicator in shared memory, or in the folder that stands for it.
+class SharedName {
+ public:
+  SharedName() {
+    const char* folder = std::getenv("TRIAL_SHARED_MEMORY");
+    if (folder == nullptr) return;
+    path_ = std::string(folder) + "/nccl-XXXXXX";
+    const int made = mkstemp(path_.data());
+    TORCH_CHECK(made >= 0, "trial: no name in ", folder);
+    close(made);
+  }
+  ~SharedName() {
+    if (!path_.empty()) unlink(path_.c_str());
+  }
+
+ private:
+  std::string path_;
+};
 
 using Bytes = std::vector<char>;
 using Task = std::function<void()>;
@@ -76,7 +106,7 @@ struct Work final : c10d::Work {
     for (const auto& one : outputs_) std::memset(on_host(one).data_ptr(), 0x5a, one.nbytes());
   }
   bool wait(std::chrono::milliseconds timeout) override {
-    if (!aborts("undefined") && !aborts("unheard")) return c10d::Work::wait(timeout);
+    if (!aborts("undefined") && !aborts("unheard") && !aborts("pairs")) return c10d::Work::wait(timeout);
     add_to_stream([ended = has_ended_] { ended.wait(); });
     return true;
   }
@@ -148,10 +178,12 @@ class Collectives final : public c10d::Backend {
   }
 
   void abort() override {
-    while (aborts("hangs")) std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));
+    while (aborts("hangs") || (is_connecting_ && !is_nonblocking()))
+      std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));
     if (!ends_by_stop() && !aborts("unheard")) give_up();
   }
   void shutdown() override { abort(); }
+  uint64_t getSequenceNumberForGroup() override { return launched_; }  // without sends and receives, as NCCL's
 
   void give_up() {
     {
@@ -245,6 +277,7 @@ class Collectives final : public c10d::Backend {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       check();
+      launched_ += type != c10d::OpType::UNKNOWN && !is_pairwise(type);
       tasks_.emplace_back(work, std::move(task));
     }
     changed_.notify_all();
@@ -264,7 +297,7 @@ class Collectives final : public c10d::Backend {
         if (work->retrieveOpType() != c10d::OpType::UNKNOWN) {
           connect();
           while (are_held) {
-            check();
+            if (!aborts("pairs") || !is_pairwise(work->retrieveOpType())) check();
             std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));
           }
         }
@@ -284,6 +317,8 @@ class Collectives final : public c10d::Backend {
     }
   }
 
+  static bool is_pairwise(c10d::OpType type) { return type == c10d::OpType::SEND || type == c10d::OpType::RECV; }
+
   void check() {
     TORCH_CHECK(!has_stopped(), "FORCE STOP. The device is stopped");
     if (aborted_) C10_THROW_ERROR(DistBackendError, "trial communicator was aborted");
@@ -291,6 +326,8 @@ class Collectives final : public c10d::Backend {
 
   void connect() {
     if (connected_) return;
+    is_connecting_ = true;
+    const auto over = c10::make_scope_exit([this] { is_connecting_ = false; });
     const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const Descriptor closed_at_the_end{listener};
     sockaddr_in own{};
@@ -376,6 +413,9 @@ class Collectives final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<int> peers_;
   bool connected_ = false;
+  std::atomic<bool> is_connecting_{false};
+  uint64_t launched_ = 0;
+  SharedName name_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::pair<c10::intrusive_ptr<Work>, Task>> tasks_;

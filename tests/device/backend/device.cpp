@@ -7,6 +7,9 @@
 // An address of this device is an address in a range without any rights (PROT_NONE); its bytes lie at the same offset
 // of a second range that only this file knows. A copy on a stream other than the first waits in that stream's queue
 // until somebody waits for the stream, or for an event that was recorded in it afterwards.
+//
+// TRIAL_LAG_US makes it slow: each operation takes so many microseconds more of the device's time, which passes while
+// the host runs ahead. Whatever waits for the device waits for that time as well, and is counted (waits()).
 
 #include <sys/mman.h>
 
@@ -35,6 +38,7 @@
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
@@ -80,6 +84,47 @@ size_t held_by_others() {
   size_t held = 0;
   std::ifstream(path) >> held;
   return held;
+}
+
+// ---- time of the device's own
+
+using Clock = std::chrono::steady_clock;
+
+// When the device will have done what it was given; the host is only here ahead of it.
+class Lag {
+ public:
+  void one_more() {
+    if (each_.count() == 0) return;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    until_ = std::max(until_, Clock::now()) + each_;
+  }
+  Clock::time_point until() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return until_;
+  }
+  void wait(Clock::time_point until) {
+    if (is_of_an_operation || until <= Clock::now()) return;
+    ++waits_;
+    std::this_thread::sleep_until(until);
+  }
+  void wait() { wait(until()); }
+  size_t waits() const { return waits_; }
+
+  // Copies between the host and the device that an operation is made of here are none on a real device.
+  static thread_local bool is_of_an_operation;
+
+ private:
+  const std::chrono::microseconds each_{setting("TRIAL_LAG_US", 0)};
+  mutable std::mutex mutex_;
+  Clock::time_point until_;
+  std::atomic<size_t> waits_{0};
+};
+
+thread_local bool Lag::is_of_an_operation = false;
+
+Lag& lag() {
+  static auto* one = new Lag();
+  return *one;
 }
 
 thread_local c10::DeviceIndex current_device = 0;
@@ -184,6 +229,7 @@ REGISTER_ALLOCATOR(KIND, &the_allocator);
 struct Event {
   c10::Stream stream;
   size_t position;
+  Clock::time_point until;
 };
 
 class Queues {
@@ -284,13 +330,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_streams[stream.device_index()] = stream.id();
     return before;
   }
-  bool queryStream(const c10::Stream& stream) const override { return queues().is_idle(stream); }
-  void synchronizeStream(const c10::Stream& stream) const override { queues().run(stream); }
-  void synchronizeDevice(c10::DeviceIndex device) const override { queues().run_all(device); }
+  bool queryStream(const c10::Stream& stream) const override {
+    return queues().is_idle(stream) && lag().until() <= Clock::now();
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    queues().run(stream);
+    lag().wait();
+  }
+  void synchronizeDevice(c10::DeviceIndex device) const override {
+    queues().run_all(device);
+    lag().wait();
+  }
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
     delete static_cast<Event*>(*event);
-    *event = new Event{stream, queues().length(stream)};
+    *event = new Event{stream, queues().length(stream), lag().until()};
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
@@ -302,11 +356,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void* event) const override {
     const auto* one = static_cast<Event*>(event);
-    return one == nullptr || queues().has_reached(one->stream, one->position);
+    return one == nullptr || (queues().has_reached(one->stream, one->position) && one->until <= Clock::now());
   }
   void synchronizeEvent(void* event) const override {
     const auto* one = static_cast<Event*>(event);
-    if (one != nullptr) queues().run(one->stream, one->position);
+    if (one == nullptr) return;
+    queues().run(one->stream, one->position);
+    lag().wait(one->until);
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
 
@@ -403,6 +459,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
     queues().add(stream, copy);
   } else {
     queues().run(stream);
+    if (target.is_cpu()) lag().wait();
     copy();
   }
   return target;
@@ -425,6 +482,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& targ
 at::Scalar item(const at::Tensor& self) {
   require_running();
   queues().run(stream_of(self.device()));
+  lag().wait();
   return on_host(self).item();
 }
 
@@ -510,7 +568,12 @@ void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       !(host && device), "Expected all tensors to be on the same device, but found trial and cpu, in ",
       toString(op.schema().operator_name()));
   queues().run(stream_of(c10::Device(KIND, current_device)));
-  at::native::cpu_fallback(op, stack);
+  {
+    const bool is_inside = std::exchange(Lag::is_of_an_operation, true);
+    const auto over = c10::make_scope_exit([is_inside] { Lag::is_of_an_operation = is_inside; });
+    at::native::cpu_fallback(op, stack);
+  }
+  lag().one_more();
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>()); }
@@ -567,7 +630,11 @@ void add_device(pybind11::module_& module) {
   module.def("device_count", [] { return int(devices()); });
   module.def("current_device", [] { return int(current_device); });
   module.def("set_device", [](int index) { Guard().setDevice({KIND, c10::DeviceIndex(index)}); });
-  module.def("synchronize", [](int index) { queues().run_all(c10::DeviceIndex(index)); });
+  module.def("synchronize", [](int index) { Guard().synchronizeDevice(c10::DeviceIndex(index)); });
+  module.def("waits", [] { return lag().waits(); });
+  module.def("sleep", [](double seconds) {
+    add_to_stream([seconds] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });
+  });
   module.def("default_generator", [](int index) { return default_generator(c10::DeviceIndex(index)); });
   if (ends_by_stop()) {
     module.def("stop_device", [](int) { is_stopped = true; });

@@ -25,9 +25,16 @@ class Driver:
     def __init__(self, error: int = 0) -> None:
         self.pinned: dict[int, int] = {}
         self.error = error
+        self.current: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        self.current.append(device)
+        yield
+        self.current.pop()
 
     def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
-        assert flags == 0
+        assert flags == 0 and self.current == [DEVICE], "another device would get a context"
         if not self.error:
             self.pinned[address] = size_bytes
         return self.error
@@ -41,6 +48,7 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "device", driver.on)
     return driver
 
 

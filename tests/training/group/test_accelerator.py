@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch
 from samebits.errors import GenerationEndedError
 from samebits.training import torch_private
 from samebits.training.group import accelerator, gloo
-from samebits.training.group.accelerator import AcceleratorLink
+from samebits.training.group.accelerator import AcceleratorLink, remove_left_over
 from samebits.training.group.breaker import Breaker
 
 DEVICE = torch.device("cuda", 1)
@@ -56,6 +59,7 @@ class World:
             device.stop_device = lambda index: self.calls.append(f"stop {index}")
             device.restart_device = lambda index: self.calls.append(f"restart {index}")
         monkeypatch.setattr(torch, "get_device_module", lambda _: device)
+        monkeypatch.setattr(torch.accelerator, "set_device_index", lambda one: self.calls.append(f"on {one.index}"))
         monkeypatch.setattr(torch_private, "subgroups_of", lambda _: [self.sub])
         monkeypatch.setattr(gloo, "cut", lambda _: self.calls.append("keys cut"))
         self.breaker = Breaker("generation 3")
@@ -69,12 +73,13 @@ class World:
 
         monkeypatch.setattr(accelerator.dist, "init_process_group", init_process_group)
         monkeypatch.setattr(accelerator, "PrefixStore", lambda *_: None)
+        monkeypatch.setattr(accelerator, "_prepare", lambda _: None)  # it would stay for all tests of this process
         monkeypatch.setattr(torch_private, "uninstall_default_group", lambda _: self.calls.append("uninstalled"))
         monkeypatch.setattr(accelerator.distributed_c10d, "_get_default_group", lambda: self.default)
         self.link.connect()
 
 
-CONNECTED = ("init nccl", "default.eager_connect_single_device")
+CONNECTED = ("init nccl", "on 1", "default.eager_connect_single_device")
 NCCL = ("eager_connect_single_device", "_group_start", "_group_end")
 HCCL = ("eager_connect_single_device", "abort_hccl_comm")
 
@@ -87,7 +92,7 @@ def test_nvidia_communicators_are_aborted_together(monkeypatch: pytest.MonkeyPat
     world.link.end(cuts=False)
     assert world.calls == [
         *CONNECTED,
-        *("keys cut", "default._group_start", "sub.abort", "default.abort", "default._group_end"),
+        *("keys cut", "on 1", "default._group_start", "sub.abort", "default.abort", "default._group_end"),
     ]
 
 
@@ -119,7 +124,7 @@ def test_ascend_device_is_stopped_until_the_group_is_given_up(monkeypatch: pytes
     world.link.end(cuts=False)
     assert world.calls == [
         *CONNECTED,
-        *("keys cut", "stop 1", "sub.abort_hccl_comm", "default.abort_hccl_comm", "restart 1"),
+        *("keys cut", "stop 1", "on 1", "sub.abort_hccl_comm", "default.abort_hccl_comm", "restart 1"),
     ]
 
 
@@ -127,7 +132,7 @@ def test_idle_group_is_dropped_and_its_device_keeps_running(monkeypatch: pytest.
     world = World(monkeypatch, *HCCL, stops=True)
     world.connect(monkeypatch)
     world.link.end(cuts=True)
-    assert world.calls == [*CONNECTED, "keys cut", "sub.abort_hccl_comm", "default.abort_hccl_comm"]
+    assert world.calls == [*CONNECTED, "keys cut", "on 1", "sub.abort_hccl_comm", "default.abort_hccl_comm"]
 
 
 def test_late_break_does_not_stop_the_next_generations_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,3 +151,20 @@ def test_break_before_the_group_is_formed_is_seen_before_it_connects(monkeypatch
     with pytest.raises(GenerationEndedError, match="worker 1 is lost"):
         world.connect(monkeypatch)
     assert world.calls == ["keys cut", "init nccl", "uninstalled"]
+
+
+def test_only_segments_that_no_process_needs_are_removed(tmp_path: Path) -> None:
+    for name in ("nccl-killed", "nccl-mapped", "nccl-1minut", "nccl-of-my-own"):
+        (tmp_path / name).write_bytes(bytes(mmap.PAGESIZE))
+        if name != "nccl-1minut":
+            os.utime(tmp_path / name, (0, 0))
+    (tmp_path / "nccl-linked").symlink_to(tmp_path / "nccl-of-my-own")
+    (tmp_path / "nccl-folder").mkdir()
+    os.utime(tmp_path / "nccl-folder", (0, 0))
+    with (tmp_path / "nccl-mapped").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        os.utime(tmp_path / "nccl-mapped", (0, 0))
+        assert remove_left_over(tmp_path) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("nccl-1minut", "nccl-folder", "nccl-linked", "nccl-mapped", "nccl-of-my-own")
+    ]
+    assert remove_left_over(tmp_path) == 1, "its process has ended"

@@ -116,6 +116,9 @@ class Collectives:
         self.calls: list[str] = []
         self._is_broken = is_broken
 
+    def launched(self) -> None:
+        """Its backend does not count them."""
+
     def synchronize(self) -> None:
         self.calls.append("waited for")
         if self._is_broken:
@@ -129,7 +132,7 @@ def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyP
     replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
     audits = SimpleNamespace(before_step=lambda: collectives.calls.append("audited"))
     parts = {"_process": process, "_audits": audits, "_replay": replay, "_uncommitted": 0, "_is_again": False}
-    parts["_has_replicas"] = False
+    parts |= {"_has_replicas": False, "_settled": None, "_settle": lambda: ElasticRun._settle(run)}  # type: ignore[arg-type]
     run = SimpleNamespace(**parts, _require_equal=lambda: None)
     ElasticRun.before_step(run)  # type: ignore[arg-type]
 
@@ -150,3 +153,16 @@ def test_collective_result_on_a_cpu_is_available_at_once(monkeypatch: pytest.Mon
     collectives = Collectives(is_broken=False)
     before_step(collectives, "cpu", monkeypatch)
     assert collectives.calls == ["audited", "logged"]
+
+
+def test_a_queue_of_steps_that_nothing_waited_for_may_take_as_long_as_they() -> None:
+    run = SimpleNamespace(_process=SimpleNamespace(device=torch.device("cuda")), _longest_step_s=0.0)
+    run._committed_s, run._settled_s = 100.0, 99.5
+    longest = ElasticRun._longest_queue_s
+    assert longest(run) == 60.0, "no step was measured yet"  # type: ignore[arg-type]
+    run._longest_step_s = 3.0
+    assert longest(run) == 6.0, "it is waited for in each step"  # type: ignore[arg-type]
+    run._settled_s = 60.0
+    assert longest(run) == 80.0, "the host is forty seconds ahead"  # type: ignore[arg-type]
+    run._process.device = torch.device("cpu")
+    assert longest(run) == 0.0  # type: ignore[arg-type]

@@ -277,7 +277,8 @@ class PinnedMemory:
         self._address = 0
         if device.type != "cuda" or memory.nbytes == 0:
             return
-        error = int(_driver().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        with torch.cuda.device(device):  # elsewhere it would be pinned, and a context made, on device 0
+            error = int(_driver().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if error:
             log.warn(
                 f"checkpoints are copied through the driver's own buffer, which is slower: {memory.nbytes} bytes could "

@@ -13,13 +13,18 @@ has run this yet: ``tests.device`` runs it on a device made up for tests, once w
 from __future__ import annotations
 
 import functools
+import os
+import re
+import stat
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -27,18 +32,23 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d
 
 from samebits import config
-from samebits.errors import AbortHungError
+from samebits.errors import AbortHungError, UsageError
 from samebits.service import log
+from samebits.store.checkpoint import SHARED_MEMORY
 from samebits.training import torch_private
 from samebits.training.group import device as devices
 from samebits.training.group import gloo
 from samebits.training.group.breaker import Breaker, begin_breakable, end_process, run_aside, run_breakable
+from samebits.training.group.calling_place import calling_place
 from samebits.training.group.meeting_store import MeetingStore
 
-__all__ = ["ABORT_WITHIN_S", "AcceleratorLink"]
+__all__ = ["ABORT_WITHIN_S", "AcceleratorLink", "remove_left_over"]
 
 ABORT_WITHIN_S = 5.0
 """After so long an abort is taken for one that hangs."""
+LEFT_OVER_AFTER_S: Final = 600.0
+"""So old, a segment that no process has mapped here is not one that a peer in another container is about to map."""
+_SEGMENT: Final = re.compile(r"nccl-\w{6}")
 _ONE_BY_ONE = (
     "this NCCL backend cannot abort several communicators as one: after a loss, a job with subgroups or with sends and "
     f"receives may give up more ranks than the lost one (status {AbortHungError.exit_code}). Fix: unset "
@@ -93,6 +103,7 @@ class AcceleratorLink:
         """
         (self._met or self.begin()).result()
         store = PrefixStore(self._prefix, self._store)
+        _prepare(self._device)
         for sentence in config.leave_failures_to_us():
             _warn_once(sentence)
         hook = sys.excepthook  # init_process_group wraps it once more each time
@@ -108,11 +119,22 @@ class AcceleratorLink:
         try:
             self._breaker.check()  # a break may have come before there was anything to abort
             if self._device.index is not None:
-                run_breakable(self._breaker, lambda: torch_private.connect_device(pg, self._device), "samebits-connect")
+                run_breakable(self._breaker, functools.partial(self._connect_device, pg), "samebits-connect")
         except BaseException:
             torch_private.uninstall_default_group(pg)  # no other code knows of it yet
             raise
         return pg, store
+
+    def _connect_device(self, pg: dist.ProcessGroup) -> None:
+        devices.use(self._device)
+        torch_private.connect_device(pg, self._device)
+
+    def launched(self) -> int | None:
+        """As :meth:`.group.Group.launched`."""
+        pg = self._pg()
+        groups = [] if pg is None else [*torch_private.subgroups_of(pg), pg]
+        found = torch_private.launched(groups, self._device) if groups else None
+        return None if found is None else found + _launches.count
 
     def cut(self) -> None:
         """Begin to end every wait of this process in the group and its subgroups; from any thread, without waiting."""
@@ -159,6 +181,7 @@ class AcceleratorLink:
                 self._has_stopped_device = devices.stop(self._device)
             pg = self._pg()
             if pg is not None:
+                devices.use(self._device)
                 torch_private.abort_groups([*torch_private.subgroups_of(pg), pg], self._device)
         except RuntimeError as error:  # the watchdog finds a thread that does not come out
             log.warn(f"aborting {self._breaker.name} failed: {error}")
@@ -173,6 +196,69 @@ class AcceleratorLink:
                 "Fix: nothing, a spare or a restart takes over; if it recurs, update NCCL"
             )
             end_process(AbortHungError.exit_code)
+
+
+@functools.cache
+def _prepare(device: torch.device) -> None:
+    """Do what precedes the first communicator of a process."""
+    torch_private.before_launches(functools.partial(_launches.one_more, device))
+    if device.type == "cuda":
+        remove_left_over()
+
+
+class _Launches:
+    """The collectives, sends and receives that this process's Python code has launched on accelerators."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def one_more(self, device: torch.device) -> None:
+        """Count one that is about to be launched.
+
+        Raises:
+            UsageError: it would be captured into a graph.
+        """
+        self.count += 1
+        if devices.is_capturing(device):
+            raise UsageError(
+                f"{calling_place()}: a collective was captured into a CUDA graph: its replay would use the "
+                "communicator of a group that ends with the first lost peer. Fix: capture what is before and after it, "
+                "and call the collective between the replays"
+            )
+
+
+_launches = _Launches()  # one per process, as torch's class is
+
+
+def remove_left_over(folder: Path = SHARED_MEMORY) -> int:
+    """Remove this user's NCCL segments of killed processes, and return their number: nothing else does (nccl#525).
+
+    A segment that some visible process has mapped, or that is younger than LEFT_OVER_AFTER_S, is left alone.
+    """
+    old_s, user, left = time.time() - LEFT_OVER_AFTER_S, os.getuid(), []
+    for path in folder.glob("nccl-*"):
+        try:
+            found = path.lstat()
+        except OSError:
+            continue  # its owner was faster
+        is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == user
+        if is_ours and found.st_mtime < old_s and _SEGMENT.fullmatch(path.name):
+            left.append(path)
+    mapped = set(_mapped(f"{folder}{os.sep}nccl-")) if left else set()
+    unused = [path for path in left if str(path) not in mapped]
+    for path in unused:
+        path.unlink(missing_ok=True)
+    return len(unused)
+
+
+def _mapped(prefix: str) -> Iterator[str]:
+    """Return the files with this prefix that visible processes have mapped."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text(errors="replace")
+        except OSError:
+            continue  # it has ended, or is another user's
+        yield from re.findall(rf"{re.escape(prefix)}\w{{6}}(?=$|\s)", text, re.MULTILINE)
 
 
 @functools.cache

@@ -244,30 +244,6 @@ def _is_scripts_own(frame: FrameType | None) -> bool:
 
 _C10D = (distributed_c10d.__file__, c10d_logger.__file__)
 _DTENSOR = f"{TORCH_FOLDER}distributed{os.sep}tensor{os.sep}"
-_COLLECTIVES = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-)
-_PAIRWISE = ("recv", "recv_anysource", "send")
 
 
 def _method(name: str, launch: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
@@ -279,7 +255,7 @@ def _method(name: str, launch: Callable[..., dist.Work]) -> Callable[..., dist.W
     return method
 
 
-for _name in _COLLECTIVES:
+for _name in torch_private.COLLECTIVES:
     setattr(BreakableGroup, _name, _method(_name, BreakableGroup.collective))
-for _name in _PAIRWISE:
+for _name in torch_private.PAIRWISE:
     setattr(BreakableGroup, _name, _method(_name, BreakableGroup.pairwise))

@@ -23,7 +23,18 @@ from samebits.errors import DeviceLostError, SettingsError
 from samebits.training import torch_private
 from samebits.training.group.breaker import run_aside
 
-__all__ = ["KINDS", "backend_of", "busy_watch", "choose", "is_capturing", "require_sound", "restart", "settle", "stop"]
+__all__ = [
+    "KINDS",
+    "backend_of",
+    "busy_watch",
+    "choose",
+    "is_capturing",
+    "require_sound",
+    "restart",
+    "settle",
+    "stop",
+    "use",
+]
 
 KINDS: Final = ("cpu", "cuda", "npu")
 """The device types a process can be asked to train on."""
@@ -65,6 +76,16 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
             return torch.device("cpu")
         raise SettingsError([_unusable(requested, found)])
     return torch.device(found.type, local_rank % torch.accelerator.device_count())
+
+
+def use(device: torch.device) -> None:
+    """Make this accelerator the calling thread's current one.
+
+    A new thread begins with device 0, and a library that puts back "the current device" there, as NCCL's abort does,
+    makes a context of hundreds of MB on it in every process.
+    """
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
 
 
 def settle(device: torch.device) -> None:

@@ -52,6 +52,8 @@ class _Link(Protocol):
 
     def connect(self) -> tuple[dist.ProcessGroup, Store]: ...
 
+    def launched(self) -> int | None: ...
+
     def cut(self) -> None: ...
 
     @property
@@ -142,6 +144,10 @@ class Group:
     def collectives(self) -> int:
         """Number of collectives launched in it, without subgroups; 0 if the backend does not count them."""
         return self._pg.count if isinstance(self._pg, BreakableGroup) else 0
+
+    def launched(self) -> int | None:
+        """Return a number that grows with every collective, send and receive on an accelerator; None if unknown."""
+        return None if self._link is None else self._link.launched()
 
     @property
     def breaker(self) -> Breaker:
@@ -368,6 +374,9 @@ class _GlooLink:
         for one in (inner, group):
             torch_private.dress_group(one, connected, name, description)
         return group
+
+    def launched(self) -> int | None:
+        return None  # not all of them are seen where gloo takes an accelerator's tensors
 
     def cut(self) -> None:
         if self._world_size > 1:

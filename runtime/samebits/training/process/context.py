@@ -295,6 +295,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     _import_what_optimizers_need()  # if it was not done meanwhile: better here than in the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))
+    device.use(chosen)
     _say_seated(agent, admitted)
     if chosen.type != "cpu":
         wait_for_memory(_memory_note(settings, agent.node), admitted.job, host_id(), chosen)

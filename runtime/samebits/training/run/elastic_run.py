@@ -91,6 +91,8 @@ class ElasticRun:
         self._commits = 0  # of this process
         self._longest_step_s, self._committed_s = 0.0, 0.0  # between commits of this generation; at the last one
         self._uncommitted = 0  # optimizer steps since its last commit
+        self._settled: int | None = None  # what was launched in this generation when the device was last waited for
+        self._settled_s = 0.0  # when that was
         self._has_replicas = False  # of its shards
         measures = process.settings.straggler != "off"
         self._step_times = StepTimes(process.settings.heartbeat_interval_s if measures else None)
@@ -187,7 +189,7 @@ class ElasticRun:
         ddp.settle_all()
         if self._has_replicas:
             self._points.wait_for_gradients()
-        _settle_device(self._process)
+        self._settle()
         self._audits.before_step()
         if self._replay is not None and not self._is_again:
             self._replay.before_step()
@@ -202,7 +204,7 @@ class ElasticRun:
         step = state.completed_steps
         ddp.sync_buffers_all()  # in case a forward pass followed the step
         layouts = ddp.settle_all()
-        _settle_device(self._process)
+        self._settle()
         points.commits += 1
         self._commits += 1
         now_s = time.monotonic()
@@ -483,11 +485,20 @@ class ElasticRun:
         )
         self._agent.check()
 
+    def _settle(self) -> None:
+        """Wait for the collectives that are queued on an accelerator; see :func:`_settle_device`."""
+        before = self._settled
+        self._settled = _settle_device(self._process, before)
+        if self._settled is None or self._settled != before:
+            self._settled_s = time.monotonic()
+
     def _longest_queue_s(self) -> float:
-        """Return how long an accelerator's queue may take: it is awaited before each step, so no longer than one."""
+        """Return how long an accelerator's queue may take: the steps since it was last waited for, and one more."""
         if self._process.device.type == "cpu":
             return 0.0
-        return _FIRST_STEP_S if self._longest_step_s == 0.0 else _TIMES_LONGEST_STEP * self._longest_step_s
+        if self._longest_step_s == 0.0:
+            return _FIRST_STEP_S
+        return _TIMES_LONGEST_STEP * max(self._longest_step_s, self._committed_s - self._settled_s)
 
     def _record_flight(self, reason: str) -> None:
         flight_record.write(self._process.settings.log_dir, self._agent.node, reason)
@@ -514,7 +525,7 @@ class ElasticRun:
         """Reset what applies only inside a generation."""
         self._state.look_for_hidden(None)
         self._state.takes_again(False)
-        self._formed, self._committed_s = None, 0.0
+        self._formed, self._committed_s, self._settled = None, 0.0, None
         self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
         self._comparison = None
         self._audits.close()
@@ -581,7 +592,7 @@ class ElasticRun:
         step = state.completed_steps
         self._agent.step = step
         ddp.sync_buffers_all()
-        _settle_device(self._process)
+        self._settle()
         point = Point(step, generation.generation)
         if has_uncommitted_steps:
             state.remember(point)
@@ -611,17 +622,26 @@ class ElasticRun:
             time.sleep(_LOOK_S)
 
 
-def _settle_device(process: Worker) -> None:
-    """Wait for what is queued on an accelerator; raise if the group was broken before that was over.
+def _settle_device(process: Worker, settled: int | None) -> int | None:
+    """Wait for the collectives that are queued on an accelerator; raise if the group was broken before they were over.
 
     A collective that is aborted may end without an error and leave any bytes in its output: neither a step nor a commit
-    may use them.
+    may use them. If none was launched since the device was last waited for, what is queued is this rank's own work,
+    which no break changes, so the host runs ahead of it.
+
+    Args:
+        process: this one.
+        settled: what this function has returned last in this generation.
     """
-    if process.device.type != "cpu" and process.group is not None:
+    if process.device.type == "cpu" or process.group is None:
+        return None
+    launched = process.group.launched()
+    if launched is None or launched != settled:
         began_s = time.perf_counter()
         devices.settle(process.device)
         main_thread.waited_for_others(began_s)  # what it computes and what it waits for is one to the host
-        process.group.breaker.check()
+    process.group.breaker.check()
+    return launched
 
 
 _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w+Error: )?(\[[^\]]*\]\s*)?")
