@@ -430,6 +430,11 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def version_if_any(value: object) -> int:
+    """Return :func:`version_of` a tensor, and -1 for anything else."""
+    return getattr(value, "_version", -1)
+
+
 _data: Any = vars(torch._C.TensorBase)["data"]
 
 
