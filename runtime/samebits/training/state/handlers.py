@@ -7,6 +7,7 @@ Weights and moments change only in an optimizer step, so until the next one they
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 import sys
 import weakref
@@ -769,10 +770,11 @@ def _is_untouched(live: Any, kept: Any, marks: _Marks, *, leave_out: Sequence[st
 
 def _moments_of(optimizer: torch.optim.Optimizer) -> tuple[list[int], list[int]]:
     """Return the ids of all values in an optimizer's state, and torch's counts of changes to the tensors."""
-    values = [one for held in optimizer.state.values() for one in (held.values() if type(held) is dict else (held,))]
-    if not _CONTAINERS.isdisjoint(map(type, values)):
+    held = list(optimizer.state.values())
+    values = list(itertools.chain.from_iterable([one.values() if type(one) is dict else (one,) for one in held]))
+    if not _CONTAINERS.isdisjoint(set(map(type, values))):
         values += [one for value in values if type(value) in _CONTAINERS for one in _tensors_in(value)]
-    return list(map(id, values)), [one for one in map(torch_private.version_if_any, values) if one >= 0]
+    return list(map(id, values)), torch_private.versions_among(values)
 
 
 def same(one: Any, other: Any, *, tensors: bool = True) -> bool:

@@ -439,7 +439,7 @@ class LastCommit:
 
     def _present_versions(self) -> list[int]:
         """Return numbers that grow with every change in place, also those made by hand."""
-        return [torch_private.version_of(weight.tensor) for weight in self._weights]
+        return torch_private.versions_of([weight.tensor for weight in self._weights])
 
     def _addresses(self) -> list[int]:
         return [weight.tensor.data_ptr() for weight in self._weights if weight.is_plain]

@@ -168,7 +168,7 @@ class ModuleState:
         elif buffers:
             with torch.no_grad():
                 torch._foreach_copy_(self._copies, buffers)
-        self._versions = [torch_private.version_of(one) for one in buffers]
+        self._versions = torch_private.versions_of(buffers)
 
     def has_changed(self) -> bool:
         """Return whether a mode, a flag, a part or a buffer differs from the last commit; hooks are in no point."""
@@ -190,13 +190,14 @@ class ModuleState:
         return found if commit.flags == flags else [*found, "requires_grad"]
 
     def _changed_buffers(self, commit: _Commit) -> list[str]:
-        is_untouched = all(map(_is_same, self._made_of.buffers_of, self._buffers_at(commit))) and self._versions == [
-            torch_private.version_of(held[name]) for held, name in self._places
-        ]
+        live = [one for held in self._made_of.buffers_of for one in held.values()]
+        kept = [one for held in commit.buffers.values() for one in held.values()]
+        is_untouched = (
+            len(live) == len(kept)
+            and all(map(operator.is_, live, kept))
+            and self._versions == torch_private.versions_of([one for one in live if one is not None])
+        )
         return [] if is_untouched or self._has_same_buffers() else ["a buffer"]
-
-    def _buffers_at(self, commit: _Commit) -> Iterable[_Held]:
-        return (commit.buffers.get(id(held), {}) for held in self._made_of.buffers_of)
 
     def _has_same_buffers(self) -> bool:
         """Compare all buffers with their copies."""
