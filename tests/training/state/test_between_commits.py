@@ -480,6 +480,35 @@ def test_a_value_changed_in_the_turn_of_a_step_or_after_the_loop_does_not(what: 
     state.finish()
 
 
+def commits_inside_a_block(state: TorchState) -> None:
+    while True:
+        with torch.enable_grad():
+            train_one_step(state)
+            state.commit()
+        if state.completed_steps == 4:
+            state.best = 0.5
+
+
+def breaks_after_its_commit(state: TorchState) -> None:
+    for number in range(6):
+        try:
+            train_one_step(state, number)
+            state.commit()
+            if number == 3:
+                break
+        except ValueError:
+            continue
+    state.best = 0.5
+
+
+def test_the_rest_of_a_turn_begins_inside_a_block_and_ends_at_a_break() -> None:
+    with pytest.raises(HiddenStateError, match=r"state\.best changed"):
+        commits_inside_a_block(with_all())
+    state = with_all()
+    breaks_after_its_commit(state)
+    state.finish()
+
+
 def evaluates_and_returns(state: Any) -> None:
     state.model.eval()
     state.best, kept = -1.0, state.best

@@ -7,7 +7,9 @@ which lines it runs until then; :func:`change_after_commit` finds changes in the
 
 from __future__ import annotations
 
+import ast
 import dis
+import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -49,14 +51,14 @@ class Instruction(NamedTuple):
     Attributes:
         code: of the function.
         offset: of the instruction.
-        line: of the instruction.
+        body: the lines of that loop's body.
         loop_ends: where the innermost loop around it ends; -1 if there is none.
         is_followed: whether the loop has more to run after it in the same turn.
     """
 
     code: CodeType
     offset: int
-    line: int
+    body: range
     loop_ends: int
     is_followed: bool
 
@@ -64,14 +66,29 @@ class Instruction(NamedTuple):
     def present(cls, frame: FrameType) -> Instruction:
         """Return the one that this frame is at."""
         instructions, _, ends = loop_around(frame)
-        return cls(frame.f_code, frame.f_lasti, frame.f_lineno, ends, _is_followed(instructions, frame.f_lasti, ends))
+        body = _body_around(frame.f_code, frame.f_lineno)
+        return cls(frame.f_code, frame.f_lasti, body, ends, _is_followed(instructions, frame.f_lasti, ends))
 
     def is_passed_by(self, frame: FrameType) -> bool:
         """Return whether the frame, of this function, is after the instruction in the same turn of its loop.
 
         A loop's condition belongs to the next turn: Python puts a copy of it at the loop's end.
         """
-        return self.offset < frame.f_lasti <= self.loop_ends and frame.f_lineno >= self.line
+        return self.offset < frame.f_lasti <= self.loop_ends and frame.f_lineno in self.body
+
+
+def _body_around(code: CodeType, line: int) -> range:
+    """Return the lines of the body of the function's innermost loop around a line."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):  # as in a notebook
+        tree = ast.Module([], [])
+    bodies = [
+        range(one.body[0].lineno, (one.body[-1].end_lineno or line) + 1)
+        for one in ast.walk(tree)
+        if isinstance(one, ast.For | ast.AsyncFor | ast.While) and one.lineno >= code.co_firstlineno
+    ]
+    return max((one for one in bodies if line in one), key=lambda one: one.start, default=range(line, sys.maxsize))
 
 
 def _is_followed(instructions: list[dis.Instruction], offset: int, ends: int) -> bool:
@@ -120,6 +137,9 @@ class RestOfTurn:
         commits: the instruction that each frame is at, from the commit's to the loop's.
         known: the lines that earlier turns have run; this turn's are added when it ends.
         watcher: told what happens.
+
+    Attributes:
+        is_over: nothing is followed any more.
     """
 
     def __init__(self, commits: list[tuple[FrameType, Instruction]], known: Lines, watcher: TurnWatcher) -> None:
@@ -129,7 +149,7 @@ class RestOfTurn:
         self._lines: Lines = set()
         self._present = (self._frames[0].f_code, self._frames[0].f_lineno)
         self._found: str | None = None
-        self._is_over = self._is_unwinding = False
+        self.is_over = self._is_unwinding = False
         self._source = (_Tracing if _MONITORING is None else _Monitoring)(self._frames, self)
 
     @staticmethod
@@ -158,7 +178,7 @@ class RestOfTurn:
 
     def returns(self, frame: FrameType) -> None:
         """A frame returns, or is left by an exception."""
-        if frame is not self._frames[-1]:
+        if not self._frames or frame is not self._frames[-1]:
             return
         if self._is_unwinding:
             self.stop()
@@ -167,14 +187,15 @@ class RestOfTurn:
 
     def end(self) -> None:
         """End the turn here, unless it has ended: the training function has returned."""
-        if not self._is_over:
+        if not self.is_over:
             self._end()
 
     def stop(self) -> None:
         """Follow no further line."""
-        if not self._is_over:
-            self._is_over = True
+        if not self.is_over:
+            self.is_over = True
             self._source.stop()
+            self._frames = []  # they hold what the script's functions hold
 
     def _end(self) -> None:
         self.stop()
@@ -198,6 +219,7 @@ class _Tracing:
         sys.settrace(None)
         for frame in self._frames:
             frame.f_trace = None
+        self._frames = []
 
     def _traced(self, frame: FrameType, event: str, _argument: object) -> Any:
         if event == "line":
@@ -206,7 +228,7 @@ class _Tracing:
             self._turn.returns(frame)
         else:
             self._turn.raises()
-        return self._traced
+        return None if self._turn.is_over else self._traced
 
 
 def _trace_no_call(_frame: FrameType, _event: str, _argument: object) -> None:
@@ -243,6 +265,8 @@ class _Monitoring:
 
     def stop(self) -> None:
         self._listen(0)
+        for event in (_MONITORING.events.LINE, _MONITORING.events.PY_RETURN):
+            _MONITORING.register_callback(self._tool, event, None)
 
     def _listen(self, events: int) -> None:
         for code in self._codes:
