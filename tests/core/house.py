@@ -224,10 +224,10 @@ class House:
         credential = self.credential(node)
         return self.receive(credential.session, Leave(credential, on_purpose, text, status=status))
 
-    def say_last(self, node: str, text: str) -> Ready:
-        """Send an error of the script as last words."""
+    def say_last(self, node: str, text: str, status: int = 0) -> Ready:
+        """Send an error of the script as last words, with the exit code of an error of this package."""
         credential = self.credential(node)
-        return self.receive(credential.session, Said(credential, LastWords(text)))
+        return self.receive(credential.session, Said(credential, LastWords(text, status)))
 
     # ---- results
 

@@ -534,6 +534,35 @@ def test_gradient_that_was_wrong_twice_puts_saved_points_in_doubt() -> None:
     assert house.core.state.is_in_doubt
 
 
+LOST = "train.py:24: a weight changed after state.commit(). Fix: change it before state.commit()"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(95, EndKind.SCRIPT_FAILED), (80, EndKind.SCRIPT_FAILED), (89, EndKind.UNEQUAL)]
+)
+def test_error_that_every_retry_repeats_ends_the_job_at_once(status: int, kind: EndKind) -> None:
+    house = House(policy(2, spare_num=1)).fill()
+    house.register("2")
+    house.train()
+    house.say_last("1", LOST, status)
+    (ended,) = house.records(JobInterrupted)
+    assert (ended.kind, ended.cause, ended.status) == (kind, f"worker 1: {LOST}", 0 if status == 89 else status)
+    assert {send.session for send in house.ready.sends if isinstance(send.message, EndJob)} == {"s0", "s1", "s2"}
+    house.say_last("0", LOST, status)  # each rank meets the error
+    house.leave("0", text="told to end")
+    house.leave("1", text="told to end")
+    house.tick(1.0)
+    assert house.seat("2").slot is None, "no spare takes a place"
+    assert house.core.state.generation_number == 1 and not house.core.state.causes, "and no recovery begins"
+    assert not [send for send in house.ready.sends if isinstance(send.message, RoundOpened)]
+
+
+def test_error_that_a_retry_may_not_repeat_does_not_end_the_job() -> None:
+    house = training_house()
+    house.say_last("1", "train.py:3: samebits.kv was not answered", 90)
+    assert house.ended is None and not house.records(JobInterrupted)
+
+
 def test_stop_after_the_scripts_own_end_is_not_the_cause() -> None:
     house = failed_house()
     house.stop("its follower")

@@ -97,6 +97,18 @@ def test_worker_that_reports_its_error_is_the_cause_before_its_seat_is_lost() ->
     assert len(house.core.state.causes) == 1
 
 
+@pytest.mark.parametrize("after_s", [0.1, 2.0])
+def test_a_broken_connection_that_is_reported_first_is_not_the_cause(after_s: float) -> None:
+    """A script may wrap the error of its collective in its own before the peer's death is seen."""
+    house = training_house(3)
+    house.say_last("0", "failed at train.py:9: Failed: pair.cc:534] Connection closed by peer")
+    assert "Connection closed by peer" in house.core.first_cause
+    house.now += after_s
+    house.close("s1", gone=True)
+    assert house.core.first_cause.startswith("rank 1 (node 1, ") and "pair.cc" not in house.core.first_cause
+    assert house.core.first_cause.endswith("; rank 0 followed")
+
+
 def test_every_later_message_names_the_cause_after_a_restart() -> None:
     house = lost_house()
     house.crash(1.0)

@@ -44,6 +44,23 @@ def test_runtime_error_is_not_blamed_on_the_script(tmp_path: Path, verdict: Verd
     assert fix.startswith(told) and fix.endswith("goes on from there")
 
 
+LOST = "worker 1: train.py:24: state.best changed after state.commit(). Fix: change it before state.commit()"
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [Verdict.unfinished(EndKind.SCRIPT_FAILED, LOST, 95), Verdict(EndKind.INTERRUPTED, f"{LOST}; ended with 64", 64)],
+)
+def test_error_that_every_retry_repeats_is_a_failure_with_one_fix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: Verdict
+) -> None:
+    settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
+    view = SimpleNamespace(step=0, ended=object(), generation=0)
+    following = cast(Following, cast(Any, SimpleNamespace(view=view, first_death=lambda cause: "")))
+    say(Result(verdict), following, settings, Screen(io.StringIO()))
+    assert capsys.readouterr().err == f"samebits: the job failed: {verdict.cause}\n"
+
+
 @pytest.mark.parametrize(
     ("cause", "told"), [("rank 1's moments differ", "correct the script, then "), ("wrong twice. Fix: export 0/40", "")]
 )

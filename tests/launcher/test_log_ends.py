@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from samebits.core.causes.kinds import Observation, Retry
+from samebits.core.causes.table import DEFAULT as TABLE
 from samebits.launcher.logs import LogEnds
 from samebits.launcher.processes import Death
 from samebits.tracebacks import Failure
@@ -18,6 +20,22 @@ Traceback (most recent call last):
 RuntimeError: a fault
 2026-11-26 03:00:00 samebits worker 2 rank 2, step 9: its thread feeder failed at train.py:70: RuntimeError: a fault
 """
+ABORTED = """\
+terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at /gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. Received data size
+Fatal Python error: Aborted
+
+Thread 0x00007f2a (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Thread 0x00007f1b (most recent call first):
+  File "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 80 in all_reduce
+  File "/job/train.py", line 20 in train
+"""
+OTHER_SIZE = (
+    "at train.py:20 in train: a collective received 8 bytes where this rank expects 4: the ranks call different "
+    "collectives there, or give tensors of different sizes"
+)
 MAIN = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in f\n    f()\nValueError: no\n'
 
 
@@ -42,3 +60,12 @@ def test_last_error_in_a_log(tmp_path: Path, text: str, status: int, said: Failu
     with log.open("a") as file:
         file.write(text)
     assert logs.cause("worker_2", Death(status=status), Path("/job")) == said
+
+
+def test_crash_in_compiled_code_names_the_scripts_line(tmp_path: Path) -> None:
+    (tmp_path / "worker_2.log").write_text(THREAD + ABORTED)
+    logs = LogEnds(tmp_path)
+    assert logs.cause("worker_2", Death(signal=6), Path("/job")) == OTHER_SIZE
+    assert TABLE.of(Observation(signal=6, error=OTHER_SIZE)).retry is Retry.ONCE, "else it is tried for ever"
+    (tmp_path / "worker_2.log").write_text(ABORTED[ABORTED.index("Fatal") :])
+    assert logs.cause("worker_2", Death(signal=6), Path("/job")) == "at train.py:20 in train: Aborted"

@@ -102,10 +102,14 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "提高打开文件数的上限（`ulimit -n`），或让脚本关闭它打开的文件",
     ),
     "a disk or a network folder failed, or is full": ("磁盘或网络目录故障或已满", "腾出空间，或修复信息中指明的磁盘"),
+    "the ranks called different collectives, or gave tensors of different sizes": (
+        "各 rank 调用了不同的集合通信，或给出了大小不同的张量",
+        "每个 rank 必须以相同大小的张量调用相同的集合通信：查看所给出的行",
+    ),
     "a connection broke": ("连接中断", "检查信息中所列主机之间的网络"),
     "it crashed in compiled code": (
         "在编译代码中崩溃",
-        "升级崩溃的库：PYTHONFAULTHANDLER=1 会把所在行写入日志",
+        "查看日志中给出的行；升级该库",
     ),
     "it was asked to leave: a preemption, a scale-down, a person": (
         "被要求离开：抢占、缩容或人为",

@@ -266,9 +266,15 @@ class Anomaly(Body, frozen=True, tag=44):
 
 
 class LastWords(Body, Told, frozen=True, tag=5):
-    """The error that the sender is about to die of, shown to all as the cause."""
+    """The error that the sender is about to die of, shown to all as the cause.
+
+    Attributes:
+        text: the error.
+        status: the exit code of an error of this package; 0: another error, or the sender is of an earlier release.
+    """
 
     text: Text
+    status: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
 class PeerGone(Body, frozen=True, tag=10):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samebits.core.causes.remedies import Means, judged
-from samebits.core.causes.table import CauseClass, Notice, Row
+from samebits.core.causes.table import CauseClass, Notice, Observation, Retry, Row
 from samebits.core.ending import Ending
 from samebits.core.ends import EndKind
 from samebits.core.hangs import ProcessState
@@ -639,8 +639,24 @@ class SchedulerCore:
         """Record the error that a worker is dying of. Its seat is lost when it leaves."""
         presence = self._ledger.presences[seat.node]
         presence.last_words, presence.step = body.text, said.step
+        if self._ends_job(seat, body.text, body.status):
+            return
         if seat.is_held and self._blame_member(seat, body.text, spoke=True):
             self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {body.text}", Level.WARNING)
+
+    def _ends_job(self, seat: Seat, text: str, status: int) -> bool:
+        """End the job if a member's error ends it at every retry; return whether the job has ended."""
+        if self._ending.ended is not None:
+            return True
+        policy = self._ledger.policy
+        is_member = seat.is_held and self._rendezvous.rank_of(seat) is not None
+        if not (status and is_member and policy.recovery) or self._ledger.state.final is not None:
+            return False
+        if status == EndKind.UNEQUAL.exit_code:
+            self._ending.end_job(EndKind.UNEQUAL, f"worker {seat.node}: {text}")
+        elif policy.causes.of(Observation(status, error=text)).retry is Retry.NO:
+            self._ending.end_job(EndKind.SCRIPT_FAILED, f"worker {seat.node}: {text}", status)
+        return self._ending.ended is not None
 
     def _hear_of_end(self, end: ProcessEnded) -> None:
         """Process a launcher's report of an ended process.

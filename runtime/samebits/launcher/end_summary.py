@@ -45,7 +45,7 @@ def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, 
         at = f" (the last step heard of: {step})" if step else ""
     else:
         at = f" at step {step}" if step else ""
-    errors.say(f"the job {verdict.kind.words}{at}: {verdict.cause}")
+    errors.say(f"the job {verdict.words}{at}: {verdict.cause}")
     first = following.first_death(verdict.cause)
     if first and verdict.kind not in (EndKind.STOPPED, EndKind.SCRIPT_FAILED, EndKind.UNTRAINED):
         errors.say(f"the first to go: {first}")
@@ -68,7 +68,7 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
     match verdict.kind:
         case EndKind.UNEQUAL | EndKind.POINTS_LOST if "Fix: " in verdict.cause:
             return ""
-        case _ if "Fix: " in verdict.cause and _is_unequal(verdict):
+        case _ if "Fix: " in verdict.cause and (verdict.is_permanent or _is_unequal(verdict)):
             return ""  # the message says from where another job can go on, which is not where this one stood
         case EndKind.UNTRAINED:
             return f"{missing(verdict.cause)}, then {again}"

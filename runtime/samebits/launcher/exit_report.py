@@ -222,6 +222,17 @@ class Verdict:
     cause: str
     exit_code: int
 
+    @property
+    def words(self) -> str:
+        """What became of the job; an error of this package that every retry repeats is a failure."""
+        assert self.kind is not None, "it is unfinished"
+        return "failed" if self.is_permanent else self.kind.words
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether a process ended the job with an exit code of this package, which the job has too."""
+        return self.kind is not None and self.exit_code in _OURS and self.exit_code != self.kind.exit_code
+
     @classmethod
     def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> Verdict:
         """Return how an unfinished job ended; ``status`` is the script's own, which then is the job's exit code."""
@@ -236,7 +247,7 @@ def verdict_of(given_up: GivenUp) -> Verdict:
     dead, cause = given_up.dead, f"{given_up.dead.said}; {given_up.why}"
     match dead.loss.sort:
         case Sort.HOPELESS if dead.status is not None:
-            return Verdict(EndKind.INTERRUPTED, cause, dead.status)
+            return Verdict(EndKind.INTERRUPTED, dead.said, dead.status)
         case Sort.OWN | Sort.ARGUMENTS:
             return Verdict.unfinished(EndKind.SCRIPT_FAILED, cause)
         case _:

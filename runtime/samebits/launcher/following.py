@@ -383,6 +383,8 @@ class Following:
 
     def _say_deaths(self, now: float) -> None:
         for alike in self._deaths.take():
+            if self._verdict is not None and self._verdict.is_permanent and str(alike[0].cause) in self._verdict.cause:
+                continue  # the last line names it
             self._say(sentence(alike) + self._what_follows(alike, now))
         if self._scheduler_why and not self.is_closing and self._workers_run():
             view = self.view

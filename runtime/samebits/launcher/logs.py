@@ -15,7 +15,7 @@ from pathlib import Path
 from samebits.launcher.processes import Death
 from samebits.printable import printable
 from samebits.store import durable
-from samebits.tracebacks import Failure, failure_in
+from samebits.tracebacks import Failure, failure_in, place_in_dump
 
 _TAIL_BYTES = 65536
 READ_BYTES = 1 << 20
@@ -26,6 +26,7 @@ _ERROR = re.compile(
     r"(?i)\b(\w*error|\w*exception|fatal|errno \d+|not found|no such|cannot|can't|failed|aborted)\b|^usage:"
 )
 _CRASH = re.compile(r"^(?:Fatal Python error: (.+)|terminate called after .+|  what\(\):  (.+))$", re.MULTILINE)
+_OTHER_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 _SPOKEN = re.compile(r"^[\d-]+ [\d:]+ samebits (?:worker|spare) ", re.MULTILINE)
 
 
@@ -55,8 +56,7 @@ class LogEnds:
             return ""
         text = self._text(name)
         if death.signal is not None:
-            crash = _CRASH.findall(text)
-            return next((part for part in crash[-1] if part), "") if crash else ""
+            return _cause_of_crash(text, folder)
         said, failure = _OURS.findall(text), failure_in(text, folder)
         if said and (failure is None or death.status != 1):
             return str(said[-1])
@@ -104,6 +104,24 @@ class LogLines:
                     lines, rest = [*lines, rest], b""
                 self._rests[name] = rest
                 yield from ((name, line.decode(errors="replace")) for line in lines)
+
+
+def _cause_of_crash(text: str, folder: Path) -> str:
+    """Return what compiled code wrote before it crashed and the script's line; Python's own words if it wrote nothing.
+
+    gloo ends the process from a thread of its own if a peer sends more data than this rank expects.
+    """
+    crash = _CRASH.findall(text)
+    if not crash:
+        return ""
+    said = next((what for _, what in reversed(crash) if what), crash[-1][0])
+    if sizes := _OTHER_SIZE.search(said):
+        said = (
+            f"a collective received {sizes[1]} bytes where this rank expects {sizes[2]}: the ranks call different "
+            "collectives there, or give tensors of different sizes"
+        )
+    place = place_in_dump(text[text.rfind("Fatal Python error: ") :], folder) if "Fatal Python error: " in text else ""
+    return f"at {place}: {said}" if place else said
 
 
 def size_of(log: Path) -> int:

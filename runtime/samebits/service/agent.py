@@ -392,10 +392,10 @@ class Agent:
         self._beside = {node: identity} if identity is not None and node and node.isprintable() else {}
         return True
 
-    def speak_last(self, text: str) -> None:
-        """Tell the scheduler the error that this process is about to die of."""
+    def speak_last(self, text: str, status: int = 0) -> None:
+        """Tell the scheduler the error that this process is about to die of, with this package's exit code for it."""
         self._is_dying = True
-        self._report(LastWords(text))
+        self._report(LastWords(text, status))
 
     def leave(self, *, on_purpose: bool, text: str, status: int | None = 0) -> None:
         """Give up the seat and close the connection: the process exits with this status (None: unknown)."""

@@ -28,6 +28,8 @@ _POLL_S = 0.005
 _QUIET_S = 0.05  # without another byte: the answer is complete
 MOST_BYTES = 1 << 20
 
+_STDERR = 2  # independent of sys.stderr
+
 _channel: int | None = None
 
 
@@ -46,6 +48,12 @@ class Answer:
 
     text: str = ""
     silence: Silence | None = None
+
+
+def report_crashes() -> None:
+    """Have a crash in compiled code write the threads' Python lines to the log, unless the user has set that up."""
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=_STDERR, all_threads=True)
 
 
 def open_channel() -> bool:

@@ -19,6 +19,7 @@ class RetakenReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The findings of a check so far.
 
     Attributes:
+        steps: the step up to which the script has trained.
         equal: the steps that had the same bits each time.
         skipped: why steps were not compared, one sentence each.
         named: the sentence about values that changed outside the state; "" if there are none.
@@ -27,6 +28,7 @@ class RetakenReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         has_returned: the training function has returned on rank 0.
     """
 
+    steps: int = 0
     equal: tuple[int, ...] = ()
     skipped: tuple[str, ...] = ()
     named: str = ""

@@ -12,7 +12,7 @@ import inspect
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -492,6 +492,16 @@ before_backward_ends: Callable[[Callable[[], None]], None] = _autograd._executio
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor was changed in place. Relies on ``Tensor._version``."""
     return tensor._version
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return :func:`version_of` each; called at every commit, where a call for each would be most of the cost."""
+    return [one._version for one in tensors]
+
+
+def versions_among(values: Iterable[object]) -> list[int]:
+    """Return :func:`version_of` each tensor among the values, and -1 for anything else."""
+    return [getattr(one, "_version", -1) for one in values]
 
 
 _data: Any = vars(torch._C.TensorBase)["data"]

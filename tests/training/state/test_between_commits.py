@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from samebits.training.state import snapshot
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.last_commit import LastCommit
 from samebits.training.state.torch_state import TorchState
-from tests.training.commits import Commits, Net, bits_of, small_state, train_one_step
+from tests.training.commits import Commits, Net, backward, bits_of, small_state, train_one_step
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +221,7 @@ def test_weights_changed_after_the_commit_end_the_job(change: Callable[[Any], ob
         train_with(nothing, change, every=every, steps=steps)
     line = inspect.getsource(train_with).splitlines().index("            after(state.model)")
     place = f"test_between_commits.py:{train_with.__code__.co_firstlineno + line}"
-    assert str(raised.value).startswith(f"{place}: a weight is changed after state.commit(), in the same loop.")
+    assert str(raised.value).startswith(f"{place}: a weight changed after state.commit(), in the same loop: ")
 
 
 @pytest.mark.parametrize("change", [nothing, in_place, through_data])
@@ -260,7 +261,7 @@ def commits_in_a_function(state: TorchState, number: int) -> None:
 def test_a_change_after_a_commit_in_a_function_that_a_loop_calls_ends_the_job() -> None:
     state = small_state()
     Commits(state)
-    with pytest.raises(HiddenStateError, match=r"^test_between_commits\.py:\d+: a weight is changed"):
+    with pytest.raises(HiddenStateError, match=r"^test_between_commits\.py:\d+: a weight changed"):
         for number in range(3):
             commits_in_a_function(state, number)
 
@@ -325,10 +326,10 @@ def test_without_recovery_no_loop_is_followed() -> None:
 # ---- what stands for a commit on disk
 
 
-def with_much(**options: Any) -> TorchState:
+def with_much(*, momentum: float = 0.0, **options: Any) -> TorchState:
     torch.manual_seed(0)
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     state = TorchState(
         model,
         optimizer,
@@ -367,6 +368,173 @@ def test_only_a_state_that_is_unchanged_stands_for_its_last_commit(what: str, co
     if what != "nothing":
         ENDS[what](state)
     assert state.holds_commit == (what == "nothing")
+
+
+# ---- values that change after the commit, in its loop
+
+LOST: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a number": (ENDS["a number"], "state.best"),
+    "a list": (ENDS["a list"], "state.history"),
+    "a schedule": (ENDS["a schedule"], "state.schedule"),
+    "a rate": (ENDS["a rate"], "a setting in the param_groups of state.optimizer"),
+    "a buffer": (ENDS["a buffer"], "a buffer of state.model"),
+    "a mode": (ENDS["a mode"], "train() or eval() of state.model"),
+    "a flag": (ENDS["a flag"], "requires_grad of state.model"),
+    "a sampler": (ENDS["a sampler"], "state.sampler"),
+    "a moment in place": (lambda state: moment_of(state).zero_(), "a moment of state.optimizer"),
+    "a new moment": (lambda state: set_moment(state), "a moment of state.optimizer"),
+    "all moments": (lambda state: state.optimizer.state.clear(), "a moment of state.optimizer"),
+    "a part": (lambda state: setattr(state.model, "last", nn.Linear(4, 2)), "a part of state.model"),
+    "a tensor": (lambda state: state.table.add_(1), "state.table"),
+    "an array": (lambda state: state.array.__setitem__(0, 5), "state.array"),
+}
+
+
+def moment_of(state: TorchState) -> torch.Tensor:
+    assert state.optimizer is not None and state.model is not None
+    moment: torch.Tensor = state.optimizer.state[state.model.last.weight]["momentum_buffer"]
+    return moment
+
+
+def set_moment(state: TorchState) -> None:
+    assert state.optimizer is not None and state.model is not None
+    state.optimizer.state[state.model.last.weight]["momentum_buffer"] = torch.zeros(2, 4)
+
+
+def with_all() -> TorchState:
+    return with_much(momentum=0.9, table=torch.zeros(2), array=np.zeros(2))
+
+
+def loop(
+    state: TorchState,
+    after: Callable[[Any], object] | None,
+    *,
+    ahead: Callable[[Any], object] = nothing,
+    at: int = 3,
+    steps: int = 6,
+) -> None:
+    for number in range(steps):
+        ahead(state)
+        train_one_step(state, number)
+        state.commit()
+        if after is not None and number == at:
+            after(state)
+    state.finish()
+
+
+def maybe(change: Callable[[Any], object], at: int) -> Callable[[Any], object]:
+    """Hide the moment of a change in a function that the loop calls at every step."""
+    calls = iter(range(at + 1))
+    return lambda state: change(state) if next(calls, None) == at else None
+
+
+def always(state: TorchState, after: Callable[[Any], object], steps: int = 6) -> None:
+    for number in range(steps):
+        train_one_step(state, number)
+        state.commit()
+        after(state)
+    state.finish()
+
+
+@pytest.mark.parametrize("at", [0, 4], ids=["first", "later"])
+@pytest.mark.parametrize("what", LOST)
+def test_a_value_changed_after_the_commit_ends_the_job_at_the_next_step(what: str, at: int) -> None:
+    state, (change, name) = with_all(), LOST[what]
+    with pytest.raises(HiddenStateError) as raised:
+        loop(state, change, at=at)
+    line = inspect.getsource(loop).splitlines().index("            after(state)") + loop.__code__.co_firstlineno
+    assert str(raised.value).startswith(f"test_between_commits.py:{line}: ")
+    assert name in str(raised.value).partition(" changed after state.commit()")[0]
+    assert state.completed_steps == 1 + at + 1
+
+
+@pytest.mark.parametrize("what", [*LOST, "weights", "weights through data"])
+def test_a_change_that_a_called_function_makes_seldom_ends_the_job_at_the_next_step(what: str) -> None:
+    state = with_all()
+    change = LOST[what][0] if what in LOST else ENDS[what]
+    with pytest.raises(HiddenStateError, match=r"^test_between_commits\.py:\d+: "):
+        always(state, maybe(change, 4))
+    assert state.completed_steps == 1 + 5
+
+
+@pytest.mark.parametrize("what", [one for one in LOST if one != "a mode"])
+def test_a_value_changed_after_the_last_commit_of_the_loop_ends_the_job(what: str) -> None:
+    with pytest.raises(HiddenStateError):
+        loop(with_all(), LOST[what][0], at=5)
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_a_value_changed_in_the_turn_of_a_step_or_after_the_loop_does_not(what: str) -> None:
+    state = with_all()
+    loop(state, None)
+    LOST[what][0](state)  # after the loop: a recovery repeats it
+    state.finish()
+    for change in (LOST[what][0], nothing):
+        for number in range(3):
+            if number == 2:
+                change(state)
+            backward(state, number)
+            state.optimizer.step()
+            state.commit()
+            print(number)
+    state.finish()
+
+
+def commits_inside_a_block(state: TorchState) -> None:
+    while True:
+        with torch.enable_grad():
+            train_one_step(state)
+            state.commit()
+        if state.completed_steps == 4:
+            state.best = 0.5
+
+
+def breaks_after_its_commit(state: TorchState) -> None:
+    for number in range(6):
+        try:
+            train_one_step(state, number)
+            state.commit()
+            if number == 3:
+                break
+        except ValueError:
+            continue
+    state.best = 0.5
+
+
+def test_the_rest_of_a_turn_begins_inside_a_block_and_ends_at_a_break() -> None:
+    with pytest.raises(HiddenStateError, match=r"state\.best changed"):
+        commits_inside_a_block(with_all())
+    state = with_all()
+    breaks_after_its_commit(state)
+    state.finish()
+
+
+def evaluates_and_returns(state: Any) -> None:
+    state.model.eval()
+    state.best, kept = -1.0, state.best
+    state.best = kept
+    state.optimizer.param_groups[0]["lr"] *= 1.0
+    state.table.add_(1)
+    state.table.sub_(1)
+
+
+def test_values_that_are_set_back_before_the_next_step_do_not() -> None:
+    loop(with_all(), evaluates_and_returns, ahead=lambda state: state.model.train())
+    always(with_all(), lambda state: evaluates_and_returns(state) or state.model.train())
+
+
+def test_a_survivor_whose_moments_were_edited_takes_the_commit_from_elsewhere() -> None:
+    for change, _ in (LOST["a moment in place"], LOST["a new moment"], LOST["all moments"]):
+        state = with_all()
+        loop(state, None)
+        kept = sent(state.contents())
+        assert state.holds_commit
+        change(state)
+        assert not state.holds_commit
+        assert state.recall() is None
+        state.load(kept, own=True)
+        state.begin(Point(7, 2))
+        assert state.recall() == Point(7, 2)
 
 
 # ---- modes, flags, hooks

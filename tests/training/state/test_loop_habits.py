@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
@@ -166,18 +165,34 @@ def lists_late(state: TorchState) -> None:
         state.history.append(1)  # late: state.history.append()
 
 
-@pytest.mark.parametrize("loop", [steps_a_schedule_late, averages_late, counts_late, keeps_the_best_late, lists_late])
-def test_change_after_the_commit_in_its_loop_is_reported_once(loop: Loop, said: list[str]) -> None:
-    changes_weights = loop is averages_late
-    with pytest.raises(HiddenStateError) if changes_weights else contextlib.nullcontext():
-        loop(state_with_much())
+LATE = [steps_a_schedule_late, averages_late, counts_late, keeps_the_best_late, lists_late]
+
+
+def place_and_text_of(loop: Loop) -> tuple[str, str]:
+    """Return where a loop changes its state late, and how."""
     lines = inspect.getsource(loop).splitlines()
     number, text = next((at, line.partition("late: ")[2]) for at, line in enumerate(lines) if "late: " in line)
+    return f"test_loop_habits.py:{loop.__code__.co_firstlineno + number}", text
+
+
+@pytest.mark.parametrize("loop", LATE)
+def test_change_after_the_commit_in_its_loop_ends_the_job(loop: Loop, said: list[str]) -> None:
+    with pytest.raises(HiddenStateError) as raised:
+        loop(state_with_much())
+    assert str(raised.value).startswith(f"{place_and_text_of(loop)[0]}: ")
+    assert said == []
+
+
+def test_change_after_the_commit_that_did_not_happen_yet_is_reported_ahead(said: list[str]) -> None:
+    state = state_with_much()
+    for number in range(6):
+        train_on(state, torch.ones(4, 3))
+        state.commit()
+        if number == 100:
+            state.best = 0.0
     [told] = said
-    assert told.startswith(
-        f"test_loop_habits.py:{loop.__code__.co_firstlineno + number}: {text} comes after the commit of line "
-    )
-    assert "Fix: do it before state.commit()" in told
+    assert "state.best = … comes after the commit of line " in told
+    assert "exit code 95 at the step after it" in told
 
 
 def changes_in_time(state: TorchState) -> None:

@@ -101,7 +101,7 @@ _CRASHED = Row(
         CauseClass.SOFTWARE,
         Retry.YES,
         _FROM_OUTSIDE,
-        "PYTHONFAULTHANDLER=1 writes the line to its log; update the library",
+        "look at the line that its log names; update the library",
     ),
     signals=frozenset({Signal.SEGV, Signal.ABRT, Signal.ILL, Signal.FPE, Signal.BUS}),
 )
@@ -173,6 +173,12 @@ _DESCRIPTORS = Row(
     *(CauseClass.NODE, Retry.YES, (Strategy.RESTART, Strategy.WAIT)),
     "raise the limit of open files (`ulimit -n`), or close what the script opens",
     texts=("Too many open files",),
+)
+_OTHER_SIZE = Row(
+    "the ranks called different collectives, or gave tensors of different sizes",
+    *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE),
+    "every rank must call the same collectives with tensors of the same size: look at the named line",
+    texts=("a collective received", "op.preamble.length <= op.nbytes"),
 )
 _NETWORK = Row(
     "a connection broke",
@@ -320,6 +326,7 @@ TABLE: tuple[Row, ...] = (
         _HOST_FULL,
         _STORAGE,
         _DESCRIPTORS,
+        _OTHER_SIZE,
         _NETWORK,
         _DEVICE_STOPPED,
     ),

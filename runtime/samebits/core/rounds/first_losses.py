@@ -31,6 +31,7 @@ class Causes:
     def __init__(self, known: Sequence[CauseFound] = ()) -> None:
         self._of: dict[int, list[CauseFound] | str] = {known[0].generation: list(known)} if known else {}
         self._followers: dict[int, set[int]] = {}  # generation → ranks lost later
+        self._echoes: set[tuple[int, str]] = set()  # generation and node of causes that are broken connections
         self._made_good: list[CauseFound] = []  # of the last replaced generation, for details that arrive late
 
     @property
@@ -54,8 +55,14 @@ class Causes:
             return False
         is_known = is_echo or (spoke and any(_reason(one) == _reason(cause) for one in found))
         is_at_once = bool(found) and cause.at - found[0].at <= AT_ONCE_S and len(found) < MOST_CAUSES and not is_known
+        if found and not is_echo and all((one.generation, one.node) in self._echoes for one in found):
+            followers |= {one.rank for one in found}  # their connections broke because of this loss
+            found[:] = [cause]
+            return True
         if not found or is_at_once:
             found.append(cause)
+            if is_echo:
+                self._echoes.add((cause.generation, cause.node))
             return True
         followers.add(cause.rank)
         return False

@@ -28,7 +28,17 @@ from samebits import config
 from samebits.config import Role, Settings
 from samebits.core.lines import root_of
 from samebits.core.messages import Admitted, GenerationStarted, Place
-from samebits.errors import FencedError, SameBitsError, UnequalError, UntrainedError, UsageError
+from samebits.errors import (
+    DivergenceError,
+    FencedError,
+    HiddenStateError,
+    LayoutError,
+    SameBitsError,
+    SettingsError,
+    UnequalError,
+    UntrainedError,
+    UsageError,
+)
 from samebits.service import host, log, stacks
 from samebits.service.agent import Agent
 from samebits.service.alone import SchedulerThread
@@ -48,7 +58,7 @@ from samebits.training.group.group import Group
 from samebits.training.process import node_check, numerics, preflight
 from samebits.training.process.compiled_code import keep_compiled_code
 from samebits.training.process.device_view import DeviceView, wait_for_memory
-from samebits.training.process.exit_status import ExitStatus, last_words, named, watch_threads
+from samebits.training.process.exit_status import ExitStatus, last_words, named, own_words, watch_threads
 from samebits.training.process.forking import Forking
 from samebits.training.process.member_info import own_info
 from samebits.training.process.next_group import NextGroup, join_plain_group, likely_place
@@ -284,6 +294,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     agent = Agent(settings, job_name, kind)
     alone, next_group = _prepare(settings, kind, own_info(agent, listener))
     ending.agent = agent
+    stacks.report_crashes()
     stacks.open_channel()
     figures = None
     if settings.preflight:
@@ -452,6 +463,10 @@ def _index(slot: int | None, node: str) -> int:
     return int(first) if first.isdecimal() else 0
 
 
+_OWN_ERRORS = (UsageError, HiddenStateError, LayoutError, DivergenceError, UnequalError, SettingsError)
+"""Errors of this package by which a rank itself ends; the others follow from what the scheduler has decided."""
+
+
 class _Ending:
     """How this process ends, and what it reports to the scheduler about that.
 
@@ -505,13 +520,15 @@ class _Ending:
         if UsageError.exit_code in torch_private.statuses_of_loader(traceback):
             error = UsageError(IN_A_CHILD.format(kind="a process that multiprocessing started", worker=os.getpid()))
         self._error = error
-        is_of_the_loop = isinstance(error, UsageError) or (
-            isinstance(error, UnequalError) and self.agent is not None and error is not self.agent.must_end
-        )
-        is_told_to = isinstance(error, SameBitsError) and not is_of_the_loop
+        is_own = isinstance(error, _OWN_ERRORS) and (self.agent is None or error is not self.agent.must_end)
+        is_told_to = isinstance(error, SameBitsError) and not is_own
         if self.agent is not None and not is_told_to:
-            self._words = last_words(kind, error, traceback)
-            self.agent.speak_last(self._words)  # before anything slow, such as a traceback
+            if isinstance(error, SameBitsError) and not self.is_through:
+                self._words = own_words(error, place_of(error))
+                self.agent.speak_last(self._words, error.exit_code)
+            else:
+                self._words = last_words(kind, error, traceback)
+                self.agent.speak_last(self._words)  # before anything slow, such as a traceback
         if isinstance(error, SameBitsError):
             for line in str(error).splitlines():
                 print(f"samebits: {line}", file=sys.stderr, flush=True)
@@ -542,7 +559,10 @@ class _Ending:
     def _at_end(self) -> None:
         text = self._judge() if self._error is None else self._words or named(self._error)
         if self.agent is not None:
-            told_to = self._error is not None and self._error is self.agent.must_end
+            told_to = self._error is not None and (
+                self._error is self.agent.must_end
+                or (isinstance(self._error, _OWN_ERRORS) and self.agent.must_end is not None)  # that ended the job
+            )
             if self.departure.has_left:
                 text = "it was asked to (SIGTERM)"
             on_purpose = told_to or self.departure.has_left or (self._status == 0 and self._error is None)

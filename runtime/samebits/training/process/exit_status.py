@@ -7,6 +7,7 @@ script's own frame is kept, which shows whether the script returned.
 from __future__ import annotations
 
 import dis
+import re
 import sys
 import threading
 from _sitebuiltins import Quitter
@@ -86,12 +87,19 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 MOST_CHARS = 2000
+_BEGINS_WITH_PLACE = re.compile(r"\S+:\d+: ")
 
 
 def last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
     """Return, for example, ``failed at train.py:88: KeyError: 'x'``."""
     failure = failure_in("".join(format_exception(kind, error, traceback)), start_folder())
     return str(failure or f"failed: {named(error)}")[:MOST_CHARS]
+
+
+def own_words(error: BaseException, place: str) -> str:
+    """Return this package's own error as one line that begins with a place of the script, such as ``train.py:88``."""
+    text = " ".join(str(error).split())
+    return (text if _BEGINS_WITH_PLACE.match(text) else f"{place}: {text}")[:MOST_CHARS]
 
 
 def named(error: BaseException) -> str:

@@ -306,7 +306,7 @@ class RetakenSteps:
     def _change(self, **changes: Any) -> None:
         before = self._report
         values = {name: getattr(before, name) for name in before.__struct_fields__}
-        self._report = RetakenReport(**{**values, **changes})
+        self._report = RetakenReport(**{**values, "steps": self._step, **changes})
         self._tell(self._report)
 
 

@@ -7,10 +7,12 @@ Weights and moments change only in an optimizer step, so until the next one they
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits.errors import CheckpointError, UsageError
-from samebits.training import value_trees
+from samebits.training import torch_private, value_trees
 from samebits.training.sharding.pieces import is_distributed, local, paths_of
 from samebits.training.state import snapshot
 from samebits.training.state.data.sampler import ElasticSampler
@@ -31,6 +33,7 @@ _NAMES = "parameter_names"  # extra key: each group's parameters, if groups were
 _INNER = ("_orig_mod", "_forward_module")  # where torch.compile and Lightning Fabric keep the wrapped module
 _NUMBERS = frozenset({type(None), bool, int, float})
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, deque})
 
 
 class StateHandler:
@@ -78,6 +81,7 @@ class StateHandler:
     def __init__(self, value: Any) -> None:
         self.value = value
         self._remembered: Any = None
+        self._marks: _Marks = []  # of the tensors that were remembered
 
     @property
     def is_alike(self) -> bool:
@@ -111,7 +115,8 @@ class StateHandler:
         Raises:
             UsageError: the value holds something that cannot be saved.
         """
-        self._remembered = copied(self.contents())
+        told = self.contents()
+        self._remembered, self._marks = copied(told), _marks_of(told)
         require_savable(self._remembered, self.path)
 
     def undo(self) -> None:
@@ -129,6 +134,26 @@ class StateHandler:
         if type(self).remember is not StateHandler.remember:
             return True
         return not same(self.contents(), self._remembered)
+
+    def changed(self) -> Sequence[str]:
+        """Return what is known to differ from what was last remembered, as ``state.best``, for a message.
+
+        The tensors of ``stepped()`` are left out. Called once per step, so tensors are read only if torch's count of
+        changes, or the object, is another. A subclass that remembers in its own way returns nothing unless it
+        overrides this.
+        """
+        if type(self).remember is not StateHandler.remember:
+            return ()
+        told = self.value.state_dict()
+        if _is_untouched(told, self._remembered, self._marks, leave_out=self.records):
+            return ()
+        if not same(told, self.value.state_dict()):
+            return ()  # it tells something else each time, such as the time
+        return (self.path,)
+
+    def tensors_changed(self) -> bool:
+        """Return whether tensors that only an optimizer step changes, and are not in ``stepped()``, have changed."""
+        return False
 
     def loose(self) -> dict[str, Any]:
         """Return what may differ between ranks, by name; "" names the whole value."""
@@ -205,6 +230,14 @@ class ModuleHandler(StateHandler):
         told = [module.get_extra_state() for module in self._with_extra_state]
         return self._beside.has_changed() or not same(told, self._extra_states)
 
+    def changed(self) -> Sequence[str]:
+        found = [f"{one} of {self.path}" for one in self._beside.changed()]
+        if self._with_extra_state:
+            told = [module.get_extra_state() for module in self._with_extra_state]
+            if not same(told, self._extra_states):
+                found.append(f"extra state of {self.path}")
+        return found
+
     def recall(self) -> None:
         for module, extra_state in zip(self._with_extra_state, copied_tree(self._extra_states), strict=True):
             module.set_extra_state(extra_state)
@@ -233,6 +266,7 @@ class OptimizerHandler(StateHandler):
         self.settings = frozenset(key for group in self.value.param_groups for key in group) - {"params"}
         """The hyperparameters that every group has."""
         self._remembered_sizes = [len(group) for group in self._first_groups]
+        self._moments = _moments_of(self.value)
 
     def contents(self) -> Any:
         """Return the ``state_dict()``, with the parameters' names if groups were added.
@@ -363,6 +397,7 @@ class OptimizerHandler(StateHandler):
         return {}
 
     def remember(self) -> None:
+        self._moments = _moments_of(self.value)
         self._remembered = [
             {
                 name: value if type(value) in _ATOMS else copied(value)  # calls would be most of the cost
@@ -371,6 +406,7 @@ class OptimizerHandler(StateHandler):
             }
             for group in self.value.param_groups
         ]
+        self._marks = _marks_of(self._settings())
         sizes = [len(group["params"]) for group in self.value.param_groups]
         if sizes != self._remembered_sizes:
             self._names()  # raises now if the added parameters cannot be restored
@@ -380,13 +416,31 @@ class OptimizerHandler(StateHandler):
                 if type(value) not in _ATOMS:
                     require_savable(value, f"{self.path}.param_groups.{number}.{name}")
 
-    def has_changed(self) -> bool:
-        """Return whether a hyperparameter or a group has changed; only a step changes moments."""
+    def _settings(self) -> list[dict[str, Any]]:
         groups = self.value.param_groups
-        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
-        return not same(
-            [[len(group["params"]) for group in groups], settings], [self._remembered_sizes, self._remembered]
-        )
+        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.value.param_groups]
+
+    def has_changed(self) -> bool:
+        """Return whether a hyperparameter, a group or a moment has changed."""
+        now = [self._sizes(), self._settings()]
+        return self.tensors_changed() or not same(now, [self._remembered_sizes, self._remembered])
+
+    def changed(self) -> Sequence[str]:
+        found = []
+        if self._sizes() != self._remembered_sizes:
+            found.append(f"the parameter groups of {self.path}")
+        elif not _is_untouched(self._settings(), self._remembered, self._marks):
+            found.append(f"a setting in the param_groups of {self.path}")
+        if self.tensors_changed():
+            found.append(f"a moment of {self.path}")
+        return found
+
+    def tensors_changed(self) -> bool:
+        """Return whether a moment was replaced, or changed in place, since it was last remembered."""
+        return self._moments != _moments_of(self.value)
 
     def recall(self) -> None:
         groups, sizes = self.value.param_groups, self._remembered_sizes
@@ -397,6 +451,7 @@ class OptimizerHandler(StateHandler):
         del groups[len(sizes) :]
         for group, values in zip(groups, self._remembered, strict=True):
             group.update({name: copied(value) for name, value in values.items()})
+        self._moments = _moments_of(self.value)
 
 
 class ScalerHandler(StateHandler):
@@ -407,6 +462,26 @@ class ScalerHandler(StateHandler):
     """
 
     is_alike = True
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._own: list[Any] = []
+
+    def remember(self) -> None:
+        super().remember()
+        self._own = self._numbers()
+        self._marks = _marks_of(list(vars(self.value).values()))
+
+    def has_changed(self) -> bool:
+        return not same(self.value.state_dict(), self._remembered)
+
+    def changed(self) -> Sequence[str]:
+        """Compare its fields first: ``state_dict()`` waits for the device."""
+        is_untouched = _are_marked(list(vars(self.value).values()), self._marks) and self._own == self._numbers()
+        return () if is_untouched or not self.has_changed() else (self.path,)
+
+    def _numbers(self) -> list[Any]:
+        return [one for one in vars(self.value).values() if type(one) in _ATOMS]
 
     def load(self, contents: Any) -> None:
         super().load(contents)
@@ -435,6 +510,9 @@ class SamplerHandler(StateHandler):
     def has_changed(self) -> bool:
         return not same(self.value.state_dict(), self._remembered)
 
+    def changed(self) -> Sequence[str]:
+        return (self.path,) if self.has_changed() else ()
+
     def recall(self) -> None:
         self.value.load_state_dict(self._remembered)
 
@@ -461,11 +539,16 @@ class PlainHandler(StateHandler):
         setattr(self._owner, self._name, contents)
 
     def remember(self) -> None:
-        self._remembered = copied(getattr(self._owner, self._name))
+        value = getattr(self._owner, self._name)
+        self._remembered, self._marks = copied(value), _marks_of(value)
         require_savable(self._remembered, self.path)
 
     def has_changed(self) -> bool:
         return not same(getattr(self._owner, self._name), self._remembered)
+
+    def changed(self) -> Sequence[str]:
+        value = getattr(self._owner, self._name)
+        return () if _is_untouched(value, self._remembered, self._marks) else (self.path,)
 
     def recall(self) -> None:
         setattr(self._owner, self._name, copied(self._remembered))
@@ -674,9 +757,62 @@ def _exactly(given: Any, loaded: Any) -> Any:
     return value_trees.rebuilt(given, [(key, _exactly(item, counterparts.get(key))) for key, item in items])
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return whether two values are the same in type and bits, at any depth."""
+_Marks = list[tuple[weakref.ref[torch.Tensor], int]]
+"""Tensors of a tree in order, each with torch's count of changes to it."""
+
+
+def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    if type(tree) in _ATOMS:
+        return
+    if isinstance(tree, torch.Tensor):
+        yield tree
+        return
+    for _, item in value_trees.children(tree) or ():
+        yield from _tensors_in(item)
+
+
+def _marks_of(tree: Any) -> _Marks:
+    if type(tree) in _ATOMS:
+        return []
+    return [(weakref.ref(one), torch_private.version_of(one)) for one in _tensors_in(tree)]
+
+
+def _are_marked(tree: Any, marks: _Marks) -> bool:
+    """Return whether the tree has the tensors of these marks, and none was changed in place since."""
+    tensors = list(_tensors_in(tree))
+    return len(tensors) == len(marks) and all(
+        mark() is one and torch_private.version_of(one) == version
+        for one, (mark, version) in zip(tensors, marks, strict=True)
+    )
+
+
+def _is_untouched(live: Any, kept: Any, marks: _Marks, *, leave_out: Sequence[str] = ()) -> bool:
+    """Return whether a tree equals an earlier copy of it; unmarked tensors are compared by their bits."""
+    if leave_out and type(live) is dict and type(kept) is dict:
+        live, kept = ({key: one for key, one in tree.items() if key not in leave_out} for tree in (live, kept))
+        marks = []
+    return same(live, kept, tensors=not _are_marked(live, marks))
+
+
+def _moments_of(optimizer: torch.optim.Optimizer) -> tuple[list[int], list[int]]:
+    """Return the ids of all values in an optimizer's state, and torch's counts of changes to the tensors."""
+    held = list(optimizer.state.values())
+    values = list(itertools.chain.from_iterable([one.values() if type(one) is dict else (one,) for one in held]))
+    if not _CONTAINERS.isdisjoint(set(map(type, values))):
+        values += [one for value in values if type(value) in _CONTAINERS for one in _tensors_in(value)]
+    return list(map(id, values)), torch_private.versions_among(values)
+
+
+def same(one: Any, other: Any, *, tensors: bool = True) -> bool:
+    """Return whether two values are the same in type and bits, at any depth.
+
+    Args:
+        one, other: the values.
+        tensors: whether tensors are compared; otherwise any two are the same.
+    """
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if not tensors:
+            return True
         if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
             return False
         if is_distributed(one) or is_distributed(other) or one.layout is not torch.strided:
@@ -684,13 +820,25 @@ def same(one: Any, other: Any) -> bool:
         return one.stride() == other.stride() and value_trees.have_same_bits(one, other)
     ones, others = value_trees.children(one), value_trees.children(other)
     if ones is None or others is None:
-        return type(one) is type(other) and (one is other or bool(one == other))
+        return type(one) is type(other) and (one is other or _are_same_leaves(one, other))
     ones, others = list(ones), list(others)
     return (
         type(one) is type(other)
         and len(ones) == len(others)
-        and all(key == key_2 and same(item, item_2) for (key, item), (key_2, item_2) in zip(ones, others, strict=True))
+        and all(
+            key == key_2 and same(item, item_2, tensors=tensors)
+            for (key, item), (key_2, item_2) in zip(ones, others, strict=True)
+        )
     )
+
+
+def _are_same_leaves(one: Any, other: Any) -> bool:
+    """Compare two values of one type: a NaN is itself, 0.0 is not -0.0, and an array is its bytes."""
+    if type(one) in (float, complex):
+        return repr(one) == repr(other)
+    if hasattr(one, "tobytes") and hasattr(one, "dtype"):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    return bool(one == other)
 
 
 def _share_memory(one: torch.Tensor, other: object) -> bool:

@@ -8,6 +8,8 @@ A weight may change in the meantime, for example when an evaluation swaps in an 
 tensor's version, and the commit is then taken from elsewhere. A change through ``.data`` does not. So a weight is
 copied when a script reads its ``.data`` between a commit and the next step, before it can be written to, and a weight
 whose ``.data`` is set gets its own memory back. Scripts that use neither pay nothing.
+
+What the commit's loop changes before its next turn would be lost by a recovery. It ends the job at the next step.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -30,17 +33,16 @@ from samebits.training.group.calling_place import calling_place
 from samebits.training.sharding.pieces import local
 from samebits.training.state import snapshot
 from samebits.training.state.handlers import StateHandler, copied_tree, same
-from samebits.training.state.module_state import are_alike
-from samebits.training.state.script.after_commit import Instruction, RestOfTurn, line_after, to_loop
+from samebits.training.state.module_state import MODE, are_alike
+from samebits.training.state.script.after_commit import Instruction, Lines, RestOfTurn, line_after, to_loop
 
 __all__ = ["LastCommit"]
 
 
 _MANY_ALIASES = 8
-_LOOKED_AT = 4
-"""A loop that changes weights after its commit mostly does so after each of its first commits."""
-_LOOKED_AT_LATER = 128
-"""Commits to follow once weights have changed between a later commit and the next step."""
+_LOOKED_AT = 128
+"""Commits whose weights are hashed once a line has written to weights that had never done so."""
+_WEIGHT = "a weight"
 
 
 class _Uses:
@@ -52,38 +54,17 @@ class _Uses:
 
     def __init__(self) -> None:
         self.count = 0
-        self._commit: Instruction | None = None
         self._used: dict[int, _Weight] = {}
-        self._line_after = ""  # of the first use that a recovery at the last commit does not repeat
-        self._is_used_ahead = False  # in the next turn of the loop, which a recovery repeats
         self._has_told = False
-
-    def is_committed_at(self, commit: Instruction) -> None:
-        """Note that the script calls ``commit()`` there."""
-        self._commit = commit
 
     def add(self, weight: _Weight) -> None:
         """Note that a script uses this weight's ``.data``."""
         self.count += 1
-        line = "" if self._commit is None else line_after(self._commit)
-        self._line_after = self._line_after or line
-        self._is_used_ahead = self._is_used_ahead or not line
         self._used[id(weight)] = weight
 
     def begin(self) -> None:
         """Begin a new commit with the current weights."""
         self._used = {key: one for key, one in self._used.items() if one.committed()}
-        self._line_after, self._is_used_ahead = "", False
-
-    def change_after(self) -> str:
-        """Return the line after the commit that has changed a weight, once the loop's next turn has begun.
-
-        Empty also if a weight was used in that turn as well, which may have changed it.
-        """
-        if not self._line_after or self._is_used_ahead:
-            return ""
-        is_next_turn = self._commit is not None and not line_after(self._commit)
-        return self._line_after if is_next_turn and self.have_changed() else ""
 
     @property
     def are_any(self) -> bool:
@@ -260,49 +241,77 @@ class LastCommit:
         self._is_stepping = False  # an optimizer has begun a step since
         self._stepped: list[Sequence[torch.Tensor]] = []  # the tensors that are not copied, by handler
         self._weights: list[_Weight] = []
-        self._versions = 0
+        self._versions: list[int] = []
         self._places: list[int] = []
         self._uses = _Uses()
         self._after = _AfterCommit(self)
 
-    def begins_in(self, frame: FrameType) -> None:
-        """Note that the script calls ``commit()`` in this frame."""
-        self._uses.is_committed_at(self._after.present(frame))
-
     def is_made_in(self, frame: FrameType) -> None:
-        """``commit()`` is about to return to this frame: see whether its loop changes weights after it."""
+        """``commit()`` is about to return to this frame: see what its loop changes after it."""
         self._after.follow(frame)
+
+    def is_assigned(self, name: str) -> None:
+        """The script assigns an attribute of the state."""
+        self._after.assigned(f"state.{name}")
 
     def stepping(self) -> None:
         """An optimizer begins a step: from now on the live tensors are no commit.
 
         Raises:
-            HiddenStateError: weights were changed after the commit, in its loop.
+            HiddenStateError: the state was changed after the commit, in its loop.
         """
         if not self._is_stepping and self.point is not None:
             self.require_unchanged_since_commit()
-            self._after.end()
         self._is_stepping = self.is_in_step = True
 
-    def require_unchanged_since_commit(self) -> None:
-        """The loop's next turn, or what follows the loop, begins.
+    def require_unchanged_since_commit(self, *, at_end: bool = False) -> None:
+        """The first step or commit after the last commit begins, or the training function has returned.
 
         Raises:
-            HiddenStateError: weights were changed after the commit, in its loop, where no recovery repeats that.
+            HiddenStateError: the state was changed after the commit, in its loop, where no recovery repeats that.
         """
-        line = self._after.line
-        if not line and (used := self._uses.change_after()) and self._versions == self._sum_of_versions():
-            line = used  # else an operation in place may have changed them in the next turn
-        if line:
+        change = self._after.lasting_change(at_end=at_end)
+        if change is not None:
+            line, what = change
             raise HiddenStateError(
-                f"{line}: a weight is changed after state.commit(), in the same loop. A recovery at that commit does "
-                "not repeat the change, so the final weights would differ from those of a run without a loss. Fix: "
-                "change weights before state.commit()"
+                f"{line}: {what} changed after state.commit(), in the same loop: a recovery at that commit would not "
+                "repeat the change, and the job would end with other bits. Fix: change it before state.commit()"
             )
 
-    def uses(self) -> tuple[int, list[int], int]:
-        """Return what differs if a weight may have been changed: by an operation in place, or through its ``.data``."""
-        return self._sum_of_versions(), self._addresses(), self._uses.count
+    def changes(self) -> list[str]:
+        """Return what seems to differ from the last commit, for a message; weights and moments are not read."""
+        found = [_WEIGHT] if self.weights_have_signs else []
+        for handler in self._handlers.values():
+            found += handler.changed()
+        return found
+
+    @property
+    def weights_have_signs(self) -> bool:
+        """Whether weights were changed in place, moved, or may have been written to through their ``.data``."""
+        return self._uses.are_any or self._versions != self._present_versions() or self._places != self._addresses()
+
+    def weights_differ(self, before: int | None) -> bool | None:
+        """Return whether weights that have signs differ from the commit's; None if that cannot be known.
+
+        Args:
+            before: the commit's digest, if it was taken.
+        """
+        if before is not None:
+            return self.digest() != before
+        if self._newest is not None:
+            kept = self._newest
+            return not all(same(one.contents(), kept[name]) for name, one in self._handlers.items() if one.stepped())
+        if self._versions == self._present_versions():
+            return self._uses.have_changed() or self._places != self._addresses()
+        return None
+
+    def versions(self) -> tuple[list[int], bool]:
+        """Return the weights' counts of changes in place, and whether one has grown by 1 since the commit.
+
+        A weight that was exchanged and put back was written to twice.
+        """
+        now = self._present_versions()
+        return now, any(one == before + 1 for one, before in zip(now, self._versions, strict=False))
 
     def digest(self) -> int:
         """Return a digest of the weights."""
@@ -310,11 +319,6 @@ class LastCommit:
         for weight in self._weights:
             digest.update(snapshot.bytes_of(torch_private.data_of(local(weight.tensor))))
         return digest.intdigest()
-
-    @property
-    def has_aliases(self) -> bool:
-        """Whether a tensor of the script's may have changed a weight since the last commit, without a trace."""
-        return self._uses.are_any
 
     def stepped(self) -> None:
         """Note that an optimizer has ended a step."""
@@ -349,7 +353,7 @@ class LastCommit:
             self.forget()  # a mix of this commit and the last is neither
             raise
         self._follow([handler.stepped() for handler in self._handlers.values()])
-        self._versions, self._places = self._sum_of_versions(), self._addresses()
+        self._versions, self._places = self._present_versions(), self._addresses()
         self._is_stepping = self.is_in_step = False
         self.point = point
         self._uses.begin()
@@ -418,7 +422,7 @@ class LastCommit:
             self._uses.put_back()
         for handler in self._handlers.values():
             handler.recall()
-        self._versions, self._places = self._sum_of_versions(), self._addresses()
+        self._versions, self._places = self._present_versions(), self._addresses()
         self._is_stepping = self.is_in_step = False
         self._uses.begin()
         self._after.begin()
@@ -426,96 +430,157 @@ class LastCommit:
 
     def _is_live(self) -> bool:
         """Return whether the uncopied tensors are the last commit's, except for those copied through ``.data``."""
-        return not self._is_stepping and self._versions == self._sum_of_versions() and self._places == self._addresses()
+        return (
+            not self._is_stepping
+            and self._versions == self._present_versions()
+            and self._places == self._addresses()
+            and not any(handler.tensors_changed() for handler in self._handlers.values())
+        )
 
-    def _sum_of_versions(self) -> int:
-        """Return a number that grows with every change in place, also those made by hand."""
-        return sum(torch_private.version_of(weight.tensor) for weight in self._weights)
+    def _present_versions(self) -> list[int]:
+        """Return numbers that grow with every change in place, also those made by hand."""
+        return torch_private.versions_of([weight.tensor for weight in self._weights])
 
     def _addresses(self) -> list[int]:
         return [weight.tensor.data_ptr() for weight in self._weights if weight.is_plain]
 
 
-class _AfterCommit:
-    """Finds weights that a loop changes after its commit; a recovery at that commit does not repeat the change.
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What differed from the commit when its loop's turn ended.
 
-    The first commits are followed line by line. A loop may also change weights now and then: if they have changed
-    between a later commit and the next step, the commits after it are followed.
+    Attributes:
+        line: that changed it, or that of the commit.
+        names: of what differed.
+        digest: of the commit's weights, if it was taken.
+        versions: of the weights.
+        is_written_once: whether a weight was changed in place only once.
+    """
+
+    line: str
+    names: list[str]
+    digest: int | None
+    versions: list[int]
+    is_written_once: bool
+
+
+class _AfterCommit:
+    """Finds what a loop changes after its commit and does not set back before the next step.
+
+    Weights are hashed only before a line that has not run there before. A line that has may begin to write to weights
+    later. If it writes to one of them once, they have changed. If it writes to each of them twice, they may have been
+    exchanged for an evaluation; then the next commits are hashed.
 
     Args:
         commit: the last one.
-
-    Attributes:
-        line: that was found to change a weight; empty if none was.
     """
 
     def __init__(self, commit: LastCommit) -> None:
-        self.line = ""
         self._commit = commit
-        self._known: dict[tuple[CodeType, int], Instruction] = {}
-        self._looks = _LOOKED_AT
-        self._later = 0  # changes between a commit and a step that were not followed
+        self._places: dict[tuple[CodeType, int], Instruction] = {}
+        self._known: Lines = set()
+        self._hashed = 0  # commits yet to be hashed
+        self._puts_back = False  # whether the loop was seen to write to weights and put them back
+        self._has_warned = False
         self._followed: RestOfTurn | None = None
-        self._uses: object = None  # at the last commit, if its loop runs more after it
+        self._digest: int | None = None
         self._commit_line = ""
+        self._present: Instruction | None = None
+        self._assigned: dict[str, str] = {}  # the line of an attribute's first assignment
+        self._change: _Change | None = None
 
-    def present(self, frame: FrameType) -> Instruction:
+    def _instruction(self, frame: FrameType) -> Instruction:
         """Return the instruction that the frame is at; taking a function apart takes longer than a commit."""
         key = (frame.f_code, frame.f_lasti)
-        if key not in self._known:
-            self._known[key] = Instruction.present(frame)
-        return self._known[key]
+        if key not in self._places:
+            self._places[key] = Instruction.present(frame)
+        return self._places[key]
 
     def begin(self) -> None:
-        """The weights as they stand are a commit."""
-        self._stop()
-        self._uses = None
+        """The state as it stands is a commit."""
+        if self._followed is not None:
+            self._followed.stop()
+        self._followed = self._digest = self._change = self._present = None
+        self._assigned.clear()
 
     def follow(self, frame: FrameType) -> None:
         """``commit()`` is about to return to this frame."""
         self.begin()
-        frames = to_loop(frame, self.present)
-        if not frames:
+        frames = to_loop(frame, self._instruction)
+        if not frames or not RestOfTurn.is_possible():
             return
-        commit = self._commit
-        self._uses = commit.uses()
+        self._present = frames[0][1]
         self._commit_line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        if self._looks and RestOfTurn.is_possible():
-            self._looks -= 1
-            before = commit.digest()
-            self._followed = RestOfTurn(frames, commit.uses, lambda line: self._turn_ended(line, before))
+        if self._hashed:
+            self._hashed -= 1
+            self._digest = self._commit.digest()
+        self._followed = RestOfTurn(frames, self._known, self)
 
-    def _stop(self) -> None:
-        if self._followed is not None:
-            self._followed.stop()
-            self._followed = None
+    def assigned(self, name: str) -> None:
+        """The script assigns an attribute of the state."""
+        if self._present is not None and name not in self._assigned:
+            self._assigned[name] = line_after(self._present)
 
-    def _turn_ended(self, line: str, before: int) -> None:
-        commit = self._commit
-        if line or commit.has_aliases:
-            if commit.digest() != before:
-                self.line = line or self._commit_line
-            else:
-                self._looks, self._later = 0, 2  # swapped and swapped back: that is right
+    # ---- told by the turn that is followed
 
-    def end(self) -> None:
-        """Note that an optimizer begins the first step after the commit, with no change found before it."""
-        is_followed = self._followed is not None
-        self._stop()
-        before, self._uses = self._uses, None
-        if before is None or self._later > 1 or self._commit.uses() == before:
+    def has_changed(self) -> bool:
+        """As :meth:`TurnWatcher.has_changed`."""
+        return bool(self._commit.changes())
+
+    def new_line_comes(self) -> None:
+        """As :meth:`TurnWatcher.new_line_comes`."""
+        if self._digest is None and not self._commit.weights_have_signs:
+            self._digest = self._commit.digest()
+
+    def turn_ends(self, line: str) -> None:
+        """As :meth:`TurnWatcher.turn_ends`."""
+        names = self._commit.changes()
+        if _WEIGHT in names and self._commit.weights_differ(self._digest) is False:
+            names.remove(_WEIGHT)
+            self._puts_back, self._hashed = True, 0
+        if not names:
             return
-        if is_followed:
-            self._looks, self._later = 0, 2  # changed in the turn of the step, which a recovery repeats
-            return
-        self._later += 1
-        if self._later == 1:
-            self._looks = _LOOKED_AT_LATER
-        else:
+        line = line or next((self._assigned[one] for one in names if self._assigned.get(one)), self._commit_line)
+        versions, is_written_once = self._commit.versions()
+        self._change = _Change(line, names, self._digest, versions, is_written_once)
+
+    def lasting_change(self, *, at_end: bool) -> tuple[str, str] | None:
+        """Return the line and the name of a change of the ended turn that has lasted until now; None if there is none.
+
+        Args:
+            at_end: the training function has returned, and modes no longer matter.
+        """
+        if at_end and self._followed is not None:
+            self._followed.end()
+        change, self._change = self._change, None
+        if change is None:
+            return None
+        now = self._commit.changes()
+        names = [
+            one
+            for one in change.names
+            if one in now
+            and (one != _WEIGHT or self._weights_have_changed(change))
+            and not (at_end and one.startswith(MODE))
+        ]
+        return (change.line, " and ".join(names)) if names else None
+
+    def _weights_have_changed(self, change: _Change) -> bool:
+        differ = self._commit.weights_differ(change.digest)
+        if differ is None and not self._puts_back:
+            if change.is_written_once and self._commit.versions()[0] == change.versions:
+                return True
+            self._hashed = self._hashed or _LOOKED_AT
+            self._warn()
+        return bool(differ)
+
+    def _warn(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
             log.warn(
-                f"{self._commit_line}: weights sometimes change between this commit and the next step. A recovery at "
-                "that commit does not repeat what the loop changes after it, so the final weights may differ from "
-                "those of a run without a loss. Fix: change weights before state.commit()"
+                f"{self._commit_line}: weights were written to between this commit and the loop's next turn. If they "
+                "were not put back, a recovery at that commit would lose the change, and the final weights would "
+                "differ from those of a run without a loss. Fix: change weights before state.commit()"
             )
 
 

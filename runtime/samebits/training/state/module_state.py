@@ -16,10 +16,13 @@ import torch
 from torch import nn
 
 from samebits.service import log
-from samebits.training import value_trees
+from samebits.training import torch_private, value_trees
 from samebits.training.sharding.pieces import is_distributed
 
-__all__ = ["ModuleState", "are_alike"]
+__all__ = ["MODE", "ModuleState", "are_alike"]
+
+MODE = "train() or eval()"
+"""What differs if a module is in another mode."""
 
 _HOOKS = (
     "_forward_hooks",
@@ -132,6 +135,7 @@ class ModuleState:
         self._commit: _Commit | None = None
         self._places: list[tuple[_Held, str]] = []  # of the copies
         self._copies: list[torch.Tensor] = []
+        self._versions: list[int] = []  # of the buffers at the last commit
         self._may_fill = True  # whether the copies can be written again
         self._kinds: list[tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]] = []  # of the copies
 
@@ -164,22 +168,44 @@ class ModuleState:
         elif buffers:
             with torch.no_grad():
                 torch._foreach_copy_(self._copies, buffers)
+        self._versions = torch_private.versions_of(buffers)
 
     def has_changed(self) -> bool:
         """Return whether a mode, a flag, a part or a buffer differs from the last commit; hooks are in no point."""
+        return self._commit is None or bool(self._changed_flags()) or not self._has_same_buffers()
+
+    def changed(self) -> list[str]:
+        """Return what differs from the last commit, for a message; hooks are left out.
+
+        Buffers are read only if one was replaced or changed in place.
+        """
+        return [] if self._commit is None else [*self._changed_flags(), *self._changed_buffers(self._commit)]
+
+    def _changed_flags(self) -> list[str]:
         commit, made_of = self._commit, self._made_of
         if commit is None or not made_of.is_same():
-            return True
+            return ["a part"]
+        flags = [one.requires_grad for held in made_of.parameters_of for one in held.values() if one is not None]
+        found = [] if commit.modes == [one.training for one in made_of.modules] else [MODE]
+        return found if commit.flags == flags else [*found, "requires_grad"]
+
+    def _changed_buffers(self, commit: _Commit) -> list[str]:
+        live = [one for held in self._made_of.buffers_of for one in held.values()]
+        kept = [one for held in commit.buffers.values() for one in held.values()]
+        is_untouched = (
+            len(live) == len(kept)
+            and all(map(operator.is_, live, kept))
+            and self._versions == torch_private.versions_of([one for one in live if one is not None])
+        )
+        return [] if is_untouched or self._has_same_buffers() else ["a buffer"]
+
+    def _has_same_buffers(self) -> bool:
+        """Compare all buffers with their copies."""
+        assert self._commit is not None, "only a commit's buffers were copied"
         live = [held.get(name) for held, name in self._places]
-        return (
-            commit.modes != [one.training for one in made_of.modules]
-            or commit.flags
-            != [one.requires_grad for held in made_of.parameters_of for one in held.values() if one is not None]
-            or commit.buffers.keys() != {id(held) for held in made_of.buffers_of if held}
-            or not all(
-                one is not None and are_alike([one], [kept]) and value_trees.have_same_bits(one, kept)
-                for one, kept in zip(live, self._copies, strict=True)
-            )
+        return self._commit.buffers.keys() == {id(held) for held in self._made_of.buffers_of if held} and all(
+            one is not None and are_alike([one], [kept]) and value_trees.have_same_bits(one, kept)
+            for one, kept in zip(live, self._copies, strict=True)
         )
 
     def undo(self) -> None:

@@ -100,6 +100,8 @@ class ObjectState(State):
                 f"state.{name} cannot be replaced. Fix: create the {type(self).__name__} with the other object, or "
                 "load that object's state_dict() into this one"
             )
+        if handler is not None and self._session is not None:
+            self._last_commit.is_assigned(name)
         object.__setattr__(self, name, value)
 
     if TYPE_CHECKING:  # the user's own attributes, whose types only the user knows
@@ -178,9 +180,9 @@ class ObjectState(State):
         """As :meth:`State.finish`.
 
         Raises:
-            HiddenStateError: weights were changed after the last commit, in its loop.
+            HiddenStateError: the state was changed after the last commit, in its loop.
         """
-        self._last_commit.require_unchanged_since_commit()
+        self._last_commit.require_unchanged_since_commit(at_end=True)
 
     @property
     def holds_commit(self) -> bool:

@@ -140,7 +140,8 @@ class TorchState(ObjectState):
         """Mark a step as complete; see :meth:`State.commit`."""
         frame = sys._getframe(1)
         self._habits.committed(self, frame)
-        self._last_commit.begins_in(frame)
+        if not self._is_beginning:
+            self._last_commit.require_unchanged_since_commit()
         super().commit()
         if self._deferred is None and self._running("commit").recovers:
             self._last_commit.is_made_in(frame)

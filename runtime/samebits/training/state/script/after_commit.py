@@ -1,18 +1,20 @@
 """Changes that a loop makes after its ``commit()``: a recovery at that commit does not repeat them.
 
 A recovery at a commit calls the training function again, which enters the loop at its next turn. Code after the loop
-is repeated, because the loop's condition is read first. :func:`change_after_commit` finds such changes in the code,
-:class:`RestOfTurn` while they happen.
+is repeated, because the loop's condition is read first. :class:`RestOfTurn` tells when the turn of a commit ends and
+which lines it runs until then; :func:`change_after_commit` finds changes in the code before they happen.
 """
 
 from __future__ import annotations
 
+import ast
 import dis
+import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -49,12 +51,14 @@ class Instruction(NamedTuple):
     Attributes:
         code: of the function.
         offset: of the instruction.
+        body: the lines of that loop's body.
         loop_ends: where the innermost loop around it ends; -1 if there is none.
         is_followed: whether the loop has more to run after it in the same turn.
     """
 
     code: CodeType
     offset: int
+    body: range
     loop_ends: int
     is_followed: bool
 
@@ -62,11 +66,29 @@ class Instruction(NamedTuple):
     def present(cls, frame: FrameType) -> Instruction:
         """Return the one that this frame is at."""
         instructions, _, ends = loop_around(frame)
-        return cls(frame.f_code, frame.f_lasti, ends, _is_followed(instructions, frame.f_lasti, ends))
+        body = _body_around(frame.f_code, frame.f_lineno)
+        return cls(frame.f_code, frame.f_lasti, body, ends, _is_followed(instructions, frame.f_lasti, ends))
 
     def is_passed_by(self, frame: FrameType) -> bool:
-        """Return whether the frame, of this function, is after the instruction in the same turn of its loop."""
-        return self.offset < frame.f_lasti <= self.loop_ends
+        """Return whether the frame, of this function, is after the instruction in the same turn of its loop.
+
+        A loop's condition belongs to the next turn: Python puts a copy of it at the loop's end.
+        """
+        return self.offset < frame.f_lasti <= self.loop_ends and frame.f_lineno in self.body
+
+
+def _body_around(code: CodeType, line: int) -> range:
+    """Return the lines of the body of the function's innermost loop around a line."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):  # as in a notebook
+        tree = ast.Module([], [])
+    bodies = [
+        range(one.body[0].lineno, (one.body[-1].end_lineno or line) + 1)
+        for one in ast.walk(tree)
+        if isinstance(one, ast.For | ast.AsyncFor | ast.While) and one.lineno >= code.co_firstlineno
+    ]
+    return max((one for one in bodies if line in one), key=lambda one: one.start, default=range(line, sys.maxsize))
 
 
 def _is_followed(instructions: list[dis.Instruction], offset: int, ends: int) -> bool:
@@ -84,65 +106,185 @@ def _is_followed(instructions: list[dis.Instruction], offset: int, ends: int) ->
     )
 
 
-class RestOfTurn:
-    """Follows what a loop runs between a commit and its next turn, and finds the line that changes something.
+class TurnWatcher(Protocol):
+    """Compares values while a turn of a loop is followed."""
 
-    It sets a trace function on the frames from the commit to the loop, on the calling thread, until the turn ends.
+    def has_changed(self) -> bool:
+        """Return whether anything seems to differ from the commit."""
+
+    def new_line_comes(self) -> None:
+        """A line is about to run that no turn before has run after the commit."""
+
+    def turn_ends(self, line: str) -> None:
+        """The turn has ended by itself; ``line`` is the one that changed something, empty if unknown or none did."""
+
+
+Lines = set[tuple[CodeType, int]]
+"""Lines of functions by their numbers."""
+
+
+class RestOfTurn:
+    """Follows what a loop runs between a commit and its next turn.
+
+    Values are compared around lines that no turn has run before, so that a change is found with its line, and a loop
+    that always runs the same lines pays nothing. A turn that an exception cuts off does not end: a lost peer may come
+    between a change and its reversal.
+
+    Python 3.12 and later report the lines of the frames' functions alone (``sys.monitoring``). Python 3.11 can only
+    trace the thread.
 
     Args:
         commits: the instruction that each frame is at, from the commit's to the loop's.
-        look: returns what is compared; called before each line.
-        ended: called with the first line after which that differed (empty if it never did), when the turn ends by
-            itself: an exception, such as for a lost peer, may come between a change and its reversal.
+        known: the lines that earlier turns have run; this turn's are added when it ends.
+        watcher: told what happens.
+
+    Attributes:
+        is_over: nothing is followed any more.
     """
 
-    def __init__(
-        self,
-        commits: list[tuple[FrameType, Instruction]],
-        look: Callable[[], object],
-        ended: Callable[[str], object],
-    ) -> None:
+    def __init__(self, commits: list[tuple[FrameType, Instruction]], known: Lines, watcher: TurnWatcher) -> None:
         self._frames = [frame for frame, _ in commits]
         self._loop = commits[-1][1]
-        self._look, self._ended = look, ended
-        self._seen = look()
-        self._line = _place(self._frames[0])  # that is run at present
-        self._found = ""
-        for frame in self._frames:
-            frame.f_trace = self._traced
-        self._is_over = self._is_unwinding = False
-        sys.settrace(_trace_no_call)
+        self._known, self._watcher = known, watcher
+        self._lines: Lines = set()
+        self._present = (self._frames[0].f_code, self._frames[0].f_lineno)
+        self._found: str | None = None
+        self.is_over = self._is_unwinding = False
+        self._source = (_Tracing if _MONITORING is None else _Monitoring)(self._frames, self)
 
     @staticmethod
     def is_possible() -> bool:
-        """Return whether no debugger or coverage tool traces this thread."""
-        return sys.gettrace() is None
+        """Return whether lines can be followed: not on Python 3.11 if a debugger or coverage tool traces the thread."""
+        return sys.gettrace() is None if _MONITORING is None else _monitoring_tool() is not None
 
-    def _traced(self, frame: FrameType, event: str, _argument: object) -> Any:
-        if not self._found and self._look() != self._seen:
-            self._found = self._line
-        self._line = _place(frame)
-        if frame is self._frames[-1]:
-            is_cut_off = event == "return" and self._is_unwinding
-            self._is_unwinding = event == "exception"
-            if event == "return" or not self._loop.is_passed_by(frame):
-                self.stop()
-                if not is_cut_off:
-                    self._ended(self._found)
-                return None
-        return self._traced
+    def line_comes(self, frame: FrameType) -> None:
+        """A frame is about to run a line."""
+        if frame is self._frames[-1] and not self._loop.is_passed_by(frame):
+            self._end()
+            return
+        line = (frame.f_code, frame.f_lineno)
+        is_new, was_new = line not in self._known, self._present in self._lines
+        if (is_new or was_new) and self._found is None and self._watcher.has_changed():
+            self._found = _named(self._present) if was_new else ""
+        if is_new:
+            self._lines.add(line)
+            self._watcher.new_line_comes()
+        self._present = line
+        self._is_unwinding = False
+
+    def raises(self) -> None:
+        """An exception was raised in a followed frame, or has reached it."""
+        self._is_unwinding = True
+
+    def returns(self, frame: FrameType) -> None:
+        """A frame returns, or is left by an exception."""
+        if not self._frames or frame is not self._frames[-1]:
+            return
+        if self._is_unwinding:
+            self.stop()
+        else:
+            self._end()
+
+    def end(self) -> None:
+        """End the turn here, unless it has ended: the training function has returned."""
+        if not self.is_over:
+            self._end()
 
     def stop(self) -> None:
         """Follow no further line."""
-        if not self._is_over:
-            self._is_over = True
-            sys.settrace(None)
-            for one in self._frames:
-                one.f_trace = None
+        if not self.is_over:
+            self.is_over = True
+            self._source.stop()
+            self._frames = []  # they hold what the script's functions hold
+
+    def _end(self) -> None:
+        self.stop()
+        line = self._found
+        if line is None and self._present in self._lines and self._watcher.has_changed():
+            line = _named(self._present)
+        self._known |= self._lines
+        self._watcher.turn_ends(line or "")
+
+
+class _Tracing:
+    """Traces the frames of one turn, and with them the calling thread."""
+
+    def __init__(self, frames: list[FrameType], turn: RestOfTurn) -> None:
+        self._frames, self._turn = frames, turn
+        for frame in frames:
+            frame.f_trace = self._traced
+        sys.settrace(_trace_no_call)
+
+    def stop(self) -> None:
+        sys.settrace(None)
+        for frame in self._frames:
+            frame.f_trace = None
+        self._frames = []
+
+    def _traced(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "line":
+            self._turn.line_comes(frame)
+        elif event == "return":
+            self._turn.returns(frame)
+        else:
+            self._turn.raises()
+        return None if self._turn.is_over else self._traced
 
 
 def _trace_no_call(_frame: FrameType, _event: str, _argument: object) -> None:
     """Functions that are called after the commit are not followed."""
+
+
+_MONITORING: Any = getattr(sys, "monitoring", None)
+"""Since Python 3.12. Its events belong to single functions, so other functions run at full speed."""
+_NAME = "samebits"
+
+
+def _monitoring_tool() -> int | None:
+    """Return SameBits's tool number, one of those that Python reserves for no kind of tool; None if none is left."""
+    for number in (4, 3):
+        name = _MONITORING.get_tool(number)
+        if name is None:
+            _MONITORING.use_tool_id(number, _NAME)
+        if name in (None, _NAME):
+            return number
+    return None
+
+
+class _Monitoring:
+    """Asks for the lines and returns of the functions of one turn's frames."""
+
+    def __init__(self, frames: list[FrameType], turn: RestOfTurn) -> None:
+        self._frames, self._turn = frames, turn
+        self._tool = _monitoring_tool()
+        self._codes = {frame.f_code for frame in frames}
+        events = _MONITORING.events
+        _MONITORING.register_callback(self._tool, events.LINE, self._line)
+        _MONITORING.register_callback(self._tool, events.PY_RETURN, self._return)
+        self._listen(events.LINE | events.PY_RETURN)
+
+    def stop(self) -> None:
+        self._listen(0)
+        for event in (_MONITORING.events.LINE, _MONITORING.events.PY_RETURN):
+            _MONITORING.register_callback(self._tool, event, None)
+
+    def _listen(self, events: int) -> None:
+        for code in self._codes:
+            _MONITORING.set_local_events(self._tool, code, events)
+
+    def _line(self, _code: CodeType, _line: int) -> None:
+        frame = sys._getframe(1)
+        if any(frame is one for one in self._frames):  # not another call of the same function
+            self._turn.line_comes(frame)
+
+    def _return(self, _code: CodeType, _offset: int, _value: object) -> None:
+        frame = sys._getframe(1)
+        if any(frame is one for one in self._frames):
+            self._turn.returns(frame)
+
+
+def _named(line: tuple[CodeType, int]) -> str:
+    return f"{Path(line[0].co_filename).name}:{line[1]}"
 
 
 def _place(frame: FrameType) -> str:

@@ -105,6 +105,7 @@ class LoopHabits:
         if self._commits == 1:
             last_batch.look(at_it=True)
             self._counted = self._whole_numbers(state)
+        if self._commits == 2:  # what the first turn has changed has ended the job
             self._look_after_commit(state, frame)
         if self._commits == _DATA_AT:
             self._look_at_data(state, frame)
@@ -154,8 +155,8 @@ class LoopHabits:
             line, text = change
             log.warn(
                 f"{Path(frame.f_code.co_filename).name}:{line}: {text} comes after the commit of line "
-                f"{frame.f_lineno}, in the same loop: a recovery at that commit does not repeat it, so the final "
-                "weights may differ from those of a run without a loss. Fix: do it before state.commit()"
+                f"{frame.f_lineno}, in the same loop, where a recovery at that commit would not repeat it: the job "
+                "will end with exit code 95 at the step after it. Fix: do it before state.commit()"
             )
 
     def _whole_numbers(self, state: object) -> Mapping[str, int]:
