@@ -236,9 +236,10 @@ def test_thousand_seats_in_one_pass_make_few_events() -> None:
 
 def test_warning_is_an_event_and_texts_are_bounded() -> None:
     chronicle = Chronicle(House(policy(2)).core.state, lambda node: 0, WALL_S)
-    notes = [Note(Level.INFO, "said"), Note(Level.WARNING, "w" * 5000)]
+    notes = [Note(Level.INFO, "said"), Note(Level.WARNING, "words " * 1000)]
     (event,) = chronicle.take([], [], notes, 1.0)
-    assert (event.kind, len(event.text)) == (Kind.NOTE, MAX_TEXT)
+    assert event.kind is Kind.NOTE and MAX_TEXT - 10 < len(event.text) <= MAX_TEXT
+    assert event.text.endswith("words… (`samebits logs` shows the rest)")
 
 
 def test_only_joins_and_heartbeats_are_examined() -> None:

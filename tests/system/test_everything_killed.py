@@ -75,7 +75,7 @@ def test_damaged_newest_checkpoint_costs_no_step(
     damage(point)
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED)
-    assert_goes_on_from(job, newest, r"held by rank 0, 2, 3; sent to rank 1")
+    assert_goes_on_from(job, newest, r"held by ranks 0, 2 and 3; sent to rank 1")
     job.wait_for(1, rf"passed over the restore point of step {newest}\b.*{point.name}")
     assert list(point.parent.glob(f"*{point.name}")), "a damaged point was deleted"
 
@@ -90,7 +90,7 @@ def test_damaged_checkpoint_and_a_rank_without_its_directory_cost_no_step(
     shutil.rmtree(job.checkpoints / "0")
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED)
-    assert_goes_on_from(job, newest, "held by rank 2, 3; sent to rank 0, 1")
+    assert_goes_on_from(job, newest, "held by ranks 2 and 3; sent to ranks 0 and 1")
     job.wait_for(1, rf"passed over the restore point of step {newest}\b.*{point.name}")
 
 
@@ -125,7 +125,7 @@ def test_rank_without_its_directory_costs_no_step(new_job: Callable[..., Job], u
     shutil.rmtree(job.checkpoints / "0")
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED)
-    assert_goes_on_from(job, newest, "held by rank 1, 2, 3; sent to rank 0")
+    assert_goes_on_from(job, newest, "held by ranks 1, 2 and 3; sent to rank 0")
 
 
 def test_damaged_checkpoint_with_saved_random_numbers_falls_back_to_a_common_one(

@@ -33,7 +33,7 @@ from samebits.core.reports import MEASURED as MEASURED
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState, Seat
 from samebits.core.values import MAX_ITEMS
-from samebits.printable import printable
+from samebits.printable import IN_LOGS, printable
 from samebits.service.job_journal import history_of
 from samebits.store.journal import read_journal
 from samebits.store.process_identity import ProcessIdentity, host_id
@@ -123,12 +123,12 @@ def stop_request(by: str) -> StopJob:
 
     It may be the whole text of an exception, so it is cut to the one line that a scheduler accepts.
     """
-    return StopJob(printable(by, MAX_STOPPED_BY))
+    return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS))
 
 
 def decision(text: str, drain: Sequence[str] = ()) -> Decision:
     """Return a decision for the job's history, and the nodes that it asks to leave."""
-    return Decision(printable(text, MAX_DECISION), tuple(drain)[:MAX_ITEMS])
+    return Decision(printable(text, MAX_DECISION, IN_LOGS), tuple(drain)[:MAX_ITEMS])
 
 
 def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text: str) -> ProcessEnded:
@@ -138,7 +138,7 @@ def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text:
         host_id(),
         identity.pid,
         identity.started_at,
-        printable(text, MAX_END_CHARS),
+        printable(text, MAX_END_CHARS, IN_LOGS),
         seen.status,
         seen.signal,
         printable(seen.error, MAX_END_CHARS),

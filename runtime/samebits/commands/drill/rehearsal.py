@@ -27,6 +27,7 @@ from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
 from samebits.launcher.job_view import JobView, stored_view
 from samebits.launcher.processes import SCHEDULER, end, name_of, process_names, read_pid_files
+from samebits.printable import IN_LOGS, shortened
 from samebits.store import private
 from samebits.store.process_identity import ProcessIdentity
 
@@ -112,7 +113,7 @@ class Rehearsal:
         if stuck:
             return f"it did not train again within {PATIENCE_S:g} s after fault {stuck[-1]}"
         said = (self._folder / "follower.log").read_text(errors="replace").strip().splitlines()
-        return "it did not finish" + (f": {said[-1][:300]}" if said else "")
+        return "it did not finish" + (f": {shortened(said[-1], MAX_SAID, IN_LOGS)}" if said else "")
 
     # ---- waiting
 
@@ -347,7 +348,7 @@ def warnings_in(log_dir: Path) -> list[str]:
     found: dict[str, None] = {}
     for log in sorted(log_dir.glob("worker_*.log")):
         for text in _OF_A_LINE.findall(log.read_text(errors="replace")):
-            found.setdefault(text[:MAX_SAID])
+            found.setdefault(shortened(text, MAX_SAID, IN_LOGS))
     return list(found)[:MOST_SAID]
 
 

@@ -7,7 +7,7 @@ too, because their order is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from samebits.core.causes.table import Notice, Observation
 from samebits.core.hangs import Hang, classify_hang
@@ -15,6 +15,7 @@ from samebits.core.ledger import Presence
 from samebits.core.messages import Process
 from samebits.core.records import CauseFound
 from samebits.core.values import replace
+from samebits.printable import listed
 
 AT_ONCE_S = 0.5
 MOST_CAUSES = 4
@@ -36,9 +37,26 @@ class Causes:
     @property
     def first(self) -> str:
         """Return the first loss since the job last trained, as a sentence; "" while it trains."""
+        return self._first()
+
+    @property
+    def first_at_end(self) -> str:
+        """Return the same for a job that ends, which no longer carries out the remedies."""
+        return self._first(_without_remedy)
+
+    def _first(self, shown: Callable[[CauseFound], CauseFound] = lambda one: one) -> str:
         for generation, found in self._of.items():
-            return found if isinstance(found, str) else sentence(found, self._followers.get(generation, ()))
+            if isinstance(found, str):
+                return found
+            return sentence([shown(one) for one in found], self._followers.get(generation, ()))
         return ""
+
+    def is_named_in(self, text: str) -> bool:
+        """Return whether a text, such as why a person or launcher ends the job, already states the first loss."""
+        found = next(iter(self._of.values()), [])
+        if isinstance(found, str):
+            return found in text
+        return any(_reason(one) in text for one in found)
 
     def take(self, cause: CauseFound, *, spoke: bool, is_echo: bool = False) -> bool:
         """Record that a member is lost or dying; return whether that is a new cause.
@@ -117,6 +135,14 @@ def _reason(cause: CauseFound) -> str:
     return cause.text.rpartition(" (")[0] or cause.text
 
 
+def _without_remedy(cause: CauseFound) -> CauseFound:
+    """Return the cause with its class alone in parentheses, unless the remedy is the job's end."""
+    reason, mark, judgement = cause.text.rpartition(" (")
+    kind, has_remedy, remedy = judgement.partition("; ")
+    is_undone = bool(mark and has_remedy) and "job ends" not in remedy and "ends the job" not in remedy
+    return replace(cause, text=f"{reason}{mark}{kind})") if is_undone else cause
+
+
 def _as_it_was_made_good(text: str, before: str) -> str:
     """Return the new text with the old one's remedy, which was already carried out."""
     return f"{text.rpartition('; ')[0]}; {before.rpartition('; ')[2]}"
@@ -132,9 +158,9 @@ def _when(cause: CauseFound) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 2``, ``ranks 0–2`` or ``ranks 0, 2 and 5 more``."""
+    """Return ``rank 2``, ``ranks 0–2``, ``ranks 0 and 2`` or ``ranks 0, 2 and 5 more``."""
     if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"ranks {ranks[0]}–{ranks[-1]}"
     shown, more = ranks[:NAMED_FOLLOWERS], len(ranks) - NAMED_FOLLOWERS
-    text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, shown))}"
-    return f"{text} and {more} more" if more > 0 else text
+    named = listed([*shown, f"{more} more"] if more > 0 else shown)
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}"
