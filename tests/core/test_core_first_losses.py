@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from samebits.core.causes.table import DEFAULT, CauseClass
+from samebits.core.ledger import Presence
 from samebits.core.messages import Activity, Process, ProcessEnded, Said
 from samebits.core.records import CauseFound, JobInterrupted, SeatLost
 from samebits.core.reports import LastWords
-from samebits.core.rounds.first_losses import Causes, sentence
+from samebits.core.rounds.first_losses import Causes, observed, sentence
 from samebits.core.state import JobState
 from tests.core.house import House, training_house
 
@@ -29,6 +31,19 @@ def test_sentence() -> None:
     assert sentence([first], [0, 2]) == f"{text}; ranks 0 and 2 followed"
     assert sentence([first], list(range(0, 40, 2))).endswith("; ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more followed")
     assert "at step" not in sentence([cause(0, step=0)])
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("global rank 1 (pid 8893) was killed by signal 9", CauseClass.NODE),
+        ("global rank 1 (pid 8893) was killed by signal 11", CauseClass.SOFTWARE),
+        ("global rank 1 (pid 8893) ended with status 1, failed at train.py:7: KeyError: 'x'", CauseClass.SOFTWARE),
+        ("failed: a text about rank 1 (pid 1) that was killed by signal 9", CauseClass.SOFTWARE),
+    ],
+)
+def test_killed_worker_that_its_launcher_tells_of_is_no_error_of_the_script(words: str, kind: CauseClass) -> None:
+    assert DEFAULT.of(observed(Presence(0.0), words, 5.0)).cause is kind
 
 
 def test_two_simultaneous_silent_deaths_are_two_causes() -> None:
@@ -168,7 +183,7 @@ def test_exit_report_is_accepted_after_training_has_resumed() -> None:
     house.beat("9", Activity.WAITING, generation=0)
     house.close("s1", gone=True)
     done = house.records(CauseFound)[0].text.rpartition("; ")[2]
-    assert done == "a spare on its host takes over)"
+    assert done == "a spare on its host takes its place)"
     house.train()
     house.step(ended(1))
     (cause,) = house.records(CauseFound)

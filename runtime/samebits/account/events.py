@@ -292,7 +292,7 @@ class Chronicle:
                 self._causes = {one for one in self._causes if one[0] == generation} | {(generation, node)}
             case SeatLeft(node, _):
                 self._look(now)
-                self._seat(Kind.LEFT, now, counts, node, "left on purpose", self._slot(node))
+                self._seat(Kind.LEFT, now, counts, node, "left the job", self._slot(node))
             case SeatRetired(node, slot):
                 self._seat(Kind.RETIRED, now, counts, node, "its slot may go to another", {"slot": slot})
             case GenerationCommitted():

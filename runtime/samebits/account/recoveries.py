@@ -85,13 +85,23 @@ class Recoveries:
     _open: Recovery | None = None
     _has_trained: bool = False
     _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
+    _asked: set[str] = field(default_factory=set)  # nodes that a person or launcher has asked to leave
+    _is_ordered: bool = False  # only such nodes have gone since every member trained
 
     def add(self, event: Event) -> None:
         """Add one event."""
         self._reach(event)
         match event.kind:
+            case Kind.DECIDED:
+                drain = event.more.get("drain")
+                self._asked.update(map(str, drain) if isinstance(drain, list) else ())
+            case Kind.LEFT if self._open is None:
+                self._is_ordered = event.node in self._asked
             case Kind.TRAINING:
+                self._is_ordered = False
                 self._close(event)
+            case Kind.ROUND if self._open is None and self._is_ordered:
+                pass  # the world changes as it was told to
             case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
                 self._open, self._has_trained = None, False
             case Kind.CAUSE:  # it may come after the recovery

@@ -113,6 +113,28 @@ def stored_snapshot(recovery_path: Path) -> Content | None:
     }
 
 
+def looked_at(content: Content) -> Content:
+    """Return a journal's snapshot with the state of each process as this host sees it.
+
+    A journal knows seats. A seat that was held when the scheduler ended says nothing about its process, so it becomes
+    ``gone`` if exactly that process has ended here, and ``unknown`` if it is another host's.
+    """
+    if content["source"] != "journal":
+        return content
+    lists = {name: [_looked_at(node) for node in content[name]] for name in _LISTS}
+    members = [worker for worker in lists["workers"] if not worker["joining"]]
+    return {**content, **lists, "alive": _alive(members), "spares_alive": _alive(lists["spares"])}
+
+
+def _looked_at(node: dict[str, Any]) -> dict[str, Any]:
+    if node["state"] != "alive":
+        return node
+    if node["host"] != host_id():
+        return {**node, "state": "unknown"}
+    is_alive = ProcessIdentity(node["pid"], node["started_at"]).is_alive()
+    return node if is_alive else {**node, "state": "gone"}
+
+
 def question(*, follow: bool) -> StatusQuery:
     """Return a request for one snapshot or, with ``follow``, for one now and one after each change."""
     return StatusQuery(follow)

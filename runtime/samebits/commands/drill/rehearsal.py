@@ -287,6 +287,7 @@ class Rehearsal:
         if is_met or any(event.kind in (Kind.FINISHED, Kind.TRAINED) for event in later):
             again = [event.at for event in later if event.kind in (Kind.TRAINING, Kind.TRAINED)]
             given.recovered_s = round(again[0] - at, 3) if again else 0.0
+            given.trained_on = not any(_stops_training(event) for event in later)
         return given
 
     def _bring_back(self) -> bool:
@@ -322,6 +323,13 @@ def trains_since(events: Sequence[Event]) -> float | None:
         if event.kind in (Kind.ROUND, Kind.GENERATION, Kind.SCHEDULER, Kind.TRAINED, Kind.FINISHED, Kind.INTERRUPTED):
             return None
     return None
+
+
+def _stops_training(event: Event) -> bool:
+    """Whether some rank does not train between this event and the next in which every member trains."""
+    is_loss = event.kind is Kind.LOST and not event.more.get("spare")
+    is_round = event.kind is Kind.ROUND and not event.more.get("gently")
+    return is_loss or is_round or event.kind in (Kind.GENERATION, Kind.INTERRUPTED)
 
 
 def _is_noticed(notice: Notice, before: Sequence[Event], events: Sequence[Event]) -> bool:

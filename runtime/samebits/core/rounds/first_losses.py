@@ -7,6 +7,7 @@ too, because their order is unknown.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 
 from samebits.core.causes.table import Notice, Observation
@@ -18,6 +19,7 @@ from samebits.core.values import replace
 from samebits.printable import listed
 
 AT_ONCE_S = 0.5
+_KILLED = re.compile(r"^global rank \d+ \(pid \d+\) was killed by signal (\d{1,2})\b")
 MOST_CAUSES = 4
 NAMED_FOLLOWERS = 8
 
@@ -106,6 +108,8 @@ def observed(presence: Presence, words: str, lease_s: float) -> Observation:
     """Return the scheduler's knowledge of a lost process; ``words`` is its own error message, or ""."""
     if presence.hang is not None:
         return Observation(hang=presence.hang)
+    if (killed := _KILLED.search(words)) is not None:  # a launcher's words about its worker
+        return Observation(signal=int(killed[1]), error=words)
     if words:
         return Observation(error=words, is_failure=True)
     if (ended := presence.ended) is not None:

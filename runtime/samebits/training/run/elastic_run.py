@@ -464,8 +464,8 @@ class ElasticRun:
         self._tuning.end()
         log.say(
             f"generation {generation.generation}: rank {generation.rank} of {generation.world_size} "
-            f"{'begins at' if generation.restore is None else 'goes on from'} step {self._state.completed_steps}, "
-            f"{time.monotonic() - began:.3f} s after it was told ({generation.text})"
+            f"{'begins at' if generation.restore is None else 'continues from'} step {self._state.completed_steps}, "
+            f"ready after {time.monotonic() - began:.3f} s ({generation.text})"
         )
 
     def _probe_of(self, formed: group.Group) -> Callable[[], Progress | None]:
