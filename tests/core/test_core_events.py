@@ -100,7 +100,7 @@ def test_kill_with_a_spare_is_one_recovery_with_cause_and_last_joiner() -> None:
     killed = ProcessEnded("1", lost.host, lost.pid, lost.started_at, "was killed by signal 9 (SIGKILL)", signal=9)
     house.step(killed)
     (row,) = recoveries_of(house.events)
-    assert row.cause.startswith("worker 1: was killed by signal 9 (SIGKILL)"), "recorded after the recovery was over"
+    assert row.cause.startswith("worker 1 was killed by signal 9 (SIGKILL)"), "recorded after the recovery was over"
 
 
 def test_leave_records_the_last_step_made() -> None:

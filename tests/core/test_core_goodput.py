@@ -98,12 +98,31 @@ def test_cool_down_after_all_were_killed_is_a_wait_and_not_idle_time() -> None:
     }
 
 
+SPARE_AND_SCHEDULER = [
+    *START,
+    event(Kind.LOST, 110, 50, node="1", slot=1),
+    event(Kind.RETIRED, 110, 50, node="1", slot=1),
+    event(Kind.PROMOTED, 110, 50, node="2", slot=1),
+    event(Kind.ROUND, 110, 50),
+    event(Kind.SCHEDULER, 112),
+    event(Kind.RETURNED, 115, node="0", slot=0),
+    event(Kind.GENERATION, 116, 50, restore=50, members=2),
+    event(Kind.TRAINING, 117, 50),
+]
+
+
+def test_survivors_that_a_new_scheduler_hears_again_are_no_replacements_that_were_awaited() -> None:
+    (row,) = recoveries_of(SPARE_AND_SCHEDULER)
+    assert row.phases() == {"decide": 0, "wait_for_seats": 0, "meet": 6000, "restore": 1000}
+    assert spent(SPARE_AND_SCHEDULER) == {"start_up": 5, "productive": 5, "idle": 2, "forming": 4, "restoring": 1}
+
+
 @pytest.mark.parametrize("events", [START + KILL, ALL_KILLED], ids=["one", "all"])
 def test_recovery_and_the_time_buckets_agree(events: list[Event]) -> None:
     (row,), found = recoveries_of(events), spent(events)
     buckets = {"wait_for_seats": "waiting_for_seats", "meet": "forming", "restore": "restoring"}
     for phase, bucket in buckets.items():
-        assert row.phases()[phase] == 1000 * found[bucket], phase
+        assert row.phases()[phase] == 1000 * found.get(bucket, 0), phase
 
 
 def test_line_of_a_recovery_names_all_that_were_lost_and_what_was_redone() -> None:

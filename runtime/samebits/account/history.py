@@ -16,7 +16,7 @@ from typing import Any
 from samebits.account.event_log import asked_events, events_in, merged, read_events
 from samebits.account.events import Event, Kind
 from samebits.account.goodput import Bucket, goodput_of
-from samebits.account.recoveries import Recoveries, Recovery, recoveries_of
+from samebits.account.recoveries import Recoveries, Recovery, loss_of, recoveries_of
 from samebits.core.lines import root_of, titled
 from samebits.errors import StoreError, UsageError
 from samebits.printable import counted, listed
@@ -224,11 +224,11 @@ def line(event: Event, *, step: int | None) -> str:
     parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}"]
     if step is not None:
         parts.append(f"step {step:<7}")
-    who = f"worker {event.node}: " if event.node else ""
+    text = loss_of(event) if event.node else event.text
     after = event.more.get("after_ms")
     tail = f" (after {duration(after / 1000)})" if isinstance(after, int | float) else ""
     point = f"step {_whole(event.more.get('point'))} is on every rank's disk" if event.kind is Kind.COMMITTED else ""
-    return titled("  ".join([*parts, f"{who}{event.text or point}{tail}"]).rstrip())
+    return titled("  ".join([*parts, f"{text or point}{tail}"]).rstrip())
 
 
 def duration(seconds: float) -> str:

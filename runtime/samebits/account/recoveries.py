@@ -86,6 +86,7 @@ class Recoveries:
     _has_trained: bool = False
     _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
     _asked: set[str] = field(default_factory=set)  # nodes that a person or launcher has asked to leave
+    _absent: set[object] = field(default_factory=set)  # slots without a holder in the open recovery
     _is_ordered: bool = False  # only such nodes have gone since every member trained
 
     def add(self, event: Event) -> None:
@@ -128,8 +129,9 @@ class Recoveries:
         row = Recovery(len(self.rows) + 1, event.text, [], event.at, max(event.step, self._reached))
         if event.kind is Kind.LOST:
             row.lost, row.silent_ms = [event.node], _number(event.more.get("silent_ms"))
-            row.cause = f"worker {event.node}: {event.text}"
+            row.cause = loss_of(event)
         self._open = row
+        self._absent.clear()
         self._go_on(row, event)
 
     def _explain(self, event: Event) -> None:
@@ -137,7 +139,7 @@ class Recoveries:
         rows = [*self.rows, *([self._open] if self._open is not None else [])]
         row = next((one for one in reversed(rows) if one.lost[:1] == [event.node]), None)
         if row is not None:
-            row.cause = f"worker {event.node}: {event.text}"
+            row.cause = loss_of(event)
 
     def _go_on(self, row: Recovery, event: Event) -> None:
         match event.kind:
@@ -145,13 +147,17 @@ class Recoveries:
                 if event.node not in row.lost:
                     row.lost.append(event.node)
                 row.step = max(row.step, event.step)
+                self._absent.add(event.more.get("slot"))
+            case Kind.LEFT | Kind.RETIRED:
+                self._absent.add(event.more.get("slot"))
             case Kind.ROUND:
                 if row not in self.rows:  # the loss of a node that is no member yet begins no recovery
                     self.rows.append(row)
                 row.decided_at = row.decided_at or event.at
                 row.missing = str(event.more.get("missing", ""))
                 row.step = max(row.step, event.step)
-            case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED:
+            case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED if event.more.get("slot") in self._absent:
+                self._absent.discard(event.more.get("slot"))
                 row.decided_at = (
                     row.decided_at or row.noticed_at
                 )  # all were lost, so the round had nobody to begin with
@@ -168,6 +174,12 @@ class Recoveries:
         row, self._open, self._has_trained = self._open, None, True
         if row is not None and row.formed_at is not None:
             row.trains_at, row.last_to_train = event.at, str(event.more.get("last", ""))
+
+
+def loss_of(event: Event) -> str:
+    """Return a loss as a sentence: ``worker 1 was killed by …`` or ``worker 1: its process is gone``."""
+    is_predicate = event.text.startswith(("was ", "is ", "ended ", "failed "))
+    return f"worker {event.node}{' ' if is_predicate else ': '}{event.text}"
 
 
 def recoveries_of(events: Iterable[Event]) -> list[Recovery]:

@@ -89,8 +89,8 @@ def _size(view: JobView) -> str:
 
 NEW_PROCESS = "a new process is started in its place"
 NEW_PROCESSES = "new processes are started in their places"
-_SPARE = "a spare takes its place, and a new process is started as a spare"
-_SPARES = "spares take their places, and new processes are started as spares"
+_AS_SPARE, _AS_SPARES = "a new process is started as a spare", "new processes are started as spares"
+_SPARE, _SPARES = f"a spare takes its place, and {_AS_SPARE}", f"spares take their places, and {_AS_SPARES}"
 LEAVE_SHARE = 0.6  # share of SHUTDOWN_TIMEOUT that a worker has to leave by itself before SIGTERM
 LEAVE_AFTER_FINISH_S = 30.0  # its program may still have something to write
 AFTER_SCHEDULER_S = 1.0  # it waits for all it knows, so a stranger that runs on was never told
@@ -430,6 +430,8 @@ class Following:
 
     def _starts_again_said(self, alike: list[End]) -> str:
         """Return what takes the places of these processes: spares while they last, and new processes."""
+        if not alike[0].is_spare and all(has_no_slot(end, self.view) for end in alike):  # taken already
+            return f"; {_AS_SPARE if len(alike) == 1 else _AS_SPARES}"
         spares = self.view.spares_alive if self.view is not None else 0
         if alike[0].is_spare or len(alike) > spares:
             return f"; {alike[0].follows if len(alike) == 1 else NEW_PROCESSES}"

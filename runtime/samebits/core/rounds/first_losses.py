@@ -87,7 +87,8 @@ class Causes:
                 continue
             for place, one in enumerate(found):
                 if one.node == node and one.process == process:
-                    said = text if found is not self._made_good else _as_it_was_made_good(text, one.text)
+                    is_done = found is self._made_good or "; a spare " in one.text  # it has taken the place by now
+                    said = _as_it_was_made_good(text, one.text) if is_done else text
                     found[place] = replace(one, text=said)
                     return found[place] if said != one.text else None
         return None
