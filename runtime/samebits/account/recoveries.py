@@ -85,9 +85,9 @@ class Recoveries:
     _open: Recovery | None = None
     _has_trained: bool = False
     _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
-    _asked: set[str] = field(default_factory=set)  # nodes that a person or launcher has asked to leave
+    _leaving: set[str] = field(default_factory=set)  # nodes that a person or launcher has asked to leave, and are here
     _absent: set[object] = field(default_factory=set)  # slots without a holder in the open recovery
-    _is_ordered: bool = False  # only such nodes have gone since every member trained
+    _has_left: bool = False  # such a node, since every member trained
 
     def add(self, event: Event) -> None:
         """Add one event."""
@@ -95,13 +95,14 @@ class Recoveries:
         match event.kind:
             case Kind.DECIDED:
                 drain = event.more.get("drain")
-                self._asked.update(map(str, drain) if isinstance(drain, list) else ())
-            case Kind.LEFT if self._open is None:
-                self._is_ordered = event.node in self._asked
+                self._leaving.update(map(str, drain) if isinstance(drain, list) else ())
+            case Kind.LEFT if event.node in self._leaving and self._open is None:
+                self._leaving.discard(event.node)
+                self._has_left = True
             case Kind.TRAINING:
-                self._is_ordered = False
+                self._has_left = False
                 self._close(event)
-            case Kind.ROUND if self._open is None and self._is_ordered:
+            case Kind.ROUND if self._open is None and (self._leaving or self._has_left):
                 pass  # the world changes as it was told to
             case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
                 self._open, self._has_trained = None, False
@@ -124,6 +125,7 @@ class Recoveries:
                 self._reached = max(self._reached, int(_number(event.more.get("point"))))
 
     def _begin(self, event: Event) -> None:
+        self._leaving.discard(event.node)
         if event.kind is Kind.ROUND and event.more.get("gently"):
             return
         row = Recovery(len(self.rows) + 1, event.text, [], event.at, max(event.step, self._reached))
