@@ -203,7 +203,8 @@ def terminal(said: Sequence[Said], title: str, columns: int = 104) -> str:
     rows, rules = [], []
     for number, one in enumerate(lines):
         text = one.text if len(one.text) <= columns else f"{one.text[: columns - 1]}…"
-        colour = "#fbbf24" if one.is_typed else "#86efac" if "took slot" in text or "finished" in text else "#e2e8f0"
+        is_good = any(said in text for said in ("took slot", "took the place", "finished"))
+        colour = "#fbbf24" if one.is_typed else "#86efac" if is_good else "#e2e8f0"
         share = one.at_s / over_s * 100
         rules.append(f"@keyframes l{number}{{0%,{share:.2f}%{{opacity:0}}{share + 0.01:.2f}%,100%{{opacity:1}}}}")
         rows.append(

@@ -28,7 +28,7 @@ from samebits.core.point import Point
 from samebits.core.reports import LastWords
 from samebits.errors import SettingsError
 from samebits.launcher.progress import JsonScreen, Screen
-from samebits.printable import PrintableStream, printable, printable_lines
+from samebits.printable import IN_LOGS, PrintableStream, printable, printable_lines
 from samebits.service import log
 from samebits.service.scheduling.unknown_peers import implausible
 from samebits.service.status import decision, process_ended, stop_request
@@ -51,6 +51,20 @@ def is_harmless(shown: bytes) -> bool:
 
 
 HARMFUL = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+
+
+@given(st.text("ab \n", max_size=200), st.integers(60, 120), st.sampled_from(["", IN_LOGS]))
+def test_cut_text_ends_with_a_whole_word_and_where_the_rest_is(text: str, most: int, rest: str) -> None:
+    line, cut = printable(text), printable(text, most, rest)
+    if len(line) <= most:
+        assert cut == line
+    else:
+        assert len(cut) <= most and cut.endswith(f"…{rest}")
+        kept = cut.removesuffix(f"…{rest}")
+        assert line.startswith(kept)
+        has_long_word = max(map(len, line.split())) * 2 > most - len(rest)
+        assert has_long_word or not line[len(kept)].isalpha(), "cut at a word's end"
+        assert printable(f"{cut}; and more", most, rest).count(rest or "…") == 1, "a text cut twice says it once"
 
 
 @given(ANY)

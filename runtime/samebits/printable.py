@@ -13,7 +13,20 @@ import re
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-__all__ = ["PrintableStream", "counted", "escaped", "printable", "printable_lines", "raw_of"]
+__all__ = [
+    "IN_LOGS",
+    "PrintableStream",
+    "counted",
+    "escaped",
+    "listed",
+    "printable",
+    "printable_lines",
+    "raw_of",
+    "shortened",
+]
+
+IN_LOGS = " (`samebits logs` shows the rest)"
+"""Follows the ``…`` of a message that a process's log holds in full."""
 
 
 def counted(number: int, thing: str) -> str:
@@ -21,15 +34,37 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def printable(text: str, most: int | None = None) -> str:
+def listed(names: Iterable[object]) -> str:
+    """Return ``0``, ``0 and 1`` or ``0, 1 and 3``."""
+    *first, last = map(str, names)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def shortened(text: str, most: int, rest: str = "") -> str:
+    """Return the text in at most ``most`` characters, cut at the end of a word.
+
+    Args:
+        text: one line.
+        most: maximum length of the result; only a single longer word is cut inside.
+        rest: follows the ``…`` of a cut text and says where the rest is, such as ``IN_LOGS``.
+    """
+    if len(text) <= most:
+        return text
+    room = most - 1 - len(rest)
+    whole = text.replace(f"…{rest}", "…")[: room + 1].rpartition(" ")[0].rstrip(" ,;:(")
+    return f"{whole if 2 * len(whole) > room else text[:room]}…{rest}"
+
+
+def printable(text: str, most: int | None = None, rest: str = "") -> str:
     """Return the text on one line: blanks become spaces, other unprintable characters JSON escapes (``\\u001b``).
 
     Args:
         text: any text, including lone surrogates.
-        most: maximum length of the result; a longer one is cut and ends in ``…``.
+        most: maximum length of the result.
+        rest: as for :func:`shortened`.
     """
     text = _without_blanks(text)
-    return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
+    return text if most is None else shortened(text, most, rest)
 
 
 def printable_lines(text: str) -> str:

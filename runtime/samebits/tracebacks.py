@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from samebits.printable import printable
+from samebits.printable import IN_LOGS, printable
 
 __all__ = ["Failure", "failure_in", "is_of_the_script", "place_in_dump"]
 
@@ -97,4 +97,4 @@ def _whole(lines: list[str], number: int) -> str:
     text = lines[number]
     if text.endswith(":") and number + 1 < len(lines):
         text = f"{text} {lines[number + 1].strip()}"
-    return printable(text, _SHOWN_CHARACTERS)
+    return printable(text, _SHOWN_CHARACTERS, IN_LOGS)

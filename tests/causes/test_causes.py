@@ -34,7 +34,7 @@ def test_plan_has_every_kind_equally_often_and_follows_from_the_seed() -> None:
 
 
 def test_correct_records_are_accepted() -> None:
-    assert wrong(SEGFAULT, Said([("1", f"{DIED} (software; another process is to take its place)")], ())) == ""
+    assert wrong(SEGFAULT, Said([("1", f"{DIED} (software; a new process takes its place)")], ())) == ""
     thread = {"1": BY_NAME["thread"]}
     told = (
         f"worker 1 (rank 1), step 9: its thread feeder failed at worker.py:{line_of('thread')}: RuntimeError: a fault"

@@ -88,6 +88,6 @@ def test_hosts_are_lost_one_by_one_and_then_all_of_them(
     job.open_gates(3 * GATES)
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=len(job.ranks))
-    (resumed,) = job.matches(0, r"generation \d+: rank 0 of 2 goes on from step (\d+)", since=before)
+    (resumed,) = job.matches(0, r"generation \d+: rank 0 of 2 continues from step (\d+)", since=before)
     assert held <= int(resumed[1]) <= 3 * GATES
     assert not [path for host in job.switch.hosts for path in job.disk_of(host).rglob("*.safetensors")]

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,9 @@ def test_verdict_names_what_was_compared_and_advises_on_differences(tmp_path: Pa
 
 
 def test_fault_that_was_not_injected_is_reported_and_never_passes(tmp_path: Path) -> None:
+    away = Injected(Fault.SCHEDULER, "scheduler", 20, 4.0, 1.5, "SIGKILL to the scheduler", trained_on=True)
+    assert str(away).endswith("; the ranks trained on; a scheduler answered again after 1.5 s")
+    assert str(replace(away, trained_on=False)).endswith("; all ranks trained again after 1.5 s")
     missing = [NotInjected(Fault.CLOCK_JUMP, "no C compiler (cc) is here to build the preloaded library with")]
     given = Outcome(FINISHED, [Injected(Fault.KILL, "worker_1", 20, 4.0, 0.5, "SIGKILL to pid 7")], missing)
     told = report(Outcome(FINISHED), given, Compared((50,), 2, 24), 7, [])

@@ -9,7 +9,7 @@ import pytest
 
 from samebits.__main__ import main
 from samebits.commands.explain import SAYS, cause_table, cause_table_zh, says
-from samebits.core.causes.table import TABLE
+from samebits.core.causes.table import DEFAULT, TABLE, UNKNOWN, Observation, Row
 from samebits.core.hangs import SILENT_KINDS, Hang
 from samebits.core.reports import Phase
 from samebits.core.watch.standstill import Member, judge, sentence
@@ -42,6 +42,21 @@ def test_every_cause_has_a_row_in_both_languages_and_no_cell_breaks_the_table() 
         lines = table.splitlines()
         assert len(lines) == 2 + len(TABLE) and {line.count("|") for line in lines} == {7}
     assert all(says(row) for row in TABLE[:-1])
+
+
+@pytest.mark.parametrize("row", [row for row in TABLE if row is not UNKNOWN], ids=lambda row: row.fault)
+def test_each_quoted_example_is_a_message_of_its_own_row(row: Row) -> None:
+    """A quoted text, seen as the row's kind of fact, is judged by this row and no other."""
+    if row.is_failure or row.texts:
+        for text in row.texts or ("failed at train.py:88: KeyError: 'x'",):
+            seen = Observation(error=text, is_failure=bool(row.is_failure))
+            assert DEFAULT.of(seen) is row and text in says(row)
+    facts = [Observation(hang=one) for one in row.hangs] + [Observation(notice=one) for one in row.notices]
+    facts += [Observation(signal=one) for one in row.signals if len(row.signals) < 9]
+    facts += [Observation(status=one) for one in row.statuses if len(row.statuses) < 256]
+    facts += [Observation(is_out_of_memory=True)] if row.is_out_of_memory else []
+    assert all(DEFAULT.of(seen) is row for seen in facts)
+    assert ("KeyError" in says(row)) == (DEFAULT.of(Observation(error="KeyError: 'x'", is_failure=True)) is row)
 
 
 OWN = '[[cause]]\nfault = "ours"\nerror = "LicenseError"\nclass = "network"\nstrategy = "wait"\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from samebits import config
 from samebits.commands.status import find, main, table
 from samebits.launcher.job_view import Presence
 from samebits.service import status
+from samebits.store.process_identity import ProcessIdentity, host_id
+from tests.core.house import training_house
 from tests.launcher.views import view, worker
+from tests.system.processes import free_port
 
 FULL = "host node-a: the disk of /data/ckpt is 93 % full (limit 90 %, HEALTH=disk)"
 
@@ -48,7 +52,34 @@ def test_schedulers_address_is_shown_if_it_may_move() -> None:
     assert " · scheduler at 10.0.0.2:9000" in table(view(address="10.0.0.2:9000"), settings).splitlines()[1]
     assert "scheduler at" not in table(view(), settings)
     silent = table(view(from_journal=True), settings)
-    assert "no scheduler of it answers at 10.0.0.1:8118 or 10.0.0.2:9000 (SCHED_HOST)" in silent
+    assert "no scheduler answers at 10.0.0.1:8118 or 10.0.0.2:9000 (SCHED_HOST)" in silent
+
+
+def test_status_of_a_killed_job_asks_the_kernel_which_processes_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A journal knows seats. Of three workers one runs, one was killed, and one is on another host."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCHED_PORT", str(free_port()))
+    house = training_house(3)
+    content = status.snapshot(house.core, whole=True) | {"source": "journal", "phase": "no scheduler"}
+    me, before = ProcessIdentity.current(), [node["state"] for node in content["workers"]]
+    for node in content["workers"][:2]:
+        node |= {"host": host_id(), "pid": me.pid, "started_at": me.started_at}
+    content["workers"][1]["started_at"] -= 1  # the pid is another process's by now
+    monkeypatch.setattr("samebits.commands.status.find", lambda settings: content)
+    assert main(["--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert before == ["alive"] * 3 and [node["state"] for node in told["workers"]] == ["alive", "gone", "unknown"]
+    assert told["alive"] == 1
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert " 1/3 workers " in said and "1 worker of it still runs, 1 is gone. Fix: `" in said and "recover" in said
+    _, _, rows = said.partition("\nslot ")
+    assert [line.split()[2] for line in rows.splitlines()[1:4]] == ["alive", "gone", "unknown"]
+    del content["workers"][::2]
+    assert main([]) == 0
+    assert "no process of the job runs any more. Fix: `" in capsys.readouterr().out
 
 
 def test_superseded_scheduler_according_to_the_journal_is_not_trusted(

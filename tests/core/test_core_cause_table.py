@@ -147,8 +147,8 @@ ROW = DEFAULT.of(Observation(notice=Notice.GONE))
     ("means", "strategy", "words"),
     [
         (Means(goes_on=False, spare="on its host"), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
-        (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes over"),
-        (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "another process is to take its place"),
+        (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes its place"),
+        (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "a new process takes its place"),
         (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (SHRINK_GRACE)"),
         (Means(), Strategy.WAIT, "the others wait for it"),
     ],
@@ -167,7 +167,7 @@ def test_repeated_script_error_ends_the_job_under_a_supervisor(error: str) -> No
 def test_strategy_without_an_actor_becomes_a_wait() -> None:
     row = Row("x", CauseClass.DEVICE, Retry.YES, (Strategy.SPARE, Strategy.DRAIN), "y")
     assert chosen(row, Means()) == (Strategy.WAIT, "the others wait for it")
-    assert judged(UNKNOWN, Means(spare="on another host")) == "cause unknown; a spare on another host takes over"
+    assert judged(UNKNOWN, Means(spare="on another host")) == "cause unknown; a spare on another host takes its place"
 
 
 # ---- users of the table
@@ -196,7 +196,7 @@ def test_first_cause_gives_class_and_remedy_and_keeps_both() -> None:
 def test_with_a_launcher_another_process_takes_its_place() -> None:
     house = training_house(2, token=b"t" * 32)
     house.close("s1", gone=True)
-    assert causes_of(house).endswith("(node; another process is to take its place)")
+    assert causes_of(house).endswith("(node; a new process takes its place)")
 
 
 @pytest.mark.parametrize(

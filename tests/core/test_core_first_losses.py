@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from samebits.core.causes.table import DEFAULT, CauseClass
+from samebits.core.ledger import Presence
 from samebits.core.messages import Activity, Process, ProcessEnded, Said
-from samebits.core.records import CauseFound, SeatLost
+from samebits.core.records import CauseFound, JobInterrupted, SeatLost
 from samebits.core.reports import LastWords
-from samebits.core.rounds.first_losses import Causes, sentence
+from samebits.core.rounds.first_losses import Causes, observed, sentence
 from samebits.core.state import JobState
 from tests.core.house import House, training_house
 
@@ -26,9 +28,22 @@ def test_sentence() -> None:
     assert sentence([first]) == text
     assert sentence([first], [2, 0, 1]) == f"{text}; ranks 0–2 followed"
     assert sentence([first], [5]) == f"{text}; rank 5 followed"
-    assert sentence([first], [0, 2]) == f"{text}; ranks 0, 2 followed"
+    assert sentence([first], [0, 2]) == f"{text}; ranks 0 and 2 followed"
     assert sentence([first], list(range(0, 40, 2))).endswith("; ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more followed")
     assert "at step" not in sentence([cause(0, step=0)])
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("global rank 1 (pid 8893) was killed by signal 9", CauseClass.NODE),
+        ("global rank 1 (pid 8893) was killed by signal 11", CauseClass.SOFTWARE),
+        ("global rank 1 (pid 8893) ended with status 1, failed at train.py:7: KeyError: 'x'", CauseClass.SOFTWARE),
+        ("failed: a text about rank 1 (pid 1) that was killed by signal 9", CauseClass.SOFTWARE),
+    ],
+)
+def test_killed_worker_that_its_launcher_tells_of_is_no_error_of_the_script(words: str, kind: CauseClass) -> None:
+    assert DEFAULT.of(observed(Presence(0.0), words, 5.0)).cause is kind
 
 
 def test_two_simultaneous_silent_deaths_are_two_causes() -> None:
@@ -55,7 +70,7 @@ def test_two_simultaneous_errors_are_two_causes_but_a_broken_connection_is_none(
     assert causes.take(cause(2, 10.1, text=words[1]), spoke=True)
     assert not causes.take(cause(0, 10.1, text=words[1].replace("; y", "; n")), spoke=True), "met together"
     assert not causes.take(cause(3, 10.1, text="failed: Connection closed by peer"), spoke=True, is_echo=True)
-    assert causes.first.startswith("2 failed at once: rank 1 ") and causes.first.endswith("; ranks 0, 3 followed")
+    assert causes.first.startswith("2 failed at once: rank 1 ") and causes.first.endswith("; ranks 0 and 3 followed")
 
 
 def test_number_of_simultaneous_causes_is_bounded() -> None:
@@ -122,6 +137,18 @@ def test_every_later_message_names_the_cause_after_a_restart() -> None:
     assert f"first cause: rank 1 (node 1, host host-a, pid 1001) failed first, at step 41: {DIED}" in house.ended.text
 
 
+@pytest.mark.parametrize("by", [DIED, f"worker 1 (pid 1001) {DIED}; {DIED}", "no worker is left; first cause: unknown"])
+def test_end_names_the_first_cause_once_whoever_asks_for_it(by: str) -> None:
+    house = lost_house()
+    house.stop(by)
+    assert house.records(JobInterrupted)[-1].cause == f"stopped by {by}", "it states the cause already"
+    other = lost_house()
+    other.stop("Ctrl-C")
+    (end,) = other.records(JobInterrupted)
+    assert end.cause.count("first cause") == end.cause.count(DIED) == 1
+    assert "wait for" not in end.cause, "nothing is done about it any more"
+
+
 def test_restarted_scheduler_does_not_name_a_cause_that_was_recovered() -> None:
     house = training_house(2, cool_down_s=0.0)
     house.close("s1", gone=True)
@@ -168,7 +195,7 @@ def test_exit_report_is_accepted_after_training_has_resumed() -> None:
     house.beat("9", Activity.WAITING, generation=0)
     house.close("s1", gone=True)
     done = house.records(CauseFound)[0].text.rpartition("; ")[2]
-    assert done == "a spare on its host takes over)"
+    assert done == "a spare on its host takes its place)"
     house.train()
     house.step(ended(1))
     (cause,) = house.records(CauseFound)

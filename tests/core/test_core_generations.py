@@ -84,7 +84,7 @@ def test_members_learn_the_source_of_their_state() -> None:
     assert [one.source for one in started] == [0, 0, 2, 2]
     assert [one.serves for one in started] == [(1,), (), (3,), ()]
     assert house.committed().line == (Cut(1, 20),)
-    assert started[0].text == "restore point: step 20 of generation 1, held by rank 0, 2; sent to rank 1, 3"
+    assert started[0].text == "restore point: step 20 of generation 1, held by ranks 0 and 2; sent to ranks 1 and 3"
 
 
 # ---- addresses

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from samebits.account.event_log import events_in, line_of
 from samebits.account.events import Event, Kind, event_in
 from samebits.account.goodput import Bucket, Goodput, goodput_of
+from samebits.account.history import RecoveryFeed, StepColumn, recovery_line, summary
 from samebits.account.recoveries import recoveries_of
+from samebits.store.event_log import EVENTS_FILE
 
 S = 1_000_000
 
@@ -67,6 +70,103 @@ def test_scheduler_outage_costs_nothing_while_workers_train() -> None:
 def test_scheduler_outage_is_idle_time_if_workers_stopped() -> None:
     away = [event(Kind.STEP, 110, 50), event(Kind.SCHEDULER, 130), event(Kind.ROUND, 131)]
     assert spent([*START, *away], until=132) == {"start_up": 5, "productive": 5, "idle": 21, "forming": 1}
+
+
+ALL_KILLED = [
+    *START,
+    event(Kind.STEP, 110, 308),
+    event(Kind.SCHEDULER, 120),
+    event(Kind.LOST, 120, node="0", slot=0),
+    event(Kind.LOST, 120, node="1", slot=1),
+    event(Kind.SEATED, 150, slot=0, node="0"),
+    event(Kind.ROUND, 150),
+    event(Kind.SEATED, 151, slot=1, node="1"),
+    event(Kind.GENERATION, 153, restore=300, members=2, last="1"),
+    event(Kind.TRAINING, 154, 300, last="1"),
+]
+
+
+def test_cool_down_after_all_were_killed_is_a_wait_and_not_idle_time() -> None:
+    found = spent(ALL_KILLED)
+    assert found == {
+        "start_up": 5,
+        "productive": 5,
+        "idle": 10,  # no scheduler ran
+        "waiting_for_seats": 31,
+        "forming": 2,
+        "restoring": 1,
+    }
+
+
+SPARE_AND_SCHEDULER = [
+    *START,
+    event(Kind.LOST, 110, 50, node="1", slot=1),
+    event(Kind.RETIRED, 110, 50, node="1", slot=1),
+    event(Kind.PROMOTED, 110, 50, node="2", slot=1),
+    event(Kind.ROUND, 110, 50),
+    event(Kind.SCHEDULER, 112),
+    event(Kind.RETURNED, 115, node="0", slot=0),
+    event(Kind.GENERATION, 116, 50, restore=50, members=2),
+    event(Kind.TRAINING, 117, 50),
+]
+
+
+def test_survivors_that_a_new_scheduler_hears_again_are_no_replacements_that_were_awaited() -> None:
+    (row,) = recoveries_of(SPARE_AND_SCHEDULER)
+    assert row.phases() == {"decide": 0, "wait_for_seats": 0, "meet": 6000, "restore": 1000}
+    assert spent(SPARE_AND_SCHEDULER) == {"start_up": 5, "productive": 5, "idle": 2, "forming": 4, "restoring": 1}
+
+
+@pytest.mark.parametrize("events", [START + KILL, ALL_KILLED], ids=["one", "all"])
+def test_recovery_and_the_time_buckets_agree(events: list[Event]) -> None:
+    (row,), found = recoveries_of(events), spent(events)
+    buckets = {"wait_for_seats": "waiting_for_seats", "meet": "forming", "restore": "restoring"}
+    for phase, bucket in buckets.items():
+        assert row.phases()[phase] == 1000 * found.get(bucket, 0), phase
+
+
+def test_line_of_a_recovery_names_all_that_were_lost_and_what_was_redone() -> None:
+    (row,) = recoveries_of(ALL_KILLED)
+    said = recovery_line(row)
+    assert "workers 0 and 1 were lost; worker 0: " in said and said.endswith(", 8 steps redone")
+    phases = "waiting for replacements 31.0 s, workers joining 2.0 s, restoring 1.0 s"
+    assert f"trained again after 34.0 s ({phases})" in said
+
+
+def test_change_of_the_world_that_was_ordered_is_no_recovery() -> None:
+    asked = Event(Kind.DECIDED, 119, more={"drain": ["1"]})
+    change = [
+        event(Kind.LEFT, 120, 150, node="1", slot=1),
+        event(Kind.ROUND, 120, 150),
+        event(Kind.GENERATION, 121, 150, restore=150, members=1),
+        event(Kind.TRAINING, 122, 150),
+    ]
+    assert recoveries_of([*START, asked, *change]) == []
+    assert len(recoveries_of([*START, *change])) == 1, "it left by itself, as before a preemption"
+    assert len(recoveries_of([*START, asked, *change, *KILL[1:]])) == 1, "a loss after it"
+
+
+def test_step_column_says_what_the_events_say_and_only_goes_back_with_training() -> None:
+    events = [*ALL_KILLED[:4], event(Kind.COMMITTED, 116, 282, point=300), *ALL_KILLED[4:]]
+    events.append(event(Kind.COMMITTED, 160, 310, point=350))
+    column = StepColumn()
+    shown = {(one.kind, one.at): column.of(one) for one in events}
+    assert (shown[Kind.COMMITTED, 116.0], shown[Kind.COMMITTED, 160.0]) == (300, 350)
+    assert shown[Kind.LOST, 120.0] == shown[Kind.ROUND, 150.0] == 308, "a new scheduler has heard no step yet"
+    assert shown[Kind.GENERATION, 153.0] == shown[Kind.TRAINING, 154.0] == 300
+
+
+def test_follower_prints_a_recovery_once_as_the_history_has_it(tmp_path: Path) -> None:
+    kept = tmp_path / EVENTS_FILE
+    kept.write_text("".join(f"{line_of(one)}\n" for one in START))
+    feed = RecoveryFeed(tmp_path)
+    assert feed.new() == [] and feed.trained == 1
+    with kept.open("a") as file:
+        file.writelines(f"{line_of(one)}\n" for one in KILL)
+    said = [recovery_line(row) for row in feed.new()]
+    assert said and said == [one for one in summary(START + KILL) if one.startswith("recovery")]
+    assert feed.new() == [] and len(feed.over) == 1
+    assert RecoveryFeed(tmp_path).new() == [], "a later follower does not repeat it"
 
 
 def test_no_time_counts_between_the_end_and_a_restart() -> None:

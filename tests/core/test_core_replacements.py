@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.ends import EndKind
-from samebits.core.lines import number_of, replaces, root_of, successor_of
+from samebits.core.lines import number_of, replaces, root_of, successor_of, titled
 from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
 from samebits.core.messages import Activity, Fenced, Refusal
 from samebits.core.point import Point
@@ -32,6 +32,20 @@ def comes(house: House, node: str, *, session: str = "", job: str = "job-1", tok
     """Register a process that the launcher started, with its proof."""
     session = session or f"s{node}"
     house.register(node, session, proof=proof_of(token, job, node, session))
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("worker 2.1 (pid 7) was killed", "worker 2 (second process, pid 7) was killed"),
+        ("spare 3.2 took the place of worker 1", "spare 3 (third process) took the place of worker 1"),
+        ("rank 1 (node 1.1, host a, pid 7)", "rank 1 (node 1, second process, host a, pid 7)"),
+        ("worker 0.12 is lost", "worker 0 (13th process) is lost"),
+        ("node 10.0.0.1 and 2.5 s, worker 1.", "node 10.0.0.1 and 2.5 s, worker 1."),
+    ],
+)
+def test_people_read_which_process_of_a_worker_it_is(text: str, read: str) -> None:
+    assert titled(text) == read and titled(read) == read
 
 
 def test_names_of_a_line() -> None:

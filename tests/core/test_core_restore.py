@@ -72,7 +72,7 @@ def test_loss_message_names_step_places_and_price() -> None:
     joined = {rank: replace(one, folder="/a" if rank < 2 else "s3://b/c") for rank, one in joined.items()}
     text = lost_progress(None, Point(60, 2), joined)
     assert "restore point of step 60 of generation 2" in text
-    assert "the memory of 3 workers" in text and "shared memory" in text and "each other, and /a, s3://b/c." in text
+    assert "the memory of 3 workers" in text and "shared memory" in text and "each other, and /a and s3://b/c." in text
     assert "would give up 60 steps. Fix: " in text
     older = lost_steps(Point(40, 1), Point(60, 2))
     assert "step 60" in older and "back to step 40 and repeats 20 steps. Fix: " in older
@@ -115,7 +115,7 @@ def test_one_holder_is_enough(holder: int) -> None:
     assert all(restore.source_of(rank) == holder for rank in range(3))
     assert restore.served_by(holder) == others
     assert restore.text == (
-        f"restore point: step 20 of generation 1, held by rank {holder}; sent to rank {others[0]}, {others[1]}"
+        f"restore point: step 20 of generation 1, held by rank {holder}; sent to ranks {others[0]} and {others[1]}"
     )
 
 
@@ -128,7 +128,7 @@ def test_sending_is_shared() -> None:
 def test_many_ranks_are_counted() -> None:
     restore = chosen(*[[(20, 1)]] * 10, *[[]] * 9)
     assert restore.text.endswith(
-        "held by rank 0, 1, 2, 3, 4, 5, 6, 7 and 2 more; sent to rank 10, 11, 12, 13, 14, 15, 16, 17 and 1 more"
+        "held by ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more; sent to ranks 10, 11, 12, 13, 14, 15, 16, 17 and 1 more"
     )
 
 
@@ -185,7 +185,7 @@ def test_last_commit_in_one_memory_is_enough() -> None:
     restore = choose(joined, committed())
     assert restore.point == Point(137, 1)
     assert [restore.source_of(rank) for rank in range(3)] == [0, 1, 0]
-    assert restore.text == ("restore point: step 137 of generation 1, in the memory of rank 0, 1; sent to rank 2")
+    assert restore.text == ("restore point: step 137 of generation 1, in the memory of ranks 0 and 1; sent to rank 2")
 
 
 def test_rank_a_step_behind_gets_the_step_from_one_ahead() -> None:
@@ -203,7 +203,7 @@ def test_memory_is_preferred_to_disk() -> None:
     joined = remembering((100, 1), None) | {2: Holdings((Point(100, 1),), False, ())}
     restore = choose(joined, committed())
     assert restore.served_by(0) == (1, 2)
-    assert restore.text.endswith("in the memory of rank 0; sent to rank 1, 2")
+    assert restore.text.endswith("in the memory of rank 0; sent to ranks 1 and 2")
 
 
 @pytest.mark.parametrize(
@@ -359,9 +359,7 @@ def test_copy_returns_a_lost_ranks_own_parts() -> None:
     restore = choose(joined, committed())
     assert (restore.point, restore.holders) == (Point(20, 1), {1})
     assert (restore.source_of(0), restore.served_by(1), restore.lent_by(1)) == (1, (), (Loan(0, 0),))
-    assert restore.text == (
-        "restore point: step 20 of generation 1, held by rank 1, from copies that rank 1 keeps for rank 0"
-    )
+    assert restore.text == ("restore point: step 20 of generation 1, held by rank 1, from copies of rank 0 on rank 1")
 
 
 def test_newest_point_common_to_copies_and_own_points() -> None:
@@ -383,7 +381,7 @@ def test_copy_comes_with_its_own_parts_even_if_a_memory_has_the_point() -> None:
     restore = choose(keeping(joined, 1, (0, (20, 1))), committed())
     assert (restore.source_of(0), restore.lent_by(1), restore.served_by(1)) == (1, (Loan(0, 0),), ())
     assert restore.text == (
-        "restore point: step 20 of generation 1, in the memory of rank 1, from copies that rank 1 keeps for rank 0"
+        "restore point: step 20 of generation 1, in the memory of rank 1, from copies of rank 0 on rank 1"
     )
 
 
@@ -400,7 +398,7 @@ def test_all_borrow_if_only_keepers_have_the_newest_point() -> None:
     assert [restore.source_of(rank) for rank in range(3)] == [1, 1, 1]
     assert restore.lent_by(1) == (Loan(0, 0), Loan(1, 0), Loan(2, 5)), "its own, then any, shared evenly"
     assert [restore.served_by(rank) for rank in range(3)] == [(), (), ()]
-    assert restore.text == "restore point: step 20 of generation 1, from copies that rank 1 keeps for rank 0, 1, 2"
+    assert restore.text == "restore point: step 20 of generation 1, from copies of ranks 0, 1 and 2 on rank 1"
 
 
 def test_own_parts_missing_from_every_copy_are_reported_lost() -> None:
@@ -492,8 +490,8 @@ def test_page_that_covers_the_commit_in_memory_loses_no_step(brought: Page, what
     restore = choose(joined, committed())
     assert (restore.point, restore.by_page, restore.source_of(0)) == (Point(20, 1), {0}, 1), what
     assert restore.text == (
-        "restore point: step 20 of generation 1, in the memory of rank 1, 2, 3; sent to rank 0"
-        "; the generators of rank 0 are restored from its page in memory"
+        "restore point: step 20 of generation 1, in the memory of ranks 1, 2 and 3; sent to rank 0"
+        "; the generators of rank 0 are restored from pages in memory"
     )
 
 
@@ -671,7 +669,7 @@ def test_the_point_is_the_newest_that_every_key_has_a_holder_of(
 def test_a_part_that_nobody_holds_ends_the_job_with_its_ranks() -> None:
     restore = choose(in_mesh(HYBRID, 20, None, 20, None, disks={0: [10], 2: [10]}), committed())
     assert restore.point is None
-    assert "the part of rank 1, 3 at step 20" in restore.lost and "Fix: bring the checkpoints" in restore.lost
+    assert "the part of ranks 1 and 3 at step 20" in restore.lost and "Fix: bring the checkpoints" in restore.lost
 
 
 def test_a_copy_holds_its_ranks_key() -> None:

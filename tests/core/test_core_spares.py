@@ -237,9 +237,9 @@ def test_readiest_spare_is_taken(spares: dict[str, tuple[Activity, str]], taken_
     ("error", "taken_by", "where"),
     [
         ("KeyError: 1", "11", "the same twice at one step ends the job"),
-        ("RuntimeError: Connection reset by peer", "11", "a spare on its host takes over"),
-        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "10", "a spare on another host takes over"),
-        ("MemoryError", "10", "a spare on another host takes over"),
+        ("RuntimeError: Connection reset by peer", "11", "a spare on its host takes its place"),
+        ("CUDA error: uncorrectable ECC error encountered", "10", "a spare on another host takes its place"),
+        ("MemoryError", "10", "a spare on another host takes its place"),
     ],
 )
 def test_spare_on_another_host_is_taken_if_the_host_or_device_failed(error: str, taken_by: str, where: str) -> None:

@@ -23,7 +23,7 @@ SPARE = WORKERS
 STEPS = 24
 GATE = 12
 TIMED_STEPS = 160
-GOES_ON = r"generation \d+: rank \d+ of \d+ goes on from step ([1-9]\d*)"
+GOES_ON = r"generation \d+: rank \d+ of \d+ continues from step ([1-9]\d*)"
 HOLDS = re.compile(r"device (\S+) holds (\d+) bytes")
 
 

@@ -41,7 +41,7 @@ def test_runtime_error_is_not_blamed_on_the_script(tmp_path: Path, verdict: Verd
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     fix = _fix(verdict, following, settings)
-    assert fix.startswith(told) and fix.endswith("goes on from there")
+    assert fix.startswith(told) and fix.endswith("continues from there")
 
 
 LOST = "worker 1: train.py:24: state.best changed after state.commit(). Fix: change it before state.commit()"

@@ -226,7 +226,7 @@ def test_death_and_restart_of_a_scheduler_are_reported_in_order() -> None:
 def test_schedulers_death_ends_nothing() -> None:
     scene = Scene()
     scene.scheduler_dies(stored=view(from_journal=True))
-    assert "the scheduler (pid 99) was killed by signal 9 (SIGKILL); training goes on" in scene.said()
+    assert "the scheduler (pid 99) was killed by signal 9 (SIGKILL); training continues" in scene.said()
     assert scene.following.result is None
     scene.following.found("scheduler", process(199), is_own=False)
     scene.following.linked()
@@ -469,7 +469,7 @@ def test_restarted_scheduler_that_cannot_start_leaves_training_alone() -> None:
     scene = Scene(linked=False, restarts=True)
     scene.scheduler_dies(Death(status=75), line="SCHED_PORT=8118 cannot be listened on", stored=view(from_journal=True))
     assert scene.signals == []
-    assert "training goes on without it" in scene.said()
+    assert "training continues without it" in scene.said()
 
 
 NOBODY = view(workers=(), generation=0, alive=0, phase="filling; waiting for 0, 1, 2")
@@ -586,7 +586,7 @@ def test_death_is_reported_before_its_consequence() -> None:
     taken = (worker(0), worker(3, slot=1), worker(2))
     scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),)))
     assert "worker 1 (pid 101) was killed" in scene.lines[0] and "; a spare takes its place" in scene.lines[0]
-    assert "took slot 1 of worker 1" in scene.lines[1]
+    assert "took the place of worker 1" in scene.lines[1]
     scene = Scene()
     scene.following.found("worker_3", process(103), is_own=True)
     scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),)))
@@ -615,7 +615,7 @@ def test_training_does_not_start_without_a_scheduler() -> None:
     scene = starting()
     scene.scheduler_dies(stored=view(from_journal=True, phase="no scheduler", generation=0, alive=0))
     assert "; its workers wait for it. Fix: RECOVER brings it back" in scene.said()
-    assert "training goes on" not in scene.said()
+    assert "training continues" not in scene.said()
 
 
 def test_replacements_still_starting_when_the_scheduler_gave_up_are_not_ended() -> None:
@@ -661,9 +661,9 @@ def test_supervisor_continues_with_its_replacements_or_ends_them(cause: str) -> 
 def test_start_is_announced_only_for_restarted_processes() -> None:
     scene = Scene()
     scene.following.supervised = True
-    scene.dies(0, KILLED, alone=False, follows="being started again")
+    scene.dies(0, KILLED, alone=False, follows="a new process is started in its place")
     scene.dies(1, KILLED)
-    assert [line.partition("(SIGKILL)")[2] for line in scene.lines] == ["; being started again", ""]
+    assert [line.partition("(SIGKILL)")[2] for line in scene.lines] == ["; a new process is started in its place", ""]
 
 
 def test_different_failures_of_workers_are_all_named_up_to_a_bound() -> None:
@@ -706,7 +706,7 @@ def test_promotion_of_a_spare_is_reported_and_a_dead_spare_is_called_one() -> No
     scene.dies(1)
     taken = (worker(0), worker(3, slot=1), worker(2))
     scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),), generation=1))
-    assert scene.lines[-1] == "spare 3 (pid 103) took slot 1 of worker 1; brought back, worker 1 becomes a spare"
+    assert scene.lines[-1] == "spare 3 (pid 103) took the place of worker 1; once it is restarted, worker 1 is a spare"
     assert scene.following.running() == 3
     again = Scene()
     again.following.found("worker_3", process(103), is_own=True)

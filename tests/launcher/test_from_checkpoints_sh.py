@@ -56,7 +56,7 @@ def test_job_resumes_from_its_checkpoints_to_the_same_bits(new_job: Callable[...
     step = re.search(r"The newest point that all 2 ranks hold on disk is step (\d+), of job \S+\. Fix: ", refused.text)
     assert step is not None, refused.text
     assert int(step.group(1)) >= 20
-    assert "recover.sh --from-checkpoints` goes on from there" in refused.text
+    assert "recover.sh --from-checkpoints` continues from there" in refused.text
     assert contents(job.folder) == before
     assert job.running() == []
 
@@ -71,7 +71,7 @@ def test_job_resumes_from_its_checkpoints_to_the_same_bits(new_job: Callable[...
     assert recover.end() == 0, recover.text
     assert f"not used: {data.parent}" in recover.text
     assert (
-        f"goes on from step {int(step.group(1)) - INTERVAL}, which all 2 ranks hold, every byte compared"
+        f"continues from step {int(step.group(1)) - INTERVAL}, which all 2 ranks hold, every byte compared"
         in recover.text
     )
     assert re.search(rf"restore point: step {int(step.group(1)) - INTERVAL} of generation 1", job.log("scheduler"))

@@ -11,7 +11,17 @@ import pytest
 from samebits import config
 from samebits.launcher.interrupts import ASK_S, Answer, Question
 from samebits.launcher.job_view import JobView
-from samebits.launcher.progress import Pace, Screen, Showing, Standing, line_of, seconds, shown_value, world_text
+from samebits.launcher.progress import (
+    Pace,
+    Screen,
+    Showing,
+    Standing,
+    line_of,
+    phase_text,
+    seconds,
+    shown_value,
+    world_text,
+)
 from samebits.store.progress_report import ProgressReport, read_report, report_file, write_report
 from tests.launcher.views import view, worker
 
@@ -169,8 +179,31 @@ def test_a_seat_s_time_runs_down_and_no_earlier_step_is_shown_while_a_new_schedu
     assert "step 107" in shown(one, away, 10.0)[0]
     assert shown(one, away, 20.0)[0].endswith("seat free in 15 s")
     assert "seat free" not in shown(one, away, 36.0)[0]
-    assert "step 100" in shown(one, view(step=100), 50.0)[0], "some steps are repeated"
-    assert "step" not in shown(showing(tmp_path), away, 60.0)[0], "a new follower does not know it either"
+    assert "step 107" in shown(one, view(step=100), 50.0)[0], "the scheduler has not heard the last steps yet"
+    assert "step 100" in shown(one, view(generation=2, restore_step=100, step=100), 60.0)[0], "they are repeated"
+    assert "step 100" in shown(one, view(generation=1, step=107), 70.0)[0], "a late look at the last generation"
+    assert "step" not in shown(showing(tmp_path), away, 80.0)[0], "a new follower does not know it either"
+
+
+def test_phase_is_in_words_and_names_workers(tmp_path: Path) -> None:
+    start = view(phase="filling; waiting for 0, 1, 2", generation=0)
+    assert phase_text(start) == "starting; waiting for workers 0, 1 and 2"
+    assert phase_text(view(phase="forming; waiting for 1.1")) == "recovering; waiting for worker 1"
+    assert phase_text(view(phase="filling; all are here", generation=0)) == "starting; all workers are here"
+    assert phase_text(view(phase="finished")) == "finished"
+    settings, _ = config.read({"LOG_DIR": str(tmp_path), "WORKER_NUM": "3"}, role_required=False)
+    stream = io.StringIO()
+    served = Showing(settings, Screen(stream), "train.py", is_served=True), stream
+    assert "asking the scheduler" in shown(served, None, 0.0, linked=False)[0], "it runs, and has not answered yet"
+
+
+def test_values_of_an_earlier_step_are_not_shown_for_the_last(tmp_path: Path) -> None:
+    one, over = showing(tmp_path), view(step=100, phase="finished", training_finished=True)
+    write_report(tmp_path, "0", ProgressReport(98, 100, {"loss": 0.25}))
+    assert "loss 0.25" in shown(one, view(step=98), 0.0)[0]
+    assert "loss" not in shown(one, over, 10.0)[0]
+    write_report(tmp_path, "0", ProgressReport(100, 100, {"loss": 0.125}))
+    assert "loss 0.125" in shown(one, replace(over, alive=2), 20.0)[0]
 
 
 def test_no_pace_is_shown_while_no_step_comes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from samebits import config
+from samebits.__main__ import main
+from samebits.launcher import job_spec
 from samebits.launcher.kept_scheduler import KeptScheduler
 from samebits.launcher.scheduler_link import ask_once
 from samebits.service import log
@@ -92,6 +95,33 @@ def test_processes_of_one_machine_start_one_scheduler_and_any_of_them_starts_the
     second.link(job, is_up=False)
     within(place.schedulers)
     assert place.job() == job
+
+
+def test_commands_in_the_folder_find_the_scheduler_and_a_second_start_says_what_it_continues(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, log.LOGGER.name)
+    first = place.keep()
+    within(lambda: (place.folder / "recovery" / job_spec.ADDRESS_FILE).exists())
+    for name in ("SCHED_HOST", "SCHED_PORT", "WORKER_NUM"):
+        monkeypatch.delenv(name, raising=False)
+    found = job_spec.settings_here()
+    assert (found.sched_port, found.worker_num, found.plain) == (place.port, 1, True)
+    within(lambda: ask_once(place.settings, WAIT_S) is not None)
+    assert main(["status"]) == 0 and "no scheduler" not in capsys.readouterr().out
+    assert main(["ckpt", "ls"]) == 0 and "saves its own checkpoints" in capsys.readouterr().out
+    assert main(["ps"]) == 0 and "scheduler" in capsys.readouterr().out
+    assert "this continues job" not in place.said()
+    first.close()
+    place.kill_scheduler()
+    assert main(["history"]) == 0 and "ran for" in capsys.readouterr().out
+    place.keep()
+    within(lambda: "this continues job" in place.said())
+    (line,) = [line for line in place.said().splitlines() if "this continues job" in line]
+    assert f"mv {place.folder / 'recovery'} " in line, "how to start anew"
 
 
 def test_of_several_addresses_another_machine_takes_over_only_a_journal_of_its_job(place: Place) -> None:

@@ -28,19 +28,19 @@ CASES: list[tuple[str, JobView | None, JobView, list[str]]] = [
         "a spare takes its place",
         BEFORE,
         view(workers=(worker(0), worker(3, slot=1), worker(2)), retired=(worker(1, LOST, slot=None),)),
-        ["spare 3 (pid 103) took slot 1 of worker 1; brought back, worker 1 becomes a spare"],
+        ["spare 3 (pid 103) took the place of worker 1; once it is restarted, worker 1 is a spare"],
     ),
     (
         "a spare takes its place in an elastic world",
         ELASTIC,
         replace(ELASTIC, workers=(worker(0), worker(5, slot=1), worker(2)), spares=()),
-        ["spare 5 (pid 105) took slot 1 of worker 1"],
+        ["spare 5 (pid 105) took the place of worker 1"],
     ),
     (
         "a worker whose slot was given away takes the next",
         view(workers=(worker(0), worker(3, slot=1), worker(2)), retired=(worker(1, LOST, slot=None),)),
         view(workers=(worker(1, slot=0), worker(3, slot=1), worker(2)), retired=(worker(0, LOST, slot=None),)),
-        ["worker 1 (pid 101) took slot 0 of worker 0"],
+        ["worker 1 (pid 101) took the place of worker 0"],
     ),
     (
         "the dead one is back",
@@ -54,7 +54,7 @@ CASES: list[tuple[str, JobView | None, JobView, list[str]]] = [
         "the world shrinks",
         ELASTIC,
         replace(ELASTIC, workers=WORKERS[:1], world_size=1, retired=(worker(1, slot=None), worker(2, slot=None))),
-        ["the world continues without worker 1, 2: 1 worker"],
+        ["the job continues without workers 1 and 2: 1 worker"],
     ),
     ("somebody is about to join", ELASTIC, replace(ELASTIC, workers=(*WORKERS, NEWCOMER)), []),
     (

@@ -66,7 +66,7 @@ def test_only_a_killed_scheduler_is_restarted(job: ShellJob) -> None:
     job.wait_training()
     before = job.identities()
     job.kill("scheduler")
-    shell.wait_for(r"the scheduler \(pid \d+\) was killed by signal 9 \(SIGKILL\); training goes on without it")
+    shell.wait_for(r"the scheduler \(pid \d+\) was killed by signal 9 \(SIGKILL\); training continues without it")
     recover = job.recover()
     seen = job.wait_view(lambda view: view.term == 2 and view.alive == 3)
     assert seen.generation == 1
@@ -82,7 +82,7 @@ def test_scheduler_that_returned_and_finished_between_two_checks_is_accepted(job
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     job.kill("scheduler")
-    shell.wait_for(r"training goes on without it")
+    shell.wait_for(r"training continues without it")
     shell.send(signal.SIGSTOP)
     recover = job.recover()
     job.wait_view(lambda view: view.term == 2 and view.alive == 3)
@@ -99,7 +99,7 @@ def test_everything_killed_is_restarted(job: ShellJob) -> None:
     for name in ("scheduler", *WORKERS):
         job.kill(name)
     assert shell.end() == 77, shell.text
-    assert "goes on from there" in shell.text
+    assert "continues from there" in shell.text
     assert "the job was interrupted at step" not in shell.text, "the step is unknown"
     recover = job.recover()
     job.wait_training(generation=2)
@@ -211,7 +211,7 @@ def test_other_jobs_scheduler_on_the_same_port_is_ignored(job: ShellJob, new_job
     shell = job.run(*ENDLESS)
     job.wait_training()
     job.kill("scheduler")
-    shell.wait_for("training goes on without it")
+    shell.wait_for("training continues without it")
     second = new_job("second", SCHED_PORT=str(job.port))
     other = second.run(*UNTIL_TOLD, JOB_NAME="second")
     second.wait_training()
@@ -219,10 +219,10 @@ def test_other_jobs_scheduler_on_the_same_port_is_ignored(job: ShellJob, new_job
     status = job.tool("status")
     assert status.end() == 0
     assert "(second)" not in status.text, "the other's processes would be taken for this job's"
-    assert "no scheduler of it answers at" in status.text
+    assert "no scheduler answers at" in status.text
     recover = job.recover()
     recover.wait_for("on SCHED_PORT=.* the scheduler of job .* answers: that is not job")
-    recover.wait_for("the scheduler .* ended with status 75: .*; training goes on without it")
+    recover.wait_for("the scheduler .* ended with status 75: .*; training continues without it")
     recover.send(signal.SIGINT)
     assert recover.end() == 78, recover.text
     assert shell.end() != 0

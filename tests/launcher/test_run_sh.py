@@ -422,7 +422,7 @@ def test_error_in_every_worker_ends_the_job_with_its_text(job: ShellJob) -> None
     ends = shell.text.split("the job was ended by its script")[1]
     assert "ValueError: a loss that is no number" in ends
     assert re.search(r"workers? [012].* failed at .*tiny_worker.py:\d+: ValueError", shell.text), shell.text
-    assert "Fix: correct the script, then bash" in ends and "recover.sh goes on from there" in ends
+    assert "Fix: correct the script, then bash" in ends and "recover.sh continues from there" in ends
     again = job.recover()
     assert again.end() == 87, again.text
     assert "ValueError: a loss that is no number" in again.text.split("the job was ended by its script")[1]

@@ -27,8 +27,8 @@ def test_everything_killed_is_restarted_automatically(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **SUPERVISED)
     job.wait_training()
     job.kill("worker_1")
-    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); being started again\n")
-    shell.wait_for(r"worker 1's replacement, node 1\.1 \(pid \d+\), took slot 1 after \d+\.\d\d s\n")
+    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); a new process is started in its place\n")
+    shell.wait_for(r"worker 1 \(second process, pid \d+\) took the place of pid \d+\n")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
     job.kill("scheduler")
     shell.wait_for(r"the scheduler \(pid \d+\) was killed by signal 9 \(SIGKILL\)\n")
@@ -44,10 +44,10 @@ def test_everything_killed_is_restarted_automatically(job: ShellJob) -> None:
     recover = job.recover()
     job.wait_view(lambda view: trains(view, "0.1", "1.2", "2"))
     job.kill("worker_2")
-    recover.wait_for(r"worker 2's replacement, node 2\.1 ")
+    recover.wait_for(r"worker 2 \(second process, pid \d+\) took ")
     job.let_finish()
     assert recover.end() == 0, recover.text
-    assert "took slot 0 of worker" not in recover.text
+    assert "took the place of worker" not in recover.text
 
 
 def test_stopped_worker_is_named_ended_and_replaced(job: ShellJob) -> None:
@@ -60,7 +60,7 @@ def test_stopped_worker_is_named_ended_and_replaced(job: ShellJob) -> None:
     )
     assert "state T" in Path(said[1]).read_text()
     shell.wait_for(rf"worker 1 \(pid {stopped.pid}\) is stopped \(SIGSTOP\), \d+ s after it was lost: it is ended ")
-    shell.wait_for(r"worker 1's replacement, node 1\.1 \(pid \d+\), took slot 1 after \d+\.\d\d s\n")
+    shell.wait_for(r"worker 1 \(second process, pid \d+\) took the place of pid \d+\n")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
     assert r"it is stopped (SIGSTOP). Fix: kill -CONT" in job.log("scheduler")
     job.let_finish()
@@ -125,7 +125,7 @@ def test_everything_dies_with_the_supervisor_on_request(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, options=(), **SUPERVISED, DIE_WITH_ME="1")
     job.wait_training()
     job.kill("worker_1")
-    shell.wait_for(r"worker 1's replacement, node 1\.1 \(pid \d+\), took slot 1 after \d+\.\d\d s\n")
+    shell.wait_for(r"worker 1 \(second process, pid \d+\) took the place of pid \d+\n")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
     shell.process.kill()
     shell.process.wait(WAIT_S)

@@ -71,7 +71,7 @@ def main() -> int:
     try:
         admitted = agent.register()
         if options.seated:
-            log.say(f"seated: slot {admitted.slot} of {admitted.world_size}, incarnation {admitted.incarnation}")
+            log.say(f"seated: slot {admitted.slot} of {admitted.world_size}, start {admitted.incarnation}")
         if options.say:
             print(f"says {options.say!r}", flush=True)
 

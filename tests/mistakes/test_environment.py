@@ -74,7 +74,8 @@ def test_no_message_mentions_recover_sh_with_recovery_off(job: ShellJob, told: T
     status = shell.end()
     death = rf"worker 1 \(pid {pid}\) was killed by signal 9 \(SIGKILL\)"
     said = (
-        rf"^samebits: ({death} \(ENABLE_RECOVERY=0: the job ends\)|the first to go: {death})$"  # whichever saw it first
+        # whichever saw it first
+        rf"^samebits: ({death} \(ENABLE_RECOVERY=0: the job ends\)|the first process to end: {death})$"
     )
     Mistake("", "", (said,), 76, never=(RECOVER, "brings it back")).judge(status, shell.text, job.tails())
     for name in ("worker_0", "worker_2", "scheduler"):

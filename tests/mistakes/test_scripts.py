@@ -156,7 +156,7 @@ AFTER_INIT = (
         (
             r"^samebits: workers 0, 1 failed at train\.py:18: AssertionError: the loss is nan$",
             r"^samebits: the job was ended by its script at step 3: .*train\.py:18: AssertionError: the loss is nan",
-            r"^samebits: Fix: correct the script, then bash .*recover\.sh goes on from there$",
+            r"^samebits: Fix: correct the script, then bash .*recover\.sh continues from there$",
         ),
         87,
         never=("was interrupted", "brings (it|them) back"),

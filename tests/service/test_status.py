@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from samebits.core import messages, records
-from samebits.core.messages import GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
+from samebits.core.messages import MAX_STOPPED_BY, GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
 from samebits.core.records import JobRebuilt, RebuiltGeneration, RebuiltSeat
 from samebits.errors import JournalDamagedError
 from samebits.service.job_journal import history_of
@@ -114,8 +114,11 @@ def test_record_of_another_version_is_named_with_the_fix(tmp_path: Path) -> None
     ("by", "told"),
     [
         ("Ctrl-C", "Ctrl-C"),
-        ("é" * 200, "é" * 200),
-        ("no worker is left; first cause: " + "x" * 5000, "no worker is left; first cause: " + "x" * 167 + "…"),
+        ("é" * MAX_STOPPED_BY, "é" * MAX_STOPPED_BY),
+        (
+            "first cause: " + "diverged " * 500,
+            "first cause: " + " ".join(["diverged"] * 61) + "… (`samebits logs` shows the rest)",
+        ),
         ("Traceback:\n\tValueError: \x1b[31mred", "Traceback:  ValueError: \\u001b[31mred"),
     ],
     ids=["short", "as long as may be", "too long", "several lines"],

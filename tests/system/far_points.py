@@ -36,7 +36,7 @@ def goes_on_after_all_was_lost(
     job.open_gates(GATE)
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
-    (resumed,) = job.matches(0, r"generation 2: rank 0 of 2 goes on from step (\d+)")
+    (resumed,) = job.matches(0, r"generation 2: rank 0 of 2 continues from step (\d+)")
     assert int(resumed[1]) >= held > 0
     assert not job.checkpoints.exists()
     assert [points_of(slot)[-1] for slot in job.ranks] == [STEPS, STEPS]

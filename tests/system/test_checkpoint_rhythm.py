@@ -57,7 +57,7 @@ def test_killed_job_resumes_from_a_time_based_point(
     assert job.wait_finished() == undisturbed("--steps", str(STEPS))
     assert newest > 0
     for rank in job.ranks:
-        job.wait_for(rank, rf"generation 2: rank {rank} of 4 goes on from step {newest}\b")
+        job.wait_for(rank, rf"generation 2: rank {rank} of 4 continues from step {newest}\b")
 
 
 @pytest.mark.thorough  # → what auto saves when, and its messages: tests/training/checkpoint

@@ -33,7 +33,7 @@ def test_all_are_back_after_a_single_cool_down(
     job.start()
     job.wait_for(SCHEDULER, "resumes, term 2: 4 seats and generation 1 read from the journal")
     for rank in job.ranks:
-        job.wait_for(rank, f"seated: slot {rank} of 4, incarnation 2")
+        job.wait_for(rank, f"seated: slot {rank} of 4, start 2")
     cool_down_s = cool_down or "30"
     said = job.wait_for(SCHEDULER, "leases start again").string
     assert f"waits at most {cool_down_s} s (REGISTER_COOLDOWN), once" in said
@@ -75,7 +75,7 @@ def test_damaged_newest_checkpoint_costs_no_step(
     damage(point)
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED)
-    assert_goes_on_from(job, newest, r"held by rank 0, 2, 3; sent to rank 1")
+    assert_goes_on_from(job, newest, r"held by ranks 0, 2 and 3; sent to rank 1")
     job.wait_for(1, rf"passed over the restore point of step {newest}\b.*{point.name}")
     assert list(point.parent.glob(f"*{point.name}")), "a damaged point was deleted"
 
@@ -90,7 +90,7 @@ def test_damaged_checkpoint_and_a_rank_without_its_directory_cost_no_step(
     shutil.rmtree(job.checkpoints / "0")
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED)
-    assert_goes_on_from(job, newest, "held by rank 2, 3; sent to rank 0, 1")
+    assert_goes_on_from(job, newest, "held by ranks 2 and 3; sent to ranks 0 and 1")
     job.wait_for(1, rf"passed over the restore point of step {newest}\b.*{point.name}")
 
 
@@ -115,7 +115,7 @@ def test_job_that_lost_all_checkpoints_is_refused_until_they_return(
     aside.rename(job.checkpoints)
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
-    assert int(job.wait_for(0, r"generation 2: rank 0 of 2 goes on from step (\d+)")[1]) >= step
+    assert int(job.wait_for(0, r"generation 2: rank 0 of 2 continues from step (\d+)")[1]) >= step
 
 
 @pytest.mark.thorough
@@ -125,7 +125,7 @@ def test_rank_without_its_directory_costs_no_step(new_job: Callable[..., Job], u
     shutil.rmtree(job.checkpoints / "0")
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED)
-    assert_goes_on_from(job, newest, "held by rank 1, 2, 3; sent to rank 0")
+    assert_goes_on_from(job, newest, "held by ranks 1, 2 and 3; sent to rank 0")
 
 
 def test_damaged_checkpoint_with_saved_random_numbers_falls_back_to_a_common_one(
@@ -205,7 +205,7 @@ def test_job_stopped_by_ctrl_c_resumes_from_its_last_commit(
     assert newest >= max(job.steps(rank)[-1].number for rank in job.ranks) >= MIDDLE
     assert job.finished(job.recover()) == expected
     for rank in job.ranks:
-        job.wait_for(rank, rf"generation 2: rank {rank} of 2 goes on from step {newest}\b")
+        job.wait_for(rank, rf"generation 2: rank {rank} of 2 continues from step {newest}\b")
 
 
 def killed(job: Job) -> Job:
@@ -239,4 +239,4 @@ def newest_step(job: JobFolder) -> int:
 def assert_goes_on_from(job: JobFolder, step: int, source: str = "from every rank's own checkpoint") -> None:
     """Check that all ranks began their second generation at that step, and that the log names the source."""
     for rank in job.ranks:
-        job.wait_for(rank, rf"generation 2: rank {rank} of {job.workers} goes on from step {step}\b.*{source}")
+        job.wait_for(rank, rf"generation 2: rank {rank} of {job.workers} continues from step {step}\b.*{source}")

@@ -26,7 +26,7 @@ def test_worker_that_was_stopped_too_long_is_fenced(
     job.start_worker(2)
     job.wait_for(2, rf"worker 2 is held by pid {zombie.pid} on \S+, whose lease ends in \d\.\d s of silence")
     job.wait_for("scheduler", rf"worker 2 \(pid {zombie.pid} on \S+\) is lost: silent for 3 s \(NODE_TIMEOUT\)")
-    job.wait_for(2, "seated: slot 2 of 4, incarnation 2")
+    job.wait_for(2, "seated: slot 2 of 4, start 2")
     job.wait_for(2, rf"locked by worker 2 \(pid {zombie.pid} on")
     assert zombie.is_alive()
 

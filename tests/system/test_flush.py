@@ -40,7 +40,7 @@ def test_last_state_waits_for_a_failing_disk(new_job: Callable[..., Job], undist
     job.wait_for(0, rf"the last state, of step {STEPS}, could not be saved; this rank keeps it in memory")
     job.kill(1)
     job.start_worker(1)
-    job.wait_for(0, f"generation 2: rank 0 of 2 goes on from step {STEPS}")
+    job.wait_for(0, f"generation 2: rank 0 of 2 continues from step {STEPS}")
     folder.unlink()
     aside.rename(folder)
     assert job.wait_finished() == undisturbed(*TRAINED, workers=2)

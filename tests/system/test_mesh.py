@@ -52,9 +52,9 @@ def test_kills_change_no_bit_and_redo_a_step_only_if_a_shard_is_lost_with_its_re
     replace(2, 3, 1, 3)(two)
     assert two.wait_finished() == expected
     assert two.matches(
-        "scheduler", r"generation 2 starts .* step 3 of generation 1, in the memory of rank 0, 1; sent to"
+        "scheduler", r"generation 2 starts .* step 3 of generation 1, in the memory of ranks 0 and 1; sent to"
     )
-    assert two.matches("scheduler", r"step 12 is not held by all, and nobody else holds the shard of rank 1, 3")
+    assert two.matches("scheduler", r"step 12 is not held by all, and no other rank holds the shard of ranks 1 and 3")
     assert {(int(found[1]), int(found[2]) in (0, 5, 10)) for found in goes_back(two)} == {(12, True)}
 
 
@@ -74,7 +74,7 @@ def test_everything_killed_goes_on_from_the_disks_also_if_a_rank_has_lost_its_ow
         shutil.rmtree(point)
     job.start()
     assert job.wait_finished() == expected
-    assert job.matches("scheduler", r"restore point: step 10 of generation 1, held by rank 0, 1, 3; sent to rank 2")
+    assert job.matches("scheduler", r"restore point: step 10 of generation 1, held by ranks 0, 1 and 3; sent to rank 2")
 
 
 EXAMPLE = Path(__file__).with_name("mesh_script.py")  # examples/mesh/train.py

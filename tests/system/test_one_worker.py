@@ -63,7 +63,7 @@ def test_killed_worker_waits_for_its_seat_and_resumes_with_the_same_bits(
 
     first = job.wait_for(1, r"free again in (\d+\.\d) s \(REGISTER_COOLDOWN=30\)")
     assert float(first[1]) <= COOL_DOWN_S
-    job.wait_for(1, r"seated: slot 1 of 2, incarnation 2")
+    job.wait_for(1, r"seated: slot 1 of 2, start 2")
     assert time.monotonic() - killed_at >= COOL_DOWN_S - 0.1
     seconds = [int(match[1]) for match in job.matches(1, r"waits for its seat: (\d+) s left")]
     assert seconds == sorted(set(seconds), reverse=True), "the seconds do not count down"
@@ -79,5 +79,5 @@ def test_killed_worker_waits_for_its_seat_and_resumes_with_the_same_bits(
 
     left_at = int(job.wait_for(0, r"left the generation at step (\d+)")[1])
     for rank in job.ranks:
-        said = job.wait_for(rank, rf"generation 2: rank {rank} of 2 goes on from step {left_at}\b")
+        said = job.wait_for(rank, rf"generation 2: rank {rank} of 2 continues from step {left_at}\b")
         assert f"restore point: step {left_at} of generation 1, in the memory of rank 0; sent to rank 1" in said.string

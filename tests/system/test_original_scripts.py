@@ -40,7 +40,7 @@ def test_original_scripts_work_unchanged(
     assert job.sha256() == expected
     assert [job.seatings(rank) for rank in job.ranks] == [1] * WORKERS
     for rank in job.ranks:
-        job.wait_for(rank, f"seated: slot {rank} of 8, incarnation 1")
+        job.wait_for(rank, f"seated: slot {rank} of 8, start 1")
         assert process(job, f"worker_{rank}").wait_for_exit(ENDS_WITHIN_S)
 
 

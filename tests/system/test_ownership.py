@@ -86,7 +86,7 @@ def test_follower_may_die_and_ctrl_c_ends_everything(
     again = job.recover()
     assert job.finished(again) == expected
     assert not any(job.matches(rank, "free again in") for rank in job.ranks)
-    restored = job.wait_for(0, r"generation 2: rank 0 of 2 goes on from step (\d+)\b")
+    restored = job.wait_for(0, r"generation 2: rank 0 of 2 continues from step (\d+)\b")
     assert int(restored[1]) >= stopped_at, "when told to end, it saves its last commit"
     assert [job.seatings(rank) for rank in job.ranks] == [2, 2]
     nothing = job.recover()

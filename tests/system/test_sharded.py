@@ -36,7 +36,7 @@ def test_kills_return_all_to_the_newest_common_point_and_change_no_bit(
     assert job.wait_finished() == expected
     assert job.matches(2, "goes back from step 10 to step 8: 2 to be done again")
     # Whether the others had committed step 14 when the first rank to do so was killed varies.
-    assert job.matches(2, r"goes on from step 12, .*from every rank's own checkpoint \(step 1[34] is not held by all")
+    assert job.matches(2, r"continues from step 12, .*from every rank's own checkpoint \(step 1[34] is not held by all")
     assert job.matches(2, "training has already finished: loaded the final state, step 20")
 
 

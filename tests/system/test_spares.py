@@ -112,7 +112,7 @@ def test_dead_node_returns_as_a_spare_and_takes_the_next_place(
     job.kill(1)
     job.wait_generation(2, [0, 4, 2, 3])
     job.start_worker(1)
-    job.wait_for(1, "seated: a spare, incarnation 2")
+    job.wait_for(1, "seated: a spare, start 2")
     job.wait_warm(1)
     job.kill(4)
     job.wait_for("scheduler", r"spare 1 .* takes slot 1 of worker 4")
@@ -135,7 +135,7 @@ def test_worker_stopped_too_long_returns_as_a_spare_in_its_own_process(
     since = job.count(1)
     stopped.signal(signal.SIGCONT)
     job.wait_for(1, "another node has its slot.*this process registers again", since=since)
-    job.wait_for(1, "seated: a spare, incarnation 2", since=since)
+    job.wait_for(1, "seated: a spare, start 2", since=since)
     job.wait_for(1, "this spare is warm", since=since)
     job.kill(4)
     job.wait_for("scheduler", r"spare 1 .* takes slot 1 of worker 4")
@@ -187,7 +187,7 @@ def test_without_a_spare_the_others_wait_for_it_without_a_cool_down(
     assert job.terminate(2) == LEFT_BY_SIGTERM
     job.wait_for(0, "left the generation at step")
     job.start_worker(2)
-    job.wait_for(2, "seated: slot 2 of 4, incarnation 2")
+    job.wait_for(2, "seated: slot 2 of 4, start 2")
     assert job.finish() == undisturbed(*TRAINED)
     assert steps(job, 0) == list(range(1, STEPS + 1))
 

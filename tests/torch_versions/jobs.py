@@ -19,7 +19,7 @@ LOST = 2
 SPARE = 4
 REPLACEMENT = f"worker_{LOST}.1"
 """The log of the process that ``samebits run`` starts for the lost one: its line's second node."""
-GOES_ON = rf"generation 2: rank {LOST} of 4 goes on from step ([1-9]\d*)"
+GOES_ON = rf"generation 2: rank {LOST} of 4 continues from step ([1-9]\d*)"
 
 
 class RunJob(ScriptJob):

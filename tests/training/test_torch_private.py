@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits.training import torch_private
@@ -61,6 +65,20 @@ def test_launches_on_torchs_own_groups_are_told_before(group: Made, monkeypatch:
     dist.all_reduce(rows)
     dist.barrier()
     assert (told, rows.tolist()) == ([1, 1], [1, 1, 1])
+
+
+def _killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_torchruns_agent_logs_how_a_worker_ended(tmp_path: Path) -> None:
+    failures = torch_private.WorkerFailures()
+    specs = DefaultLogsSpecs(log_dir=str(tmp_path))
+    workers = start_processes("killed", _killed, {0: ()}, {0: {}}, logs_specs=specs)
+    ended = workers.wait(timeout=60)
+    assert ended is not None and ended.failures
+    pid = ended.failures[0].pid
+    assert failures.take() == f"local rank 0 (pid {pid}) was killed by signal 9" and failures.take() == ""
 
 
 def test_group_is_made_and_reduces(group: Made) -> None:

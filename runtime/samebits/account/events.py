@@ -36,7 +36,7 @@ from samebits.core.records import (
 )
 from samebits.core.reports import SavedPoints
 from samebits.core.state import JobState
-from samebits.printable import printable
+from samebits.printable import IN_LOGS, printable, shortened
 
 NAMED = 16  # of one kind in one pass; one event counts the others
 MAX_TEXT = 600
@@ -251,7 +251,7 @@ class Chronicle:
         self, kind: Kind, now: float, node: str = "", text: str = "", more: Mapping[str, Any] | None = None
     ) -> None:
         state, at = self._state, self._wall_s + now
-        text = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+        text = shortened(text, MAX_TEXT, IN_LOGS)
         more = {**(more or {}), **self._stalls(kind)}
         self._events.append(Event(kind, at, state.term, state.generation_number, self._step, node, text, more))
 
@@ -292,7 +292,7 @@ class Chronicle:
                 self._causes = {one for one in self._causes if one[0] == generation} | {(generation, node)}
             case SeatLeft(node, _):
                 self._look(now)
-                self._seat(Kind.LEFT, now, counts, node, "left on purpose", self._slot(node))
+                self._seat(Kind.LEFT, now, counts, node, "left the job", self._slot(node))
             case SeatRetired(node, slot):
                 self._seat(Kind.RETIRED, now, counts, node, "its slot may go to another", {"slot": slot})
             case GenerationCommitted():

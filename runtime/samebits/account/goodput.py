@@ -49,6 +49,7 @@ class Goodput:
     high_step: int = 0  # the highest step seen
     away_from_us: int = 0
     owed_us: int = 0  # time not passed yet in which steps waited for saves
+    lost_at_us: int = 0  # the first loss seen since the scheduler came back; 0: none
     missing: set[int] = field(default_factory=set)
     totals_us: dict[str, int] = field(default_factory=dict)
 
@@ -117,7 +118,7 @@ class Goodput:
     def _carry(self, more: Mapping[str, Any]) -> None:
         if self.began_us is not None:
             return  # the events before it are here and say the same
-        numbers = {name: more.get(name, 0 if name == "owed_us" else None) for name in _CARRIED if name != "stage"}
+        numbers = {name: more.get(name, 0 if name in _LATER else None) for name in _CARRIED if name != "stage"}
         totals, missing, stage = more.get("totals_us"), more.get("missing"), more.get("stage")
         if not all(type(one) is int for one in numbers.values()) or stage not in set(_Stage):
             return
@@ -176,10 +177,12 @@ class Goodput:
         elif self.stage == _Stage.AWAY:
             self._pass_training(self.away_from_us, self.sample_step)
             self.stage = _Stage.OVER
+            self._pass(self.lost_at_us or at)
+            self.stage = _Stage.FORMING
             self._pass(at)
         else:
             self._pass(at)
-        self.owed_us = 0
+        self.owed_us = self.lost_at_us = 0
         if self.stage != _Stage.STARTING:
             self.stage = _Stage.FORMING
 
@@ -208,6 +211,8 @@ class Goodput:
             return
         if self.stage == _Stage.FORMING:
             self._pass(at)
+        elif self.stage == _Stage.AWAY and missing:
+            self.lost_at_us = self.lost_at_us or at
         (self.missing.add if missing else self.missing.discard)(slot)
 
 
@@ -224,4 +229,16 @@ def _us_of(ms: object) -> int:
     return round(min(max(ms, 0), 3_600_000) * 1000) if isinstance(ms, int | float) and ms == ms else 0
 
 
-_CARRIED = ("began_us", "mark_us", "seen_us", "stage", "sample_step", "high_step", "away_from_us", "owed_us")
+_CARRIED = (
+    "began_us",
+    "mark_us",
+    "seen_us",
+    "stage",
+    "sample_step",
+    "high_step",
+    "away_from_us",
+    "owed_us",
+    "lost_at_us",
+)
+_LATER = ("owed_us", "lost_at_us")
+"""Not in files of earlier releases."""

@@ -6,17 +6,20 @@ remembers its last line, so it repeats nothing when a file is rotated.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from samebits.account.event_log import asked_events, events_in, merged, read_events
 from samebits.account.events import Event, Kind
 from samebits.account.goodput import Bucket, goodput_of
-from samebits.account.recoveries import Recovery, recoveries_of
+from samebits.account.recoveries import Recoveries, Recovery, loss_of, recoveries_of
+from samebits.core.lines import root_of, titled
 from samebits.errors import StoreError, UsageError
-from samebits.printable import counted
+from samebits.printable import counted, listed
 from samebits.store.event_log import Tail
 
 LOOK_S = 0.25
@@ -58,6 +61,35 @@ class EventStream:
             if not follows or (is_finished and quiet >= PATIENCE_LOOKS):
                 return
             sleep(LOOK_S)
+
+
+class RecoveryFeed:
+    """The recoveries of the job in this folder that end after this object was made.
+
+    Attributes:
+        over: they, as far as the events were read.
+        trained: the last generation in which every member trained, according to the events read so far; 0: none.
+    """
+
+    def __init__(self, recovery_path: Path) -> None:
+        self._stream, self._fold = EventStream(recovery_path), Recoveries()
+        self._told = 0
+        self.trained = 0
+        self.over: list[Recovery] = []
+        self.new()
+        self.over.clear()
+
+    def new(self) -> list[Recovery]:
+        """Return those that are over and were not returned before; none if the events cannot be read."""
+        with contextlib.suppress(StoreError):
+            for event in self._stream.new():
+                self._fold.add(event)
+                if event.kind is Kind.TRAINING:
+                    self.trained = event.generation
+        over = [row for row in self._fold.rows if row.total_ms is not None]
+        new, self._told = over[self._told :], len(over)
+        self.over += new
+        return new
 
 
 _QUIET = {Kind.STEP, Kind.CARRIED}
@@ -123,35 +155,80 @@ def summary(events: Sequence[Event], now: float | None = None, heard: int = 0, *
     recovered = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
     if len(rows) > _SHOWN_RECOVERIES:
         recovered += f", of which the slowest {_SHOWN_RECOVERIES}:"
-    steps = f"{counted(max(told['step'], heard), 'step')} in " if has_steps else "ran for "
+    last = max(told["step"], heard)
+    steps = f"{counted(last, 'step')} in " if has_steps and last else "ran for "
     lines = [f"{steps}{duration(told['wall_s'])}{goodput}; {recovered}"]
     slowest = sorted(rows, key=lambda row: row.total_ms or 0, reverse=True)[:_SHOWN_RECOVERIES]
     lines += [recovery_line(row, has_steps=has_steps) for row in sorted(slowest, key=lambda row: row.number)]
-    spent = [f"{name.replace('_', ' ')} {duration(s)}" for name, s in told["buckets_s"].items() if s >= 0.0005]
+    spent = [f"{_BUCKETS[Bucket(name)]} {duration(s)}" for name, s in told["buckets_s"].items() if s >= 0.0005]
     return [*lines, f"time: {', '.join(spent)}"]
 
 
+_BUCKETS = {
+    Bucket.PRODUCTIVE: "productive",
+    Bucket.START_UP: "start-up",
+    Bucket.FORMING: "workers joining",
+    Bucket.WAITING: "waiting for replacements",
+    Bucket.RESTORING: "restoring",
+    Bucket.REDONE: "redone steps",
+    Bucket.STALLS: "waiting for saves",
+    Bucket.IDLE: "idle",
+}
+_PHASES = {
+    "decide": "decision",
+    "wait_for_seats": _BUCKETS[Bucket.WAITING],
+    "meet": _BUCKETS[Bucket.FORMING],
+    "restore": _BUCKETS[Bucket.RESTORING],
+}
+"""A recovery's phases as the time buckets are called that their time is in."""
+
+
 def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
-    """Return one recovery as a line."""
+    """Return one recovery as a line, the same wherever it is shown."""
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
-    phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row.phases().items() if ms >= 0.5)
-    took = "not over" if row.total_ms is None else f"{row.total_ms:.0f} ms ({phases})"
-    lost = f", {counted(row.steps_lost, 'step')} redone" if row.steps_lost else ""
+    phases = ", ".join(f"{_PHASES[name]} {duration(ms / 1000)}" for name, ms in row.phases().items() if ms >= 0.5)
+    took = "not over yet" if row.total_ms is None else f"trained again after {duration(row.total_ms / 1000)} ({phases})"
+    redone = f", {counted(row.steps_lost, 'step') if row.steps_lost else 'no step'} redone"
     step = f", step {row.step}" if has_steps else ""
-    return f"recovery {row.number} at {at}{step}: {row.cause}; {took}{lost}"
+    several = f"workers {listed(map(root_of, row.lost))} were lost; " if len(row.lost) > 1 else ""
+    text = f"recovery {row.number} at {at}{step}: {several}{titled(row.cause)}; {took}"
+    return text + (redone if has_steps and row.formed_at is not None else "")
 
 
-def line(event: Event, *, has_steps: bool = True) -> str:
-    """Return one event as a line."""
+@dataclass(slots=True)
+class StepColumn:
+    """The step that each of a job's events, in order, is shown with.
+
+    An event holds the step that its scheduler start had heard of, which may be behind what other events say.
+    """
+
+    _reached: int = 0
+
+    def of(self, event: Event) -> int:
+        """Take in the next event; return its step."""
+        match event.kind:
+            case Kind.COMMITTED:
+                point = _whole(event.more.get("point"))
+                self._reached = max(self._reached, point)
+                return point
+            case Kind.GENERATION:
+                self._reached = _whole(event.more.get("restore"))
+            case _:
+                self._reached = max(self._reached, event.step)
+        return self._reached
+
+
+def line(event: Event, *, step: int | None) -> str:
+    """Return one event as a line; ``step`` is its ``StepColumn``, or None in a job whose script counts them alone."""
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f".{int(event.at % 1 * 1000):03d}"
     parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}"]
-    if has_steps:
-        parts.append(f"step {event.step:<7}")
-    who = f"worker {event.node}: " if event.node else ""
+    if step is not None:
+        parts.append(f"step {step:<7}")
+    text = loss_of(event) if event.node else event.text
     after = event.more.get("after_ms")
-    tail = f" ({after:.0f} ms)" if isinstance(after, int | float) else ""
+    tail = f" (after {duration(after / 1000)})" if isinstance(after, int | float) else ""
     point = f"step {_whole(event.more.get('point'))} is on every rank's disk" if event.kind is Kind.COMMITTED else ""
-    return "  ".join([*parts, f"{who}{event.text or point}{tail}"]).rstrip()
+    return titled("  ".join([*parts, f"{text or point}{tail}"]).rstrip())
 
 
 def duration(seconds: float) -> str:

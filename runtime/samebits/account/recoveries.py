@@ -85,13 +85,25 @@ class Recoveries:
     _open: Recovery | None = None
     _has_trained: bool = False
     _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
+    _leaving: set[str] = field(default_factory=set)  # nodes that a person or launcher has asked to leave, and are here
+    _absent: set[object] = field(default_factory=set)  # slots without a holder in the open recovery
+    _has_left: bool = False  # such a node, since every member trained
 
     def add(self, event: Event) -> None:
         """Add one event."""
         self._reach(event)
         match event.kind:
+            case Kind.DECIDED:
+                drain = event.more.get("drain")
+                self._leaving.update(map(str, drain) if isinstance(drain, list) else ())
+            case Kind.LEFT if event.node in self._leaving and self._open is None:
+                self._leaving.discard(event.node)
+                self._has_left = True
             case Kind.TRAINING:
+                self._has_left = False
                 self._close(event)
+            case Kind.ROUND if self._open is None and (self._leaving or self._has_left):
+                pass  # the world changes as it was told to
             case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
                 self._open, self._has_trained = None, False
             case Kind.CAUSE:  # it may come after the recovery
@@ -113,13 +125,15 @@ class Recoveries:
                 self._reached = max(self._reached, int(_number(event.more.get("point"))))
 
     def _begin(self, event: Event) -> None:
+        self._leaving.discard(event.node)
         if event.kind is Kind.ROUND and event.more.get("gently"):
             return
         row = Recovery(len(self.rows) + 1, event.text, [], event.at, max(event.step, self._reached))
         if event.kind is Kind.LOST:
             row.lost, row.silent_ms = [event.node], _number(event.more.get("silent_ms"))
-            row.cause = f"worker {event.node}: {event.text}"
+            row.cause = loss_of(event)
         self._open = row
+        self._absent.clear()
         self._go_on(row, event)
 
     def _explain(self, event: Event) -> None:
@@ -127,7 +141,7 @@ class Recoveries:
         rows = [*self.rows, *([self._open] if self._open is not None else [])]
         row = next((one for one in reversed(rows) if one.lost[:1] == [event.node]), None)
         if row is not None:
-            row.cause = f"worker {event.node}: {event.text}"
+            row.cause = loss_of(event)
 
     def _go_on(self, row: Recovery, event: Event) -> None:
         match event.kind:
@@ -135,13 +149,17 @@ class Recoveries:
                 if event.node not in row.lost:
                     row.lost.append(event.node)
                 row.step = max(row.step, event.step)
+                self._absent.add(event.more.get("slot"))
+            case Kind.LEFT | Kind.RETIRED:
+                self._absent.add(event.more.get("slot"))
             case Kind.ROUND:
                 if row not in self.rows:  # the loss of a node that is no member yet begins no recovery
                     self.rows.append(row)
                 row.decided_at = row.decided_at or event.at
                 row.missing = str(event.more.get("missing", ""))
                 row.step = max(row.step, event.step)
-            case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED:
+            case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED if event.more.get("slot") in self._absent:
+                self._absent.discard(event.more.get("slot"))
                 row.decided_at = (
                     row.decided_at or row.noticed_at
                 )  # all were lost, so the round had nobody to begin with
@@ -158,6 +176,12 @@ class Recoveries:
         row, self._open, self._has_trained = self._open, None, True
         if row is not None and row.formed_at is not None:
             row.trains_at, row.last_to_train = event.at, str(event.more.get("last", ""))
+
+
+def loss_of(event: Event) -> str:
+    """Return a loss as a sentence: ``worker 1 was killed by …`` or ``worker 1: its process is gone``."""
+    is_predicate = event.text.startswith(("was ", "is ", "ended ", "failed "))
+    return f"worker {event.node}{' ' if is_predicate else ': '}{event.text}"
 
 
 def recoveries_of(events: Iterable[Event]) -> list[Recovery]:

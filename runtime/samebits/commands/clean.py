@@ -201,5 +201,5 @@ def _agrees() -> bool:
         UsageError: there is no terminal to ask on.
     """
     if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here, so nothing was removed. Fix: samebits clean --yes")
+        raise UsageError("there is no terminal to confirm on, so nothing was removed. Fix: samebits clean --yes")
     return input("samebits: remove all of this? [y/N] ").strip().lower() in ("y", "yes")

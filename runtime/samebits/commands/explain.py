@@ -184,7 +184,7 @@ def says(row: Row) -> str:
     parts += row.texts
     if row.is_out_of_memory:
         parts.append("out of memory (the kernel's limit for its control group, 8.00 GiB)")
-    if row.is_failure:
+    if row.is_failure and not row.texts:
         parts.append("failed at train.py:88: KeyError: 'x'")
     if row.statuses and len(row.statuses) < 256:
         parts += sorted(kind.__name__ for kind in _errors() if kind.exit_code in row.statuses)

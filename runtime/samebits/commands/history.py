@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from samebits import strict_json
 from samebits.account.event_log import line_of
 from samebits.account.events import Kind
-from samebits.account.history import EventStream, account, line, required_events, summary
+from samebits.account.history import EventStream, StepColumn, account, line, required_events, summary
 from samebits.launcher import job_spec
 from samebits.option_types import whole
 
@@ -42,20 +42,24 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(strict_json.dumps({**account(events), "events": [event.plain() for event in events]}))
         return 0
-    shown = [event for event in events if event.kind not in _QUIET]
+    column = StepColumn()
+    steps = [column.of(event) for event in events]
+    shown = [one for one in zip(events, steps, strict=True) if one[0].kind not in _QUIET]
     if len(shown) > options.last > 0:
         print(f"({len(shown) - options.last} earlier events; --last shows more)")
-    for event in shown[-options.last :] if options.last > 0 else []:
-        print(line(event, has_steps=has_steps))
+    for event, step in shown[-options.last :] if options.last > 0 else []:
+        print(line(event, step=step if has_steps else None))
     for text in summary(events, has_steps=has_steps):
         print(text)
     return 0
 
 
 def _follow(stream: EventStream, *, as_json: bool, has_steps: bool) -> int:
+    column = StepColumn()
     for event in stream.all(follows=True):
+        step = column.of(event)
         if as_json:
             print(line_of(event), flush=True)
         elif event.kind not in _QUIET:
-            print(line(event, has_steps=has_steps), flush=True)
+            print(line(event, step=step if has_steps else None), flush=True)
     return 0

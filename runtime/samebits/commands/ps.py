@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from samebits.config import Settings
 from samebits.errors import StoreError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.job_view import JobView, names_spare, stored_view
-from samebits.launcher.processes import SCHEDULER, is_stopped, node_of, process_names, read_pid_files
+from samebits.launcher.processes import SCHEDULER, is_stopped, name_of, node_of, process_names, read_pid_files
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
-from samebits.store.process_identity import ProcessIdentity
+from samebits.store.lock import read_holder
+from samebits.store.process_identity import ProcessIdentity, host_id
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,13 +35,14 @@ def main(arguments: Sequence[str]) -> int:
         view = JobView.of(content) if content is not None else stored_view(settings.recovery_path)
     except StoreError:
         view = None
-    rows = rows_of(read_pid_files(settings.log_dir, names), view, settings.max_worker_num)
+    started = read_pid_files(settings.log_dir, names) or _started_by_others(view, settings)
+    rows = rows_of(started, view, settings.max_worker_num)
     if options.json:
         print(json.dumps(rows))
         return 0
     if not rows and view is None:
         raise UsageError(
-            f"no job was started here: LOG_DIR={settings.log_dir} names no process, and nobody answers. Fix: "
+            f"no job was started here: LOG_DIR={settings.log_dir} names no process, and no scheduler answers. Fix: "
             "change to the folder the job was started in"
         )
     table: list[tuple[str, ...]] = [("node", "slot", "role", "pid", "state")]
@@ -48,6 +51,14 @@ def main(arguments: Sequence[str]) -> int:
     for row in table:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     return 0
+
+
+def _started_by_others(view: JobView | None, settings: Settings) -> dict[str, ProcessIdentity]:
+    """Return this host's processes of a job that another launcher, such as torchrun, has started."""
+    holder = read_holder(settings.recovery_path)
+    found = {} if holder is None or not holder.is_on_this_host() else {SCHEDULER: holder.identity}
+    nodes = view.nodes if view is not None else ()
+    return found | {name_of(one.node): one.identity for one in nodes if one.host == host_id()}
 
 
 def rows_of(started: Mapping[str, ProcessIdentity], view: JobView | None, max_world_size: int) -> list[dict[str, Any]]:

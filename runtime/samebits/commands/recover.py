@@ -215,7 +215,7 @@ def _refuse_without_journal(settings: Settings, kept: JobSpec) -> None:
     raise StoreError(
         f"{gone}. The newest point that all {candidate.world_size} ranks hold on disk is step {candidate.point.step}, "
         f"of job {candidate.job}. Fix: bring that folder back, or "
-        f"`{spelled('recover', '--from-checkpoints')}` goes on from there with a new journal; {fresh}"
+        f"`{spelled('recover', '--from-checkpoints')}` continues from there with a new journal; {fresh}"
     )
 
 
@@ -242,7 +242,7 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
         recovering.begin_journal(settings, candidate)
         job_spec.keep(log_dir, replace(kept, job=candidate.job))
     _say(
-        f"a new journal in {settings.recovery_path}: job {candidate.job} goes on from step {candidate.point.step}, "
+        f"a new journal in {settings.recovery_path}: job {candidate.job} continues from step {candidate.point.step}, "
         f"which all {candidate.world_size} ranks hold, every byte compared"
     )
 

@@ -13,11 +13,14 @@ from samebits import strict_json
 from samebits.account.history import summary_of_folder
 from samebits.commands.clean import memory_line
 from samebits.config import Settings
+from samebits.core.lines import number_of, title_of, titled
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.job_view import JobView, Presence, WorkerView, stored_view
-from samebits.launcher.progress import world_text
+from samebits.launcher.progress import phase_text, world_text
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.launcher.supervising import supervisor_of
+from samebits.printable import counted, listed
 from samebits.scheduler_hosts import shown
 from samebits.service import status
 from samebits.spelling import spelled
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
-    content = find(settings)
+    content = status.looked_at(find(settings))
     if content["source"] == "journal":  # the workers may have made steps after the last record that names one
         content = {**content, "step": summary_of_folder(settings.recovery_path, content["step"])[0]}
     if options.json:
@@ -80,7 +83,7 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
     Args:
         stored: what the journal says, which alone remembers who was lost and is back.
     """
-    phase = view.ended.kind.words if view.from_journal and view.ended is not None else view.phase
+    phase = view.ended.kind.words if view.from_journal and view.ended is not None else phase_text(view)
     step = "" if settings.plain else f" · step {view.step}"
     head = [str(view), f"{phase}{step} · {world_text(view, view.alive)}"]
     head[1] += f" · term {view.term} · generation {view.generation}"
@@ -89,15 +92,12 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
     if view.restore_step is not None and not settings.plain:
         head.append(f"this generation began at step {view.restore_step}")
     if view.from_journal:
-        head.append(
-            f"no scheduler of it answers at {shown(settings.sched_host, settings.sched_port)}: this is what the "
-            f"journal in {settings.recovery_path} says"
-        )
+        head += _without_scheduler(view, settings)
     if view.standstill:
         head.append(view.standstill)
     head += [*view.ailments, *view.stragglers, *_reported(view)]
     if view.first_cause:
-        head.append(f"first cause: {view.first_cause}")
+        head.append(view.first_cause if view.ended is not None else f"first cause: {view.first_cause}")
     is_told = 1 if view.first_cause else 0
     if stored is not None and stored.job == view.job and stored.losses > is_told:
         lost = f"{stored.losses} processes were" if stored.losses > 1 else "1 process was"
@@ -108,7 +108,31 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
     rows += [_row(view, "–", node, settings) for node in view.retired]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ("  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(5)), row[5]]).rstrip() for row in rows)
-    return "\n".join([*head, *lines] if view.nodes else head)
+    nodes = [node.node for node in view.nodes if number_of(node.node)]
+    told = [f"node {nodes[0]} is worker {title_of(nodes[0])}"] if nodes else []
+    return "\n".join([*map(titled, head), *lines, *told] if view.nodes else head)
+
+
+def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
+    """Say what a journal's view is based on, which processes run without a scheduler, and what brings the job back."""
+    says = f"this is what the journal in {settings.recovery_path} says"
+    if view.job_finished:
+        return [f"the job is over: {says}"]
+    told = [f"no scheduler answers at {shown(settings.sched_host, settings.sched_port)}: {says}"]
+    counts = {one: sum(node.presence is one for node in view.nodes) for one in Presence}
+    alive, gone = counts[Presence.ALIVE], counts[Presence.GONE]
+    hosts = sorted({one.host.partition("#")[0] for one in view.nodes if one.presence is Presence.UNKNOWN})
+    if hosts:
+        told.append(f"processes on {listed(hosts)} cannot be seen from here")
+    back = f"`{spelled('recover')}` brings the job back from step {view.step}"
+    if alive:
+        rest = f", {gone} {'is' if gone == 1 else 'are'} gone" if gone else ""
+        told.append(f"{counted(alive, 'worker')} of it still run{'s' if alive == 1 else ''}{rest}")
+    elif not hosts:
+        told.append("no process of the job runs any more")
+    has_supervisor = supervisor_of(settings.log_dir) is not None
+    told[-1] += "; the command that follows the job starts what is missing" if has_supervisor else f". Fix: {back}"
+    return told
 
 
 def _reported(view: JobView) -> list[str]:

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits stop",
-        description=f"End the job that was started in this folder; {spelled('recover')} goes on from there.",
+        description=f"End the job that was started in this folder; {spelled('recover')} continues from there.",
     )
     parser.add_argument(
         "--drain",
@@ -103,7 +103,7 @@ def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
             f"{follower} has not ended after {patience_s:g} s. Fix: look at what it prints, or end it with kill -9 and "
             "call `samebits stop` again"
         )
-    print(f"samebits: the job was stopped; {spelled('recover')} goes on from there", flush=True)
+    print(f"samebits: the job was stopped; {spelled('recover')} continues from there", flush=True)
     return 0
 
 
@@ -131,6 +131,7 @@ def _stop_elsewhere(settings: Settings) -> int:
             )
         time.sleep(_LOOK_S)
     print(
-        f"samebits: {view} was stopped; `samebits recover` in its folder, or its engine, goes on from there", flush=True
+        f"samebits: {view} was stopped; `samebits recover` in its folder, or its engine, continues from there",
+        flush=True,
     )
     return 0

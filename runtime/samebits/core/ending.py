@@ -169,7 +169,8 @@ class Ending:
         if self._ledger.policy.recovery and failed:
             self._give_up()
         else:
-            cause = f"; first cause: {self.first_cause}" if self.first_cause else ""
+            is_told = not self.first_cause or "first cause: " in by or self._causes.is_named_in(by)
+            cause = "" if is_told else f"; first cause: {self._causes.first_at_end}"
             self.end_job(EndKind.STOPPED, f"stopped by {by}{cause}")
 
     def _give_up(self) -> None:
@@ -181,7 +182,7 @@ class Ending:
         if WRONG_GRADIENT in errors:  # no script has to be corrected, and the saved state is in doubt
             kind = EndKind.UNEQUAL
         left = "most workers failed" if self._is_occupied() else NO_WORKER_LEFT
-        self.end_job(kind, f"{left}; first cause: {self.first_cause or 'unknown'}")
+        self.end_job(kind, f"{left}; first cause: {self._causes.first_at_end or 'unknown'}")
 
     def _is_occupied(self) -> bool:
         """Return whether the job has workers; spares count only before the first generation."""

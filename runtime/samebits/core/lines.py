@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 
 _REPLACEMENT = re.compile(r"([0-9]{1,18})\.([1-9][0-9]{0,8})")
+_NAMED = re.compile(r"\b(worker|spare|node) ([0-9]{1,18})\.([1-9][0-9]{0,8})\b(?!\.[0-9])( \((?=\S))?")
+_ORDINALS = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
 def root_of(node: str) -> str:
@@ -21,6 +23,34 @@ def number_of(node: str) -> int:
     """Return the replacement's number in its line; 0 for the first node."""
     found = _REPLACEMENT.fullmatch(node)
     return 0 if found is None else int(found[2])
+
+
+def title_of(node: str) -> str:
+    """Return how people read a node: ``2``, or ``2 (second process)`` for ``2.1``."""
+    return _titled(root_of(node), number_of(node)) if number_of(node) else node
+
+
+def titled(text: str) -> str:
+    """Return a sentence in which ``worker 2.1 (pid 7)`` reads ``worker 2 (second process, pid 7)``."""
+    return _NAMED.sub(_retitled, text)
+
+
+def _retitled(found: re.Match[str]) -> str:
+    noun, root, number, bracket = found.groups()
+    if bracket:
+        return f"{noun} {root} ({_ordinal(int(number))} process, "
+    if noun == "node":  # it is in parentheses already
+        return f"{noun} {root}, {_ordinal(int(number))} process"
+    return f"{noun} {_titled(root, int(number))}"
+
+
+def _titled(root: str, number: int) -> str:
+    return f"{root} ({_ordinal(number)} process)"
+
+
+def _ordinal(number: int) -> str:
+    """Return the place of a line's replacement: the first one is the line's second process."""
+    return _ORDINALS[number - 1] if number <= len(_ORDINALS) else f"{number + 1}th"
 
 
 def successor_of(node: str) -> str:

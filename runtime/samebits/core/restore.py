@@ -25,7 +25,7 @@ from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
 from samebits.core.state import is_on_line
 from samebits.core.values import replace
-from samebits.printable import counted
+from samebits.printable import counted, listed
 
 Key: TypeAlias = tuple[int, ...]
 
@@ -184,14 +184,14 @@ def choose(
     shardless = [rank for rank in joined if keys[rank] in missing[best]]
     text = _explain(point, best, shardless, holders, in_memory, lacking, borrowed, why)
     if by_page:
-        text += f"; the generators of rank {_some(sorted(by_page))} are restored from its page in memory"
+        text += f"; the generators of {_ranks(sorted(by_page))} are restored from pages in memory"
     derived = [
         rank
         for rank in needing
         if (rank in sources and rank not in by_page) or (rank in borrowed and borrowed[rank].slot != slot_of[rank])
     ]
     if not common and derived and point.step > 0:  # at step 0 all generators are as the script left them
-        text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
+        text += f" (the RNG state of {_ranks(derived)} is lost: it is derived from seed, rank and step)"
     loans, serves = _by_keeper(borrowed), _by_source(sources)
     return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page, page_loans)
 
@@ -288,7 +288,7 @@ def _parts_lost(newest: Point, without: Collection[Key], keys: Mapping[int, Key]
     """Explain that for no point every part of the state is left."""
     ranks = sorted(rank for rank, key in keys.items() if key in without)
     return (
-        f"the state is sharded, and no memory, copy, buffer or disk holds the part of rank {_some(ranks)} at step "
+        f"the state is sharded, and no memory, copy, buffer or disk holds the part of {_ranks(ranks)} at step "
         f"{newest.step}, nor is any older point held in all its parts. Fix: bring the checkpoints of these ranks or of "
         "their replicas back, or mount them, and call `samebits recover`; `samebits run --fresh` gives the job up"
     )
@@ -432,14 +432,14 @@ def _explain(
     elif on_disk and not lacking and not borrowed and not in_memory:
         parts.append("from every rank's own checkpoint")
     else:
-        parts += [f"in the memory of rank {_some(in_memory)}"] if in_memory else []
-        parts += [f"held by rank {_some(on_disk)}"] if on_disk else []
+        parts += [f"in the memory of {_ranks(in_memory)}"] if in_memory else []
+        parts += [f"held by {_ranks(on_disk)}"] if on_disk else []
     if borrowed:
         keepers = sorted({one.keeper for one in borrowed.values()})
-        parts.append(f"from copies that rank {_some(keepers)} keeps for rank {_some(sorted(borrowed))}")
-    text += ", ".join(parts) + (f"; sent to rank {_some(lacking)}" if lacking else "")
+        parts.append(f"from copies of {_ranks(sorted(borrowed))} on {_ranks(keepers)}")
+    text += ", ".join(parts) + (f"; sent to {_ranks(lacking)}" if lacking else "")
     if point != best and without:
-        text += f" (step {best.step} is not held by all, and nobody else holds the shard of rank {_some(without)})"
+        text += f" (step {best.step} is not held by all, and no other rank holds the shard of {_ranks(without)})"
     elif point != best:
         text += (
             f" (step {best.step} is not held by all, and a rank's RNG state is in its own points alone; rng='per_step' "
@@ -449,10 +449,15 @@ def _explain(
     return text
 
 
+def _ranks(ranks: Iterable[int]) -> str:
+    """Return ``rank 2``, ``ranks 0 and 2`` or ``ranks 0, 1 and 5 more``."""
+    found = list(ranks)
+    return f"rank{'s' if len(found) > 1 else ''} {_some(found)}"
+
+
 def _some(items: Iterable[object]) -> str:
-    listed = list(items)
-    shown = ", ".join(map(str, listed[:8]))
-    return shown + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+    found = list(items)
+    return listed([*found[:8], f"{len(found) - 8} more"] if len(found) > 8 else found)
 
 
 def differing(mine: Pairs, theirs: Pairs) -> str:

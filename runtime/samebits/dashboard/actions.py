@@ -27,6 +27,7 @@ from samebits.launcher import job_spec
 from samebits.launcher.job_view import Presence
 from samebits.launcher.processes import name_of, read_pid_files, send_signal
 from samebits.launcher.spawning import BusyError, StartLock
+from samebits.printable import shortened
 from samebits.store import event_log
 from samebits.store.process_identity import ProcessIdentity
 
@@ -100,7 +101,7 @@ def _ranks(settings: Settings, running: Mapping[str, ProcessIdentity]) -> Sequen
 
 
 def _write_down(settings: Settings, deed: Deed, node: str, identity: ProcessIdentity, asker: str) -> None:
-    text = f"{deed.text} worker {node} ({identity}), requested by {asker}"[:MAX_TEXT]
+    text = shortened(f"{deed.text} worker {node} ({identity}), requested by {asker}", MAX_TEXT)
     event = Event(Kind.ASKED, time.time(), node=node, text=text, more={"deed": str(deed)})
     event_log.append_asked(settings.recovery_path, strict_json.dumps(event.plain()))
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_ALIVE = ("alive", "lost", "left")
-
 
 def exposition(state: Mapping[str, Any]) -> str:
     """Return the whole text for a ``Watch.state``."""

@@ -21,7 +21,7 @@ from samebits.account.recoveries import Recoveries
 from samebits.config import Settings
 from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import JobView, WorkerView, stored_view
+from samebits.launcher.job_view import JobView, WorkerView, seen_view
 from samebits.launcher.processes import SCHEDULER, name_of, replaced_names
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
 from samebits.store import event_log
@@ -151,7 +151,7 @@ class Watch:
         if not self._settings.enable_recovery:
             return None
         try:
-            return stored_view(self._settings.recovery_path)
+            return seen_view(self._settings.recovery_path)
         except (JournalDamagedError, StoreError):
             return None
 

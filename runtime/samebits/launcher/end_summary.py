@@ -42,13 +42,13 @@ def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, 
     errors, view = Screen(sys.stderr), following.view
     assert verdict.kind is not None, "it is not finished"
     if view is not None and view.ended is None:  # training may have gone on after the scheduler was heard
-        at = f" (the last step heard of: {step})" if step else ""
+        at = f" (last known step: {step})" if step else ""
     else:
         at = f" at step {step}" if step else ""
     errors.say(f"the job {verdict.words}{at}: {verdict.cause}")
     first = following.first_death(verdict.cause)
     if first and verdict.kind not in (EndKind.STOPPED, EndKind.SCRIPT_FAILED, EndKind.UNTRAINED):
-        errors.say(f"the first to go: {first}")
+        errors.say(f"the first process to end: {first}")
     for text in cost if view is not None and view.generation > 0 else ():
         errors.say(text)
     fix = _fix(verdict, following, settings)
@@ -62,7 +62,7 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
     has_begun = view is not None and view.generation > 0
     kept = job_spec.read(settings.log_dir)
     again, fresh = (spelled("run", "train.py"),) * 2 if kept is None else (kept.command(), kept.command(fresh=True))
-    recover = f"{spelled('recover') if kept is None else kept.finding(spelled('recover'))} goes on from there"
+    recover = f"{spelled('recover') if kept is None else kept.finding(spelled('recover'))} continues from there"
     if (correct := correction(verdict.cause)) == CORRECT_ARGUMENTS:
         return f"{correct}: {again}"
     match verdict.kind:

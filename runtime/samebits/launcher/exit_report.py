@@ -38,7 +38,7 @@ class End:
     """How one worker or spare ended.
 
     ``cause`` is what its log says of it, as far as that is an error. ``has_joined``: it has called ``samebits.init()``.
-    ``follows``: what is done about it, as "being started again"; empty if nothing is.
+    ``follows``: what is done about it, such as "a new process is started in its place"; empty if nothing is.
     """
 
     node: str

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from samebits.account.history import RecoveryFeed, recovery_line
 from samebits.config import Settings
 from samebits.core.causes.restarts import Loss, Sort, sort_of
 from samebits.core.causes.table import Observation
@@ -28,7 +29,7 @@ from samebits.core.messages import Decision
 from samebits.errors import ForeignFolderError, JournalDamagedError, SameBitsError, StoreError
 from samebits.launcher import end_summary, job_spec
 from samebits.launcher.exit_report import Verdict, verdict_of
-from samebits.launcher.following import Following, Result
+from samebits.launcher.following import NEW_PROCESS, Following, Result
 from samebits.launcher.interrupts import CTRL_C, Answer, Asking, Signals
 from samebits.launcher.job_view import JobView, stored_view
 from samebits.launcher.logs import LogEnds
@@ -125,7 +126,7 @@ def _running_on(settings: Settings) -> str:
     more = f" and {len(alive) - NAMED} more" if len(alive) > NAMED else ""
     return (
         f"\nthe job runs on without this command, which starts nothing again any more: {named}{more}. Fix: "
-        f"`{spelled('recover')}` goes on with it, `{spelled('stop')}` ends it"
+        f"`{spelled('recover')}` follows it and restarts what dies, `{spelled('stop')}` ends it"
     )
 
 
@@ -192,8 +193,9 @@ class Follower:
         self._observer = ProcessObserver(settings.node_timeout_s)
         self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
         kept = job_spec.read(settings.log_dir)
-        self._script = kept.script if kept is not None else settings.job_name or "train.py"
-        self._showing = Showing(settings, self._screen, Path(self._script).name, tee)
+        script = Path(kept.script if kept is not None else settings.job_name or "train.py").name
+        self._showing = Showing(settings, self._screen, script, tee, is_served=is_listening(settings))
+        self._recoveries = RecoveryFeed(settings.recovery_path) if settings.enable_recovery else None
         self._has_left = False
         self._link = SchedulerLink(settings)
         self._folder = HeldFolder(settings.log_dir)
@@ -203,12 +205,8 @@ class Follower:
         self._missing: list[tuple[str, ProcessIdentity]] = []  # gone before they could be watched
         self._scheduler_death = Death()
         self._scheduler_judged = False
-        self._is_ours: bool | None = (
-            None  # whether the last answer came from this job's scheduler; None before any answer
-        )
-        self._address = self._told_address = (
-            ""  # where SCHED_HOST names several: the present, and the last that was told
-        )
+        self._is_ours: bool | None = None  # whether this job's scheduler answers; None before any answer
+        self._address = self._told_address = ""  # of several in SCHED_HOST: the present, and the last that was told
         self._stop_by: str | None = None
         self._stop_asked = False  # over the present connection
         self._poll = select.poll()
@@ -246,7 +244,7 @@ class Follower:
         result = self._following.result
         if result is None:
             self._screen.close()
-            self._screen.say("the job goes on without this command: `samebits follow` stays with it again")
+            self._screen.say("the job continues without this command; `samebits follow` follows it again")
             return Result(LEFT)
         end_summary.say(result, self._following, self._settings, self._screen)
         return result
@@ -471,7 +469,7 @@ class Follower:
             if is_outside and self._driver.takes(name, identity, death.status, now, has_joined=has_joined):
                 return ""  # the decision on its host is shown next
         is_again = self._supervisor.died(Dead(name, identity, said, death.status, loss), time.monotonic())
-        return "being started again" if is_again else ""
+        return NEW_PROCESS if is_again else ""
 
     def _supervise(self) -> None:
         """Start again what is due, where this process is the folder's supervisor."""
@@ -585,11 +583,22 @@ class Follower:
             send_signal(identity, number)
         if not following.is_closing:
             self._look_at_stalls(now)
+            self._report_recoveries()
             is_linked, running = following.is_linked, following.running()
             self._showing.show(following.view, is_linked=is_linked, running=running, now=now)
         else:
             self._showing.show_lines()
             self._showing.show_notices(following.view)
+
+    def _report_recoveries(self) -> None:
+        """Report each recovery that is over, with the figures that the history has of it."""
+        view, feed = self._following.view, self._recoveries
+        if feed is None or view is None or view.phase != "training" or feed.trained >= view.generation:
+            return
+        for row in feed.new():
+            self._screen.say(recovery_line(row, has_steps=not self._settings.plain))
+        if feed.trained:
+            self._showing.settle(len(feed.over), sum(row.total_ms or 0.0 for row in feed.over) / 1000)
 
     def _look_at_workers(self, now: float) -> None:
         """Report the state of silent local workers while their scheduler answers."""

@@ -7,12 +7,12 @@ scheduler, or by its journal if the scheduler is gone; the processes decide only
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from samebits.core.causes.restarts import NO_WORKER_LEFT
 from samebits.core.ends import EndKind
-from samebits.core.lines import replaces
+from samebits.core.lines import replaces, title_of
 from samebits.launcher.exit_report import (
     FINISHED,
     MISSING_LINES,
@@ -27,25 +27,22 @@ from samebits.launcher.exit_report import (
 )
 from samebits.launcher.job_view import JobView, Presence, WorkerView, names_spare
 from samebits.launcher.processes import SCHEDULER, Death, name_of, node_of, spoken
-from samebits.printable import counted
+from samebits.printable import counted, listed
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure
 
 
-def changes(before: JobView | None, now: JobView, ages: Mapping[str, float] | None = None) -> list[str]:
-    """Return a sentence for each change of a slot's holder; none before the job begins.
-
-    ``ages`` says how many seconds ago the process of a node was seen to be gone.
-    """
+def changes(before: JobView | None, now: JobView) -> list[str]:
+    """Return a sentence for each change of a slot's holder; none before the job begins."""
     if before is None or before.job != now.job or not (before.nodes and now.nodes) or before.generation == 0:
         return []
-    lines = [_taken(before, old, new, (ages or {}).get(old.node)) for old, new in _successions(before, now)]
+    lines = [_taken(before, old, new) for old, new in _successions(before, now)]
     given_up = _given_up(before, now)
     if given_up:
-        lines.append(f"the world continues without worker {', '.join(given_up)}: {_size(now)}")
+        lines.append(f"the job continues without {_workers(given_up)}: {_size(now)}")
     joined = _joined(before, now)
     if joined:
-        lines.append(f"worker {', '.join(joined)} joined: {_size(now)}")
+        lines.append(f"{_workers(joined)} joined: {_size(now)}")
     lines += [f"worker {node} is back as a spare" for node in _spared(before, now)]
     return lines
 
@@ -56,14 +53,19 @@ def _successions(before: JobView, now: JobView) -> list[tuple[WorkerView, Worker
     return [(old, new) for old, new in pairs if old.node != new.node]
 
 
-def _taken(before: JobView, old: WorkerView, new: WorkerView, age_s: float | None) -> str:
-    after = "" if age_s is None else f" after {age_s:.2f} s"
-    if replaces(new.node, old.node):
-        return f"worker {old.node}'s replacement, node {new.node} (pid {new.identity.pid}), took slot {new.slot}{after}"
-    is_spare = before.is_spare(new.node)
-    text = f"{'spare' if is_spare else 'worker'} {new.node} (pid {new.identity.pid}) took slot {new.slot} of worker "
-    goes_on = f"; brought back, worker {old.node} becomes a spare" if is_spare and before.has_one_size else ""
-    return f"{text}{old.node}{goes_on}"
+def _taken(before: JobView, old: WorkerView, new: WorkerView) -> str:
+    is_replacement = replaces(new.node, old.node)
+    is_spare = not is_replacement and before.is_spare(new.node)
+    text = f"{'spare' if is_spare else 'worker'} {new.node} (pid {new.identity.pid}) took the place of "
+    if is_replacement:
+        return f"{text}pid {old.identity.pid}"
+    later = f"; once it is restarted, worker {old.node} is a spare" if is_spare and before.has_one_size else ""
+    return f"{text}worker {old.node}{later}"
+
+
+def _workers(nodes: Sequence[str]) -> str:
+    """Return ``worker 1`` or ``workers 1 and 2``."""
+    return f"worker{'s' if len(nodes) > 1 else ''} {listed(map(title_of, nodes))}"
 
 
 def _given_up(before: JobView, now: JobView) -> list[str]:
@@ -85,6 +87,10 @@ def _size(view: JobView) -> str:
     return counted(view.world_size, "worker")
 
 
+NEW_PROCESS = "a new process is started in its place"
+NEW_PROCESSES = "new processes are started in their places"
+_AS_SPARE, _AS_SPARES = "a new process is started as a spare", "new processes are started as spares"
+_SPARE, _SPARES = f"a spare takes its place, and {_AS_SPARE}", f"spares take their places, and {_AS_SPARES}"
 LEAVE_SHARE = 0.6  # share of SHUTDOWN_TIMEOUT that a worker has to leave by itself before SIGTERM
 LEAVE_AFTER_FINISH_S = 30.0  # its program may still have something to write
 AFTER_SCHEDULER_S = 1.0  # it waits for all it knows, so a stranger that runs on was never told
@@ -168,7 +174,6 @@ class Following:
         self._local: dict[str, _Local] = {}
         self._replaced: list[_Local] = []  # whose ends may be reported after those of their replacements
         self._again: list[tuple[str, _Local]] = []  # names that were restarted, with the process they named before
-        self._died_at: dict[str, float] = {}  # node → when its process was seen to be gone
         self._is_trained = False  # training is finished, as far as deaths tell
         self._was_linked = False
         self._scheduler_gone = False
@@ -264,8 +269,7 @@ class Following:
         if not view.nodes and self.view is not None and self.view.job == view.job:
             # Only a large job's first snapshot names them.
             view = replace(view, workers=self.view.workers, spares=self.view.spares, retired=self.view.retired)
-        ages = {node: now - at for node, at in self._died_at.items()}
-        changed = [] if self.is_closing else changes(self.view, view, ages)
+        changed = [] if self.is_closing else changes(self.view, view)
         if changed:  # who died comes before what became of it
             self._say_deaths(now)
         self._orders.lines += changed
@@ -371,7 +375,6 @@ class Following:
                 self._deaths.add(end, now)
             return
         local.end = end
-        self._died_at[end.node] = now
         if (end.death.is_bad or end.is_failure or end.is_stranger) and not self._first_death:
             self._first_death = str(end)
             self._first_cause = end.cause.error if isinstance(end.cause, Failure) else end.cause
@@ -389,12 +392,12 @@ class Following:
         if self._scheduler_why and not self.is_closing and self._workers_run():
             view = self.view
             trains = view is not None and (view.phase == "training" or (view.from_journal and view.generation > 0))
-            goes_on = "training goes on without it" if trains else "its workers wait for it"
+            continues = "training continues without it" if trains else "its workers wait for it"
             is_back = self.scheduler_runs()
             why, _, first = self._scheduler_why.partition(". Fix: ")
             then = "" if self.supervised else f"{self._recover} brings it back"
             fix = "; then ".join(part for part in (first, then) if part)
-            self._say(self._scheduler_why if is_back else f"{why}; {goes_on}" + (f". Fix: {fix}" if fix else ""))
+            self._say(self._scheduler_why if is_back else f"{why}; {continues}" + (f". Fix: {fix}" if fix else ""))
         self._scheduler_why = ""
 
     def _say_again(self, now: float) -> None:
@@ -416,7 +419,7 @@ class Following:
         if alike[0].has_own_advice:
             return ""
         if self.supervised:
-            return f"; {alike[0].follows}" if alike[0].follows else ""
+            return self._starts_again_said(alike) if alike[0].follows else ""
         if self._recovery and self.running() and not all(has_no_slot(end, self.view) for end in alike):
             until = self._clock_time(now + self._topo_timeout_s)
             meanwhile = what_others_do(
@@ -426,6 +429,15 @@ class Following:
                 shrinking=f"after {self._shrink_grace_s:g} s (SHRINK_GRACE)",
             )
         return meanwhile + advice(alike, self._recover)
+
+    def _starts_again_said(self, alike: list[End]) -> str:
+        """Return what takes the places of these processes: spares while they last, and new processes."""
+        if not alike[0].is_spare and all(has_no_slot(end, self.view) for end in alike):  # taken already
+            return f"; {_AS_SPARE if len(alike) == 1 else _AS_SPARES}"
+        spares = self.view.spares_alive if self.view is not None else 0
+        if alike[0].is_spare or len(alike) > spares:
+            return f"; {alike[0].follows if len(alike) == 1 else NEW_PROCESSES}"
+        return f"; {_SPARE if len(alike) == 1 else _SPARES}"
 
     def _is_started_again(self, end: End) -> bool:
         """Return whether another process has its name by now."""

@@ -70,6 +70,12 @@ def _time(at_s: float) -> str:
 
 START_FILE = "start.json"
 POINTER_FILE = "elsewhere"
+ADDRESS_FILE = "address.json"
+"""In RECOVERY_PATH, of a job whose processes another launcher starts."""
+_ADDRESS = (
+    *("SCHED_HOST", "SCHED_PORT", "WORKER_NUM", "SPARE_NUM", "JOB_NAME"),
+    *("ENABLE_RECOVERY", "CLUSTER_SECRET_FILE", "CLUSTER_INSECURE"),
+)
 USUAL_LOG_DIR = Path("device")
 _VERSION = 2
 _EARLIER_VERSION = 1  # its scripts say `import runtime`
@@ -200,6 +206,27 @@ def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
     except StoreError as error:
         return f"{error}; so other commands here need LOG_DIR={shlex.quote(str(log_dir))}"
     return ""
+
+
+def keep_address(recovery_path: Path, environment: Mapping[str, str]) -> None:
+    """Keep where the scheduler of a job without a spec is, for commands in its folder.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    told = {name: environment[name] for name in _ADDRESS if environment.get(name)}
+    text = json.dumps(_recoded({**told, "PLAIN": "1"}, _stored), indent=1)
+    durable.write_file_atomically(recovery_path / ADDRESS_FILE, f"{text}\n".encode())
+
+
+def _kept_address(recovery_path: Path) -> dict[str, str]:
+    """Return what :func:`keep_address` has kept there; empty if there is nothing, or it is no such file."""
+    data = private.read(recovery_path / ADDRESS_FILE, _MAX_FILE_BYTES)
+    try:
+        content = {} if data is None else _recoded(strict_json.loads(data), _decoded)
+        return {name: str(content[name]) for name in (*_ADDRESS, "PLAIN") if name in content}
+    except (ValueError, TypeError):
+        return {}
 
 
 def read(log_dir: Path) -> JobSpec | None:
@@ -467,7 +494,11 @@ def _settings_here(*, only_looks: bool) -> Settings:
     log_dir, is_pointed_at = _find(present)
     kept = read(log_dir)
     if kept is None:
-        found = {**present, **config.secret_environment()}
+        recovery_path = config.read(present, role_required=False)[0].recovery_path
+        address = {
+            name: text for name, text in _kept_address(recovery_path).items() if config.PREFIX + name not in present
+        }
+        found = {**address, **present, **config.secret_environment()}
         return config.in_folder(Path.cwd(), config.read(found, role_required=False)[0])
     if not is_at_home(log_dir, kept, is_pointed_at=is_pointed_at):
         if not only_looks:

@@ -17,11 +17,13 @@ from samebits.store.process_identity import ProcessIdentity
 
 
 class Presence(Enum):
-    """A worker's presence, as its scheduler sees it."""
+    """A worker's presence, as its scheduler sees it; the last two only if no scheduler runs (``seen_view``)."""
 
     ALIVE = "alive"
     LOST = "lost"
     LEFT = "left"
+    GONE = "gone"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,12 @@ def stored_view(recovery_path: Path) -> JobView | None:
     """
     content = status.stored_snapshot(recovery_path)
     return None if content is None else JobView.of(content)
+
+
+def seen_view(recovery_path: Path) -> JobView | None:
+    """Return the same for people: which of its processes still run is looked up, as far as they are this host's."""
+    content = status.stored_snapshot(recovery_path)
+    return None if content is None else JobView.of(status.looked_at(content))
 
 
 def _worker(content: dict[str, Any]) -> WorkerView:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import sys
 import threading
 import time
@@ -19,7 +20,8 @@ from pathlib import Path
 from samebits.config import Settings
 from samebits.core.ends import EndKind
 from samebits.errors import ListenError, SameBitsError, SchedulerUnreachableError
-from samebits.launcher.scheduler_link import at_address, stop_once
+from samebits.launcher import job_spec
+from samebits.launcher.scheduler_link import at_address, decide_once, stop_once
 from samebits.launcher.spawning import execute
 from samebits.net.address import close_all, listen
 from samebits.net.address_book import addresses_now
@@ -76,6 +78,10 @@ class KeptScheduler:
     def stop_job(self, by: str) -> bool:
         """End the job for all of its processes; return whether the scheduler has heard it."""
         return stop_once(self._settings, by)
+
+    def record(self, text: str) -> bool:
+        """Have the scheduler keep a decision of this launcher; return whether it has heard."""
+        return decide_once(self._settings, text)
 
     def let_go(self) -> None:
         """Start no scheduler any more; callable from any thread."""
@@ -182,6 +188,13 @@ class KeptScheduler:
             self._is_over = True
             return False
         if not stored["job_finished"]:
+            if not self._job:
+                name = stored["name"] or stored["job"]
+                log.say(
+                    f"this continues job {name}, which {self._recovery_path} holds unfinished. To start anew, end this "
+                    f"and move that folder away: mv {shlex.quote(str(self._recovery_path))} "
+                    f"{shlex.quote(f'{self._recovery_path}.old')}"
+                )
             return True
         aside = durable.move_aside(self._recovery_path, stored["job"])
         if aside is not None:
@@ -197,6 +210,7 @@ class KeptScheduler:
         finally:
             os.close(output)
         self._child = pid, os.pidfd_open(pid)
+        job_spec.keep_address(self._recovery_path, self._environment)
         log.say(f"started the job's scheduler here: pid {pid}, log {self._log}")
 
     @property

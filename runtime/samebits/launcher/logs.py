@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from samebits.launcher.processes import Death
-from samebits.printable import printable
+from samebits.printable import IN_LOGS, printable
 from samebits.store import durable
 from samebits.tracebacks import Failure, failure_in, place_in_dump
 
@@ -65,7 +65,7 @@ class LogEnds:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines or death.status is None or _SPOKEN.match(lines[-1]):  # our warnings end no process
             return ""
-        return printable(lines[-1], _SHOWN_CHARACTERS) if _ERROR.search(lines[-1]) else ""
+        return printable(lines[-1], _SHOWN_CHARACTERS, IN_LOGS) if _ERROR.search(lines[-1]) else ""
 
     def _text(self, name: str) -> str:
         try:

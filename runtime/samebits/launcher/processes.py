@@ -17,7 +17,7 @@ from pathlib import Path
 
 from samebits.core.lines import number_of, root_of
 from samebits.errors import StoreError
-from samebits.printable import printable
+from samebits.printable import IN_LOGS, printable
 from samebits.store import durable
 from samebits.store.process_identity import ProcessIdentity, read_pid_file
 
@@ -284,7 +284,7 @@ def last_line(log: Path) -> str:
     except FileNotFoundError:
         return ""
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return last.removeprefix(_OURS) if last.startswith(_OURS) else printable(last, _SHOWN_CHARACTERS)
+    return last.removeprefix(_OURS) if last.startswith(_OURS) else printable(last, _SHOWN_CHARACTERS, IN_LOGS)
 
 
 def _is_ended_child(pid: int) -> bool:

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from samebits.config import Settings
+from samebits.core.lines import root_of, titled
 from samebits.launcher.job_view import JobView
 from samebits.launcher.logs import LogLines
 from samebits.launcher.processes import name_of
-from samebits.printable import PrintableStream, counted, printable, printable_lines, raw_of
+from samebits.printable import PrintableStream, counted, listed, printable, printable_lines, raw_of, shortened
 from samebits.spelling import spelled
 from samebits.store.progress_report import ProgressReport, read_report, report_file
 
@@ -43,7 +44,8 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.recoveries = 0
+        self._recoveries = 0
+        self._settled: tuple[int, float] | None = None
         self._samples: collections.deque[tuple[float, int]] = collections.deque(maxlen=_MOST_SAMPLES)
         self._phase = ""
         self._phase_since = 0.0
@@ -70,11 +72,20 @@ class Pace:
         while now - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
 
+    def settle(self, recoveries: int, lost_s: float) -> None:
+        """Take the recoveries and what they cost from the job's own record, instead of from these looks."""
+        self._settled = recoveries, lost_s
+
+    @property
+    def recoveries(self) -> int:
+        """Return how many recoveries are over."""
+        return self._recoveries if self._settled is None else self._settled[0]
+
     def _count_recoveries(self, view: JobView, now: float) -> None:
         stands = view.generation > 0 and not view.training_finished and not view.job_finished
         is_held_up = stands and view.ended is None and (view.phase != "training" or view.alive < view.world_size)
         if self._generation and view.generation > self._generation:
-            self.recoveries += view.generation - self._generation
+            self._recoveries += view.generation - self._generation
         if is_held_up and self._generation and self._stands_since is None:
             self._stands_since = now
         elif not is_held_up and self._stands_since is not None:
@@ -89,7 +100,8 @@ class Pace:
 
     def lost_s(self, now: float) -> float:
         """Return how long training stood still so far, as far as it was seen."""
-        return self._lost_s + (0.0 if self._stands_since is None else now - self._stands_since)
+        lost_s = self._lost_s if self._settled is None else self._settled[1]
+        return lost_s + (0.0 if self._stands_since is None else now - self._stands_since)
 
     def steps_per_s(self) -> float | None:
         """None until it is known."""
@@ -101,6 +113,21 @@ class Pace:
         pace = (last - first) / (ended - began)
         stepped = next(at for at, step in self._samples if step == last)
         return pace if ended - stepped <= max(_STILL_LEAST_S, _STILL_STEPS / pace) else None
+
+
+def phase_text(view: JobView) -> str:
+    """Return the phase for people: ``recovering; waiting for workers 0 and 2``."""
+    word, _, rest = view.phase.partition("; ")
+    if word in ("filling", "forming"):
+        word = "recovering" if view.generation else "starting"
+    if rest.startswith(_WAITS):
+        names = [root_of(name) for name in rest.removeprefix(_WAITS).replace(" and ", ", ").split(", ")]
+        rest = f"{_WAITS}worker{'s' if len(names) > 1 else ''} {listed(names)}"
+    rest = {"all are here": "all workers are here"}.get(rest, rest)
+    return f"{word}; {rest}" if rest else word
+
+
+_WAITS = "waiting for "
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +195,7 @@ def line_of(standing: Standing, columns: int | None = None) -> str:
     while len(line) > most and len(parts) > 1:
         parts.remove(max(parts))
         line = " · ".join(text for _, text in parts)
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return shortened(line, most)
 
 
 def _parts(standing: Standing) -> list[tuple[int, str]]:
@@ -332,7 +359,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One event: a line that stays."""
-        self._write(f"{self._erased()}samebits: {printable(text)}\n{self._drawn}")
+        self._write(f"{self._erased()}samebits: {titled(printable(text))}\n{self._drawn}")
 
     @property
     def is_terminal(self) -> bool:
@@ -415,9 +442,12 @@ class Showing:
         settings: the job's.
         script: the script's name.
         tee: names of the workers whose log lines are shown.
+        is_served: a scheduler listened when this follower came.
     """
 
-    def __init__(self, settings: Settings, screen: Screen, script: str, tee: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, screen: Screen, script: str, tee: Sequence[str] = (), *, is_served: bool = False
+    ) -> None:
         self.screen = screen
         self._settings = settings
         self._script = script
@@ -430,9 +460,15 @@ class Showing:
         self._before = self._stamp()  # a report that was there already is an earlier job's
         self._report: ProgressReport | None = None
         self._total_steps: int | None = None
-        self._trained_to: int | None = None  # the step that was shown while the job trained
+        self._is_served = is_served
+        self._step_shown: int | None = None
+        self._generation = 0  # that ``_step_shown`` is of
         self._seat_told_s: float | None = None
         self._seat_free_at = 0.0
+
+    def settle(self, recoveries: int, lost_s: float) -> None:
+        """Show these recoveries, and what they cost in seconds, from now on."""
+        self._pace.settle(recoveries, lost_s)
 
     def show_lines(self) -> None:
         """The log lines that have come since the last call."""
@@ -459,13 +495,12 @@ class Showing:
         key = (view.phase, world_text(view, view.alive)) if view is not None and is_linked else (is_linked, running)
         self.screen.progress(standing, key, now)
 
-    @staticmethod
-    def _phase(view: JobView | None, *, is_linked: bool, running: int) -> str:
+    def _phase(self, view: JobView | None, *, is_linked: bool, running: int) -> str:
         """Return the job's phase; empty while it trains."""
         if view is None:
-            return "waiting for the scheduler"
+            return "asking the scheduler" if self._is_served else "waiting for the scheduler"
         is_missed = not is_linked and not view.training_finished and running > 0
-        return "scheduler away" if is_missed else "" if view.phase == "training" else view.phase
+        return "scheduler away" if is_missed else "" if view.phase == "training" else phase_text(view)
 
     def _standing(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> Standing:
         if view is None:
@@ -492,10 +527,18 @@ class Showing:
         )
 
     def _step(self, view: JobView, phase: str) -> int | None:
-        """Return the step to show, or None if nobody knows it: a scheduler that starts again first has to hear it."""
-        if not phase or view.generation == 0 or view.step >= (self._trained_to or 1):
-            self._trained_to = view.step
-        return self._trained_to
+        """Return the step to show, or None if it is not known yet.
+
+        It only goes back if a new generation has gone back: a scheduler that starts again knows the last saved step
+        until the workers have told it theirs.
+        """
+        if view.generation < self._generation:
+            return self._step_shown
+        if view.generation > self._generation:
+            self._generation, self._step_shown = view.generation, view.restore_step if self._step_shown else None
+        if not phase or view.generation == 0 or view.step >= (self._step_shown or 1):
+            self._step_shown = max(view.step, self._step_shown or 0)
+        return self._step_shown
 
     def _seat_free_in_s(self, view: JobView, now: float) -> float | None:
         """Count down between two views: while all wait for a seat, the scheduler has nothing new to send."""
@@ -519,11 +562,19 @@ class Showing:
         self._tail.advice = []
         if self._stamp() != self._before:
             self._report = read_report(self._settings.log_dir, self._node) or self._report
+        if view.training_finished and not self._is_of_the_end(view):
+            return {}
         if self._report is not None:
             self._total_steps = self._report.total_steps or self._total_steps
             if self._report.values:
                 return {name: shown_value(value) for name, value in self._report.values.items()}
         return {"loss": loss} if loss else {}
+
+    def _is_of_the_end(self, view: JobView) -> bool:
+        """Whether the values are the last step's; once training is finished, an earlier one's would be taken for it."""
+        if self._report is not None:
+            return self._report.step >= view.step
+        return self._tail.step is None or self._tail.step >= view.step
 
     def _stamp(self) -> tuple[str, int]:
         """Return which report exists; each is a new file."""

@@ -290,7 +290,8 @@ class Stalls:
         if answer.silence is not stacks.Silence.GONE:
             name = f"node-{worker.node}" if question.rank is None else f"rank-{question.rank}"
             file = self._keep(f"step-{question.step}-{name}.txt", text)
-        return Looked(title, hang, identity.pid, place, file, question.is_told)
+        is_gone = answer.silence is stacks.Silence.GONE  # how it ended is reported instead
+        return Looked(title, hang, identity.pid, place, file, question.is_told and not is_gone)
 
     def _collectives(self, identity: ProcessIdentity) -> str:
         contents = self._read(identity)

@@ -100,7 +100,7 @@ class Launcher:
             admitted = self._agent.register()
             log.set_up(f"{'spare' if admitted.slot is None else 'worker'} {self._agent.node}")
             seat = "a spare" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
-            log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}; a plain script")
+            log.say(f"seated: {seat}, start {admitted.incarnation}, job {admitted.job}; a plain script")
             status = self._hold_seat()
         except SameBitsError as error:
             self._agent.leave(on_purpose=error is self._agent.must_end, text=str(error), status=error.exit_code)

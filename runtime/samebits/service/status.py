@@ -33,7 +33,7 @@ from samebits.core.reports import MEASURED as MEASURED
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState, Seat
 from samebits.core.values import MAX_ITEMS
-from samebits.printable import printable
+from samebits.printable import IN_LOGS, printable
 from samebits.service.job_journal import history_of
 from samebits.store.journal import read_journal
 from samebits.store.process_identity import ProcessIdentity, host_id
@@ -113,6 +113,28 @@ def stored_snapshot(recovery_path: Path) -> Content | None:
     }
 
 
+def looked_at(content: Content) -> Content:
+    """Return a journal's snapshot with the state of each process as this host sees it.
+
+    A journal knows seats. A seat that was held when the scheduler ended says nothing about its process, so it becomes
+    ``gone`` if exactly that process has ended here, and ``unknown`` if it is another host's.
+    """
+    if content["source"] != "journal":
+        return content
+    lists = {name: [_looked_at(node) for node in content[name]] for name in _LISTS}
+    members = [worker for worker in lists["workers"] if not worker["joining"]]
+    return {**content, **lists, "alive": _alive(members), "spares_alive": _alive(lists["spares"])}
+
+
+def _looked_at(node: dict[str, Any]) -> dict[str, Any]:
+    if node["state"] != "alive":
+        return node
+    if node["host"] != host_id():
+        return {**node, "state": "unknown"}
+    is_alive = ProcessIdentity(node["pid"], node["started_at"]).is_alive()
+    return node if is_alive else {**node, "state": "gone"}
+
+
 def question(*, follow: bool) -> StatusQuery:
     """Return a request for one snapshot or, with ``follow``, for one now and one after each change."""
     return StatusQuery(follow)
@@ -123,12 +145,12 @@ def stop_request(by: str) -> StopJob:
 
     It may be the whole text of an exception, so it is cut to the one line that a scheduler accepts.
     """
-    return StopJob(printable(by, MAX_STOPPED_BY))
+    return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS))
 
 
 def decision(text: str, drain: Sequence[str] = ()) -> Decision:
     """Return a decision for the job's history, and the nodes that it asks to leave."""
-    return Decision(printable(text, MAX_DECISION), tuple(drain)[:MAX_ITEMS])
+    return Decision(printable(text, MAX_DECISION, IN_LOGS), tuple(drain)[:MAX_ITEMS])
 
 
 def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text: str) -> ProcessEnded:
@@ -138,7 +160,7 @@ def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text:
         host_id(),
         identity.pid,
         identity.started_at,
-        printable(text, MAX_END_CHARS),
+        printable(text, MAX_END_CHARS, IN_LOGS),
         seen.status,
         seen.signal,
         printable(seen.error, MAX_END_CHARS),

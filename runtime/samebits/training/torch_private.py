@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
+import re
 import sys
 import time
 import weakref
@@ -29,6 +31,37 @@ from torch.utils.data import dataloader
 _c10d: Any = distributed_c10d
 _autograd: Any = torch.autograd.Variable
 _gloo: Any = ProcessGroupGloo  # its options are missing from torch's stubs
+
+
+# ---- torchrun
+
+
+class WorkerFailures(logging.Handler):
+    """The last failure of a worker process that torchrun's agent in this process has logged.
+
+    torch tells a rendezvous that its agent asks for another generation, but not why. Relies on the record ``failed
+    (exitcode: -9) local_rank: 0 (pid: 7) of binary: ...`` of ``torch.distributed.elastic.multiprocessing.api``.
+    """
+
+    _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = ""
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the failure that the record names, if it does."""
+        if (found := self._FAILED.search(record.getMessage())) is None:
+            return
+        code, rank, pid = map(int, found.groups())
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        self._last = f"local rank {rank} (pid {pid}) {how}"
+
+    def take(self) -> str:
+        """Return the failure, once; "" if there was none."""
+        last, self._last = self._last, ""
+        return last
 
 
 # ---- gloo

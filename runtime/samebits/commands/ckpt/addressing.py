@@ -19,10 +19,16 @@ SHOWN_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A job's checkpoint folder, absolute; ``is_given``: named on the command line, not found by the environment."""
+    """A job's checkpoint folder, absolute.
+
+    Attributes:
+        is_given: named on the command line, not found by the environment.
+        is_plain: the job's script is not ported and saves its own checkpoints.
+    """
 
     path: Path
     is_given: bool = False
+    is_plain: bool = False
 
     def named(self, name: str) -> list[FoundPoint]:
         """Return every point that ``name`` fits: of several generations all of that step, the newest first.
@@ -66,6 +72,8 @@ class Folder:
         below = [str(one) for one in checkpoints.folders_with_points(self.path) if one != self.path]
         if below:
             return f"; look into {' or '.join(below)} with --folder"
+        if self.is_plain:
+            return ": the script of this job saves its own checkpoints, which `samebits ckpt` does not read"
         if self.is_given:
             return ": --folder names a job's checkpoint folder, below which each rank has a folder with its number"
         return ". Fix: change to the folder the job was started in, or name its checkpoint folder with --folder"

@@ -30,13 +30,14 @@ A POINT is written SLOT/STEP, as `ls` shows them, or as a point's directory anyw
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand; returns the exit status."""
     options = _parser().parse_args(arguments)
-    below = options.folder if options.folder is not None else job_spec.settings_here(only_looks=True).checkpoint_path
+    settings = None if options.folder is not None else job_spec.settings_here(only_looks=True)
+    below = options.folder if settings is None else settings.checkpoint_path
     if options.folder is None and isinstance(below, str):
         raise UsageError(
             f"CHECKPOINT_PATH={below}: `samebits ckpt` looks into local folders only; `samebits doctor` tells whether "
             "this one can be listed; its data objects are safetensors files, and --folder names a local folder"
         )
-    folder = Folder(Path(below).resolve(), is_given=options.folder is not None)
+    folder = Folder(Path(below).resolve(), settings is None, settings is not None and settings.plain)
     match options.word:
         case "ls":
             return listing.run(folder, as_json=options.json)

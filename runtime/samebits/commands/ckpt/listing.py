@@ -28,7 +28,7 @@ def run(folder: Folder, *, as_json: bool) -> int:
         print(json.dumps(_object(folder, entries, now_s), allow_nan=False))
         return 0
     if not entries:
-        if not folder.path.is_dir():
+        if not folder.path.is_dir() and not folder.is_plain:
             raise UsageError(f"no folder {folder.path}{folder.elsewhere()}")
         print(f"no points in {folder.path}{folder.elsewhere()}")
         return 0
@@ -70,7 +70,7 @@ def _below(folder: Folder, entries: list[Entry]) -> list[str]:
         lines.append(f"the newest that all {newest[1]} ranks hold: {newest[0]}")
     below = [str(one) for one in checkpoints.folders_with_points(folder.path) if one != folder.path]
     lines += [f"more in {one}: samebits ckpt ls --folder {one}" for one in below]
-    return [*lines, "whole goes by manifests and sizes; samebits ckpt verify reads every byte"]
+    return [*lines, "a point counts as whole by its manifest and file sizes; `samebits ckpt verify` reads every byte"]
 
 
 def _object(folder: Folder, entries: list[Entry], now_s: float) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from samebits.commands.drill.plan import Fault
 class Injected:
     """A fault that was given after a step, and what was done.
 
-    ``recovered_s`` are the seconds until every member trained again; None: they never did.
+    ``recovered_s`` are the seconds until every member trained again, or after a fault that stopped none
+    (``trained_on``), until a scheduler answered again; None: they never did.
     """
 
     fault: Fault
@@ -23,6 +24,7 @@ class Injected:
     at: float
     recovered_s: float | None = None
     did: str = ""
+    trained_on: bool = False
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -31,10 +33,11 @@ class Injected:
     def __str__(self) -> str:
         if self.recovered_s is None:
             after = "the job did not train again"
+        elif self.trained_on or not self.recovered_s:
+            after = "the ranks trained on"
+            after += f"; a scheduler answered again after {self.recovered_s:.1f} s" if self.recovered_s else ""
         else:
-            after = (
-                f"all ranks trained again after {self.recovered_s:.1f} s" if self.recovered_s else "training went on"
-            )
+            after = f"all ranks trained again after {self.recovered_s:.1f} s"
         return f"{self.fault}, after step {self.step}: {self.did}; {after}"
 
 

@@ -27,6 +27,7 @@ from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
 from samebits.launcher.job_view import JobView, stored_view
 from samebits.launcher.processes import SCHEDULER, end, name_of, process_names, read_pid_files
+from samebits.printable import IN_LOGS, shortened
 from samebits.store import private
 from samebits.store.process_identity import ProcessIdentity
 
@@ -112,7 +113,7 @@ class Rehearsal:
         if stuck:
             return f"it did not train again within {PATIENCE_S:g} s after fault {stuck[-1]}"
         said = (self._folder / "follower.log").read_text(errors="replace").strip().splitlines()
-        return "it did not finish" + (f": {said[-1][:300]}" if said else "")
+        return "it did not finish" + (f": {shortened(said[-1], MAX_SAID, IN_LOGS)}" if said else "")
 
     # ---- waiting
 
@@ -286,6 +287,7 @@ class Rehearsal:
         if is_met or any(event.kind in (Kind.FINISHED, Kind.TRAINED) for event in later):
             again = [event.at for event in later if event.kind in (Kind.TRAINING, Kind.TRAINED)]
             given.recovered_s = round(again[0] - at, 3) if again else 0.0
+            given.trained_on = not any(_stops_training(event) for event in later)
         return given
 
     def _bring_back(self) -> bool:
@@ -323,6 +325,13 @@ def trains_since(events: Sequence[Event]) -> float | None:
     return None
 
 
+def _stops_training(event: Event) -> bool:
+    """Whether some rank does not train between this event and the next in which every member trains."""
+    is_loss = event.kind is Kind.LOST and not event.more.get("spare")
+    is_round = event.kind is Kind.ROUND and not event.more.get("gently")
+    return is_loss or is_round or event.kind in (Kind.GENERATION, Kind.INTERRUPTED)
+
+
 def _is_noticed(notice: Notice, before: Sequence[Event], events: Sequence[Event]) -> bool:
     """Return whether the events since ``before`` show that the job has met such a fault, and trains."""
     grown = {kind for kind in Kind if _count(events, kind) > _count(before, kind)}
@@ -347,7 +356,7 @@ def warnings_in(log_dir: Path) -> list[str]:
     found: dict[str, None] = {}
     for log in sorted(log_dir.glob("worker_*.log")):
         for text in _OF_A_LINE.findall(log.read_text(errors="replace")):
-            found.setdefault(text[:MAX_SAID])
+            found.setdefault(shortened(text, MAX_SAID, IN_LOGS))
     return list(found)[:MOST_SAID]
 
 

@@ -30,11 +30,11 @@ def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
     for strategy in row.strategies:
         match strategy:
             case Strategy.SPARE if means.spare:
-                return strategy, f"a spare {means.spare} takes over"
+                return strategy, f"a spare {means.spare} takes its place"
             case Strategy.RESTART | Strategy.ROLL_BACK if row.retry is Retry.ONCE and means.has_launcher:
                 return strategy, ENDS_AT_THE_SECOND
             case Strategy.RESTART if means.has_launcher:
-                return strategy, "another process is to take its place"
+                return strategy, "a new process takes its place"
             case Strategy.SHRINK if means.shrinks_after_s is not None:
                 return strategy, f"the others continue without it after {means.shrinks_after_s:g} s (SHRINK_GRACE)"
             case Strategy.STOP if row.retry is not Retry.ONCE:
@@ -45,5 +45,5 @@ def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
 
 
 def judged(row: Row, means: Means) -> str:
-    """Return class and remedy as shown after a first cause: ``node; a spare on its host takes over``."""
+    """Return class and remedy as shown after a first cause: ``node; a spare on its host takes its place``."""
     return f"{row.cause.value}; {chosen(row, means)[1]}"

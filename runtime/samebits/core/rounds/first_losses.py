@@ -7,7 +7,8 @@ too, because their order is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 
 from samebits.core.causes.table import Notice, Observation
 from samebits.core.hangs import Hang, classify_hang
@@ -15,8 +16,10 @@ from samebits.core.ledger import Presence
 from samebits.core.messages import Process
 from samebits.core.records import CauseFound
 from samebits.core.values import replace
+from samebits.printable import listed
 
 AT_ONCE_S = 0.5
+_KILLED = re.compile(r"^global rank \d+ \(pid \d+\) was killed by signal (\d{1,2})\b")
 MOST_CAUSES = 4
 NAMED_FOLLOWERS = 8
 
@@ -37,9 +40,26 @@ class Causes:
     @property
     def first(self) -> str:
         """Return the first loss since the job last trained, as a sentence; "" while it trains."""
+        return self._first()
+
+    @property
+    def first_at_end(self) -> str:
+        """Return the same for a job that ends, which no longer carries out the remedies."""
+        return self._first(_without_remedy)
+
+    def _first(self, shown: Callable[[CauseFound], CauseFound] = lambda one: one) -> str:
         for generation, found in self._of.items():
-            return found if isinstance(found, str) else sentence(found, self._followers.get(generation, ()))
+            if isinstance(found, str):
+                return found
+            return sentence([shown(one) for one in found], self._followers.get(generation, ()))
         return ""
+
+    def is_named_in(self, text: str) -> bool:
+        """Return whether a text, such as why a person or launcher ends the job, already states the first loss."""
+        found = next(iter(self._of.values()), [])
+        if isinstance(found, str):
+            return found in text
+        return any(_reason(one) in text for one in found)
 
     def take(self, cause: CauseFound, *, spoke: bool, is_echo: bool = False) -> bool:
         """Record that a member is lost or dying; return whether that is a new cause.
@@ -74,7 +94,8 @@ class Causes:
                 continue
             for place, one in enumerate(found):
                 if one.node == node and one.process == process:
-                    said = text if found is not self._made_good else _as_it_was_made_good(text, one.text)
+                    is_done = found is self._made_good or "; a spare " in one.text  # it has taken the place by now
+                    said = _as_it_was_made_good(text, one.text) if is_done else text
                     found[place] = replace(one, text=said)
                     return found[place] if said != one.text else None
         return None
@@ -95,6 +116,8 @@ def observed(presence: Presence, words: str, lease_s: float) -> Observation:
     """Return the scheduler's knowledge of a lost process; ``words`` is its own error message, or ""."""
     if presence.hang is not None:
         return Observation(hang=presence.hang)
+    if (killed := _KILLED.search(words)) is not None:  # a launcher's words about its worker
+        return Observation(signal=int(killed[1]), error=words)
     if words:
         return Observation(error=words, is_failure=True)
     if (ended := presence.ended) is not None:
@@ -124,6 +147,14 @@ def _reason(cause: CauseFound) -> str:
     return cause.text.rpartition(" (")[0] or cause.text
 
 
+def _without_remedy(cause: CauseFound) -> CauseFound:
+    """Return the cause with its class alone in parentheses, unless the remedy is the job's end."""
+    reason, mark, judgement = cause.text.rpartition(" (")
+    kind, has_remedy, remedy = judgement.partition("; ")
+    is_undone = bool(mark and has_remedy) and "job ends" not in remedy and "ends the job" not in remedy
+    return replace(cause, text=f"{reason}{mark}{kind})") if is_undone else cause
+
+
 def _as_it_was_made_good(text: str, before: str) -> str:
     """Return the new text with the old one's remedy, which was already carried out."""
     return f"{text.rpartition('; ')[0]}; {before.rpartition('; ')[2]}"
@@ -139,9 +170,9 @@ def _when(cause: CauseFound) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 2``, ``ranks 0–2`` or ``ranks 0, 2 and 5 more``."""
+    """Return ``rank 2``, ``ranks 0–2``, ``ranks 0 and 2`` or ``ranks 0, 2 and 5 more``."""
     if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
         return f"ranks {ranks[0]}–{ranks[-1]}"
     shown, more = ranks[:NAMED_FOLLOWERS], len(ranks) - NAMED_FOLLOWERS
-    text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, shown))}"
-    return f"{text} and {more} more" if more > 0 else text
+    named = listed([*shown, f"{more} more"] if more > 0 else shown)
+    return f"rank{'s' if len(ranks) > 1 else ''} {named}"

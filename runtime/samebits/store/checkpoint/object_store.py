@@ -24,7 +24,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from samebits.errors import CheckpointError, StoreError
-from samebits.printable import counted
+from samebits.printable import counted, shortened
 from samebits.urls import without_credentials, words_without_credentials
 
 Value = TypeVar("Value")
@@ -310,8 +310,8 @@ class ObjectStore:
 
     @staticmethod
     def _clean(error: Exception) -> str:
-        text = words_without_credentials(str(error))
-        return f"{type(error).__name__}{': ' if text else ''}{text.split('?')[0][:300]}"
+        text = shortened(words_without_credentials(str(error)).split("?")[0], 300)
+        return f"{type(error).__name__}{': ' if text else ''}{text}"
 
 
 def _entries(files: Any, path: str) -> list[dict[str, Any]]:

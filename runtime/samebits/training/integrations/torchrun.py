@@ -52,10 +52,13 @@ from samebits.service.scheduler_address import address_towards
 from samebits.start_folder import start_folder
 from samebits.store.child_processes import kill_left_behind
 from samebits.tracebacks import failure_in
+from samebits.training.torch_private import WorkerFailures
 
 __all__ = ["SamebitsRendezvous", "SchedulerKeeper", "create"]
 
 BACKEND = "samebits"
+NO_ID = "none"
+"""What torchrun sets without --rdzv-id."""
 STORE_TIMEOUT_S = 60.0
 BLAME_S = 5.0  # how long a node whose workers ended with an error waits to hear that another node's failed first
 _FINISHED = b"torchrun"
@@ -73,6 +76,9 @@ class SchedulerKeeper(Protocol):
 
     def stop_job(self, by: str) -> bool:
         """End the job for all of its processes; return whether the scheduler has heard it."""
+
+    def record(self, text: str) -> bool:
+        """Keep a decision for the job's history; return whether the scheduler has heard it."""
 
     def let_go(self) -> None:
         """Start no scheduler any more."""
@@ -155,7 +161,7 @@ def _settings_of(parameters: RendezvousParameters) -> tuple[Settings, dict[str, 
     told = {
         "WORKER_NUM": str(parameters.min_nodes),
         "SPARE_NUM": str(parameters.max_nodes - parameters.min_nodes),
-        "JOB_NAME": parameters.run_id,
+        "JOB_NAME": parameters.run_id if parameters.run_id != NO_ID else "torchrun",
         "ENABLE_RECOVERY": "1",
         **_address_in(parameters.endpoint),
     }
@@ -201,6 +207,7 @@ class SamebitsRendezvous(RendezvousHandler):
         self._job = ""  # once it has a seat
         self._is_linked, self._link_lock = threading.Event(), threading.Lock()
         self._generation = 0
+        self._failures = WorkerFailures()
         self._is_finished = False
         self._has_left = False
         self._undo_watch: Callable[[], None] = lambda: None
@@ -226,6 +233,8 @@ class SamebitsRendezvous(RendezvousHandler):
         try:
             if not self._job:
                 self._register()
+            elif failure := self._failures.take():
+                self._scheduler.record(f"torchrun on node {self._agent.node} restarts all workers: {failure}")
             while True:
                 place = self._agent.enter(_NOTHING_HELD)
                 if isinstance(place, Point):
@@ -286,7 +295,7 @@ class SamebitsRendezvous(RendezvousHandler):
         # A killed agent's workers may not notice for long, and save checkpoints beside those that replace them.
         self._undo_watch = kill_left_behind(config.mark_agent(self._agent.session), self._agent.session)
         seat = "as a standby" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
-        log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
+        log.say(f"seated: {seat}, start {admitted.incarnation}, job {admitted.job}")
         with self._link_lock:
             self._scheduler.link(self._job, is_up=self._is_linked.is_set())
 

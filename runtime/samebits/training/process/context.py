@@ -351,7 +351,7 @@ def _memory_note(settings: Settings, node: str) -> Path:
 def _say_seated(agent: Agent, admitted: Admitted) -> None:
     log.set_up(f"{'spare' if admitted.slot is None else 'worker'} {agent.node}")
     seat = "a spare" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
-    log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
+    log.say(f"seated: {seat}, start {admitted.incarnation}, job {admitted.job}")
 
 
 def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, NextGroup | None]:

@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from samebits.core.reports import MAX_ANOMALY_CHARS, OF_A_THREAD
-from samebits.printable import printable
+from samebits.printable import IN_LOGS, printable, shortened
 from samebits.start_folder import start_folder
 from samebits.tracebacks import failure_in
 
@@ -93,7 +93,7 @@ _BEGINS_WITH_PLACE = re.compile(r"\S+:\d+: ")
 def last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
     """Return, for example, ``failed at train.py:88: KeyError: 'x'``."""
     failure = failure_in("".join(format_exception(kind, error, traceback)), start_folder())
-    return str(failure or f"failed: {named(error)}")[:MOST_CHARS]
+    return shortened(str(failure or f"failed: {named(error)}"), MOST_CHARS, IN_LOGS)
 
 
 def own_words(error: BaseException, place: str) -> str:

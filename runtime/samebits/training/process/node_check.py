@@ -37,6 +37,7 @@ from samebits.core.watch.node_check import (
     verdict,
 )
 from samebits.errors import CommunicationError, KeyValueError, KeyValueTimeoutError, PreflightError
+from samebits.printable import IN_LOGS, shortened
 from samebits.service import log
 from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
@@ -132,8 +133,8 @@ class Judge:
         return Plan(
             is_last=True,
             bad={slot: self._alone[slot].machine for slot in bad},
-            why={slot: text[:MOST_CHARS] for slot, text in sorted(bad.items())[:MOST_SAID]},
-            said=tuple(sentence[:MOST_CHARS] for sentence in said),
+            why={slot: shortened(text, MOST_CHARS, IN_LOGS) for slot, text in sorted(bad.items())[:MOST_SAID]},
+            said=tuple(shortened(sentence, MOST_CHARS, IN_LOGS) for sentence in said),
         )
 
     def _figures(self, said: Mapping[int, Report]) -> dict[int, Figures]:
@@ -213,7 +214,8 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
         log.warn(f"the nodes were not compared before the start: {error}")
         return
     if last is not None and last.bad.get(slot) == machine_id():
-        why = last.why.get(slot, f"it is slow or wrong, one of {len(last.bad)} such nodes")[:MOST_CHARS]
+        why = last.why.get(slot, f"it is slow or wrong, one of {len(last.bad)} such nodes")
+        why = shortened(why, MOST_CHARS, IN_LOGS)
         agent.leave(
             on_purpose=False, text=f"the pre-flight rejected it: {why}. {_FIX}", status=PreflightError.exit_code
         )

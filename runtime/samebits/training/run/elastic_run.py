@@ -28,6 +28,7 @@ from samebits.errors import (
     UnequalError,
     UsageError,
 )
+from samebits.printable import IN_LOGS, shortened
 from samebits.service import log
 from samebits.store import checkpoint as checkpoints
 from samebits.store.step_record import LogHeader
@@ -422,7 +423,7 @@ class ElasticRun:
             live_step=self._points.generators.live_step(self._live, self._points.commits),
             back_to=self._back_to,
             folder=self._points.searched if look else "",
-            failed_with=self._failed_with[:MAX_END_CHARS],
+            failed_with=shortened(self._failed_with, MAX_END_CHARS, IN_LOGS),
         )
 
     def _begin(self, generation: GenerationStarted) -> None:
@@ -465,8 +466,8 @@ class ElasticRun:
         self._tuning.end()
         log.say(
             f"generation {generation.generation}: rank {generation.rank} of {generation.world_size} "
-            f"{'begins at' if generation.restore is None else 'goes on from'} step {self._state.completed_steps}, "
-            f"{time.monotonic() - began:.3f} s after it was told ({generation.text})"
+            f"{'begins at' if generation.restore is None else 'continues from'} step {self._state.completed_steps}, "
+            f"ready after {time.monotonic() - began:.3f} s ({generation.text})"
         )
 
     def _probe_of(self, formed: group.Group) -> Callable[[], Progress | None]:
@@ -649,7 +650,7 @@ _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w
 
 def _in_short(error: Exception) -> str:
     """Return one line: gloo's errors begin with a source file and end with unrelated advice."""
-    return _NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0][:200]
+    return shortened(_NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0], 200)
 
 
 class _CollectiveAfterTraining:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from samebits.errors import CheckpointError, GenerationEndedError, HiddenStateError
+from samebits.printable import IN_LOGS, printable
 from samebits.service import log
 from samebits.store.retaken_report import RetakenReport
 from samebits.training import value_trees
@@ -293,8 +294,8 @@ class RetakenSteps:
         """Report an error of the script that an undisturbed run does not have."""
         self._change(
             failure=f"called again from the commit of step {self._step}, as after a loss there, the training function "
-            f"failed at {place_of(error)}: {type(error).__name__}: {str(error)[:_MOST_CHARS]}. Fix: let it begin at "
-            "any step, including the last of an epoch, where the loop over the loader has no batch left"
+            f"failed at {place_of(error)}: {type(error).__name__}: {printable(str(error), _MOST_CHARS, IN_LOGS)}. Fix: "
+            "let it begin at any step, including the last of an epoch, where the loop over the loader has no batch left"
         )
         self._end()
 
