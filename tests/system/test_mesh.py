@@ -37,7 +37,6 @@ def goes_back(job: Job) -> list[re.Match[str]]:
     return [found for rank in job.ranks for found in job.matches(rank, r"goes back from step (\d+) to step (\d+)")]
 
 
-@pytest.mark.thorough  # about one run in fifteen, a survivor ends itself: an open defect, see CHANGELOG.md
 def test_kills_change_no_bit_and_redo_a_step_only_if_a_shard_is_lost_with_its_replica(
     new_job: Callable[..., Job], tmp_path: Path, expected: str
 ) -> None:
