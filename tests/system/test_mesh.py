@@ -57,6 +57,23 @@ def test_kills_change_no_bit_and_redo_a_step_only_if_a_shard_is_lost_with_its_re
     assert {(int(found[1]), int(found[2]) in (0, 5, 10)) for found in goes_back(two)} == {(12, True)}
 
 
+def test_a_kill_that_leaves_the_shards_at_different_steps_costs_one_step(
+    new_job: Callable[..., Job], tmp_path: Path, expected: str
+) -> None:
+    """Shard 1 has taken step 9 and shard 0 has not, so no memory holds all of any step."""
+    held = new_job(
+        *(*words(("3:stepped:9",), tmp_path / "held"), "--hold-step", "9"),
+        script=SCRIPT,
+        settings={"SHARD_COPY_EVERY": "1"},
+    )
+    replace(3)(held)
+    assert held.wait_finished() == expected
+    assert held.matches(
+        "scheduler", "step 8 of generation 1, in the memory of rank 0, 2, in the shared-memory copy of rank 1, 3"
+    )
+    assert [(found[1], found[2]) for found in goes_back(held)] in ([], [("9", "8")])  # rank 1 may have committed it
+
+
 def test_everything_killed_goes_on_from_the_disks_also_if_a_rank_has_lost_its_own(
     new_job: Callable[..., Job], tmp_path: Path, expected: str
 ) -> None:
