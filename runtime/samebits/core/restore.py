@@ -6,9 +6,10 @@ replicated state has one key, so one holder is enough; where each rank holds a s
 the point. What a member keeps for another rank, as its buddy, counts as held under that rank's key. The point of step 0
 is saved before anything is sharded, so on any disk it holds every key.
 
-A rank takes the point from the first of these that has it: its own memory; a replica's memory; the copies that its slot
-has in its host's shared memory, which outlive a killed process; its own checkpoints; its buddy; another rank's
-checkpoints. If its points have parts of their own, its own copies come before a replica's memory.
+A rank takes the point from the first of these that has it: its own memory; a replica's memory; the copies of commits
+that its slot has in its host's shared memory, which outlive a killed process; its own checkpoints; a replica's copies
+and checkpoints; a buddy's memory. If its points have parts of their own, its own copies and checkpoints come before a
+replica's memory, and a buddy's before a replica's checkpoints.
 
 The last commit is in the memory of the survivors, so disks are asked only if memories and copies do not hold every key:
 looking at one (every byte is verified) may take longer than the rest of a recovery.

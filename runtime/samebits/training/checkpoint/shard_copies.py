@@ -1,11 +1,11 @@
 """Leave every K-th commit of a sharded state in its host's shared memory, where it outlives kill -9 of its process.
 
 A shard that no other rank holds is lost with its process, and then all ranks return to the newest step of which every
-shard is left. Checkpoints are too dear to be that step: so each rank copies its commit into one of two slots. All ranks
-copy the same commits, and no rank can be a copy ahead of a rank that has died, so one commit is in the slots of all.
-The process that takes the dead one's place on its host reads the slots; the others return to their own.
+shard is left. A checkpoint every few steps would cost too much, so each rank copies its commit into one of two slots.
+All ranks copy the same commits, and none can be two copies ahead of a rank that has died, so one commit is in the slots
+of all. The process that takes the dead one's place on its host reads the slots; the others return to their own.
 
-A copy is sealed, not hashed: what a killed process has written is complete, and its reader hashes it.
+A copy is sealed but not hashed, since memory that a killed process has sealed is complete. Its reader hashes it.
 """
 
 from __future__ import annotations
