@@ -47,7 +47,8 @@ def test_kills_change_no_bit_and_redo_a_step_only_if_a_shard_is_lost_with_its_re
     assert not goes_back(one), one.tails()
 
     several = ("2:backward:4", "3:backward:4", "1:backward:13", "3:backward:13")
-    two = new_job(*words(several, tmp_path / "two"), script=SCRIPT)
+    off = {"SHARD_COPY_EVERY": "off"}
+    two = new_job(*words(several, tmp_path / "two"), script=SCRIPT, settings=off)
     replace(2, 3, 1, 3)(two)
     assert two.wait_finished() == expected
     assert two.matches(
