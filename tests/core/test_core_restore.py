@@ -744,7 +744,7 @@ def kept(*points: tuple[int, int] | tuple[int, int, int]) -> tuple[KeptCommit, .
         # killed in its step: some have committed it, and go back to their own copies
         (
             *(SHARDED, (21, 20, None, None), {0: kept((21, 1), (20, 1)), 2: kept((20, 1)), 3: kept((20, 1))}, {}),
-            *(20, {}, "in the memory of rank 1, in the shared-memory copy of rank 0, 2, 3"),
+            *(20, {}, "in the memory of rank 1, in the shared-memory copy of ranks 0, 2 and 3"),
         ),
         # every second commit is copied
         (
@@ -754,7 +754,7 @@ def kept(*points: tuple[int, int] | tuple[int, int, int]) -> tuple[KeptCommit, .
             {},
             20,
             {},
-            "copy of rank 0, 1, 2, 3",
+            "copy of ranks 0, 1, 2 and 3",
         ),
         # of another host than the replacement's: its disk
         (SHARDED, (20, 20, 20, None), {0: kept((20, 1))}, {rank: [10] for rank in range(4)}, 10, {}, "own checkpoint"),
@@ -773,12 +773,12 @@ def kept(*points: tuple[int, int] | tuple[int, int, int]) -> tuple[KeptCommit, .
             {},
             20,
             {3: 1},
-            "in the memory of rank 0, 1, 2; sent to rank 3",
+            "in the memory of ranks 0, 1 and 2; sent to rank 3",
         ),
         # the kill between the steps of two shards: one has stepped, the other has not
         (HYBRID, (20, None, 20, None), {1: kept((20, 1))}, {}, 20, {3: 1}, "in the shared-memory copy of rank 1; sent"),
         # a holder of another key is none
-        (HYBRID, (20, None, 20, None), {2: kept((20, 1))}, {0: [5], 1: [5]}, 5, {2: 0, 3: 1}, "held by rank 0, 1"),
+        (HYBRID, (20, None, 20, None), {2: kept((20, 1))}, {0: [5], 1: [5]}, 5, {2: 0, 3: 1}, "held by ranks 0 and 1"),
         # everything was killed
         (
             SHARDED,
@@ -787,7 +787,7 @@ def kept(*points: tuple[int, int] | tuple[int, int, int]) -> tuple[KeptCommit, .
             {0: [25]},
             20,
             {},
-            "copy of rank 0, 1, 2, 3",
+            "copy of ranks 0, 1, 2 and 3",
         ),
     ],
 )

@@ -70,7 +70,8 @@ def test_a_kill_that_leaves_the_shards_at_different_steps_costs_one_step(
     replace(3)(held)
     assert held.wait_finished() == expected
     assert held.matches(
-        "scheduler", "step 8 of generation 1, in the memory of rank 0, 2, in the shared-memory copy of rank 1, 3"
+        "scheduler",
+        "step 8 of generation 1, in the memory of ranks 0 and 2, in the shared-memory copy of ranks 1 and 3",
     )
     assert [(found[1], found[2]) for found in goes_back(held)] in ([], [("9", "8")])  # rank 1 may have committed it
 

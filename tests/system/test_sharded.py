@@ -60,7 +60,7 @@ def test_a_killed_process_costs_at_most_one_step_if_every_commit_is_copied(
     begun = job.matches(0, r"generation (\d+): rank 0 of 3 goes on from step (\d+)")
     assert [int(one[2]) for one in begun[:4]] == [3, 6, 9, 12], job.tails()
     assert int(begun[4][2]) in (15, 16)  # whether the others had committed step 16 varies
-    assert job.matches("scheduler", "in the memory of rank 0, 2, in the shared-memory copy of rank 1$")
+    assert job.matches("scheduler", "in the memory of ranks 0 and 2, in the shared-memory copy of rank 1$")
     redone = [found[1] for rank in job.ranks for found in job.matches(rank, r"(\d+) to be done again")]
     assert set(redone) <= {"1"}, job.tails()
     assert len(job.matches(0, "seated:")) == 1  # a survivor keeps its process
