@@ -7,6 +7,9 @@ by default are hang detection (HANG), straggler detection (STRAGGLER, which time
 (LOSS_ANOMALY), changing values outside the state (HIDDEN_STATE, at the first commits), comparisons of the ranks
 (CONSISTENCY_EVERY), and host health (HEALTH). ``--watcher`` enables only one of them, to find its cost.
 
+``--watcher copies`` trains with FSDP2 and measures SHARD_COPY_EVERY. The report then also has the CPU time of one copy
+of a commit ÷ that of a memcpy of as many bytes.
+
 A window contains one comparison of the ranks, and all windows together several host checks, which come every ten
 seconds. The models have 3 and 25 million parameters unless another is named. There are two ranks by default: with more
 ranks than cores the system's own scheduler would affect every figure. On a machine with other load the ratio of CPU
@@ -16,12 +19,21 @@ time is more reliable.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
+import os
+import statistics
+import time
 from collections.abc import Mapping
+
+import torch
 
 from benchmarks.report import Progress, Report, rounded
 from benchmarks.steady_state import Start, job_of_ours
 from benchmarks.turns import Turns, take_turns
+from samebits.core.point import Point
+from samebits.store.checkpoint import PointHeader
+from samebits.training.checkpoint.shard_copies import ShardCopies
 
 OFF, ON, AGAIN = CONTESTANTS = ("all off", "defaults", "all off again")
 ORDERS = tuple(itertools.permutations(CONTESTANTS))
@@ -33,8 +45,10 @@ WATCHERS: dict[str, dict[str, str]] = {
     "consistency": {"CONSISTENCY_EVERY": "0"},
     "hidden": {"HIDDEN_STATE": "off"},
     "health": {"HEALTH": "off"},
+    "copies": {"SHARD_COPY_EVERY": "off"},
 }
 """Settings that are on by default, and the value that turns each off."""
+COPIED_BYTES, TENSORS, REPEATS, WARM = 64 * 2**20, 32, 15, 3
 WINDOW_STEPS = 50
 BLOCKS = {"mlp": 6, "wide": 2, "transformer": 1}
 """Sets of processes by workload, since each set's memory layout and sockets affect its speed."""
@@ -49,11 +63,38 @@ def all_off(but: str = "") -> dict[str, str]:
 def starts(ranks: int, watcher: str = "") -> dict[str, Start]:
     """Return how each contestant starts; if a watcher is named, it alone is on."""
     settings = {OFF: all_off(), ON: all_off(watcher) if watcher else {}, AGAIN: all_off()}
-    return {name: job_of_ours(ranks, "reporting", **chosen) for name, chosen in settings.items()}
+    kind = "sharded" if watcher == "copies" else "reporting"
+    return {name: job_of_ours(ranks, kind, **chosen) for name, chosen in settings.items()}
 
 
-def report(measured: Mapping[str, Turns]) -> Report:
-    """Report the figures; the floor is everything off."""
+def copy_cpu_vs_memcpy() -> float:
+    """Return the CPU time of a copy of ``COPIED_BYTES`` to shared memory ÷ that of a memcpy of its tensors."""
+    torch.set_num_threads(1)  # threads that wait for each other count as CPU time
+    tensors = [(str(number), torch.randn(COPIED_BYTES // TENSORS // 4)) for number in range(TENSORS)]
+    targets = [torch.empty_like(tensor) for _, tensor in tensors]
+    job = f"benchmark-{os.getpid()}"
+    copies, taken, floor = ShardCopies(job), list[float](), list[float]()
+    for step in range(1, REPEATS + 1):
+        header = PointHeader(job, Point(step, 1), 1, 0, 0, "0")
+        began_s = time.process_time()
+        if not copies.copy(0, header, tensors, {"commits": step}, {}, ranks_here=1):
+            raise SystemExit("there is no room for the copies in /dev/shm")
+        copied_s = time.process_time()
+        for target, (_, tensor) in zip(targets, tensors, strict=True):
+            ctypes.memmove(target.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+        taken.append(copied_s - began_s)
+        floor.append(time.process_time() - copied_s)
+    copies.discard()
+    return statistics.median(taken[WARM:]) / statistics.median(floor[WARM:])
+
+
+def report(measured: Mapping[str, Turns], copy: float | None = None) -> Report:
+    """Report the figures; the floor is everything off.
+
+    Args:
+        measured: windows by workload.
+        copy: what :func:`copy_cpu_vs_memcpy` returns, if that was measured.
+    """
     floor: dict[str, float] = {}
     ours: dict[str, float] = {}
     ratios: dict[str, float] = {}
@@ -66,6 +107,8 @@ def report(measured: Mapping[str, Turns]) -> Report:
             ratios[f"{key}_lower_quartile"] = rounded(ratio.lower_quartile)
             ratios[f"{key}_upper_quartile"] = rounded(ratio.upper_quartile)
             ratios[f"{key}_cpu"] = rounded(turns.cpu_ratio(who))
+    if copy is not None:
+        ratios["copy_vs_memcpy_cpu"] = rounded(copy)
     return Report("defaults", floor, {}, ours, ratios)
 
 
@@ -94,7 +137,9 @@ def main() -> None:
         for _ in range(1 if options.quick else BLOCKS[name]):
             contestants = starts(options.ranks, options.watcher)
             take_turns(measured[name], contestants, name, WINDOW_STEPS, ORDERS, progress.say)
-    report(measured).print(people(measured, what))
+    copy = copy_cpu_vs_memcpy() if options.watcher == "copies" else None
+    said = people(measured, what)
+    report(measured, copy).print(said if copy is None else f"{said}\nCPU time of a copy ÷ memcpy: {copy:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """One rank that trains window by window, on demand: ``plain`` DDP, or ``elastic`` with a commit after every step.
 
-``plain|elastic|reporting mlp|wide|transformer [STEPS]``: a commit after every STEPS steps, preceded by a report of the
-loss if ``reporting``. A line on standard input asks for a window: ``train <steps>``, or ``alone <steps>`` for steps
-without communication. All kinds run this same loop; only what follows a step differs.
+``plain|elastic|reporting|sharded mlp|wide|transformer [STEPS]``: a commit after every STEPS steps, preceded by a report
+of the loss if ``reporting`` or ``sharded``, where FSDP2 takes DDP's place. A line on standard input asks for a window:
+``train <steps>``, or ``alone <steps>`` for steps without communication. All kinds run this same loop; only what follows
+a step differs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import samebits
 from benchmarks.moments import Notebook
@@ -21,9 +25,10 @@ from benchmarks.workers.transformer import Transformer
 NEVER = 10**9  # no checkpoint falls into a window, since the commit is measured
 Model = Mlp | Transformer
 WIDTH = 3_776  # a "wide" MLP has 3 million parameters
-MODELS: dict[str, Callable[[], Model]] = {
+Wrap = Callable[[nn.Module], nn.Module]
+MODELS: dict[str, Callable[[Wrap], Model]] = {
     "mlp": Mlp,
-    "wide": lambda: Mlp(width=WIDTH),
+    "wide": lambda wrap: Mlp(wrap, width=WIDTH),
     "transformer": Transformer,
 }
 
@@ -33,14 +38,20 @@ def main() -> None:
     build = MODELS[workload]
     if kind == "plain":
         dist.init_process_group("gloo")
-        run_windows(build(), lambda done, loss: None)
+        run_windows(build(DistributedDataParallel), lambda done, loss: None)
     else:
-        train_elastic(build, int(interval[0]) if interval else 1, reports=kind == "reporting")
+        wrap = _sharded if kind == "sharded" else DistributedDataParallel
+        train_elastic(build, wrap, int(interval[0]) if interval else 1, reports=kind != "elastic")
 
 
-def train_elastic(build: Callable[[], Model], commit_steps: int, *, reports: bool) -> None:
+def _sharded(module: nn.Module) -> nn.Module:
+    fully_shard(module)
+    return module
+
+
+def train_elastic(build: Callable[[Wrap], Model], wrap: Wrap, commit_steps: int, *, reports: bool) -> None:
     samebits.init()
-    model = build()
+    model = build(wrap)
     config = samebits.CheckpointConfig(save_checkpoint_steps=NEVER)
     state = samebits.elastic.TorchState(model.model, model.optimizer, rng="per_step", seed=SEED, checkpoint=config)
 

@@ -6,6 +6,8 @@ practice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch._dynamo  # a process's first optimizer would import this when it is built
 import torch.distributed as dist
@@ -23,11 +25,11 @@ SEED = 1
 class Transformer:
     """One rank's training; to be built when torch's default process group exists."""
 
-    def __init__(self) -> None:
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(SEED)
         self.samples = torch.randint(0, TOKENS, (SAMPLES, SEQUENCE + 1))
-        self.model = DistributedDataParallel(_Model())
+        self.model = wrap(_Model())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self._loss = nn.CrossEntropyLoss()
 

@@ -188,6 +188,7 @@ class Settings:
     die_with_me: bool
     spare_num: int
     checkpoint_path: Path | str
+    shard_copy_every: int | str
     compile_cache_path: Path | None
     op_compile: str | None
     log_dir: Path

@@ -220,6 +220,14 @@ def _parse_every(text: str) -> int | str:
     return int(text.strip())
 
 
+def _parse_copies(text: str) -> int | str:
+    if text.strip().lower() in ("auto", "off"):
+        return "auto" if text.strip().lower() == "auto" else 0
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text.strip()):
+        raise WrongValueError()
+    return int(text.strip())
+
+
 def _parse_factor(text: str) -> float:
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text.strip()):
         raise WrongValueError()
@@ -381,6 +389,7 @@ _HIDDEN = _one_of("tell", "off", "stop", "check")
 _STRAGGLER = _one_of("tell", "swap", "off")
 _MEND = _one_of("majority", "leader", "stop")
 _EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
+_COPIES = Kind("auto, off, or a whole number from 1 to 999999", "auto、off，或 1 到 999999 的整数", _parse_copies)
 _AUDIT = Kind("0, or a whole number from 50 on", "0，或不小于 50 的整数", _parse_audit)
 _FACTOR = Kind("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor)
 _STRATEGY = Kind(
@@ -762,6 +771,15 @@ VARIABLES: tuple[Variable, ...] = (
         "CHECKPOINT_PATH", "checkpoint_path", _FOLDER_OR_URL, "./ckpt_of_rank", _RECOVERY,
         "Folder with one checkpoint directory per rank; also a URL such as s3://bucket/folder.",
         "检查点目录，每个 rank 一个子目录；也可以是 URL，例如 s3://bucket/folder。",
+    ),
+    Variable(
+        "SHARD_COPY_EVERY", "shard_copy_every", _COPIES, "auto", _RECOVERY,
+        "Commits of a sharded state (FSDP2, HSDP) from one copy in the host's shared memory to the next; a killed "
+        "process then costs at most so many steps. `auto`: the copies take at most 1 % of training time; `off`: none "
+        "are made.",
+        "分片状态（FSDP2、HSDP）相邻两次复制到本机共享内存之间的提交数；被杀的进程最多使训练退回这么多步。"
+        "`auto`：复制最多占训练时间的 1 %；`off`：不复制。",
+        scope=Scope.JOB,
     ),
     Variable(
         "COMPILE_CACHE_PATH", "compile_cache_path", _FOLDER, None, _COMPILING,

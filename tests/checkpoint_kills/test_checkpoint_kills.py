@@ -11,6 +11,7 @@ import pytest
 
 from samebits.core.point import Point
 from samebits.store.checkpoint import MemoryRoom, PointHeader, memory_buffer
+from samebits.store.checkpoint.memory_room import RoomKind
 from samebits.training.checkpoint.staging import Staging
 from samebits.training.state import snapshot
 from tests.checkpoint_kills import victim
@@ -82,7 +83,7 @@ def test_check_finds_that_a_durable_point_is_gone(place: Place) -> None:
 
 def kept_elsewhere(place: Place, *steps: int, content_of: int | None = None) -> Path:
     """Keep copies of these steps as a keeper does; return the newest one's slot."""
-    room = MemoryRoom(place.elsewhere, victim.JOB, victim.SLOT, is_copy=True)
+    room = MemoryRoom(place.elsewhere, victim.JOB, victim.SLOT, kind=RoomKind.COPIED)
     staging = Staging(room)
     name = ""
     for step in steps:

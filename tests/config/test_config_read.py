@@ -90,6 +90,7 @@ def test_defaults() -> None:
         die_with_me=False,
         spare_num=0,
         checkpoint_path=Path("./ckpt_of_rank"),
+        shard_copy_every="auto",
         compile_cache_path=None,
         op_compile=None,
         log_dir=Path("./device"),
@@ -143,6 +144,9 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("CONSISTENCY_EVERY", "AUTO", "consistency_every", "auto"),
     ("CONSISTENCY", "Leader", "consistency", "leader"),
     ("AUDIT", "50", "audit", 50),
+    ("SHARD_COPY_EVERY", "off", "shard_copy_every", 0),
+    ("SHARD_COPY_EVERY", "Auto", "shard_copy_every", "auto"),
+    ("SHARD_COPY_EVERY", "20", "shard_copy_every", 20),
     ("PREFLIGHT", "1", "preflight", True),
     ("STRAGGLER", "swap", "straggler", "swap"),
     ("STRAGGLER_FACTOR", "1.5", "straggler_factor", 1.5),
@@ -221,6 +225,7 @@ def test_settings_are_frozen_and_have_the_declared_types() -> None:
 
 
 WRONG: list[tuple[str, str, tuple[str, ...]]] = [
+    ("SHARD_COPY_EVERY", "0", ("auto, off, or a whole number from 1 to 999999",)),
     ("AUDIT", "49", ("0, or a whole number from 50 on",)),
     ("ROLE", "bogus", ("scheduler or worker", "export ROLE=worker")),
     ("ROLE", "Worker", ("upper and lower case", "export ROLE=worker")),

@@ -120,6 +120,7 @@ def test_settings_a_job_shares() -> None:
         ("MIN_WORKER_NUM", "4"),
         ("MAX_WORKER_NUM", "4"),
         ("SPARE_NUM", "0"),
+        ("SHARD_COPY_EVERY", "auto"),
     )
     # What differs between processes, or is another way to the same scheduler, is no reason to refuse.
     elsewhere = {**WORKER, "NODE_ID": "3", "SCHED_HOST": "::1", "LOG_DIR": "/logs", "NODE_TIMEOUT": "9"}

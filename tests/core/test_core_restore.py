@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,16 @@ from samebits.core.messages import (
 )
 from samebits.core.point import Point
 from samebits.core.records import Cut, GenerationCommitted
-from samebits.core.restore import Restore, choose, differing, lost_progress, lost_steps, must_look
+from samebits.core.restore import (
+    Borrowed,
+    Restore,
+    choose,
+    differing,
+    drop_doubtful_points,
+    lost_progress,
+    lost_steps,
+    must_look,
+)
 from samebits.core.state import KEPT_CUTS, is_on_line, next_line
 from samebits.core.values import replace
 
@@ -721,6 +731,112 @@ def test_a_memory_behind_its_key_s_copy_takes_the_copy() -> None:
     assert (restore.point, restore.lent_by(0)) == (Point(20, 1), (Loan(1, 1),))
 
 
+def kept(*points: tuple[int, int] | tuple[int, int, int]) -> tuple[KeptCommit, ...]:
+    """Copies in shared memory: step, generation, and the number of commits if that is not the step."""
+    return tuple(KeptCommit(Point(*one[:2]), one[2] if len(one) == 3 else one[0]) for one in points)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "lives", "copies", "disks", "step", "sources", "said"),
+    [
+        # killed before its optimizer stepped: the dead process's copy, and the survivors' memories
+        (SHARDED, (20, 20, 20, None), {3: kept((20, 1))}, {}, 20, {}, "in the shared-memory copy of rank 3$"),
+        # killed in its step: some have committed it, and go back to their own copies
+        (
+            *(SHARDED, (21, 20, None, None), {0: kept((21, 1), (20, 1)), 2: kept((20, 1)), 3: kept((20, 1))}, {}),
+            *(20, {}, "in the memory of rank 1, in the shared-memory copy of ranks 0, 2 and 3"),
+        ),
+        # every second commit is copied
+        (
+            SHARDED,
+            (21, 21, 21, None),
+            {rank: kept((20, 1)) for rank in range(4)},
+            {},
+            20,
+            {},
+            "copy of ranks 0, 1, 2 and 3",
+        ),
+        # of another host than the replacement's: its disk
+        (SHARDED, (20, 20, 20, None), {0: kept((20, 1))}, {rank: [10] for rank in range(4)}, 10, {}, "own checkpoint"),
+        # a copy before a disk that has the point too
+        (SHARDED, (20, 20, 20, None), {3: kept((20, 1))}, {3: [20]}, 20, {}, "in the shared-memory copy of rank 3$"),
+        # a copy of an abandoned line
+        (SHARDED, (20, 20, 20, None), {3: kept((20, 7))}, {rank: [10] for rank in range(4)}, 10, {}, "own checkpoint"),
+        # a copy of an earlier commit after the same step, and one that the survivors have not made
+        (SHARDED, (20, 20, 20, None), {3: kept((20, 1, 19))}, {rank: [9] for rank in range(4)}, 9, {}, "checkpoint"),
+        (SHARDED, (20, 20, 20, None), {3: kept((20, 1, 21))}, {rank: [9] for rank in range(4)}, 9, {}, "checkpoint"),
+        # a replica's memory before the rank's own copy
+        (
+            HYBRID,
+            (20, 20, 20, None),
+            {3: kept((20, 1))},
+            {},
+            20,
+            {3: 1},
+            "in the memory of ranks 0, 1 and 2; sent to rank 3",
+        ),
+        # the kill between the steps of two shards: one has stepped, the other has not
+        (HYBRID, (20, None, 20, None), {1: kept((20, 1))}, {}, 20, {3: 1}, "in the shared-memory copy of rank 1; sent"),
+        # a holder of another key is none
+        (HYBRID, (20, None, 20, None), {2: kept((20, 1))}, {0: [5], 1: [5]}, 5, {2: 0, 3: 1}, "held by ranks 0 and 1"),
+        # everything was killed
+        (
+            SHARDED,
+            (None,) * 4,
+            {rank: kept((20, 1)) for rank in range(4)},
+            {0: [25]},
+            20,
+            {},
+            "copy of ranks 0, 1, 2 and 3",
+        ),
+    ],
+)
+def test_copies_in_shared_memory_hold_their_ranks_key(
+    sharding: Sharding,
+    lives: tuple[int | None, ...],
+    copies: dict[int, tuple[KeptCommit, ...]],
+    disks: dict[int, list[int]],
+    step: int,
+    sources: dict[int, int],
+    said: str,
+) -> None:
+    joined = in_mesh(sharding, *lives, disks=disks)
+    joined = {rank: replace(one, kept=copies.get(rank, ())) for rank, one in joined.items()}
+    restore = choose(joined, committed())
+    assert (restore.point, restore.lost) == (Point(step, 1), "")
+    assert dict(restore.sources) == sources
+    assert re.search(said, restore.text.partition(" (")[0]), restore.text
+
+
+def test_a_rank_takes_its_own_copy_before_its_buddys() -> None:
+    joined = in_mesh(SHARDED, 20, 20, 20, None)
+    joined[0] = replace(joined[0], copies=(Copy(3, Point(20, 1)),))
+    assert choose(joined, committed()).borrowed == {3: Borrowed(0, 3)}
+    joined[3] = replace(joined[3], kept=kept((20, 1)))
+    assert choose(joined, committed()).borrowed == {}
+
+
+def test_a_copy_has_the_generators_that_a_replica_lacks() -> None:
+    joined = {rank: replace(one, own_parts=True) for rank, one in in_mesh(HYBRID, 20, 20, 20, None).items()}
+    joined[3] = replace(joined[3], kept=kept((20, 1)))
+    restore = choose(joined, committed())
+    assert (restore.point, dict(restore.sources), restore.by_page) == (Point(20, 1), {}, frozenset())
+
+
+def test_disks_are_not_asked_if_copies_hold_the_last_commit_of_every_key() -> None:
+    joined = {rank: replace(one, looked=False) for rank, one in in_mesh(SHARDED, 20, 20, 20, None).items()}
+    assert must_look(joined, committed())
+    for copies, looks in ((kept((20, 1)), False), (kept((19, 1)), True), (kept((20, 1, 19)), True)):
+        joined[3] = replace(joined[3], kept=copies)
+        assert must_look(joined, committed()) == looks
+
+
+def test_copies_after_the_last_common_point_are_doubtful() -> None:
+    joined = in_mesh(SHARDED, 20, 20, 20, None)
+    joined[3] = replace(joined[3], kept=kept((20, 1), (10, 1)))
+    assert drop_doubtful_points(joined, Point(10, 1))[3].kept == kept((10, 1))
+
+
 @given(data=st.data())
 def test_every_rank_gets_its_part_from_a_holder_of_its_key(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
@@ -738,6 +854,10 @@ def test_every_rank_gets_its_part_from_a_holder_of_its_key(data: st.DataObject) 
                 Copy(slot, Point(step, 1)) for slot, step in data.draw(st.sets(st.tuples(st.integers(0, size), steps)))
             ),
             sharding=sharding,
+            kept=tuple(
+                KeptCommit(Point(step, 1), commits)
+                for step, commits in data.draw(st.sets(st.tuples(steps, st.integers(0, 2)), max_size=2))
+            ),
         )
         for rank in range(size)
     }
@@ -752,6 +872,6 @@ def test_every_rank_gets_its_part_from_a_holder_of_its_key(data: st.DataObject) 
             assert sharding.key_of(borrowed.slot) == keys[rank]
             continue
         source = joined[restore.source_of(rank)]
-        assert restore.point in {*source.points, source.live}
+        assert restore.point in {*source.points, source.live, *(one.point for one in source.kept)}
         is_whole = restore.point.step == 0 and restore.point in source.points
         assert keys[restore.source_of(rank)] == keys[rank] or is_whole

@@ -22,6 +22,7 @@ from samebits.service.copies import sender
 from samebits.service.copies.buddy import Brief, CopyListener, brief_of
 from samebits.service.copies.writer_process import Copies
 from samebits.store.checkpoint import MemoryRoom, memory_buffer, points_in_memory, verify
+from samebits.store.checkpoint.memory_room import RoomKind
 from samebits.store.process_identity import ProcessIdentity
 from tests.store.points import JOB
 from tests.store.slots import fill, fill_and_hash, hash_slot
@@ -63,7 +64,7 @@ class End:
         return self.told.get(timeout=WAIT_S)
 
     def kept(self, slot: int = 0) -> list[int]:
-        found, problems = points_in_memory(self.base, JOB, slot, is_copy=True)
+        found, problems = points_in_memory(self.base, JOB, slot, kind=RoomKind.COPIED)
         assert problems == []
         for one in found:
             verify(one)
@@ -102,7 +103,7 @@ def until_free(buddy: End, slot: int) -> None:
     deadline = time.monotonic() + WAIT_S
     while True:
         try:
-            MemoryRoom(buddy.base, JOB, slot, is_copy=True).close()
+            MemoryRoom(buddy.base, JOB, slot, kind=RoomKind.COPIED).close()
         except LockedError:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -1,14 +1,17 @@
-"""Copies that hosts keep in memory of points saved on others: what is sent, arrives, and is lost with a host.
+"""Copies in hosts' memory: of points saved on others, which are sent and arrive, and of a shard's own last commits.
 
 A copy is on its way for a while, and lost if either end dies meanwhile; a keeper has the last two that arrived. In half
 of the runs there are none, and their random numbers are separate, so that runs without them are unchanged.
+
+In half of the runs with a sharded state, every rank leaves its last two commits of a fixed interval in its own host's
+memory. They outlive its process, and are lost with the host.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.core.messages import Copy
+from samebits.core.messages import Copy, KeptCommit
 from samebits.core.point import Point
 from samebits.store.checkpoint import is_abandoned
 
@@ -28,6 +31,9 @@ class Copies:
         self._are_sent = self._rng.random() < 0.5
         self._takes_s = self._rng.choice((0.01, 0.3, 5.0))
         self._kept: dict[tuple[str, str], dict[int, list[Point]]] = {}  # by job and host, then by slot
+        chance = world.random_of("commits in memory")
+        self._every = chance.choice((0, chance.randint(1, 3)))
+        self._commits: dict[tuple[str, str], dict[int, list[Point]]] = {}  # likewise, of the slot's own rank
 
     def send(self, worker: Worker, point: Point) -> None:
         """This worker has saved the point: a copy is sent to its buddy."""
@@ -58,8 +64,24 @@ class Copies:
         kept = self._kept.get((job, host), {})
         return tuple(Copy(slot, point) for slot in sorted(kept) for point in kept[slot])
 
+    def keep(self, worker: Worker, point: Point, *, begins: bool = False) -> None:
+        """This worker has committed the point, or its generation begins there."""
+        mix = self._world.mix
+        is_due = point.step and (begins or (self._every and point.step // mix.commit_every % self._every == 0))
+        if mix.sharding is None or not self._every or not is_due:
+            return
+        of_slots = self._commits.setdefault((worker.agent.job, worker.process.host), {})
+        others = [one for one in of_slots.get(worker.slot, []) if one != point and not is_abandoned(one, point)]
+        of_slots[worker.slot] = [*others, point][-KEPT:]
+
+    def commits_of(self, job: str, host: str, slot: int | None) -> tuple[KeptCommit, ...]:
+        """Return what a process of this slot finds there."""
+        found = self._commits.get((job, host), {}).get(-1 if slot is None else slot, [])
+        return tuple(KeptCommit(point, 0) for point in found)
+
     def lose(self, host: str) -> None:
         """The host's memory is gone."""
-        for job, name in list(self._kept):
-            if name == host:
-                del self._kept[job, name]
+        for kept in (self._kept, self._commits):
+            for job, name in list(kept):
+                if name == host:
+                    del kept[job, name]

@@ -523,7 +523,8 @@ class Worker:
             points = tuple(point for point in points if point >= committed)  # older ones are not even read
         live = self.memory if mix.has_memory else None
         copies = self.world.copies.kept_on(self.agent.job, self.process.host) if look else ()
-        holdings = Holdings(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies)
+        kept = self.world.copies.commits_of(self.agent.job, self.process.host, slot)
+        holdings = Holdings(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies, kept=kept)
         self._agent_step(Entered(replace(holdings, sharding=mix.sharding)))
 
     def _leave_group(self, *, at_commit: bool = False) -> None:
@@ -562,6 +563,8 @@ class Worker:
         if self._held(self.group_stands, generation) or not self.is_forming_in(generation):
             return
         self.stage, self.memory = Stage.TRAINING, self.restored
+        if self.restored is not None:
+            self.world.copies.keep(self, self.restored, begins=True)
         self.thread.begin()
         if self.step >= self.world.mix.target_step:
             self._save()
@@ -579,6 +582,7 @@ class Worker:
             self._save()
         if is_commit or self.step % mix.commit_every == 0:
             self.memory, self.commits = Point(self.step, self.generation), self.commits + 1
+            self.world.copies.keep(self, self.memory)
             self._compare(is_save=is_commit)
             if self.stage is not Stage.TRAINING:
                 return

@@ -22,6 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import samebits
+from samebits.training.checkpoint.state_points import StatePoints
+from samebits.training.group.group import current_breaker
 from samebits.training.process import context
 from tests.system.kill_points import KillPoints
 
@@ -86,6 +88,29 @@ class Held:
         return self._inner(*args, **named)
 
 
+class HeldBeforeItsStep:
+    """Keeps shard 0 of a mesh of 2 x 2 in the wait before one step until its generation has ended.
+
+    The ranks of shard 1 take that step.
+    """
+
+    def __init__(self, step: int, present: Callable[[], int]) -> None:
+        self._step, self._present = step, present
+        self._inner = StatePoints.wait_for_gradients
+        self._is_over = False
+        StatePoints.wait_for_gradients = lambda points: self._wait(points)  # type: ignore[method-assign]
+
+    def _wait(self, points: StatePoints) -> None:
+        self._inner(points)
+        if self._present() == self._step and not self._is_over and samebits.get_rank() % 2 == 0:
+            self._is_over = True
+            deadline = time.monotonic() + HELD_S
+            while not current_breaker().broken:
+                assert time.monotonic() < deadline, "nobody has ended the generation"
+                time.sleep(POLL_S)
+            current_breaker().check()
+
+
 def wait_until_all_have_stepped(marks: Path, step: int) -> None:
     """A rank that dies while another waits for all gradients may leave their shards at different steps."""
     (marks / f"stepped-{step}-{samebits.get_rank()}").touch()
@@ -110,6 +135,7 @@ def main() -> None:
     parser.add_argument("--rng", default="per_step")
     parser.add_argument("--mesh", type=int, nargs="+", default=(), metavar="SIZE")
     parser.add_argument("--hold", type=int, default=0, metavar="STEP", help="see Held")
+    parser.add_argument("--hold-step", type=int, default=0, metavar="STEP", help="see HeldBeforeItsStep")
     parser.add_argument("--pause-ms", type=float, default=0.0)
     parser.add_argument("--kill", action="append", default=[], metavar="RANK:POINT[:NUMBER]")
     parser.add_argument("--marks", type=Path, default=Path(), help="where a kill that has happened is marked")
@@ -142,6 +168,10 @@ def main() -> None:
     )
     if args.hold:
         Held(args.hold, lambda: state.step + 1)
+    if args.hold_step:
+        HeldBeforeItsStep(args.hold_step, lambda: state.step + 1)
+    model.second.register_forward_hook(lambda *_: points.here("forward", state.step + 1))
+    optimizer.register_step_pre_hook(lambda *_: points.here("stepping", state.step + 1))  # behind SameBits' own
     model.second.register_full_backward_hook(lambda *_: points.here("backward", state.step + 1))
     if args.begin_with is not None:
         samebits.elastic.load_dcp(state, args.begin_with)
@@ -161,7 +191,7 @@ def main() -> None:
                 schedule.step()
                 sampler.record_batch(batch, BATCH)
                 state.step += 1
-                if args.mesh and state.step in stepped_at:
+                if args.mesh and state.step in stepped_at and state.step != args.hold_step:
                     wait_until_all_have_stepped(args.marks, state.step)
                 points.here("stepped", state.step)
                 state.commit()

@@ -13,6 +13,7 @@ import pytest
 
 from samebits.core.point import Point
 from samebits.store.checkpoint import points_in_memory, rank_directory, scan
+from samebits.store.checkpoint.memory_room import RoomKind
 from samebits.store.owner import read_owner
 from tests.system.job import PROBE, WAIT_S, Job, JobFolder, is_writer
 from tests.system.kill_list import INTERVAL
@@ -65,7 +66,7 @@ class Hosts(Job):
         """Return what that host keeps for the slot's rank elsewhere."""
         owner = read_owner(rank_directory(self.disk_of("b"), 2))
         assert owner is not None
-        found, problems = points_in_memory(self.memory_of(host), owner.job, slot, is_copy=True)
+        found, problems = points_in_memory(self.memory_of(host), owner.job, slot, kind=RoomKind.COPIED)
         assert problems == []
         return [one.point for one in found]
 
@@ -153,7 +154,7 @@ def test_damaged_copy_is_named_and_the_previous_one_is_used(hosts: Hosts, undist
     hosts.lose("a")
     owner = read_owner(rank_directory(hosts.disk_of("b"), 2))
     assert owner is not None
-    (newest, *_), _ = points_in_memory(hosts.memory_of("b"), owner.job, 0, is_copy=True)
+    (newest, *_), _ = points_in_memory(hosts.memory_of("b"), owner.job, 0, kind=RoomKind.COPIED)
     assert newest.data_offset is not None
     with newest.path.open("r+b") as file:
         file.seek(newest.data_offset + 1000)

@@ -31,13 +31,40 @@ def test_kills_return_all_to_the_newest_common_point_and_change_no_bit(
     alone.start()
     expected = alone.wait_finished()
     kills = [word for kill in KILLS for word in ("--kill", kill)]
-    job = new_job(*trained, *kills, "--marks", str(tmp_path), script=SCRIPT, workers=WORKERS)
+    off = {"SHARD_COPY_EVERY": "off"}
+    job = new_job(*trained, *kills, "--marks", str(tmp_path), script=SCRIPT, workers=WORKERS, settings=off)
     replace(*(int(kill[0]) for kill in KILLS))(job)
     assert job.wait_finished() == expected
     assert job.matches(2, "goes back from step 10 to step 8: 2 to be done again")
     # Whether the others had committed step 14 when the first rank to do so was killed varies.
     assert job.matches(2, r"continues from step 12, .*from every rank's own checkpoint \(step 1[34] is not held by all")
     assert job.matches(2, "training has already finished: loaded the final state, step 20")
+
+
+COPIED = ("1:forward:4", "2:backward:7", "1:stepping:10", "2:stepped:13", "1:committed:16")
+
+
+def test_a_killed_process_costs_at_most_one_step_if_every_commit_is_copied(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    """One in each part of a step; no checkpoint is saved meanwhile, so only shared memory has the lost shards."""
+    trained = ("--steps", "20", "--interval", "1000", "--rng", "saved")
+    alone = new_job(*trained, script=SCRIPT, workers=WORKERS, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    expected = alone.wait_finished()
+    kills = [word for kill in COPIED for word in ("--kill", kill)]
+    every = {"SHARD_COPY_EVERY": "1"}
+    job = new_job(*trained, *kills, "--marks", str(tmp_path), script=SCRIPT, workers=WORKERS, settings=every)
+    replace(*(int(kill[0]) for kill in COPIED))(job)
+    assert job.wait_finished() == expected
+    begun = job.matches(0, r"generation (\d+): rank 0 of 3 goes on from step (\d+)")
+    assert [int(one[2]) for one in begun[:4]] == [3, 6, 9, 12], job.tails()
+    assert int(begun[4][2]) in (15, 16)  # whether the others had committed step 16 varies
+    assert job.matches("scheduler", "in the memory of ranks 0 and 2, in the shared-memory copy of rank 1$")
+    redone = [found[1] for rank in job.ranks for found in job.matches(rank, r"(\d+) to be done again")]
+    assert set(redone) <= {"1"}, job.tails()
+    assert len(job.matches(0, "seated:")) == 1  # a survivor keeps its process
+    assert not job.memory_rooms()
 
 
 STRANGER = SCRIPT.with_name("stranger.py")

@@ -172,7 +172,7 @@ class Loan(Value, frozen=True):
 
 
 class KeptCommit(Value, frozen=True):
-    """A commit for which a page holds the generators' states."""
+    """A commit that outlives its process in shared memory: all of it, or in a page the generators' states."""
 
     point: Point
     commits: Int  # commits on the line up to this one
@@ -255,6 +255,7 @@ class Holdings(Value, frozen=True):
     folder: Annotated[str, line(MAX_FOLDER_CHARS)] = ""  # where it searched for ``points``
     failed_with: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the runtime error that ended its generation
     sharding: Sharding | None = None  # None: every rank's point holds the whole state
+    kept: Few[KeptCommit] = ()  # commits of its slot in its host's shared memory, its predecessor's too
 
 
 # ---- worker → scheduler -------------------------------------------------------------------------------------------

@@ -6,7 +6,12 @@ replicated state has one key, so one holder is enough; where each rank holds a s
 the point. What a member keeps for another rank, as its buddy, counts as held under that rank's key. The point of step 0
 is saved before anything is sharded, so on any disk it holds every key.
 
-The last commit is in the memory of the survivors, so disks are asked only if the memories do not hold every key:
+A rank takes the point from the first of these that has it: its own memory; a replica's memory; the copies of commits
+that its slot has in its host's shared memory, which outlive a killed process; its own checkpoints; a replica's copies
+and checkpoints; a buddy's memory. If its points have parts of their own, its own copies and checkpoints come before a
+replica's memory, and a buddy's before a replica's checkpoints.
+
+The last commit is in the memory of the survivors, so disks are asked only if memories and copies do not hold every key:
 looking at one (every byte is verified) may take longer than the rest of a recovery.
 
 The states of a rank's generators are in its own points, and may have outlived it in its page (:func:`page_obstacle`).
@@ -79,6 +84,7 @@ def drop_doubtful_points(joined: Mapping[int, Holdings], equal: Point | None) ->
             points=tuple(filter(is_equal, one.points)),
             live=one.live if one.live is not None and is_equal(one.live) else None,
             copies=tuple(copy for copy in one.copies if is_equal(copy.point)),
+            kept=tuple(kept for kept in one.kept if is_equal(kept.point)),
         )
         for rank, one in joined.items()
     }
@@ -98,12 +104,14 @@ def must_look(
     if newest is None or (newest.generation != committed.generation and newest != committed.restore):
         return True
     keys = _keys(joined)
-    remembered = {keys[rank] for rank in _in_memory(joined, newest)}
+    kept = _kept(joined)
+    remembered = {keys[rank] for rank in joined if newest in kept[rank]}
+    remembered |= {keys[rank] for rank in _in_memory(joined, newest)}
     if not remembered.issuperset(keys.values()):
         return True
     found = _pages(joined, newest, _slots_of(joined, slots))
     return any(
-        member.own_parts and newest not in {member.live, *member.points} and found[rank].obstacle
+        member.own_parts and newest not in {member.live, *member.points, *kept[rank]} and found[rank].obstacle
         for rank, member in joined.items()
     )
 
@@ -122,9 +130,13 @@ def choose(
         slots: by rank; None: a rank is its slot.
         suspects: ranks whose memory is used only if no other holds the point. They still load their own parts.
     """
-    slot_of = _slots_of(joined, slots)
+    slot_of, kept = _slots_of(joined, slots), _kept(joined)
     held = {
-        rank: {point for point in {member.live, *member.points} if point is not None and is_on_line(point, committed)}
+        rank: {
+            point
+            for point in {member.live, *member.points, *kept[rank]}
+            if point is not None and is_on_line(point, committed)
+        }
         for rank, member in joined.items()
     }
     copies = _copies(joined, committed)
@@ -157,7 +169,7 @@ def choose(
         if point in held[rank] and one.live != point and (keys[rank] not in remembered or one.own_parts)
     ]
     holders = dict.fromkeys(sorted([*in_memory, *on_disk]))
-    kept = {slot: keepers[point] for slot, keepers in copies.items() if point in keepers}
+    lent = {slot: keepers[point] for slot, keepers in copies.items() if point in keepers}
     held_keys = {keys[rank] for rank in holders}
     without = {
         rank: slot_of[rank]
@@ -165,11 +177,11 @@ def choose(
         if point not in held[rank] or (rank not in holders and keys[rank] not in held_keys)
     }
     borrowed = _borrow(
-        {rank: slot for rank, slot in without.items() if joined[rank].own_parts or keys[rank] not in held_keys}, kept
+        {rank: slot for rank, slot in without.items() if joined[rank].own_parts or keys[rank] not in held_keys}, lent
     )
     # Of a key that only keepers have, a rank without a copy of its own point takes another's.
     unserved = [rank for rank in sorted(without) if rank not in borrowed and keys[rank] not in held_keys]
-    borrowed |= _share(unserved, kept, keys, slot_of)
+    borrowed |= _share(unserved, lent, keys, slot_of)
     lacking = [rank for rank in joined if rank not in borrowed and rank not in holders]
     initial = [rank for rank, one in joined.items() if point.step == 0 and point in one.points]
     sources = _sources(lacking, (list(in_memory), on_disk), initial, keys)
@@ -182,7 +194,8 @@ def choose(
     has_pages = live == best and any(one.page is not None or one.orphaned_pages for one in joined.values())
     why = {rank: pages[rank].obstacle for rank in needing if has_pages and best not in own[rank]}
     shardless = [rank for rank in joined if keys[rank] in missing[best]]
-    text = _explain(point, best, shardless, holders, in_memory, lacking, borrowed, why)
+    in_copies = [rank for rank in on_disk if point in kept[rank]]
+    text = _explain(point, best, shardless, holders, in_memory, in_copies, lacking, borrowed, why)
     if by_page:
         text += f"; the generators of {_ranks(sorted(by_page))} are restored from pages in memory"
     derived = [
@@ -236,6 +249,23 @@ def _in_memory(joined: Mapping[int, Holdings], point: Point) -> list[int]:
     """Return the ranks whose memory holds the last commit of this point's step."""
     newest = max((member.commits for member in joined.values() if member.live == point), default=0)
     return [rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest]
+
+
+def _kept(joined: Mapping[int, Holdings]) -> dict[int, frozenset[Point]]:
+    """By rank, the points of which its copies in shared memory have the last commit.
+
+    After one step there may be several commits. The one that a live memory holds is meant, or else the last one.
+    """
+    newest: dict[Point, int] = {}
+    for one in joined.values():
+        if one.live is not None:
+            newest[one.live] = max(one.commits, newest.get(one.live, 0))
+    for point in {kept.point for one in joined.values() for kept in one.kept} - newest.keys():
+        newest[point] = max(kept.commits for one in joined.values() for kept in one.kept if kept.point == point)
+    return {
+        rank: frozenset(kept.point for kept in one.kept if kept.commits == newest[kept.point])
+        for rank, one in joined.items()
+    }
 
 
 def _trusted(ranks: Sequence[int], suspects: Collection[int], keys: Mapping[int, Key]) -> list[int]:
@@ -420,19 +450,21 @@ def _explain(
     without: Sequence[int],
     holders: Collection[int],
     in_memory: Collection[int],
+    in_copies: Collection[int],
     lacking: list[int],
     borrowed: Mapping[int, Borrowed],
     why: Mapping[int, str],
 ) -> str:
     text = f"restore point: step {point.step} of generation {point.generation}, "
-    on_disk = [rank for rank in holders if rank not in in_memory]
+    on_disk = [rank for rank in holders if rank not in in_memory and rank not in in_copies]
     parts = []
-    if in_memory and not lacking and not borrowed and not on_disk:
+    if in_memory and not lacking and not borrowed and not on_disk and not in_copies:
         parts.append("in every rank's memory")
-    elif on_disk and not lacking and not borrowed and not in_memory:
+    elif on_disk and not lacking and not borrowed and not in_memory and not in_copies:
         parts.append("from every rank's own checkpoint")
     else:
         parts += [f"in the memory of {_ranks(in_memory)}"] if in_memory else []
+        parts += [f"in the shared-memory copy of {_ranks(in_copies)}"] if in_copies else []
         parts += [f"held by {_ranks(on_disk)}"] if on_disk else []
     if borrowed:
         keepers = sorted({one.keeper for one in borrowed.values()})

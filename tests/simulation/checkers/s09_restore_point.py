@@ -2,8 +2,9 @@
 
 If a point was committed and none is left, no generation starts.
 
-A copy that a member keeps for a slot counts as a point of that slot's rank, whose own parts come back with it. Of a
-sharded state each part comes from a rank that holds the same one, and a point counts only if every part of it is held.
+A commit that a member finds in its host's memory counts as a point of its own. A copy that it keeps for a slot counts
+as a point of that slot's rank, whose own parts come back with it. Of a sharded state each part comes from a rank that
+holds the same one, and a point counts only if every part of it is held.
 Disks need not be asked where a member remembers a commit of the last generation, or what that started from: its peers
 cannot have come further without it. Anything older in a memory may have been overtaken, so then every disk counts.
 """
@@ -61,7 +62,8 @@ class RestorePoint(Checker):
         points = tuple(point for point in join.points if point <= equal)
         live = join.live if join.live is not None and join.live <= equal else None
         copies = tuple(copy for copy in join.copies if copy.point <= equal)
-        return replace(join, points=points, live=live, copies=copies)
+        kept = tuple(one for one in join.kept if one.point <= equal)
+        return replace(join, points=points, live=live, copies=copies, kept=kept)
 
     def _suffices(self, joins: list[Holdings], on_line: list[set[Point]]) -> bool:
         """Return whether memories hold the furthest possible point with the own parts of all."""
@@ -71,7 +73,11 @@ class RestorePoint(Checker):
         if newest is None or (newest.generation != last.generation and newest != last.restore):
             return False
         parts = _parts(joins)
-        remembered_parts = {part for part, join in zip(parts, joins, strict=True) if join.live == newest}
+        remembered_parts = {
+            part
+            for part, join in zip(parts, joins, strict=True)
+            if newest in {join.live, *(one.point for one in join.kept)}
+        }
         return remembered_parts == set(parts) and all(
             newest in points for join, points in zip(joins, on_line, strict=True) if join.own_parts
         )
@@ -114,7 +120,7 @@ class RestorePoint(Checker):
 
 
 def _held(join: Holdings) -> set[Point]:
-    return {*join.points, *([join.live] if join.live is not None else [])}
+    return {*join.points, *(one.point for one in join.kept), *([join.live] if join.live is not None else [])}
 
 
 def _parts(joins: list[Holdings]) -> list[tuple[int, ...]]:

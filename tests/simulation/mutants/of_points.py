@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from samebits.core.messages import CommittedPoint, GenerationStarted, Said, Sharding
+from samebits.core.messages import CommittedPoint, GenerationStarted, Holdings, Said, Sharding
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import PointCommitted
@@ -79,6 +79,11 @@ def _any_source(
     return {rank: next(one for holders in (*held, initial) for one in holders) for rank in lacking}
 
 
+def _anyones(joined: Mapping[int, Holdings]) -> dict[int, frozenset[Point]]:
+    kept = frozenset(kept.point for one in joined.values() for kept in one.kept)
+    return dict.fromkeys(joined, kept)
+
+
 SHARDED = {
     "save_every": 1,
     "world_size": 4,
@@ -89,6 +94,7 @@ SHARDED = {
     "sharding": Sharding((2, 2), (True, False)),
     "rates_hz": {"disk lost": 0.3},
 }
+NO_REPLICAS = {**SHARDED, "sharding": Sharding((4,), (False,)), "save_every": 5, "rates_hz": {"worker killed": 0.3}}
 LOST_DISKS = {"save_every": 1, "world_size": 3, "has_own_parts": True, "rates_hz": {"disk lost": 0.3}}
 NO_DISKS = {"save_every": 1, "saves_s": 0.01, "rates_hz": {"every disk lost": 0.1}}
 AWAY = {"keep": 2, "save_every": 1, "world_size": 3, "rates_hz": {"partition": 0.2, "scheduler killed": 0.1}}
@@ -140,6 +146,20 @@ MUTANTS = (
             "samebits.core.restore._sources": _any_source,
         },
         changes=SHARDED,
+    ),
+    Mutant(
+        "commits in shared memory are no points",
+        frozenset({"S9"}),
+        100,
+        patches={"samebits.core.restore._kept": lambda joined: dict.fromkeys(joined, frozenset())},
+        changes=NO_REPLICAS,
+    ),
+    Mutant(
+        "a commit in shared memory counts for every part",
+        frozenset({"S9"}),
+        100,
+        patches={"samebits.core.restore._kept": _anyones},
+        changes=NO_REPLICAS,
     ),
     Mutant("another slot's copy is lent", frozenset({"S9"}), 100, _LendsAnothers, changes=LOST_DISKS),
 )

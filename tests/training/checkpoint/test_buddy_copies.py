@@ -19,6 +19,7 @@ from samebits.errors import CheckpointError
 from samebits.service.copies.buddy import CopyListener, brief_of
 from samebits.service.log import LOGGER
 from samebits.store.checkpoint import MemoryRoom, copied_slots, points_in_memory
+from samebits.store.checkpoint.memory_room import RoomKind
 from samebits.training.checkpoint.kept_copies import KeptCopies
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
 from samebits.training.state import snapshot
@@ -65,7 +66,7 @@ class Rank:
         return pid
 
     def kept(self) -> list[int]:
-        found, _ = points_in_memory(self.memory, JOB, 1 - self.slot, is_copy=True)
+        found, _ = points_in_memory(self.memory, JOB, 1 - self.slot, kind=RoomKind.COPIED)
         return [one.point.step for one in found]
 
 
@@ -156,7 +157,7 @@ def test_rank_accepts_copies_from_its_first_commit_on(ranks: tuple[Rank, Rank]) 
     )
     newcomer.settle()
     ranks[0].exchange(third)
-    wait_until(lambda: points_in_memory(ranks[1].host / "elsewhere", JOB, 0, is_copy=True)[0] != [])
+    wait_until(lambda: points_in_memory(ranks[1].host / "elsewhere", JOB, 0, kind=RoomKind.COPIED)[0] != [])
     newcomer.release()
 
 
@@ -211,7 +212,7 @@ def test_killed_writer_is_replaced_by_one_that_copies(ranks: tuple[Rank, Rank]) 
 
 def kept_on(memory: Path, *steps: int, slot: int = 0) -> list[Path]:
     """Store copies as if a keeper, now gone, had accepted them; return the slots' paths."""
-    room = MemoryRoom(memory, JOB, slot, is_copy=True)
+    room = MemoryRoom(memory, JOB, slot, kind=RoomKind.COPIED)
     names = [fill_and_hash(room, step) for step in steps]
     room.close()
     return [room.path / name for name in names]
@@ -271,7 +272,7 @@ def test_old_unowned_copies_are_removed_after_the_second_common_point(tmp_path: 
 
 
 def test_copies_of_a_live_process_stay(tmp_path: Path) -> None:
-    room = MemoryRoom(tmp_path, JOB, 0, is_copy=True)
+    room = MemoryRoom(tmp_path, JOB, 0, kind=RoomKind.COPIED)
     fill_and_hash(room, 1)
     copies = KeptCopies(JOB, memory=tmp_path)
     assert copies.look() == []

@@ -22,7 +22,7 @@ def process(every: int = 0) -> Any:
         admitted=SimpleNamespace(job="a-job"),
         device=torch.device("cpu"),
         agent=SimpleNamespace(report_digests=lambda digests: None, equal_point=None),
-        settings=SimpleNamespace(enable_recovery=True, consistency_every=every),
+        settings=SimpleNamespace(enable_recovery=True, consistency_every=every, shard_copy_every="auto"),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import reduce_scatter_tensor_coalesced
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits.store import collective_ring
@@ -108,6 +109,13 @@ def act_of(kind: str, group: Group, tensor: torch.Tensor) -> Callable[[], object
             return lambda: dist.all_reduce(tensor.fill_(1.0))
         case "broadcast":
             return lambda: dist.broadcast(tensor, 0)
+        case "reduce_scatter":  # what FSDP2's backward pass does
+            part = torch.empty(tensor.numel() // group.world_size)
+            whole = tensor[: part.numel() * group.world_size]
+            return lambda: dist.reduce_scatter_tensor(part, whole)
+        case "reduce_scatter of a list":
+            parts = list(tensor.split(1000)[: group.world_size])
+            return lambda: dist.reduce_scatter(torch.empty(1000), parts)
         case "barrier":
             return dist.barrier
         case "monitored_barrier":
@@ -202,6 +210,32 @@ def ending(member: Member, pending: str) -> None:
     member.wait_for_word("end")
 
 
+def _reduce_scatters_are_gloos(group: Group, op: Any) -> None:
+    """They have the bits of gloo's own, which takes as long as it likes to notice a broken group."""
+    pg: Any = group.pg
+    rank, size, inner = dist.get_rank(), dist.get_world_size(), pg._inner
+    given = torch.randn(size * 1001, generator=torch.Generator().manual_seed(rank))
+    own, options = torch.empty(1001), dist.ReduceScatterOptions()
+    options.reduceOp = op
+    inner._reduce_scatter_base(own, given.clone(), options).wait()
+    ours = torch.empty(1001)
+    work = dist.reduce_scatter_tensor(ours, given, op, async_op=True)
+    assert work is not None
+    assert work.get_future().wait()[0] is not None and work.wait()
+    assert torch.equal(ours, own)
+    inner.reduce_scatter([own], [list(given.clone().chunk(size))], options).wait()
+    dist.reduce_scatter(ours, list(given.chunk(size)), op)
+    assert torch.equal(ours, own)
+    several = reduce_scatter_tensor_coalesced([given, given[: size * 2]], "sum", [0, 0], group=pg)
+    assert [one.numel() for one in several] == [1001, 2]
+    try:
+        dist.reduce_scatter_tensor(ours, given[1:], op)
+    except RuntimeError as error:
+        assert "1001" in str(error)
+    else:
+        raise AssertionError("an input of another size was reduced")
+
+
 def many_calls(member: Member) -> None:
     """Run one of each kind of collective and check it."""
     group, _ = enter(member)
@@ -226,9 +260,8 @@ def many_calls(member: Member) -> None:
     mine = torch.zeros(1)
     dist.scatter(mine, [torch.tensor([float(peer)]) for peer in range(size)] if rank == 0 else None)
     assert mine.item() == rank
-    out = torch.zeros(1)
-    dist.reduce_scatter_tensor(out, torch.arange(size, dtype=torch.float32))
-    assert out.item() == rank * size
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
+        _reduce_scatters_are_gloos(group, op)
     exchanged = torch.zeros(size)
     dist.all_to_all_single(exchanged, torch.full((size,), float(rank)))
     assert exchanged.tolist() == list(range(size))

@@ -53,7 +53,7 @@ def test_kill_9_of_one_of_four_frees_all_survivors(ranks: Hub, kind: str) -> Non
 
 KINDS = [
     *("all_reduce", "backward", "plain backward", "buffers", "broadcast", "pairwise"),
-    *("future", "subgroup", "objects", "monitored_barrier"),
+    *("future", "subgroup", "objects", "monitored_barrier", "reduce_scatter", "reduce_scatter of a list"),
 ]
 
 

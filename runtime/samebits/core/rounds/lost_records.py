@@ -45,6 +45,7 @@ def next_generation(state: JobState, joined: Iterable[Holdings]) -> tuple[int, s
     each rank might hold a different one.
     """
     held = {point.generation for one in joined for point in (*one.points, *(copy.point for copy in one.copies))}
+    held |= {kept.point.generation for one in joined for kept in one.kept}
     held |= {one.live.generation for one in joined if one.live is not None}
     newest = max((number for number in held if number < MOST), default=0)
     if newest < state.next_generation:

@@ -18,6 +18,7 @@ from samebits.net.copies import MAX_TEXT_BYTES, Declined, FromKeeper, KeeperSock
 from samebits.net.curve import KeyPair
 from samebits.store.checkpoint import MemoryRoom
 from samebits.store.checkpoint.copied_buffer import CopyOffer, IncomingCopy, has_copy
+from samebits.store.checkpoint.memory_room import RoomKind
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class CopyKeeper:
         try:
             room = self._rooms.get(offer.slot)
             if room is None:
-                room = self._rooms[offer.slot] = MemoryRoom(self._base, self._job, offer.slot, is_copy=True)
+                room = self._rooms[offer.slot] = MemoryRoom(self._base, self._job, offer.slot, kind=RoomKind.COPIED)
             if has_copy(room, copied):
                 return Whole(number)
             self._incoming[offer.slot] = _Incoming(said.sender, number, IncomingCopy(room, copied))

@@ -5,6 +5,7 @@
   /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}         what the rank of this slot saves, on this host
   /dev/shm/samebits-<uid>/<job>/<slot>/page          the states of its random number generators (``kept_generators``)
   /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    what it saved elsewhere, kept here by its buddy
+  /dev/shm/samebits-<uid>/<job>/<slot>.commit/{a,b}  its newest commits, if its state is sharded (``shard_copies``)
 
 ``memory_buffer`` defines what is in a slot. Every user can write to /dev/shm, so only entries that belong to this user
 alone are used, and they are checked on open descriptors, since a name could change between check and use. The kernel's
@@ -14,6 +15,7 @@ lock on the folder shows whether a live process uses it, so that leftovers of fi
 from __future__ import annotations
 
 import contextlib
+import enum
 import fcntl
 import os
 import re
@@ -29,19 +31,41 @@ from samebits.core.point import Point
 from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.store import durable
 from samebits.store.checkpoint.folder import FoundPoint
-from samebits.store.checkpoint.memory_buffer import MemoryBuffer, Stage, open_slot, read_header, read_manifest
+from samebits.store.checkpoint.memory_buffer import (
+    MemoryBuffer,
+    Stage,
+    hashed,
+    open_slot,
+    read_header,
+    read_manifest,
+)
 from samebits.store.checkpoint.point_format import decode_manifest
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = ("a", "b")
 PAGE = "page"
-COPY = ".copy"
 SWEPT_AFTER_S = 3600.0
 """How long another job's slots must be untouched and unlocked before a job of the same user frees them."""
 
 _JOB = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}", re.ASCII)
 _MOST_SWEPT = 256
 _ATTEMPTS = 8
+
+
+class RoomKind(enum.Enum):
+    """What a room's slots hold; the value is the suffix of its folder's name."""
+
+    SAVED = ""  # the points that the rank saves; its writer hashes them and writes them to disk
+    COPIED = ".copy"  # points that another rank has saved
+    COMMITTED = ".commit"  # the rank's newest commits; only their next reader hashes them
+
+    @property
+    def usable_from(self) -> Stage:
+        """The stage from which a slot's content counts as a point.
+
+        A commit has to outlive its process only. Memory that a killed process has filled and sealed is complete.
+        """
+        return Stage.SEALED if self is RoomKind.COMMITTED else Stage.HASHED
 
 
 class MemoryRoom:
@@ -51,16 +75,16 @@ class MemoryRoom:
         base: a folder in memory; ``SHARED_MEMORY`` except in tests.
         job: id of the points' job.
         slot: the points' slot.
-        is_copy: they are copies that another rank, the slot's buddy, keeps.
+        kind: what they hold.
 
     Raises:
         LockedError: another live process uses them.
         StoreError: there is no such folder, or something in it does not belong to this user alone.
     """
 
-    def __init__(self, base: Path, job: str, slot: int, *, is_copy: bool = False) -> None:
-        self.path = room_path(base, job, slot, is_copy=is_copy)
-        self._base, self._job, self._rank_slot = base, job, slot
+    def __init__(self, base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVED) -> None:
+        self.path = room_path(base, job, slot, kind=kind)
+        self._base, self._job, self._rank_slot, self._kind = base, job, slot, kind
         self.descriptor = _lock(base, self.path)
         self._slots = [MemoryBuffer(self.path / name, self.descriptor) for name in NAMES]
         try:
@@ -111,7 +135,7 @@ class MemoryRoom:
         found = []
         for slot in self._slots:
             with contextlib.suppress(StoreError):  # reported by :func:`points_in_memory`
-                one = _inspect(self.descriptor, slot.path, self._job, self._rank_slot)
+                one = _inspect(self.descriptor, slot.path, self._job, self._rank_slot, self._kind)
                 found += [] if one is None else [one]
         return found
 
@@ -128,15 +152,35 @@ class MemoryRoom:
         For a point that was sealed by this process no manifest is read, because a training step waits.
         """
         header = slot.header()
-        if header is None or header.stage is not Stage.HASHED:
+        if header is None or header.stage < self._kind.usable_from:
             return None
         if header.sequence in self._points:
             return self._points[header.sequence]
         try:
-            found = _inspect(self.descriptor, slot.path, self._job, self._rank_slot)
+            found = _inspect(self.descriptor, slot.path, self._job, self._rank_slot, self._kind)
         except CheckpointError:
             return None
         return None if found is None else found.point
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that the slots use."""
+        return _bytes_in(self.descriptor)
+
+    def hash(self, point: Point) -> FoundPoint:
+        """Return a point of this room with its hashes, made now if it has none; to be read before the slot is filled.
+
+        Raises:
+            CheckpointError: the room does not hold it.
+        """
+        for slot in self._slots:
+            if self._point_of(slot) == point:
+                with hashed(slot.path, self.descriptor):
+                    pass
+                found = _inspect(self.descriptor, slot.path, self._job, self._rank_slot, self._kind)
+                if found is not None and found.point == point:
+                    return found
+        raise CheckpointError(f"{self.path}: {point} is gone")
 
     def close(self) -> None:
         """Close the slots; their content stays."""
@@ -151,33 +195,42 @@ class MemoryRoom:
             self.descriptor = -1
 
 
-def room_path(base: Path, job: str, slot: int, *, is_copy: bool = False) -> Path:
+def room_path(base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVED) -> Path:
     """Return the folder of one rank's memory slots, or of the copies of what it saved."""
     if not _JOB.fullmatch(job):
         raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler chooses them")
-    return base / f"samebits-{os.geteuid()}" / job / (f"{slot}{COPY}" if is_copy else str(slot))
+    return base / f"samebits-{os.geteuid()}" / job / f"{slot}{kind.value}"
 
 
 def copied_slots(base: Path, job: str) -> list[int]:
     """Return the slots whose copies are kept on this host, by any process."""
-    return slots_in_memory(base, job, COPY)
+    return slots_in_memory(base, job, RoomKind.COPIED)
 
 
-def slots_in_memory(base: Path, job: str, suffix: str = "") -> list[int]:
-    """Return the slots that have a room on this host, with this suffix of its name."""
+def slots_in_memory(base: Path, job: str, kind: RoomKind = RoomKind.SAVED) -> list[int]:
+    """Return the slots that have a room of this kind on this host."""
     names: list[str] = []
     with contextlib.suppress(OSError):  # nothing is kept here, or it belongs to another user
         names = [entry.name for entry in room_path(base, job, 0).parent.iterdir()]
-    numbers = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    rooms = [_slot_and_kind(name) for name in names]
+    return sorted(room[0] for room in rooms if room is not None and room[1] is kind)
 
 
-def points_in_memory(base: Path, job: str, slot: int, *, is_copy: bool = False) -> tuple[list[FoundPoint], list[str]]:
-    """Return the hashed points of a rank's slots, newest first, and a sentence for each unusable one.
+def _slot_and_kind(name: str) -> tuple[int, RoomKind] | None:
+    """Return what a room's name says; None if it is not a room's."""
+    number, dot, rest = name.partition(".")
+    kinds = [kind for kind in RoomKind if kind.value == dot + rest]
+    return (int(number), kinds[0]) if number.isdecimal() and kinds else None
+
+
+def points_in_memory(
+    base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVED
+) -> tuple[list[FoundPoint], list[str]]:
+    """Return the usable points of a rank's slots, newest first, and a sentence for each unusable one.
 
     A slot that was being filled when its process died is empty and not reported.
     """
-    path = room_path(base, job, slot, is_copy=is_copy)
+    path = room_path(base, job, slot, kind=kind)
     points: list[FoundPoint] = []
     problems: list[str] = []
     try:
@@ -186,7 +239,7 @@ def points_in_memory(base: Path, job: str, slot: int, *, is_copy: bool = False) 
                 return [], []
             for name in NAMES:
                 try:
-                    found = _inspect(room, path / name, job, slot)
+                    found = _inspect(room, path / name, job, slot, kind)
                 except StoreError as error:
                     text = str(error)
                     problems.append(text if text.startswith(str(path)) else f"{path / name}: {text}")
@@ -212,7 +265,7 @@ def rooms_of(base: Path, job: str) -> list[RoomInUse]:
     found = []
     with contextlib.suppress(OSError):  # nothing is kept here
         for path in sorted(above.iterdir()):
-            if not path.name.removesuffix(COPY).isdecimal():
+            if _slot_and_kind(path.name) is None:
                 continue
             with contextlib.suppress(StoreError), opened_room(base, path) as room:  # another user's memory is left out
                 if room is not None:
@@ -222,9 +275,8 @@ def rooms_of(base: Path, job: str) -> list[RoomInUse]:
 
 def newest_in_memory(base: Path, job: str) -> Point | None:
     """Return the newest hashed point of any rank of the job in this host's memory; None if there is none."""
-    names = [room.path.name for room in rooms_of(base, job)]
-    slots = [(int(name.removesuffix(COPY)), name.endswith(COPY)) for name in names]
-    points = [points_in_memory(base, job, slot, is_copy=is_copy)[0] for slot, is_copy in slots]
+    rooms = [_slot_and_kind(room.path.name) for room in rooms_of(base, job)]
+    points = [points_in_memory(base, job, room[0], kind=room[1])[0] for room in rooms if room is not None]
     return max((found.point for each in points for found in each), default=None)
 
 
@@ -250,9 +302,9 @@ def is_being_hashed(base: Path, job: str, slot: int) -> bool:
     return False
 
 
-def remove_room(base: Path, job: str, slot: int, *, is_copy: bool = False) -> bool:
+def remove_room(base: Path, job: str, slot: int, *, kind: RoomKind = RoomKind.SAVED) -> bool:
     """Free a rank's slots unless a live process uses them; return whether they are gone."""
-    return _remove(base, room_path(base, job, slot, is_copy=is_copy), lambda descriptor: True)
+    return _remove(base, room_path(base, job, slot, kind=kind), lambda descriptor: True)
 
 
 def sweep(base: Path, job: str, now_s: float | None = None) -> list[Path]:
@@ -290,8 +342,8 @@ def _remove(base: Path, path: Path, may_go: Callable[[int], bool]) -> bool:
     return True
 
 
-def _inspect(descriptor: int, path: Path, job: str, slot: int) -> FoundPoint | None:
-    """Return the hashed point of one slot.
+def _inspect(descriptor: int, path: Path, job: str, slot: int, kind: RoomKind) -> FoundPoint | None:
+    """Return the point of one slot: hashed, or in a room of commits sealed.
 
     Raises:
         CheckpointError: the content cannot be used.
@@ -304,7 +356,7 @@ def _inspect(descriptor: int, path: Path, job: str, slot: int) -> FoundPoint | N
         if header is None:
             return None
         manifest = decode_manifest(read_manifest(opened, header))
-        if header.stage is not Stage.HASHED:
+        if header.stage < kind.usable_from:
             raise CheckpointError(f"of {manifest.header.point}: its writer died before hashing it")
     finally:
         os.close(opened)
@@ -325,7 +377,7 @@ def _rooms_of_others(base: Path, job: str) -> list[Path]:
     with contextlib.suppress(OSError):  # whatever cannot be listed stays
         for entry in ours.iterdir():
             if entry.name != job and _JOB.fullmatch(entry.name):
-                found += [room for room in entry.iterdir() if room.name.removesuffix(COPY).isdecimal()]
+                found += [room for room in entry.iterdir() if _slot_and_kind(room.name) is not None]
     return found[:_MOST_SWEPT]
 
 

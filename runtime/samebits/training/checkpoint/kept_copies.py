@@ -17,6 +17,7 @@ from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.service import log
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import Checkpoint, FoundPoint, MemoryRoom
+from samebits.store.checkpoint.memory_room import RoomKind
 
 OLD_AFTER = 2  # points saved by all ranks in this generation
 
@@ -51,7 +52,7 @@ class KeptCopies:
         self._found.clear()
         for slot in checkpoints.copied_slots(self._memory, self._job):
             if slot in self._keeps or self._claims(slot):
-                found, problems = checkpoints.points_in_memory(self._memory, self._job, slot, is_copy=True)
+                found, problems = checkpoints.points_in_memory(self._memory, self._job, slot, kind=RoomKind.COPIED)
                 for problem in problems:
                     self._pass_over(problem)
                 for one in found:
@@ -61,7 +62,7 @@ class KeptCopies:
     def _claims(self, slot: int) -> bool:
         if slot not in self._claimed:
             try:
-                self._claimed[slot] = MemoryRoom(self._memory, self._job, slot, is_copy=True)
+                self._claimed[slot] = MemoryRoom(self._memory, self._job, slot, kind=RoomKind.COPIED)
             except LockedError:
                 return False  # the process that holds the lock offers it
             except StoreError as error:
@@ -124,12 +125,12 @@ class KeptCopies:
         if len(self._saved_by_all) != OLD_AFTER:
             return
         for slot in set(checkpoints.copied_slots(self._memory, self._job)) - self._keeps:
-            found, _ = checkpoints.points_in_memory(self._memory, self._job, slot, is_copy=True)
+            found, _ = checkpoints.points_in_memory(self._memory, self._job, slot, kind=RoomKind.COPIED)
             if all(one.point < point for one in found):
-                checkpoints.remove_room(self._memory, self._job, slot, is_copy=True)
+                checkpoints.remove_room(self._memory, self._job, slot, kind=RoomKind.COPIED)
 
     def discard(self) -> None:
         """Remove all copies when the job has finished; a live process removes those it still holds itself."""
         self.let_go()
         for slot in checkpoints.copied_slots(self._memory, self._job):
-            checkpoints.remove_room(self._memory, self._job, slot, is_copy=True)
+            checkpoints.remove_room(self._memory, self._job, slot, kind=RoomKind.COPIED)

@@ -19,13 +19,14 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from samebits.core.point import Point
 from samebits.errors import StoreError
 from samebits.service import log
 from samebits.store.checkpoint import (
@@ -108,8 +109,19 @@ class Staging:
             self._let_go(slot)  # its memory was freed since
             self._reserving[slot] = self._aside.submit(slot.reserve, manifest_bytes, plan.data_bytes)
 
-    def stage(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> tuple[str, int]:
+    def stage(
+        self,
+        header: PointHeader,
+        tensors: NamedTensors,
+        tree: Tree,
+        layout: Tree,
+        is_unwanted: Callable[[Point], bool] = lambda point: False,
+    ) -> tuple[str, int]:
         """Copy a point into a slot and seal it; return the slot's name and the point's sequence number.
+
+        Args:
+            header, tensors, tree, layout: the point.
+            is_unwanted: names points whose slots are filled before those of others.
 
         Raises:
             CheckpointError: the state cannot be saved faithfully; the message names the value.
@@ -117,7 +129,7 @@ class Staging:
         """
         plan = self._plan_for(tensors)
         manifest = _unproven(header, tree, layout, plan)
-        slot = self._room.next_slot()
+        slot = self._room.next_slot(is_unwanted)
         if (reserving := self._reserving.pop(slot, None)) is not None:
             with contextlib.suppress(StoreError):  # reserving is tried again
                 reserving.result()

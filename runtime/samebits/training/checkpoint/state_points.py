@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import xxhash
 
-from samebits.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, OrphanedPage, Page
+from samebits.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, KeptCommit, OrphanedPage, Page
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, DeviceLostError, GenerationEndedError, StoreError, UsageError
 from samebits.service import log
@@ -31,6 +31,7 @@ from samebits.training.checkpoint.kept_generators import KeptGenerators
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
 from samebits.training.checkpoint.rollback_copies import RollbackCopies, RollbackCopy, bytes_in
 from samebits.training.checkpoint.save_schedule import comparisons_by, due_by
+from samebits.training.checkpoint.shard_copies import CopySchedule, ShardCopies
 from samebits.training.group import ddp, meshes, transfer
 from samebits.training.group import device as devices
 from samebits.training.group.group import Group, discard, is_communication_failure
@@ -55,6 +56,11 @@ _PREPARED_AT = 2
 def _every(process: Worker) -> int | str:
     """Return CONSISTENCY_EVERY, or 0 if a difference could not be repaired."""
     return process.settings.consistency_every if process.settings.enable_recovery else 0
+
+
+def _copies_every(process: Worker) -> int | str:
+    """Return SHARD_COPY_EVERY, or 0 if nothing is recovered."""
+    return process.settings.shard_copy_every if process.settings.enable_recovery else 0
 
 
 def _nothing() -> None:
@@ -97,6 +103,10 @@ class StatePoints:
         self._left_out = 0  # commits without a save since the folder was opened
         self._copies = KeptCopies(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
         self.generators = KeptGenerators(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
+        self._shard_copies = ShardCopies(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
+        self._copies_due = CopySchedule(_copies_every(process), lambda number: transfer.gather(number, process.device))
+        self._copies_shards = False
+        self._told_interval = 0
 
     # ---- the folder
 
@@ -122,6 +132,7 @@ class StatePoints:
     def discard_memory(self) -> None:
         """Remove this job's points from memory when it has finished."""
         self.generators.let_go()
+        self._shard_copies.discard()
         self.folder.discard_memory()  # removes the page too
         self._copies.discard()
 
@@ -130,6 +141,7 @@ class StatePoints:
         checkpoints.dismiss_waiting()
         self._copies.let_go()
         self.generators.let_go()
+        self._shard_copies.close()
         if self._folder is not None:
             self._folder.release()
 
@@ -160,6 +172,56 @@ class StatePoints:
     def copies(self) -> Sequence[Copy]:
         """Return the verified copies of other ranks' points that this process offers for its host."""
         return self._copies.look()
+
+    def kept(self) -> tuple[KeptCommit, ...]:
+        """Return the commits of this process's slot in its host's shared memory."""
+        is_sharded = self._state.sharding(self._process.admitted.world_size) is not None
+        self._copies_shards = is_sharded and _copies_every(self._process) != 0
+        if self._folder is None or not self._copies_shards:
+            return ()
+        return self._shard_copies.offer(self._folder.slot)
+
+    def copy_shard(self, step: int) -> None:
+        """Copy the present commit to shared memory, if that is due."""
+        copies, due = self._shard_copies, self._copies_due
+        if not self._copies_shards:
+            return
+        was_decided = due.is_decided
+        is_due = due.is_at(step, fits=not copies.is_off)
+        if due.is_decided and not was_decided:
+            self._copies_are_decided()
+        if is_due:
+            self._copy_shard(Point(step, self.present().generation))
+            due.copied(step)
+
+    def begin_shard_copies(self, point: Point) -> None:
+        """Begin a generation at this point, with a copy of it. The point of step 0 is on every disk."""
+        generation = self.present()
+        self._copies_due.begins(point.step)
+        self._shard_copies.begins(Point(point.step, generation.generation))
+        if point.step and self._copies_shards and not self._shard_copies.holds(point, self.commits):
+            self._copy_shard(point)
+
+    def _copy_shard(self, point: Point) -> None:
+        generation = self.present()
+        taken_apart = self._in_tensors(point)
+        with _savable():
+            self._shard_copies.copy(self.folder.slot, *taken_apart, ranks_here=generation.local_world_size)
+
+    def _copies_are_decided(self) -> None:
+        """Log the agreed interval, or free the copies if some rank has no memory for them."""
+        due, copies = self._copies_due, self._shard_copies
+        if due.refused_by and not copies.is_off:
+            copies.is_off = True
+            copies.discard()
+            log.warn(
+                f"commits are not copied to shared memory: rank {', '.join(map(str, due.refused_by))} has no room for "
+                "its copies. Fix: see the warning in its log"
+            )
+        if due.interval != self._told_interval and self.present().rank == 0:
+            self._told_interval = due.interval
+            if due.interval:
+                log.say(due.text)
 
     def page(self) -> Page | None:
         """Describe the generator page of this process's slot, its own or a predecessor's."""
@@ -409,6 +471,8 @@ class StatePoints:
 
     def _from_folder(self, point: Point) -> Outgoing:
         """Prepare one of this rank's points for sending."""
+        if any(kept.point == point for kept in self.kept()):
+            return Outgoing.of_point(self._shard_copies.read(point))
         with self.folder.rejecting(point):
             return Outgoing.of_point(self.folder.load(point, to_send=True))
 
@@ -675,8 +739,14 @@ class StatePoints:
                 with self._copies.rejecting(copy):
                     return self._copies.read(copy), {}
         targets, tensors = self._targets(self._state.live_contents())
+        threads = staging.loading_threads(generation.local_world_size)
+        if any(kept.point == point for kept in self.kept()):
+            found = self._shard_copies.read(point, targets, threads=threads)
+            snapshot.state_in(found.tree, found.tensors)
+            log.say(f"the restore point of {point} comes from this slot's copy in shared memory")
+            return found, _filled(found, targets, tensors)
         with self.folder.rejecting(point):
-            found = self.folder.load(point, targets, threads=staging.loading_threads(generation.local_world_size))
+            found = self.folder.load(point, targets, threads=threads)
             snapshot.state_in(found.tree, found.tensors)  # undamaged but not a state: reject it, another point will do
         return found, _filled(found, targets, tensors)
 

@@ -30,6 +30,8 @@ from samebits.training.group.breakable_works import (
     Collective,
     InFlight,
     Pairwise,
+    ReduceScatter,
+    Several,
     await_this_thread_at_exit,
     wait_in_slices,
 )
@@ -105,6 +107,45 @@ class BreakableGroup(dist.ProcessGroup):
             self.launched.let_go()
         self.launched.add(work, self.recorder.launched(name, self.count, args))
         return Collective(work, self.breaker, self.launched)
+
+    def reduce_scatter_by(self, name: str, outputs: Any, inputs: Any, options: Any = None) -> dist.Work:
+        """Launch a reduce-scatter of ``inner`` by its method name, as the all-reduces that gloo makes of it.
+
+        Args:
+            name: the method.
+            outputs, inputs: a tensor each, or a list of them; an input may be a list with a part for each rank.
+            options: the operation; None: the sum.
+
+        Raises:
+            RuntimeError: an input does not have as many elements as the outputs of all ranks.
+        """
+        how = dist.AllreduceOptions()
+        if options is not None:
+            how.reduceOp, how.timeout = options.reduceOp, options.timeout
+        pairs = zip(outputs, inputs, strict=True) if isinstance(outputs, list) else [(outputs, inputs)]
+        self.count += 1
+        if len(self.launched) >= _MANY:
+            self.launched.let_go()
+        number, works = self.recorder.launched(name, self.count, (outputs, inputs)), []
+        for output, given in pairs:
+            parts = list(given) if isinstance(given, list | tuple) else [given]
+            wanted, found = output.numel() * self.size(), sum(one.numel() for one in parts)
+            if wanted != found:
+                raise RuntimeError(
+                    f"reduce_scatter: an output of {output.numel()} elements on {self.size()} ranks needs an input of "
+                    f"{wanted}, not {found}"
+                )
+            for index, part in enumerate(parts):
+                reduced = part.clone(memory_format=torch.contiguous_format)
+                work = self._launch("allreduce", [reduced], how)
+                self.launched.add(work, number)
+                number = None
+                if len(parts) > 1 and index != self.rank():
+                    works.append(Collective(work, self.breaker, self.launched))
+                else:
+                    at = 0 if len(parts) > 1 else self.rank()
+                    works.append(ReduceScatter(work, self.breaker, self.launched, reduced, output, at))
+        return works[0] if len(works) == 1 else Several(works)
 
     def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a send or receive of ``inner`` by its method name."""
@@ -256,6 +297,7 @@ def _method(name: str, launch: Callable[..., dist.Work]) -> Callable[..., dist.W
 
 
 for _name in torch_private.COLLECTIVES:
-    setattr(BreakableGroup, _name, _method(_name, BreakableGroup.collective))
+    _launch = BreakableGroup.reduce_scatter_by if "reduce_scatter" in _name else BreakableGroup.collective
+    setattr(BreakableGroup, _name, _method(_name, _launch))
 for _name in torch_private.PAIRWISE:
     setattr(BreakableGroup, _name, _method(_name, BreakableGroup.pairwise))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,7 +19,15 @@ from samebits.training.group.breaker import Breaker, join_at_exit, run_aside, ru
 from samebits.training.group.recorder import Recorder
 from samebits.training.main_thread_time import main_thread
 
-__all__ = ["Collective", "InFlight", "Pairwise", "await_this_thread_at_exit", "wait_in_slices"]
+__all__ = [
+    "Collective",
+    "InFlight",
+    "Pairwise",
+    "ReduceScatter",
+    "Several",
+    "await_this_thread_at_exit",
+    "wait_in_slices",
+]
 
 T = TypeVar("T")
 
@@ -153,8 +161,11 @@ class Collective(_DelegatingWork):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait until it is done, ``timeout`` passes or the group is broken; raises torch's errors or
         GenerationEndedError."""
-        wait_in_slices(self._inner, self._breaker, self._launched, timeout)
+        self._finish(timeout)
         return True
+
+    def _finish(self, timeout: timedelta) -> None:
+        wait_in_slices(self._inner, self._breaker, self._launched, timeout)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future for DDP and ``then``, completed with the work or failed by the breaker.
@@ -172,14 +183,79 @@ class Collective(_DelegatingWork):
 
     def _complete(self, ours: torch.futures.Future[Any]) -> None:
         try:
-            wait_in_slices(self._inner, self._breaker, self._launched, NO_TIMEOUT)
-            value = self._inner.result()
+            self._finish(NO_TIMEOUT)
+            value = self.result()
         except Exception as error:
             if self._breaker.release(ours):
                 ours.set_exception(error)
         else:
             if self._breaker.release(ours):
                 ours.set_result(value)
+
+
+class ReduceScatter(Collective):
+    """A reduce-scatter made of an all-reduce, whose part for this rank is copied to the output when it is waited for.
+
+    gloo does the same inside, with the same bits, but its own work ignores the timeout of a wait. A rank whose message
+    was cut off midway would then stay in gloo until gloo's timeout.
+
+    Args:
+        inner, breaker, launched: of the all-reduce, as :class:`Collective` has them.
+        reduced: what is reduced in place, whole.
+        output: this rank's part.
+        rank: of this process in the group.
+    """
+
+    def __init__(
+        self,
+        inner: dist.Work,
+        breaker: Breaker,
+        launched: InFlight,
+        reduced: torch.Tensor,
+        output: torch.Tensor,
+        rank: int,
+    ) -> None:
+        super().__init__(inner, breaker, launched)
+        self._reduced: torch.Tensor | None = reduced
+        self._output = output
+        self._rank = rank
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the output."""
+        return [self._output]
+
+    def _finish(self, timeout: timedelta) -> None:
+        super()._finish(timeout)
+        reduced, self._reduced = self._reduced, None
+        if reduced is not None:
+            count = self._output.numel()
+            part = reduced.view(-1)[self._rank * count : (self._rank + 1) * count]
+            with torch.no_grad():
+                self._output.copy_(part.view(self._output.shape))
+
+
+class Several(dist.Work):
+    """The works of one call, which end together."""
+
+    def __init__(self, works: Sequence[Collective]) -> None:
+        super().__init__()
+        self._works = works
+
+    def is_completed(self) -> bool:
+        """Return whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Return whether all have succeeded."""
+        return all(work.is_success() for work in self._works)
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the results in the order of the works."""
+        return [one for work in self._works for one in work.result()]
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Wait for all of them, as :meth:`Collective.wait`."""
+        return all(work.wait(timeout) for work in self._works)
 
 
 class Pairwise(_DelegatingWork):

@@ -224,6 +224,7 @@ class ElasticRun:
             state.forget()
         else:
             points.layouts = layouts
+            points.copy_shard(step)
         self._agent.step = step
         if self._replay is not None:
             self._replay.committed(step)
@@ -419,6 +420,7 @@ class ElasticRun:
             commits=self._points.commits,
             copies=tuple(self._points.copies()) if look else (),
             page=self._points.page(),
+            kept=self._points.kept(),
             orphaned_pages=self._points.orphaned_pages(),
             live_step=self._points.generators.live_step(self._live, self._points.commits),
             back_to=self._back_to,
@@ -547,6 +549,7 @@ class ElasticRun:
         state.begin(point)
         points.begin_comparing(point)
         points.keep_generators(point)
+        points.begin_shard_copies(point)
         formed.breaker.before_launch = points.generators.before_collective
         self._comparison = points.begin_comparison()
         self._log_steps(generation)

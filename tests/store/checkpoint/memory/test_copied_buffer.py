@@ -24,7 +24,7 @@ from samebits.store.checkpoint import (
     verify,
 )
 from samebits.store.checkpoint.copied_buffer import CopyOffer, IncomingCopy, OutgoingCopy, has_copy, outgoing_copy
-from samebits.store.checkpoint.memory_room import SWEPT_AFTER_S
+from samebits.store.checkpoint.memory_room import SWEPT_AFTER_S, RoomKind
 from tests.store.points import CHUNK_BYTES, JOB
 from tests.store.slots import content_of, fill, fill_and_hash
 
@@ -36,7 +36,7 @@ def rooms(tmp_path: Path) -> Iterator[tuple[MemoryRoom, MemoryRoom]]:
     """Return a rank's slots on one host and its buddy's copies on another."""
     for host in ("here", "there"):
         (tmp_path / host).mkdir()
-    ours, theirs = MemoryRoom(tmp_path / "here", JOB, 0), MemoryRoom(tmp_path / "there", JOB, 0, is_copy=True)
+    ours, theirs = MemoryRoom(tmp_path / "here", JOB, 0), MemoryRoom(tmp_path / "there", JOB, 0, kind=RoomKind.COPIED)
     yield ours, theirs
     ours.close()
     theirs.close()
@@ -71,7 +71,7 @@ def copy(ours: MemoryRoom, name: str, theirs: MemoryRoom, piece_bytes: int = 100
 
 
 def steps_there(tmp_path: Path) -> list[int]:
-    found, problems = points_in_memory(tmp_path / "there", JOB, 0, is_copy=True)
+    found, problems = points_in_memory(tmp_path / "there", JOB, 0, kind=RoomKind.COPIED)
     assert problems == []
     for one in found:
         verify(one)
@@ -82,7 +82,7 @@ def steps_there(tmp_path: Path) -> list[int]:
 def test_copy_equals_the_point(rooms: tuple[MemoryRoom, MemoryRoom], tmp_path: Path, piece_bytes: int) -> None:
     ours, theirs = rooms
     copy(ours, fill_and_hash(ours, 3, count=200), theirs, piece_bytes)
-    (found,), _ = points_in_memory(tmp_path / "there", JOB, 0, is_copy=True)
+    (found,), _ = points_in_memory(tmp_path / "there", JOB, 0, kind=RoomKind.COPIED)
     assert found.point == Point(3, 1)
     assert bytes(read(found).tensors["weight"].data) == content_of(3, 200)
     assert points_in_memory(tmp_path / "there", JOB, 0) == ([], []), "there it is a copy, not the keeper's own point"
@@ -253,8 +253,8 @@ def test_copies_belong_to_one_keeper_and_are_removed_with_the_job(
     copy(ours, fill_and_hash(ours, 1), theirs)
     there = tmp_path / "there"
     with pytest.raises(LockedError):
-        MemoryRoom(there, JOB, 0, is_copy=True)
-    assert not remove_room(there, JOB, 0, is_copy=True)
+        MemoryRoom(there, JOB, 0, kind=RoomKind.COPIED)
+    assert not remove_room(there, JOB, 0, kind=RoomKind.COPIED)
     theirs.close()
     newest_s = max(path.stat().st_mtime for path in theirs.path.iterdir())
     assert sweep(there, "another-job", newest_s + SWEPT_AFTER_S - 1) == []
