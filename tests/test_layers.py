@@ -83,7 +83,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "commands": (
         *("core.causes.escalation", "core.causes.table", "core.ends", "core.hangs", "core.lines"),
-        *("service.cause_file", "service.job_journal", "service.scheduler_address", "service.stacks", "service.status"),
+        *("service.cause_file", "service.job_journal", "service.log", "service.scheduler_address", "service.stacks"),
+        "service.status",
         *("account", "commands", "config", "exit_codes", "hosts", "launcher", "net", "option_types"),
         *("scheduler_hosts", "spelling", "store", "tracebacks", "training"),
     ),
