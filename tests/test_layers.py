@@ -108,6 +108,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "start_folder", "training", "compat"),
     "earlier": (),
     "horovod": ("training",),
+    "torchx": (),
     # Of the launcher: torchrun's agents keep their job's scheduler running.
     "integrations": ("launcher.kept_scheduler", "training"),
     "__main__": ("commands", "config", "dashboard", "net", "service", "spelling", "store"),

@@ -78,6 +78,7 @@ __all__ = [
     "take_start_folder",
     "torchrun_error_file",
     "torchrun_seat",
+    "torchrun_store",
     "visible_npus",
     "wants_nccl2",
     "whole_environment",
@@ -742,6 +743,13 @@ def scheduler_environment(environ: Mapping[str, str] = os.environ) -> dict[str, 
     of_the_process = (*("ROLE", "NODE_ID", "JOB_ID", "PROBE_FILE"), _AGENT, _AGENT_SCHEDULER, _ERROR_FILE)
     kept = {name: text for name, text in environ.items() if name.removeprefix(PREFIX) not in of_the_process}
     return {**kept, "ROLE": "scheduler"}
+
+
+def torchrun_store(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Return the address at which an agent of torchrun serves its store as long as it lives; None if it does not."""
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
 
 
 def torchrun_error_file(environ: Mapping[str, str] = os.environ) -> Path | None:

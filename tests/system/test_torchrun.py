@@ -41,6 +41,11 @@ class TorchrunJob:
         self._endpoint = f"127.0.0.1:{free_port()}"
         self.agents: dict[str, Running] = {}
 
+    @property
+    def wait_s(self) -> float:
+        """A ported script is started twice until it trains."""
+        return 2 * WAIT_S if self.script == PORTED else WAIT_S
+
     def start(self, name: str, *options: str) -> None:
         here = ("--rdzv-backend=samebits", f"--rdzv-endpoint={self._endpoint}", "--rdzv-id=job", "--nproc-per-node=1")
         words = (*(() if "--standalone" in options else here), *options, str(self.script))
@@ -75,10 +80,11 @@ class TorchrunJob:
         (self.folder / f"pass_{step}").touch()
 
     def wait(self, wanted: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
+        wait_s = self.wait_s
+        deadline = time.monotonic() + wait_s
         while not wanted():
             logs = "\n".join(f"{name}: {self.log(name)[-2000:]}" for name in self.agents)
-            assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}\n{logs}"
+            assert time.monotonic() < deadline, f"not within {wait_s:g} s: {what}\n{logs}"
             time.sleep(0.1)
 
     def scheduler(self) -> ProcessIdentity:
@@ -166,11 +172,11 @@ def test_ported_script_survives_a_rank_and_its_scheduler_though_torchrun_may_not
     signal_process(job.scheduler_of_ranks(), signal.SIGKILL)
     for step in (10, 20, 30):
         job.passes(step)
-    assert job.agents["one"].wait(WAIT_S) == 0, job.log("one")
+    assert job.agents["one"].wait(job.wait_s) == 0, job.log("one")
     assert job.ended_with() == {undisturbed_bits()}
     assert re.search(r"\[default1\]:rank 1 ends with", job.log("one"))
     (attempt,) = (job.folder / "logs").glob("*/attempt_*")
-    assert "rank 1 ends with" in (attempt / "1" / "stdout.log").read_text()
+    assert "rank 1 ends with" in (attempt / "1" / "stderr.log").read_text()
     job.wait(lambda: not found_below(job.folder), "all processes end")
 
 
@@ -198,7 +204,7 @@ def test_ported_script_on_two_nodes_ends_with_the_same_bits_whatever_is_killed(j
     job.start("b", *options)
     job.wait(lambda: {*job.waits(30).values()}.isdisjoint(before.values()) and job.waits(30), "the node is replaced")
     job.passes(30)
-    assert (job.agents["a"].wait(WAIT_S), job.agents["b"].wait(WAIT_S)) == (0, 0), job.log("a")
+    assert (job.agents["a"].wait(job.wait_s), job.agents["b"].wait(job.wait_s)) == (0, 0), job.log("a")
     assert job.ended_with() == {undisturbed_bits()}
     job.wait(lambda: not found_below(job.folder), "all processes end")
 
@@ -209,7 +215,7 @@ def test_error_of_a_ported_script_is_torchruns_first_cause(job: TorchrunJob) -> 
     job.start("one", "--standalone", "--nproc-per-node=2", "--max-restarts=0")
     job.wait(lambda: job.waits(10), "both ranks train")
     (job.folder / "fail").touch()
-    assert job.agents["one"].wait(WAIT_S) == 1
+    assert job.agents["one"].wait(job.wait_s) == 1
     log = job.log("one")
     assert "ChildFailedError" in log and "torchrun_ported_script.py FAILED" in log
     cause = log.partition("Root Cause (first observed failure)")[2]

@@ -1,9 +1,13 @@
-"""A ported script for torchrun: it trains to a fixed step, and waits at some of them for the test's permission."""
+"""A ported script for torchrun: it trains to a fixed step, and waits at some of them for the test's permission.
+
+It prints to standard error: what torchrun copies to its standard output is buffered.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -36,7 +40,7 @@ def main() -> None:
         while state.completed_steps < STEPS:
             step = state.completed_steps
             if step in GATES:
-                print(f"rank {dist.get_rank()} waits at {step}, pid {os.getpid()}", flush=True)
+                print(f"rank {dist.get_rank()} waits at {step}, pid {os.getpid()}", file=sys.stderr, flush=True)
             while step in GATES and not all_see(Path(f"pass_{step}")):
                 if dist.get_rank() == 1 and Path(FAILS).exists():
                     raise ValueError("the loss is not a number")
@@ -50,7 +54,7 @@ def main() -> None:
             state.commit()
 
     train(state)
-    print(f"rank {dist.get_rank()} ends with {bits_of(model)}", flush=True)
+    print(f"rank {dist.get_rank()} ends with {bits_of(model)}", file=sys.stderr, flush=True)
 
 
 def all_see(path: Path) -> bool:

@@ -10,6 +10,7 @@ import argparse
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ _FINAL = frozenset((0, *codes_to_give_up_at()))
 _WORTH_RETRYING = frozenset(one.code for one in EXIT_CODES if one.again is Again.YES)
 _LOOK_S = 1.0  # PROBE_FILE is written every second
 _MAX_BYTES = 64
+_STORE_S = 10.0  # torchrun's store is in a process of this machine
 _UNKNOWN_COMMAND = 127  # as a shell says it
 
 
@@ -293,11 +295,24 @@ def _keep_rank(command: Sequence[str]) -> int:
 
 
 def _open(agent: ProcessIdentity | None) -> int:
-    """Return a descriptor that is readable once torchrun's agent is gone."""
+    """Return a descriptor that is readable once torchrun's agent is gone.
+
+    If it had ended before this process looked for its parent, another process has adopted this one, and the agent's
+    store does not answer any more.
+
+    Raises:
+        UsageError: it is gone.
+    """
+    gone = UsageError("keep: torchrun, which has started this process, is gone. Fix: start torchrun again")
+    if agent is None:
+        raise gone
     try:
-        return os.pidfd_open(0 if agent is None else agent.pid)
+        descriptor = os.pidfd_open(agent.pid)
+        if (store := config.torchrun_store()) is not None:
+            socket.create_connection(store, _STORE_S).close()
     except OSError:
-        raise UsageError("keep: torchrun, which has started this process, is gone") from None
+        raise gone from None
+    return descriptor
 
 
 def _escalation(settings: Settings) -> Escalation:
