@@ -285,6 +285,7 @@ class RankKeeper(Keeper):
 
     def _fail(self, error: SameBitsError) -> None:
         self._failure = error
+        self._scheduler.let_go()
         os.kill(os.getpid(), signal.SIGCHLD)  # wakes the main thread
 
 
