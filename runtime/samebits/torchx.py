@@ -1,8 +1,8 @@
 """A TorchX component: ``torchx run samebits.torchx:dist -j 2x4 --script train.py``.
 
-It is ``dist.ddp`` with the rendezvous of this package, on any scheduler that TorchX knows. torchx is imported inside
-the function, since this package does not depend on it. TorchX evaluates the annotations of the arguments, so they
-cannot be postponed, and recognises that of the result by its name.
+It is ``dist.torchrun`` with the rendezvous of this package, on any scheduler that TorchX knows. torchx is imported
+inside the function, since this package does not depend on it. TorchX evaluates the annotations of the arguments, so
+they cannot be postponed, and recognises that of the result by its name.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ def dist(
         script: script to run
         m: Python module to run instead of a script
         image: image of the containers; default: TorchX's own
-        name: name of the job, as in dist.ddp
+        name: name of the job, as in dist.torchrun
         h: a named resource, instead of cpu, gpu and memMB
         cpu: CPUs of each node
         gpu: GPUs of each node
@@ -50,14 +50,14 @@ def dist(
         max_retries: how often the scheduler may start a node again
         max_restarts: how often torchrun may restart a node's workers
         port: of the scheduler on node 0
-        mounts: mounts, as in dist.ddp
+        mounts: mounts, as in dist.torchrun
         tee: streams that are copied to the console: 0 none, 1 stdout, 2 stderr, 3 both
     """
     from torchx.components import dist as torchx_dist
 
     nodes = j.rpartition("x")[0] or "1"
     options = {"image": image} if image else {}
-    return torchx_dist.ddp(
+    return torchx_dist.torchrun(
         *script_args,
         script=script,
         m=m,

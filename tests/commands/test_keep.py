@@ -195,6 +195,19 @@ def test_sigterm_of_torchrun_reaches_the_rank_once(rank: Callable[..., subproces
     assert keeper.returncode == 143
 
 
+def test_script_that_has_failed_keeps_its_status_when_torchrun_ends_it(
+    rank: Callable[..., subprocess.Popen[str]],
+) -> None:
+    """Another rank's end, which only follows from the error, may be seen first."""
+    keeper = rank("echo the error > error.json; echo ready; exec sleep 60")
+    assert keeper.stdout is not None
+    while keeper.stdout.readline() != "ready\n":
+        pass
+    keeper.send_signal(signal.SIGTERM)
+    keeper.communicate(timeout=60)
+    assert keeper.returncode == 1
+
+
 def test_rank_ends_with_torchruns_agent(rank: Callable[..., subprocess.Popen[str]]) -> None:
     """The agent is the parent of the rank's session, even if a shell is between the two."""
     agent = rank("echo ready; exec sleep 60", below=(sys.executable, "-c", AGENT, "/bin/sh", "-c", '"$@"; true', "sh"))

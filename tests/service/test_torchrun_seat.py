@@ -38,6 +38,12 @@ def test_ranks_of_one_node_agree_on_a_free_port_and_others_get_the_agents(folder
     assert ours["RECOVERY_PATH"] == f"recovery/{WORKERS}", "the agents' journal is above it"
 
 
+def test_journal_in_an_etcd_is_refused(folder: Path) -> None:
+    settings = config.read({"RECOVERY_PATH": "etcd://node0:2379/digits"}, role_required=False)[0]
+    with pytest.raises(SettingsError, match=r"RECOVERY_PATH names an etcd.*Fix: export RECOVERY_PATH=<a folder"):
+        torchrun_seat._told(SEAT, folder, settings)
+
+
 @pytest.mark.parametrize(
     ("seat", "fix"),
     [

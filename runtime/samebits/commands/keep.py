@@ -241,6 +241,9 @@ class RankKeeper(Keeper):
             self._scheduler.close()
         if self._failure is not None:
             raise self._failure
+        path = config.torchrun_error_file()
+        if self.asked and self._signal == signal.SIGTERM and path is not None and path.exists():
+            return 1  # the script had failed before torchrun asked: another rank that lost it was seen first
         if self._signal:
             signal.signal(self._signal, signal.SIG_DFL) if self._signal != signal.SIGKILL else None
             os.kill(os.getpid(), self._signal)
@@ -292,7 +295,10 @@ class RankKeeper(Keeper):
 def _keep_rank(command: Sequence[str]) -> int:
     log.set_up("keeper")
     with Signals((signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)) as signals:
-        return RankKeeper(command, signals).run()
+        status = RankKeeper(command, signals).run()
+        # This process has a status of its own now; a request that comes too late must not replace it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+        return status
 
 
 def _open(agent: ProcessIdentity | None) -> int:

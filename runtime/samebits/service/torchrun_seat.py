@@ -40,6 +40,11 @@ _A_FUNCTION = (
     "torch's launcher has started this process as a function (torch.distributed.launcher.elastic_launch), and it calls "
     "samebits.init(), which has to start its script again. Fix: start the script with torchrun, or with `samebits run`"
 )
+_IN_ETCD = (
+    "RECOVERY_PATH names an etcd, and torchrun has started this script, which calls samebits.init(): its ranks' "
+    "journal is in a folder. Fix: export RECOVERY_PATH=<a folder that the nodes share>, or start the script with "
+    "`samebits run`"
+)
 _NO_SCHEDULER = (
     "no agent of torchrun may start a scheduler on the machine of --rdzv-endpoint, and the script calls "
     "samebits.init(). Fix: run torchrun on that machine too, without --rdzv-conf=is_host=0, and name hosts in "
@@ -70,6 +75,8 @@ def become_keeper(seat: TorchrunSeat, folder: Path) -> NoReturn:
 
 def _told(seat: TorchrunSeat, folder: Path, settings: Settings) -> dict[str, str]:
     """Return the variables of this rank's seat and of its job."""
+    if settings.journal_place is not None:
+        raise SettingsError([_IN_ETCD])
     path, name = settings.recovery_path, {}
     if seat.has_our_rendezvous:
         if seat.scheduler is None:

@@ -474,6 +474,14 @@ _OWN_ERRORS = (UsageError, HiddenStateError, LayoutError, DivergenceError, Unequ
 """Errors of this package by which a rank itself ends; the others follow from what the scheduler has decided."""
 
 
+def _record_for_torchrun(error: BaseException, traceback: TracebackType | None) -> None:
+    """Write the error where torchrun looks for the first cause, as torch's ``@record`` does in scripts that use it."""
+    try:
+        raise error.with_traceback(traceback)
+    except BaseException:  # it is being handled: torch formats the traceback of the exception that is
+        get_error_handler().record_exception(error)
+
+
 class _Ending:
     """How this process ends, and what it reports to the scheduler about that.
 
@@ -544,7 +552,7 @@ class _Ending:
             self._previous_hook(kind, error, traceback)
             self._status = 1
         if config.torchrun_error_file() is not None:
-            get_error_handler().record_exception(error)  # as @record does: torchrun shows it as the first cause
+            _record_for_torchrun(error, traceback)
         if self.agent is not None and not is_told_to and _process is not None and _process.has_trained:
             self.agent.verdict(OWN_ERROR_GRACE_S)
 
