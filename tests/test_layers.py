@@ -83,7 +83,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "commands": (
         *("core.causes.escalation", "core.causes.table", "core.ends", "core.hangs", "core.lines"),
-        *("service.cause_file", "service.job_journal", "service.scheduler_address", "service.stacks", "service.status"),
+        *("service.cause_file", "service.job_journal", "service.log", "service.scheduler_address", "service.stacks"),
+        "service.status",
         *("account", "commands", "config", "exit_codes", "hosts", "launcher", "net", "option_types"),
         *("scheduler_hosts", "spelling", "store", "tracebacks", "training"),
     ),
@@ -107,6 +108,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "start_folder", "training", "compat"),
     "earlier": (),
     "horovod": ("training",),
+    "torchx": (),
     # Of the launcher: torchrun's agents keep their job's scheduler running.
     "integrations": ("launcher.kept_scheduler", "training"),
     "__main__": ("commands", "config", "dashboard", "net", "service", "spelling", "store"),

@@ -20,6 +20,7 @@ from tests.system.processes import free_port
 
 SOURCES = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "runtime")
 IMPORTED_AS = {"scikit-learn": "sklearn", "pyzmq": "zmq", "opentelemetry-sdk": "opentelemetry"}
+IMPORTED_AS |= {"torchx-nightly": "torchx"}
 
 
 def run(*command: str | Path, cwd: Path, timeout_s: float = 120) -> str:
@@ -90,8 +91,8 @@ def test_every_folder_of_the_package_is_a_package(repository: Path) -> None:
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "frameworks", "dashboard", "ray", "otel"]
-EXTRAS += ["tracking", "fuzz", "remote", "hdfs", "dev"]
+EXTRAS = ["npu", "examples", "accelerate", "lightning", "transformers", "frameworks", "dashboard", "ray", "torchx"]
+EXTRAS += ["otel", "tracking", "fuzz", "remote", "hdfs", "dev"]
 
 
 def test_metadata_has_name_and_requirements(metadata: email.message.Message) -> None:
@@ -113,7 +114,7 @@ def test_console_command_is_samebits(wheel: Path) -> None:
     assert dict(entry_points["console_scripts"]) == {"samebits": "samebits.__main__:main"}
 
 
-LAZY_EXTRAS = ("npu", "remote", "frameworks", "dashboard", "ray", "otel", "tracking")
+LAZY_EXTRAS = ("npu", "remote", "frameworks", "dashboard", "ray", "torchx", "otel", "tracking")
 """Packages that are imported only by modules for their users."""
 
 

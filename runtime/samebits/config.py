@@ -46,10 +46,12 @@ __all__ = [
     "Look",
     "Role",
     "Settings",
+    "TorchrunSeat",
     "WrongValueError",
     "alone",
     "default_to_one_thread",
     "environment_of_job",
+    "environment_of_seat",
     "environment_rows",
     "environment_table",
     "environment_table_zh",
@@ -63,6 +65,7 @@ __all__ = [
     "leave_failures_to_us",
     "mark_agent",
     "mark_worker",
+    "offer_scheduler",
     "own_environment",
     "parent_worker",
     "publish",
@@ -70,8 +73,12 @@ __all__ = [
     "read",
     "replace_environment",
     "require_secret",
+    "scheduler_environment",
     "secret_environment",
     "take_start_folder",
+    "torchrun_error_file",
+    "torchrun_seat",
+    "torchrun_store",
     "visible_npus",
     "wants_nccl2",
     "whole_environment",
@@ -82,6 +89,8 @@ START_FOLDER = "SAMEBITS_START_FOLDER"
 """The folder in which a launcher started a process; the script may change it before it imports the package."""
 _WORKER_PID = "SAMEBITS_WORKER_PID"
 _AGENT = "SAMEBITS_TORCHRUN_AGENT"
+_AGENT_SCHEDULER = "SAMEBITS_TORCHRUN_SCHEDULER"
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 PREFIX = "MS_"
@@ -120,11 +129,6 @@ _NAMES_OF_A_JOB = ("ROLE", "WORKER_NUM", "SCHED_HOST", "SCHED_PORT", "SCHED_BIND
 _NOTHING_SAID = (
     "ROLE and WORKER_NUM are not set, so nothing says what this process is in which job. Fix: start the script with "
     f"`{spelled('run', 'train.py')}`, which sets both in every process of the job"
-)
-_UNDER_TORCHRUN = (
-    "ROLE is not set: torchrun has started this script, and it calls samebits.init(), whose workers `samebits run` "
-    f"starts. Fix: start it with `{spelled('run', 'train.py')}`, which reads torchrun's options, or take samebits' "
-    "calls out of the script and keep torchrun"
 )
 _PLAIN_SCRIPT = (
     "ROLE is not set: PLAIN=1 is for a script that is not ported, whose launcher holds the seat, and this one calls "
@@ -269,9 +273,7 @@ class _Reading:
 
     def _take_default(self, variable: Variable) -> None:
         if variable.required:
-            if self.role_required and self._is_under_torchrun():
-                self.problems += [_UNDER_TORCHRUN] if variable.name == "ROLE" else []
-            elif self.role_required and self._says_nothing():
+            if self.role_required and self._says_nothing():
                 self.problems += [_NOTHING_SAID] if variable.name == "ROLE" else []
             elif self.role_required and self._is_in_a_plain_script():
                 self.problems += [_PLAIN_SCRIPT] if variable.name == "ROLE" else []
@@ -294,10 +296,6 @@ class _Reading:
         """Return whether no required variable is set: then the script was started without a launcher."""
         names = [prefix + one.name for one in VARIABLES if one.required for prefix in ("", PREFIX)]
         return not any(self.environ.get(name) for name in names)
-
-    def _is_under_torchrun(self) -> bool:
-        """Return whether torchrun has started this process, rather than a launcher of ours with torchrun's names."""
-        return bool(self.environ.get("TORCHELASTIC_MAX_RESTARTS")) and self._says_nothing()
 
     def _is_in_a_plain_script(self) -> bool:
         """Return whether a plain script's launcher made this environment: it has a rank, and no role of its own."""
@@ -696,10 +694,80 @@ def mark_worker(environ: MutableMapping[str, str] = os.environ) -> None:
     environ[_WORKER_PID] = str(os.getpid())
 
 
+# --- torchrun ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrunSeat:
+    """The place that torchrun gives to a process of a ported script.
+
+    Attributes:
+        nodes: the number of torchrun's agents.
+        has_our_rendezvous: whether the agents meet with ``--rdzv-backend=samebits``.
+        scheduler: SCHED_HOST and SCHED_PORT of the ranks' job, as the agents have agreed; None without an agent of
+            ours, or if none of them is on the endpoint's machine.
+    """
+
+    rank: int
+    world_size: int
+    nodes: int
+    run_id: str
+    has_our_rendezvous: bool
+    scheduler: tuple[str, int] | None
+
+
+def torchrun_seat(environ: Mapping[str, str] = os.environ) -> TorchrunSeat | None:
+    """Return this process's place if torchrun started it; None in the process that a keeper of this package starts."""
+    if not environ.get("TORCHELASTIC_MAX_RESTARTS") or environ.get("ROLE") or environ.get(f"{PREFIX}ROLE"):
+        return None
+    host, _, port = environ.get(_AGENT_SCHEDULER, "").rpartition(" ")
+    return TorchrunSeat(
+        rank=int(environ["RANK"]),
+        world_size=int(environ["WORLD_SIZE"]),
+        nodes=int(environ["GROUP_WORLD_SIZE"]),
+        run_id=environ["TORCHELASTIC_RUN_ID"],
+        has_our_rendezvous=_AGENT in environ,
+        scheduler=(host, int(port)) if host else None,
+    )
+
+
+def environment_of_seat(told: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a rank of torchrun's that takes its seat in a job with these variables."""
+    environment = environment_of_job(told, environ)
+    if environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":  # torchrun sets it if the user does not
+        del environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    return environment
+
+
+def scheduler_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a scheduler that a process of its job starts; an agent's end does not concern it."""
+    of_the_process = (*("ROLE", "NODE_ID", "JOB_ID", "PROBE_FILE"), _AGENT, _AGENT_SCHEDULER, _ERROR_FILE)
+    kept = {name: text for name, text in environ.items() if name.removeprefix(PREFIX) not in of_the_process}
+    return {**kept, "ROLE": "scheduler"}
+
+
+def torchrun_store(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
+    """Return the address at which an agent of torchrun serves its store as long as it lives; None if it does not."""
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+
+
+def torchrun_error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file in which torchrun reads the error of this rank."""
+    path = environ.get(_ERROR_FILE)
+    return Path(path) if path else None
+
+
 def mark_agent(session: str, environ: MutableMapping[str, str] = os.environ) -> str:
     """Let torchrun's workers inherit which agent has started them; return the variable's name."""
     environ[_AGENT] = session
     return _AGENT
+
+
+def offer_scheduler(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let torchrun's workers inherit where the scheduler of a ported script is to listen; host "": nowhere."""
+    environ[_AGENT_SCHEDULER] = f"{host} {port}" if host else ""
 
 
 def parent_worker(parents: Collection[int], environ: Mapping[str, str] = os.environ) -> int | None:

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from samebits.__main__ import main
 from samebits.commands.keep import LevelsSpentError
 from samebits.errors import UsageError
-from tests.system.processes import environment_of_tests
+from tests.system.processes import environment_of_tests, found_below, free_port
 
 COUNTS = 'echo started >> "$COUNT"; '
 
@@ -128,3 +129,101 @@ def test_missing_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["keep"]) == 80
     assert "which command?" in capsys.readouterr().err
     assert os.environ.get("ROLE") is None
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the keeper of one rank as torchrun does; at the end nothing of it may be left."""
+    keepers: list[subprocess.Popen[str]] = []
+
+    def start(script: str, *, below: Sequence[str] = (), **settings: str) -> subprocess.Popen[str]:
+        words = [*below, sys.executable, "-P", "-m", "samebits", "keep", "--torchrun", "--", "/bin/sh", "-c", script]
+        ours = {"ROLE": "worker", "WORKER_NUM": "1", "NODE_ID": "0", "ENABLE_RECOVERY": "1", "COUNT": "n"}
+        ours |= {"SCHED_PORT": str(free_port()), "TORCHELASTIC_ERROR_FILE": "error.json"}
+        ours |= {"PROBE_FILE": "recovery/probe", "LOG_DIR": "recovery"}
+        keepers.append(
+            subprocess.Popen(
+                words,
+                env=environment_of_tests() | ours | settings,
+                cwd=tmp_path,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return keepers[-1]
+
+    yield start
+    for keeper in keepers:
+        keeper.kill()
+        keeper.communicate()
+    deadline = time.monotonic() + 60
+    while left := found_below(tmp_path):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
+
+
+def test_killed_rank_is_replaced_unseen_by_torchrun_and_its_own_status_is_torchruns(
+    tmp_path: Path, rank: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """The error file that torchrun reads holds the error of the last child, not of one that was replaced."""
+    script = '[ -e error.json ] && exit 9; echo "$$" > error.json; [ $(wc -l < n) = 1 ] && kill -9 $$; exit 5'
+    keeper = rank(COUNTS + script)
+    said, _ = keeper.communicate(timeout=60)
+    assert (keeper.returncode, starts(tmp_path)) == (5, 2), said
+    assert "worker 0: process level, attempt 1 of 3: started again in its place after SIGKILL" in said
+    assert (tmp_path / "error.json").exists()
+
+
+def test_rank_that_is_killed_again_and_again_dies_of_the_same_signal(
+    tmp_path: Path, rank: Callable[..., subprocess.Popen[str]]
+) -> None:
+    keeper = rank(COUNTS + "kill -ABRT $$", RECOVER_ATTEMPTS="1")
+    said, _ = keeper.communicate(timeout=60)
+    assert (keeper.returncode, starts(tmp_path)) == (-signal.SIGABRT, 2), said
+
+
+def test_sigterm_of_torchrun_reaches_the_rank_once(rank: Callable[..., subprocess.Popen[str]]) -> None:
+    keeper = rank("trap 'echo asked; n=1' TERM; echo ready; until [ $n ]; do sleep 0.05; done; sleep 0.2; exit 143")
+    assert keeper.stdout is not None
+    while keeper.stdout.readline() != "ready\n":
+        pass
+    os.killpg(keeper.pid, signal.SIGTERM)
+    assert keeper.communicate(timeout=60) == ("asked\n", None)
+    assert keeper.returncode == 143
+
+
+def test_script_that_has_failed_keeps_its_status_when_torchrun_ends_it(
+    rank: Callable[..., subprocess.Popen[str]],
+) -> None:
+    """Another rank's end, which only follows from the error, may be seen first."""
+    keeper = rank("echo the error > error.json; echo ready; exec sleep 60")
+    assert keeper.stdout is not None
+    while keeper.stdout.readline() != "ready\n":
+        pass
+    keeper.send_signal(signal.SIGTERM)
+    keeper.communicate(timeout=60)
+    assert keeper.returncode == 1
+
+
+def test_rank_ends_with_torchruns_agent(rank: Callable[..., subprocess.Popen[str]]) -> None:
+    """The agent is the parent of the rank's session, even if a shell is between the two."""
+    agent = rank("echo ready; exec sleep 60", below=(sys.executable, "-c", AGENT, "/bin/sh", "-c", '"$@"; true', "sh"))
+    assert agent.stdout is not None
+    while agent.stdout.readline() != "ready\n":
+        pass
+    agent.kill()
+
+
+def test_rank_whose_agent_had_ended_before_does_not_train(
+    tmp_path: Path, rank: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Its parent is then another process, which proves nothing; the agent's store does."""
+    store = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    said, _ = rank(COUNTS, **store).communicate(timeout=60)
+    assert "torchrun, which has started this process, is gone" in said and not (tmp_path / "n").exists()
+
+
+AGENT = "import subprocess, sys; subprocess.call(sys.argv[1:], start_new_session=True)"

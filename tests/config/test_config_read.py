@@ -462,10 +462,35 @@ def test_script_in_plain_mode_is_not_asked_for_a_role() -> None:
     assert the_problem({"PLAIN": "1", "WORKER_NUM": "2"}).endswith("export ROLE=worker"), "its launcher, by hand"
 
 
-def test_a_ported_script_under_torchrun_is_told_what_starts_it() -> None:
-    told = the_problem({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "0"})
-    assert "torchrun has started this script" in told and "reads torchrun's options" in told
-    assert the_problem({"ROLE": "worker", "TORCHELASTIC_MAX_RESTARTS": "0"}).startswith("WORKER_NUM is not set")
+UNDER_TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "GROUP_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": "digits",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+}
+
+
+def test_rank_under_torchrun_is_a_seat_until_a_keeper_has_started_it() -> None:
+    seat = config.torchrun_seat(UNDER_TORCHRUN)
+    assert seat == config.TorchrunSeat(3, 4, 2, "digits", has_our_rendezvous=False, scheduler=None)
+    environment = dict(UNDER_TORCHRUN)
+    config.mark_agent("session", environment)
+    config.offer_scheduler("node0", 8119, environment)
+    seat = config.torchrun_seat(environment)
+    assert seat is not None and seat.has_our_rendezvous and seat.scheduler == ("node0", 8119)
+    config.offer_scheduler("", 0, environment)
+    seat = config.torchrun_seat(environment)
+    assert seat is not None and seat.scheduler is None
+    for other in ({"ROLE": "worker"}, {"MS_ROLE": "MS_WORKER"}, {"TORCHELASTIC_MAX_RESTARTS": ""}):
+        assert config.torchrun_seat(UNDER_TORCHRUN | other) is None
+
+
+def test_environment_of_a_torchrun_seat_has_what_torchrun_says_and_no_guard_of_its_own() -> None:
+    given = {"WORKER_NUM": "9", "MS_SPARE_NUM": "1", "MIN_WORKER_NUM": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    told = {"ROLE": "worker", "WORKER_NUM": "4", "SPARE_NUM": "0"}
+    assert config.environment_of_seat(told, given) == told
+    assert config.environment_of_seat(told, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}).keys() > told.keys()
 
 
 def test_plain_name_overrides_a_different_prefixed_one_with_one_warning() -> None:

@@ -1,4 +1,4 @@
-"""torchrun with ``--rdzv-backend=samebits`` and a script that is not ported: whatever is killed, training goes on."""
+"""torchrun with ``--rdzv-backend=samebits`` or a ported script: whatever is killed, training continues."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from tests.system.processes import (
     lines_of,
     signal_process,
 )
+from tests.system.torchrun_ported_script import undisturbed_bits
 
 SCRIPT = Path(__file__).with_name("torchrun_script.py")
+PORTED = Path(__file__).with_name("torchrun_ported_script.py")
 WAIT_S = 90 * PATIENCE
 
 pytestmark = [pytest.mark.system]
@@ -34,15 +36,19 @@ class TorchrunJob:
 
     def __init__(self, folder: Path, starter: WarmStarter) -> None:
         self.folder = folder
+        self.script = SCRIPT
         self._starter = starter
         self._endpoint = f"127.0.0.1:{free_port()}"
         self.agents: dict[str, Running] = {}
 
+    @property
+    def wait_s(self) -> float:
+        """A ported script is started twice until it trains."""
+        return 2 * WAIT_S if self.script == PORTED else WAIT_S
+
     def start(self, name: str, *options: str) -> None:
-        words = (
-            *("--rdzv-backend=samebits", f"--rdzv-endpoint={self._endpoint}", "--rdzv-id=job"),
-            *("--nproc-per-node=1", *options, str(SCRIPT)),
-        )
+        here = ("--rdzv-backend=samebits", f"--rdzv-endpoint={self._endpoint}", "--rdzv-id=job", "--nproc-per-node=1")
+        words = (*(() if "--standalone" in options else here), *options, str(self.script))
         environment = environment_of_tests() | {"HEALTH": "off", "OMP_NUM_THREADS": "1"}
         log = self.folder / f"{name}.log"
         self.agents[name] = self._starter.start(
@@ -62,17 +68,38 @@ class TorchrunJob:
         assert found is not None
         return found
 
+    def waits(self, step: int) -> dict[str, ProcessIdentity]:
+        """The process of each rank of the ported script that waits at this step, if all of them do."""
+        logs = "\n".join(map(self.log, self.agents))
+        told = re.findall(rf"rank (\d) waits at {step}, pid (\d+)", logs)
+        found = {rank: one for rank, pid in told if (one := ProcessIdentity.of(int(pid))) is not None}
+        return found if len(found) == 2 else {}
+
+    def passes(self, step: int) -> None:
+        """Let the ported script go on from this step."""
+        (self.folder / f"pass_{step}").touch()
+
     def wait(self, wanted: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
+        wait_s = self.wait_s
+        deadline = time.monotonic() + wait_s
         while not wanted():
             logs = "\n".join(f"{name}: {self.log(name)[-2000:]}" for name in self.agents)
-            assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}\n{logs}"
+            assert time.monotonic() < deadline, f"not within {wait_s:g} s: {what}\n{logs}"
             time.sleep(0.1)
 
     def scheduler(self) -> ProcessIdentity:
         pids = re.findall(r"started the job's scheduler here: pid (\d+)", "".join(map(self.log, self.agents)))
         (found,) = [one for one in found_below(self.folder) if str(one.pid) in pids]
         return found
+
+    def scheduler_of_ranks(self) -> ProcessIdentity:
+        pids = re.findall(r"keeper: started the job's scheduler here: pid (\d+)", "".join(map(self.log, self.agents)))
+        (found,) = [one for one in found_below(self.folder) if str(one.pid) in pids]
+        return found
+
+    def ended_with(self) -> set[str]:
+        """The hashes of the ranks' final weights."""
+        return {bits for name in self.agents for bits in re.findall(r"rank \d ends with (\w{64})", self.log(name))}
 
     def history(self) -> str:
         return (self.folder / "recovery" / "scheduler.log").read_text()
@@ -122,4 +149,76 @@ def test_an_error_ends_all_nodes_with_its_line_once_no_restart_is_left(job: Torc
     assert job.agents[other].wait(WAIT_S) in (1, 78)
     cause = rf"failed first: global rank 1 \(pid \d+\) ended with status 1, failed at {SCRIPT}:\d+: ValueError"
     assert re.search(f"the job ends: stopped by torchrun on node .*{cause}", job.history()), job.history()
+    job.wait(lambda: not found_below(job.folder), "all processes end")
+
+
+def keeper_of(child: ProcessIdentity) -> ProcessIdentity:
+    """The process that torchrun's agent has started for this rank."""
+    found = ProcessIdentity.of(int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[1]))
+    assert found is not None
+    return found
+
+
+def test_ported_script_survives_a_rank_and_its_scheduler_though_torchrun_may_not_restart(job: TorchrunJob) -> None:
+    """torchrun's logs, prefixes and its only attempt are as ever."""
+    job.script = PORTED
+    job.start("one", "--standalone", "--nproc-per-node=2", "--max-restarts=0", "--log-dir=logs", "--tee=3")
+    job.wait(lambda: job.waits(10), "both ranks train")
+    before = job.waits(10)
+    signal_process(before["1"], signal.SIGKILL)
+    job.wait(lambda: job.waits(10).get("1", before["1"]) != before["1"], "rank 1 is replaced")
+    assert job.waits(10)["0"] == before["0"], "its peer keeps its process"
+    assert keeper_of(job.waits(10)["1"]).is_alive()
+    signal_process(job.scheduler_of_ranks(), signal.SIGKILL)
+    for step in (10, 20, 30):
+        job.passes(step)
+    assert job.agents["one"].wait(job.wait_s) == 0, job.log("one")
+    assert job.ended_with() == {undisturbed_bits()}
+    assert re.search(r"\[default1\]:rank 1 ends with", job.log("one"))
+    (attempt,) = (job.folder / "logs").glob("*/attempt_*")
+    assert "rank 1 ends with" in (attempt / "1" / "stderr.log").read_text()
+    job.wait(lambda: not found_below(job.folder), "all processes end")
+
+
+def test_ported_script_on_two_nodes_ends_with_the_same_bits_whatever_is_killed(job: TorchrunJob) -> None:
+    job.script = PORTED
+    options = ("--nnodes=2", "--max-restarts=1", "--monitor-interval=0.1")
+    for name in ("a", "b"):
+        job.start(name, *options)
+    job.wait(lambda: job.waits(10), "both ranks train")
+    before = job.waits(10)
+    signal_process(before["0"], signal.SIGKILL)
+    job.wait(lambda: job.waits(10).get("0", before["0"]) != before["0"], "rank 0 is replaced")
+    assert job.waits(10)["1"] == before["1"], "the other node notices nothing"
+    job.passes(10)
+
+    job.wait(lambda: job.waits(20), "both ranks train on")
+    before = job.waits(20)
+    signal_process(keeper_of(before["0"]), signal.SIGKILL)
+    job.wait(lambda: {*job.waits(20).values()}.isdisjoint(before.values()) and job.waits(20), "torchrun restarts both")
+    job.passes(20)
+
+    job.wait(lambda: job.waits(30), "both ranks train on")
+    before = job.waits(30)
+    job.agents["b"].kill()
+    job.start("b", *options)
+    job.wait(lambda: {*job.waits(30).values()}.isdisjoint(before.values()) and job.waits(30), "the node is replaced")
+    job.passes(30)
+    assert (job.agents["a"].wait(job.wait_s), job.agents["b"].wait(job.wait_s)) == (0, 0), job.log("a")
+    assert job.ended_with() == {undisturbed_bits()}
+    job.wait(lambda: not found_below(job.folder), "all processes end")
+
+
+def test_error_of_a_ported_script_is_torchruns_first_cause(job: TorchrunJob) -> None:
+    """The script has no @record."""
+    job.script = PORTED
+    job.start("one", "--standalone", "--nproc-per-node=2", "--max-restarts=0")
+    job.wait(lambda: job.waits(10), "both ranks train")
+    (job.folder / "fail").touch()
+    assert job.agents["one"].wait(job.wait_s) == 1
+    log = job.log("one")
+    assert "ChildFailedError" in log and "torchrun_ported_script.py FAILED" in log
+    cause = log.partition("Root Cause (first observed failure)")[2]
+    assert "rank      : 1" in cause and "exitcode  : 1" in cause, log
+    assert f'File "{PORTED}"' in cause and "ValueError: the loss is not a number" in cause, log
     job.wait(lambda: not found_below(job.folder), "all processes end")

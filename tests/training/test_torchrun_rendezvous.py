@@ -191,6 +191,22 @@ def test_an_agent_that_does_not_belong_here_is_refused_with_both_values(
     monkeypatch.setenv("CLUSTER_SECRET", "0123456789abcdef0123456789abcdef")
 
 
+def test_a_second_torchrun_at_the_endpoint_waits_and_changes_nothing(
+    tmp_path: Path, endpoint: Endpoint, pool: ThreadPoolExecutor
+) -> None:
+    ours, second = endpoint.agent("1"), endpoint.agent("1")
+    ours.next_rendezvous()
+    waits = pool.submit(second.next_rendezvous)
+    within(
+        lambda: "no seat for worker" in (tmp_path / "recovery" / LOG_NAME).read_text(), "it is told that all is held"
+    )
+    assert ours.num_nodes_waiting() == 0 and not ours.is_closed() and not waits.done()
+    ours.shutdown()
+    with pytest.raises(RendezvousConnectionError, match="the job is finished") as raised:
+        waits.result(WAIT_S)
+    assert isinstance(raised.value, SystemExit) and raised.value.code == 68
+
+
 def test_a_scheduler_that_cannot_serve_is_an_error_of_the_agent_that_started_it(
     tmp_path: Path, endpoint: Endpoint
 ) -> None:

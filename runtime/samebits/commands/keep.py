@@ -10,6 +10,7 @@ import argparse
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -19,13 +20,19 @@ from samebits import config
 from samebits.config import Role, Settings
 from samebits.core.causes.escalation import Escalation, Level, Step, Tried, levels_of
 from samebits.errors import LevelsSpentError, SameBitsError, StoreError, UsageError
-from samebits.exit_codes import codes_to_give_up_at
+from samebits.exit_codes import EXIT_CODES, Again, codes_to_give_up_at
 from samebits.launcher.interrupts import Signals
+from samebits.service import log
 from samebits.store import durable, private, probe_note
+from samebits.store.child_processes import tied
+from samebits.store.owner import read_owner
+from samebits.store.process_identity import ProcessIdentity, launcher_of_session
 
 _FINAL = frozenset((0, *codes_to_give_up_at()))
+_WORTH_RETRYING = frozenset(one.code for one in EXIT_CODES if one.again is Again.YES)
 _LOOK_S = 1.0  # PROBE_FILE is written every second
 _MAX_BYTES = 64
+_STORE_S = 10.0  # torchrun's store is in a process of this machine
 _UNKNOWN_COMMAND = 127  # as a shell says it
 
 
@@ -44,11 +51,14 @@ def main(arguments: Sequence[str]) -> int:
         help="do not end where starting again cannot help, but say so and wait to be ended: for an engine that would "
         "start the container again whatever its status is",
     )
+    parser.add_argument("--torchrun", action="store_true", help=argparse.SUPPRESS)  # samebits.init() starts it
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise UsageError("keep: which command? Fix: samebits keep python3 train.py")
+    if options.torchrun:
+        return _keep_rank(command)
     with Signals((signal.SIGCHLD,)) as signals:
         try:
             keeper = Keeper(command, signals)
@@ -86,6 +96,7 @@ class Keeper:
         self._settings = config.read(role_required=False)[0]
         self._escalation = _escalation(self._settings)
         self._child = 0
+        self._watched = [signals.fileno()]
         self.asked = False
 
     def run(self) -> int:
@@ -97,22 +108,22 @@ class Keeper:
         said = ""
         while True:
             status, held_s = self._once(said)
-            if self.asked or status in _FINAL:
+            if self.asked or self._is_final(status):
                 return status
             step = self._escalation.died(held_s)
-            _remember(self._settings, self._escalation.tried)
+            self._remember()
             said = f"{self._who()}: {step.said}: {_what_follows(step)} after {_spoken(status)}"
             _say(said)
             if step.level is not Level.PROCESS:
                 self._tell(said)
-                return status if step.level is Level.POD else LevelsSpentError.exit_code
+                return self._status_above(step, status)
             if self._wait(step.wait_s):
                 return status
 
     def _once(self, said: str) -> tuple[int, float]:
         """Run one process; return its status as a shell has it, and how long it held its seat."""
         try:
-            self._child = os.posix_spawnp(self._command[0], self._command, config.whole_environment())
+            self._child = self._spawn()
         except OSError as error:
             if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) and not said:
                 raise UsageError(
@@ -130,6 +141,7 @@ class Keeper:
             self._wait(None if path is None or held_since is not None else _LOOK_S)
             if held_since is None and path is not None and _holds_its_seat(path, pid):
                 held_since = time.monotonic()
+                self._seated()
         self._child = 0
         if path is None:
             held_since = started_at
@@ -137,13 +149,32 @@ class Keeper:
 
     def _wait(self, timeout_s: float | None) -> bool:
         """Until a signal comes, at most so long; whether this process is asked to end, which the child then is, too."""
-        select.select([self._signals.fileno()], [], [], timeout_s)
+        select.select(self._watched, [], [], timeout_s)
         for name in self._signals.take():
             if name != signal.SIGCHLD.name:
-                self.asked = True
-                if self._child:
-                    os.kill(self._child, signal.SIGTERM)
+                self._end(signal.SIGTERM)
         return self.asked
+
+    def _end(self, number: signal.Signals) -> None:
+        self.asked = True
+        if self._child:
+            os.kill(self._child, number)
+
+    def _is_final(self, status: int) -> bool:
+        return status in _FINAL
+
+    def _spawn(self) -> int:
+        return os.posix_spawnp(self._command[0], self._command, config.whole_environment())
+
+    def _seated(self) -> None:
+        """The child holds its seat."""
+
+    def _remember(self) -> None:
+        _remember(self._settings, self._escalation.tried)
+
+    def _status_above(self, step: Step, status: int) -> int:
+        """Return the status that asks for the next level, or says that there is none."""
+        return status if step.level is Level.POD else LevelsSpentError.exit_code
 
     def _reaped(self, pid: int) -> int | None:
         """Return the child's status once it has ended. Also reap orphans, as the first process of a container must."""
@@ -174,6 +205,121 @@ class Keeper:
             decide_once(self._settings, said)
         except SameBitsError as error:
             _say(f"not kept in the history: {error}")
+
+
+class RankKeeper(Keeper):
+    """The agent's child in a torchrun that runs a ported script (``service.torchrun_seat``).
+
+    Its own child holds the rank's seat. A child that is killed, or ends with a status at which starting again helps, is
+    replaced here. Any other end is this process's own, so that torchrun's agent decides what follows.
+    """
+
+    def __init__(self, command: Sequence[str], signals: Signals) -> None:
+        from samebits.launcher.kept_scheduler import KeptScheduler  # ZeroMQ, as above
+
+        super().__init__(command, signals)
+        settings = self._settings
+        self._escalation = Escalation((Level.PROCESS,), settings.recover_attempts)
+        self._signal = 0  # that has ended the last child
+        self._failure: SameBitsError | None = None
+        private.make_folder(settings.log_dir)
+        self._agent = _open(launcher_of_session())
+        self._watched.append(self._agent)
+        points = settings.checkpoint_path if isinstance(settings.checkpoint_path, Path) else None
+        self._scheduler = KeptScheduler(settings, config.scheduler_environment(), moves=points)
+        self._scheduler.on_failure = self._fail
+
+    def run(self) -> int:
+        """Keep the rank; return the status of the last child, or die of its signal.
+
+        Raises:
+            SameBitsError: no scheduler of the job can run here.
+        """
+        try:
+            status = super().run()
+        finally:
+            self._scheduler.close()
+        if self._failure is not None:
+            raise self._failure
+        path = config.torchrun_error_file()
+        if self.asked and self._signal == signal.SIGTERM and path is not None and path.exists():
+            return 1  # the script had failed before torchrun asked: another rank that lost it was seen first
+        if self._signal:
+            signal.signal(self._signal, signal.SIG_DFL) if self._signal != signal.SIGKILL else None
+            os.kill(os.getpid(), self._signal)
+        return status
+
+    def _is_final(self, status: int) -> bool:
+        return not self._signal and status not in _WORTH_RETRYING
+
+    def _spawn(self) -> int:
+        if (path := config.torchrun_error_file()) is not None:
+            path.unlink(missing_ok=True)  # of the child before, whose end is repaired
+        words = tied(self._command)
+        # A group of its own: SIGTERM for torchrun's worker is passed on once.
+        return os.posix_spawn(words[0], words, config.whole_environment(), setpgroup=0)
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        super()._wait(timeout_s)
+        if self._failure is not None:
+            self._end(signal.SIGTERM)
+        if self._agent in select.select([self._agent], [], [], 0)[0]:
+            self._end(signal.SIGKILL)  # nothing of a lost node may train beside the ranks that replace it
+        return self.asked
+
+    def _reaped(self, pid: int) -> int | None:
+        found, how = os.waitpid(pid, os.WNOHANG)
+        if not found:
+            return None
+        code = os.waitstatus_to_exitcode(how)
+        self._signal = max(0, -code)
+        return code if code >= 0 else 128 - code
+
+    def _seated(self) -> None:
+        owner = read_owner(self._settings.recovery_path)
+        if owner is not None:  # on the scheduler's machine: only a scheduler of this job is started again
+            self._scheduler.link(owner.job, is_up=False)
+
+    def _remember(self) -> None:
+        """torchrun's own restarts begin anew."""
+
+    def _status_above(self, step: Step, status: int) -> int:
+        return status
+
+    def _fail(self, error: SameBitsError) -> None:
+        self._failure = error
+        self._scheduler.let_go()
+        os.kill(os.getpid(), signal.SIGCHLD)  # wakes the main thread
+
+
+def _keep_rank(command: Sequence[str]) -> int:
+    log.set_up("keeper")
+    with Signals((signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)) as signals:
+        status = RankKeeper(command, signals).run()
+        # This process has a status of its own now; a request that comes too late must not replace it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+        return status
+
+
+def _open(agent: ProcessIdentity | None) -> int:
+    """Return a descriptor that is readable once torchrun's agent is gone.
+
+    If it had ended before this process looked for its parent, another process has adopted this one, and the agent's
+    store does not answer any more.
+
+    Raises:
+        UsageError: it is gone.
+    """
+    gone = UsageError("keep: torchrun, which has started this process, is gone. Fix: start torchrun again")
+    if agent is None:
+        raise gone
+    try:
+        descriptor = os.pidfd_open(agent.pid)
+        if (store := config.torchrun_store()) is not None:
+            socket.create_connection(store, _STORE_S).close()
+    except OSError:
+        raise gone from None
+    return descriptor
 
 
 def _escalation(settings: Settings) -> Escalation:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -43,6 +44,7 @@ class KeptScheduler:
         settings: of one of the job's processes.
         environment: of the scheduler's process.
         may_start: False if the scheduler is started by other means.
+        moves: a folder of the job besides RECOVERY_PATH, which is moved aside with it once the job is finished.
 
     Attributes:
         on_failure: called in this object's thread with the reason, if no scheduler can serve before the job begins.
@@ -53,13 +55,16 @@ class KeptScheduler:
         StoreError: RECOVERY_PATH cannot be used.
     """
 
-    def __init__(self, settings: Settings, environment: Mapping[str, str], may_start: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, environment: Mapping[str, str], may_start: bool = True, *, moves: Path | None = None
+    ) -> None:
         self.on_failure: Callable[[SameBitsError], object] = lambda _error: None
         self._settings = settings
         self._environment = environment
         self._may_start = may_start
         self._folder = Path.cwd()
         self._recovery_path = self._folder / settings.recovery_path
+        self._moves = moves
         self._job = ""  # once a process here has a seat
         self._is_up = False
         self._is_over = False  # the job is, or this object
@@ -89,9 +94,11 @@ class KeptScheduler:
         self._wake()
 
     def close(self) -> None:
-        """Stop watching. A scheduler that runs ends with its job."""
+        """Stop watching. A scheduler that runs ends with its job, or here if this process never had a seat in that."""
         self.let_go()
         self._thread.join()
+        if self._child is not None and not self._job:
+            signal.pidfd_send_signal(self._child[1], signal.SIGTERM)  # others that wait for a seat start another
         with self._pipe_lock:
             if self._has_pipe:
                 self._has_pipe = False
@@ -137,14 +144,9 @@ class KeptScheduler:
 
     def _start_if_possible(self) -> None:
         """Start a scheduler unless the address is another machine's, or taken."""
-        if not self._may_start:
+        if not self.is_here or not self._is_ours_to_start():
             return
-        try:
-            addresses, port = listening_place(self._settings)
-        except ListenError:
-            return  # not this machine
-        if not self._is_ours_to_start():
-            return
+        addresses, port = listening_place(self._settings)
         try:
             sockets = listen(addresses, port)
         except ListenError as error:
@@ -196,9 +198,22 @@ class KeptScheduler:
                     f"{shlex.quote(f'{self._recovery_path}.old')}"
                 )
             return True
-        aside = durable.move_aside(self._recovery_path, stored["job"])
-        if aside is not None:
-            log.say(f"job {stored['job']} is finished; its folder is moved aside, to {aside}")
+        # RECOVERY_PATH last: as long as it is there, a start that is killed meanwhile is repeated.
+        for folder in (*([] if self._moves is None else [self._folder / self._moves]), self._recovery_path):
+            aside = durable.move_aside(folder, stored["job"])
+            if aside is not None:
+                log.say(f"job {stored['job']} is finished; its folder is moved aside, to {aside}")
+        return True
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a scheduler that this process may start would listen on this machine."""
+        if not self._may_start:
+            return False
+        try:
+            listening_place(self._settings)
+        except ListenError:
+            return False
         return True
 
     def _start(self, sockets: list[int]) -> None:

@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from samebits.net.address import free_port
 from samebits.service import log
 from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
+from samebits.store.child_processes import tied
 from samebits.store.process_identity import ProcessIdentity
 
 LOOK_S = 0.5  # for changes that no descriptor reports: members that come or go
@@ -37,19 +37,14 @@ LEFT_STATUS = 143
 _FINISHED = b"plain"
 _OF_THE_LAUNCHER = ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID")
 
-# The child sets the signal itself, checks whether its parent died before that, then becomes the script.
-_TIED = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); "
-    "os.getppid() == int(sys.argv[1]) or os._exit(137); os.execvp(sys.argv[2], sys.argv[2:])"
-)
-
 
 class Script:
     """One run of the script, in its own session."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *words]
-        self._process = subprocess.Popen(tied, env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen(
+            tied(words), env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True
+        )
         self._identity = ProcessIdentity.of_child(self._process.pid)
         self._descriptor = os.pidfd_open(self._process.pid)
 

@@ -17,9 +17,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-__all__ = ["die_with", "kill_left_behind"]
+__all__ = ["die_with", "kill_left_behind", "tied"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -36,6 +36,21 @@ def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0)
     if os.getppid() != parent:  # the parent ended before prctl took effect
         os.kill(os.getpid(), by)
+
+
+# The child sets the signal itself, checks whether its parent died before that, then becomes the program.
+_TIED = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) or os._exit(137); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+def tied(words: Sequence[str]) -> list[str]:
+    """Return a command that becomes this one, and that the kernel kills when this process ends.
+
+    Start it from the main thread.
+    """
+    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *words]
 
 
 def end_group(command: subprocess.Popen[bytes], timeout_s: float) -> bool:

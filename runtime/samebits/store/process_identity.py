@@ -126,6 +126,15 @@ class ProcessIdentity:
         return cls(int(words[0]), int(words[1]))
 
 
+def launcher_of_session() -> ProcessIdentity | None:
+    """Return the process that started this one's session, such as torchrun's agent; None if it has ended.
+
+    A shell between the two does not matter, as it belongs to the same session.
+    """
+    leader = _stat_of(os.getsid(0)) if _ON_LINUX else None
+    return ProcessIdentity.of(os.getppid() if leader is None else leader.parent)
+
+
 @functools.cache
 def host_id() -> str:
     """Return ``<host name>#<digest>``, equal for two processes only if their pids are in one namespace.
@@ -186,6 +195,7 @@ class _Stat:
     is_dead: bool
     is_ending: bool
     started_at: int
+    parent: int
 
 
 def _stat_of(pid: int) -> _Stat | None:
@@ -196,10 +206,10 @@ def _stat_of(pid: int) -> _Stat | None:
     # The command name, field 2, may contain blanks and parentheses, so the fields begin after the last ")".
     fields = stat[stat.rindex(b")") + 2 :].split()
     is_dead = fields[0].decode() in _DEAD_STATES
-    flags, threads, started_at, pending = (int(fields[number - 3]) for number in (9, 20, 22, 31))
+    parent, flags, threads, started_at, pending = (int(fields[number - 3]) for number in (4, 9, 20, 22, 31))
     is_killed = bool(pending & 1 << (signal.SIGKILL - 1))
     # A dead first thread is a zombie until the last one has ended.
-    return _Stat(is_dead, threads > 1 if is_dead else bool(flags & _PF_EXITING) or is_killed, started_at)
+    return _Stat(is_dead, threads > 1 if is_dead else bool(flags & _PF_EXITING) or is_killed, started_at, parent)
 
 
 def _started_at_from_psutil(pid: int) -> int | None:

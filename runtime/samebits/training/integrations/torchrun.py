@@ -49,6 +49,7 @@ from samebits.errors import (
 from samebits.service import log
 from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
+from samebits.service.torchrun_seat import offer, offered_port
 from samebits.start_folder import start_folder
 from samebits.store.child_processes import kill_left_behind
 from samebits.tracebacks import failure_in
@@ -70,6 +71,10 @@ class SchedulerKeeper(Protocol):
     """Keeps the job's scheduler running on the machine of the endpoint."""
 
     on_failure: Callable[[SameBitsError], object]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether a scheduler of the job may be started on this machine."""
 
     def link(self, job: str, *, is_up: bool) -> None:
         """Take whether the job's scheduler can be reached."""
@@ -316,12 +321,14 @@ class SamebitsRendezvous(RendezvousHandler):
         host = self._parameters.local_addr or address_towards(self._settings.sched_host, self._settings.sched_port)
         if place.rank == 0:
             self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-            agent.publish(place.generation, f"{host} {self._store.port}".encode())
-        else:
-            agent.publish(place.generation, b"")
-        address, _, port = bytes(agent.address_map(place.generation)[0]).decode().rpartition(" ")
+        port = 0 if self._store is None else self._store.port
+        offered = offered_port(self._settings, start_folder()) if self._scheduler.is_here else 0
+        agent.publish(place.generation, f"{host} {port} {offered}".encode())
+        found = [bytes(one).decode().split() for one in agent.address_map(place.generation)]
+        offer(self._settings, next((int(one[2]) for one in found if int(one[2])), 0))
+        address, port = found[0][0], int(found[0][1])
         try:
-            store = self._store or TCPStore(address, int(port), is_master=False, timeout=timeout)
+            store = self._store or TCPStore(address, port, is_master=False, timeout=timeout)
             bootstrap = RendezvousStoreInfo.build(place.rank, store, host)
         except DistError as error:
             where = f"the store of rank 0 at {address}, port {port}"

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import NoReturn
 
 import torch
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from samebits import config
 from samebits.config import Role, Settings
@@ -47,6 +48,7 @@ from samebits.service.health import host_health
 from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler_address import address_towards, addresses_of, wait_for_name
 from samebits.service.scheduling.loop import SchedulerService
+from samebits.service.torchrun_seat import become_keeper
 from samebits.spelling import spelled_run
 from samebits.start_folder import start_folder, was_started_in
 from samebits.store.lock import DirectoryLock
@@ -219,6 +221,9 @@ def init() -> None:
 
     With ``ROLE=scheduler``, serve until the job is over, then end the process: the call does not return.
 
+    With torchrun's variables and no ROLE, become the keeper of this rank, which starts the command again as a worker
+    (``service.torchrun_seat``).
+
     Without ROLE, WORKER_NUM, SCHED_*, NODE_ID and RANK, this process is a job of one worker, scheduler included.
     Commits, checkpoints and restarts work as in any job.
 
@@ -232,6 +237,8 @@ def init() -> None:
     ending = _Ending()
     ending.install()
     _refuse_in_a_child()
+    if (seat := config.torchrun_seat()) is not None:
+        become_keeper(seat, start_folder())
     alone = config.alone()
     was_started_in(config.take_start_folder() if alone is None else None)
     settings, warnings = config.read() if alone is None else config.read(alone)
@@ -467,6 +474,14 @@ _OWN_ERRORS = (UsageError, HiddenStateError, LayoutError, DivergenceError, Unequ
 """Errors of this package by which a rank itself ends; the others follow from what the scheduler has decided."""
 
 
+def _record_for_torchrun(error: BaseException, traceback: TracebackType | None) -> None:
+    """Write the error where torchrun looks for the first cause, as torch's ``@record`` does in scripts that use it."""
+    try:
+        raise error.with_traceback(traceback)
+    except BaseException:  # it is being handled: torch formats the traceback of the exception that is
+        get_error_handler().record_exception(error)
+
+
 class _Ending:
     """How this process ends, and what it reports to the scheduler about that.
 
@@ -536,6 +551,8 @@ class _Ending:
         else:
             self._previous_hook(kind, error, traceback)
             self._status = 1
+        if config.torchrun_error_file() is not None:
+            _record_for_torchrun(error, traceback)
         if self.agent is not None and not is_told_to and _process is not None and _process.has_trained:
             self.agent.verdict(OWN_ERROR_GRACE_S)
 
