@@ -5,7 +5,7 @@ script alternate in every order (``benchmarks.turns``): SameBits with everything
 its defaults, and SameBits with everything off once more. The script reports its loss and commits after every step. On
 by default are hang detection (HANG), straggler detection (STRAGGLER, which times each step), loss anomalies
 (LOSS_ANOMALY), changing values outside the state (HIDDEN_STATE, at the first commits), comparisons of the ranks
-(CONSISTENCY_EVERY), and host health (HEALTH). ``--watcher`` enables only one of them, to find its cost.
+(CONSISTENCY), and host health (HEALTH). ``--watcher`` enables only one of them, to find its cost.
 
 A window contains one comparison of the ranks, and all windows together several host checks, which come every ten
 seconds. The models have 3 and 25 million parameters unless another is named. There are two ranks by default: with more
@@ -30,7 +30,7 @@ WATCHERS: dict[str, dict[str, str]] = {
     "standstill": {"HANG": "off"},
     "stragglers": {"STRAGGLER": "off"},
     "anomalies": {"LOSS_ANOMALY": "off"},
-    "consistency": {"CONSISTENCY_EVERY": "0"},
+    "consistency": {"CONSISTENCY": "majority:0"},
     "hidden": {"HIDDEN_STATE": "off"},
     "health": {"HEALTH": "off"},
 }

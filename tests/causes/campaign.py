@@ -43,7 +43,7 @@ SETTINGS = {
     "REGISTER_COOLDOWN": "0",
     "HEARTBEAT_INTERVAL": "0.5",
     "NODE_TIMEOUT": "5",
-    "STEP_TIMEOUT": "3",
+    "HANG": "end:3",
     "OMP_NUM_THREADS": "1",
 }
 

@@ -61,9 +61,9 @@ def drive(job: ShellJob, switch: Switch) -> Shell:
         "SCHED_HOST": first.address(),
         "CLUSTER_SECRET_FILE": str(job.folder / "secret"),
         "PYTHONPATH": str(ROOT),
-        "SHRINK_GRACE": "0.5",
+        "GRACE": "shrink=0.5",
         "NODE_TIMEOUT": "5",
-        "HANG": "tell",
+        "HANG": "tell:4",
     }
     found = (
         "--host-discovery-script",

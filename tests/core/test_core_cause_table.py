@@ -149,7 +149,7 @@ ROW = DEFAULT.of(Observation(notice=Notice.GONE))
         (Means(goes_on=False, spare="on its host"), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
         (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes over"),
         (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "another process is to take its place"),
-        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (SHRINK_GRACE)"),
+        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (shrink in GRACE)"),
         (Means(), Strategy.WAIT, "the others wait for it"),
     ],
 )

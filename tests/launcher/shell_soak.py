@@ -50,7 +50,7 @@ def settings_of(seed: int) -> dict[str, str]:
         "REGISTER_COOLDOWN": rng.choice(("0", "0.5")),
         "SPARE_NUM": rng.choice(("0", "1")),
         "MIN_WORKER_NUM": rng.choice(("2", "3")),
-        "SHRINK_GRACE": rng.choice(("0", "1")),
+        "GRACE": rng.choice(("shrink=0", "shrink=1")),
     }
 
 

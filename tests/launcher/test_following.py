@@ -556,7 +556,7 @@ def test_failed_worker_with_a_spare_or_a_smaller_world_is_not_waited_for() -> No
     scene = Scene()
     scene.heard(view(min_world_size=2))
     scene.dies(2)
-    assert "; the others continue without it after 10 s (SHRINK_GRACE)." in scene.lines[0]
+    assert "; the others continue without it after 10 s (shrink in GRACE)." in scene.lines[0]
 
 
 def test_equal_simultaneous_deaths_are_one_line() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,13 +51,12 @@ def host() -> Host:
     return Host()
 
 
-def settings_in(folder: Path, **changes: Any) -> Settings:
-    found, _ = config.read({"WORKER_NUM": "3"}, role_required=False)
-    return replace(found, log_dir=folder, **changes)
+def settings_in(folder: Path, **environ: str) -> Settings:
+    return config.read({"WORKER_NUM": "3", "LOG_DIR": str(folder), **environ}, role_required=False)[0]
 
 
-def stalls_in(folder: Path, host: Host, **changes: Any) -> Stalls:
-    return Stalls(settings_in(folder, **changes), ask=host.ask, see=host.see)
+def stalls_in(folder: Path, host: Host, **environ: str) -> Stalls:
+    return Stalls(settings_in(folder, **environ), ask=host.ask, see=host.see)
 
 
 def standing(stall: Stall | None = STALL, **presences: Presence) -> JobView:
@@ -183,7 +181,7 @@ def test_process_that_cannot_end_is_ended_after_the_timeout(
 
 
 def test_step_timeout_sets_the_timeout(tmp_path: Path, host: Host) -> None:
-    stalls, lost = stalls_in(tmp_path, host, step_timeout_s=2.0), standing(None, n2=Presence.LOST)
+    stalls, lost = stalls_in(tmp_path, host, HANG="end:2"), standing(None, n2=Presence.LOST)
     host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
     looked(stalls, lost, 2.0, may_end=True)
@@ -193,7 +191,7 @@ def test_step_timeout_sets_the_timeout(tmp_path: Path, host: Host) -> None:
     ]
 
 
-@pytest.mark.parametrize(("changes", "may_end"), [({"hang": "tell"}, True), ({}, False)])
+@pytest.mark.parametrize(("changes", "may_end"), [({"HANG": "tell"}, True), ({}, False)])
 def test_process_that_would_not_be_replaced_is_not_ended(
     changes: dict[str, str], may_end: bool, tmp_path: Path, host: Host
 ) -> None:

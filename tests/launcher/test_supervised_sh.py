@@ -51,7 +51,7 @@ def test_everything_killed_is_restarted_automatically(job: ShellJob) -> None:
 
 
 def test_stopped_worker_is_named_ended_and_replaced(job: ShellJob) -> None:
-    shell = job.run(*UNTIL_TOLD, **SUPERVISED, STEP_TIMEOUT="1")
+    shell = job.run(*UNTIL_TOLD, **SUPERVISED, HANG="end:1")
     job.wait_training()
     stopped = job.kill("worker_1", signal.SIGSTOP)
     said = shell.wait_for(

@@ -206,7 +206,7 @@ def beside(house: House) -> Iterator[tuple[subprocess.Popen[str], Whereabouts, l
 def test_death_is_reported_by_the_watching_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scheduler is on another host and gives a closed connection ten minutes."""
     monkeypatch.setattr("samebits.service.scheduling.loop.host_id", lambda: "elsewhere")
-    with contextlib.closing(House(tmp_path, workers=3, RECONNECT_GRACE="600", NODE_TIMEOUT="600")) as house:
+    with contextlib.closing(House(tmp_path, workers=3, GRACE="reconnect=600", NODE_TIMEOUT="600")) as house:
         with beside(house) as (_, at, agents, places):
             assert agents[1].watch("2", at)
         for agent, place in zip(agents, places, strict=True):

@@ -889,7 +889,7 @@ class SchedulerCore:
         if state.generation is None:
             self._world.begin_without_absent()
             here, size = ledger.present(), ledger.policy.world_size
-            few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (START_GRACE)"
+            few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (start in GRACE)"
             self._rendezvous.open(
                 few if here < size else f"all {here} workers are registered" if here > 1 else "the worker is registered"
             )

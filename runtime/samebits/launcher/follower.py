@@ -220,7 +220,7 @@ class Follower:
             restarts=restarts,
             max_world_size=settings.max_worker_num,
             topo_timeout_s=settings.topo_timeout_s,
-            shrink_grace_s=settings.shrink_grace_s,
+            shrink_grace_s=settings.grace.shrink_s,
             shutdown_timeout_s=settings.shutdown_timeout_s,
             clock_time=_clock_time,
         )

@@ -127,7 +127,7 @@ class Following:
         recover: what a user types to bring back what is gone.
         restarts: whether this follower has just started what was gone, and may be called again to do so.
         max_world_size: MAX_WORKER_NUM: from it on numbers name spares.
-        topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, SHRINK_GRACE.
+        topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, GRACE's shrink.
         shutdown_timeout_s: SHUTDOWN_TIMEOUT, from the first request to end to SIGKILL.
         clock_time: what the user's clock shows at a moment of ``now``.
     """
@@ -421,7 +421,7 @@ class Following:
                 len(alike),
                 self.view,
                 waiting=f"until {until} (TOPO_TIMEOUT={self._topo_timeout_s:g} s)",
-                shrinking=f"after {self._shrink_grace_s:g} s (SHRINK_GRACE)",
+                shrinking=f"after {self._shrink_grace_s:g} s (shrink in GRACE)",
             )
         return meanwhile + advice(alike, self._recover)
 

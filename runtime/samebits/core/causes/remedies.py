@@ -36,7 +36,7 @@ def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
             case Strategy.RESTART if means.has_launcher:
                 return strategy, "another process is to take its place"
             case Strategy.SHRINK if means.shrinks_after_s is not None:
-                return strategy, f"the others continue without it after {means.shrinks_after_s:g} s (SHRINK_GRACE)"
+                return strategy, f"the others continue without it after {means.shrinks_after_s:g} s (shrink in GRACE)"
             case Strategy.STOP if row.retry is not Retry.ONCE:
                 return strategy, "trying again cannot help: the job ends"
             case Strategy.WAIT:

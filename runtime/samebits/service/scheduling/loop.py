@@ -27,6 +27,7 @@ from samebits.core.keys.key_records import KeyRecord
 from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob
 from samebits.core.ready import Ended, Level, Note, Ready, Send
+from samebits.core.restore import shown_name
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
 from samebits.core.state import JobState
 from samebits.errors import (
@@ -530,25 +531,25 @@ def policy_of(settings: Settings) -> Policy:
         cool_down_s=settings.register_cooldown_s,
         node_timeout_s=settings.node_timeout_s,
         heartbeat_interval_s=settings.heartbeat_interval_s,
-        reconnect_grace_s=settings.reconnect_grace_s,
+        reconnect_grace_s=settings.grace.reconnect_s,
         search_s=search_s(settings.sched_host, settings.sched_port),
         topo_timeout_s=settings.topo_timeout_s,
         rebuild=settings.rebuild,
         min_world_size=settings.min_worker_num,
         max_world_size=settings.max_worker_num,
         spare_num=settings.spare_num,
-        start_grace_s=settings.start_grace_s,
-        shrink_grace_s=settings.shrink_grace_s,
+        start_grace_s=settings.grace.start_s,
+        shrink_grace_s=settings.grace.shrink_s,
         reset_limit=settings.reset_limit,
-        watches=settings.hang != "off",
-        step_timeout_s=settings.step_timeout_s,
-        ends_stuck=settings.hang == "end",
-        trust=Trust(settings.consistency) if settings.consistency_every else Trust.STOP,
-        straggler_factor=None if settings.straggler == "off" else settings.straggler_factor,
-        swaps_stragglers=settings.straggler == "swap",
+        watches=settings.hang.policy != "off",
+        step_timeout_s=settings.hang.step_timeout_s,
+        ends_stuck=settings.hang.policy == "end",
+        trust=Trust(settings.consistency.trust) if settings.consistency.every else Trust.STOP,
+        straggler_factor=None if settings.straggler.policy == "off" else settings.straggler.factor,
+        swaps_stragglers=settings.straggler.policy == "swap",
         causes=cause_file.table_of(settings),
     )
 
 
 def _shown(settings: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings)
+    return ", ".join(f"{shown_name(name)}={value}" for name, value in settings)

@@ -92,7 +92,7 @@ class ElasticRun:
         self._longest_step_s, self._committed_s = 0.0, 0.0  # between commits of this generation; at the last one
         self._uncommitted = 0  # optimizer steps since its last commit
         self._has_replicas = False  # of its shards
-        measures = process.settings.straggler != "off"
+        measures = process.settings.straggler.policy != "off"
         self._step_times = StepTimes(process.settings.heartbeat_interval_s if measures else None)
         torch_private.follow_batches(_took_batch)
         if self._step_log is not None:
@@ -468,7 +468,7 @@ class ElasticRun:
         )
 
     def _probe_of(self, formed: group.Group) -> Callable[[], Progress | None]:
-        timeout_s = self._process.settings.step_timeout_s
+        timeout_s = self._process.settings.hang.step_timeout_s
         return MainThreadProbe(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
 
     def _watch(self, formed: group.Group) -> None:
