@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from samebits.account.job_view import Presence
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import Presence, stored_view
+from samebits.service.status import stored_view
 from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
 from tests.launcher.shell_job import ROOT, WAIT_S, Shell, ShellJob

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.launcher.job_view import JobView
+from samebits.account.job_view import JobView
 from samebits.store.process_identity import ProcessIdentity
 from tests.clusters import slurm, ssh_server
 from tests.clusters.hosts import SECRET

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from samebits import config
+from samebits.account.job_view import JOURNAL, Presence
 from samebits.commands.status import find, main, table
-from samebits.launcher.job_view import Presence
-from samebits.service import status
 from tests.launcher.views import view, worker
 
 FULL = "host node-a: the disk of /data/ckpt is 93 % full (limit 90 %, HEALTH=disk)"
@@ -47,7 +46,7 @@ def test_schedulers_address_is_shown_if_it_may_move() -> None:
     )
     assert " · scheduler at 10.0.0.2:9000" in table(view(address="10.0.0.2:9000"), settings).splitlines()[1]
     assert "scheduler at" not in table(view(), settings)
-    silent = table(view(from_journal=True), settings)
+    silent = table(view(source=JOURNAL), settings)
     assert "no scheduler of it answers at 10.0.0.1:8118 or 10.0.0.2:9000 (SCHED_HOST)" in silent
 
 
@@ -55,14 +54,11 @@ def test_superseded_scheduler_according_to_the_journal_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, _ = config.read({"RECOVERY_PATH": str(tmp_path), "ENABLE_RECOVERY": "1"}, role_required=False)
-    told, stored = {"job": "job-1", "term": 1}, {"job": "job-1", "term": 2}
+    told = view(term=1)
     monkeypatch.setattr("samebits.commands.status.ask_once", lambda settings, timeout_s: told)
-    monkeypatch.setattr(status, "stored_snapshot", lambda path: stored)
-    assert find(settings) is stored
-    stored["term"] = 1
-    assert find(settings) is told
-    stored["job"] = "job-2"
-    assert find(settings) is stored
+    for stored, is_believed in ((view(term=2), True), (view(term=1), False), (view(term=1, job="job-2"), True)):
+        monkeypatch.setattr("samebits.commands.status.stored_view", lambda path, stored=stored: stored)
+        assert find(settings) is (stored if is_believed else told)
 
 
 def test_folder_without_a_job_says_whose_status_it_shows(
@@ -71,8 +67,7 @@ def test_folder_without_a_job_says_whose_status_it_shows(
     monkeypatch.chdir(tmp_path)
     for name in ("SCHED_HOST", "SCHED_PORT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("samebits.commands.status.find", lambda settings: {"source": "scheduler"})
-    monkeypatch.setattr("samebits.commands.status.JobView.of", lambda content: view())
+    monkeypatch.setattr("samebits.commands.status.find", lambda settings: view())
     said = f"no job was started in {tmp_path}: this is the one whose scheduler answers at 127.0.0.1"
     assert main([]) == 0 and capsys.readouterr().out.startswith(said)
     monkeypatch.setenv("SCHED_PORT", "8118")

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from samebits.errors import JobInterruptedError, JobStoppedError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import stored_view
 from samebits.launcher.processes import send_signal
+from samebits.service.status import stored_view
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.shell_job import UNTIL_TOLD, Shell, ShellJob
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.launcher.job_view import JobView
+from samebits.account.job_view import JobView
 from tests.launcher.shell_job import UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 from tests.system.samples_probe import BATCH, SAMPLES
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from samebits.launcher.job_view import JobView, Presence
+from samebits.account.job_view import JobView, Presence
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, Shell, ShellJob
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from samebits.account.job_view import JobView
 from samebits.errors import JobInterruptedError, JobStoppedError
-from samebits.launcher.job_view import JobView
 from tests.launcher.shell_job import POLL_S, UNTIL_TOLD, WAIT_S, Shell, ShellJob
 from tests.service.house import remove_folder
 

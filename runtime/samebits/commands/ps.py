@@ -10,11 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from samebits.account.job_view import JobView, names_spare
 from samebits.errors import StoreError, UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import JobView, names_spare, stored_view
 from samebits.launcher.processes import SCHEDULER, is_stopped, node_of, process_names, read_pid_files
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.service.status import stored_view
 from samebits.store.process_identity import ProcessIdentity
 
 
@@ -28,9 +29,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
     names = process_names(job_spec.nodes_of(settings.log_dir, settings))
-    content = ask_once(settings, ANSWER_TIMEOUT_S)
     try:
-        view = JobView.of(content) if content is not None else stored_view(settings.recovery_path)
+        view = ask_once(settings, ANSWER_TIMEOUT_S) or stored_view(settings.recovery_path)
     except StoreError:
         view = None
     rows = rows_of(read_pid_files(settings.log_dir, names), view, settings.max_worker_num)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from samebits.account.job_view import JobView
 from samebits.config import Settings
 from samebits.core.causes.restarts import Loss, Sort, sort_of
 from samebits.core.causes.table import Observation
@@ -30,7 +31,6 @@ from samebits.launcher import end_summary, job_spec
 from samebits.launcher.exit_report import Verdict, verdict_of
 from samebits.launcher.following import Following, Result
 from samebits.launcher.interrupts import CTRL_C, Answer, Asking, Signals
-from samebits.launcher.job_view import JobView, stored_view
 from samebits.launcher.logs import LogEnds
 from samebits.launcher.processes import (
     OUT_OF_MEMORY,
@@ -53,6 +53,7 @@ from samebits.launcher.stalls import Silence, Stalls
 from samebits.launcher.supervising import Dead, Supervisor
 from samebits.service import cause_file, status
 from samebits.service.process_state import ProcessObserver
+from samebits.service.status import stored_view
 from samebits.spelling import spelled
 from samebits.store import durable
 from samebits.store.process_identity import ProcessIdentity

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from samebits.account.job_view import JobView, Presence, WorkerView, names_spare
 from samebits.core.causes.restarts import NO_WORKER_LEFT
 from samebits.core.ends import EndKind
 from samebits.core.lines import replaces
@@ -25,7 +26,6 @@ from samebits.launcher.exit_report import (
     verdict_of_all,
     what_others_do,
 )
-from samebits.launcher.job_view import JobView, Presence, WorkerView, names_spare
 from samebits.launcher.processes import SCHEDULER, Death, name_of, node_of, spoken
 from samebits.printable import counted
 from samebits.store.process_identity import ProcessIdentity
@@ -263,7 +263,7 @@ class Following:
         """The scheduler has told how the job stands."""
         if not view.nodes and self.view is not None and self.view.job == view.job:
             # Only a large job's first snapshot names them.
-            view = replace(view, workers=self.view.workers, spares=self.view.spares, retired=self.view.retired)
+            view = view.with_nodes_of(self.view)
         ages = {node: now - at for node, at in self._died_at.items()}
         changed = [] if self.is_closing else changes(self.view, view, ages)
         if changed:  # who died comes before what became of it

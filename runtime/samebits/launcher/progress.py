@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from samebits.account.job_view import JobView
 from samebits.config import Settings
-from samebits.launcher.job_view import JobView
 from samebits.launcher.logs import LogLines
 from samebits.launcher.processes import name_of
 from samebits.printable import PrintableStream, counted, printable, printable_lines, raw_of

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from samebits.account.job_view import JobView, Presence, WorkerView
 from samebits.config import Settings
 from samebits.core.causes.table import DEFAULT, CauseTable, Strategy
 from samebits.core.hangs import SILENT_KINDS, Hang, ProcessState, classify_hang, fix_of
 from samebits.errors import StoreError
-from samebits.launcher.job_view import JobView, Presence, WorkerView
 from samebits.printable import printable_lines
 from samebits.service import process_state, stacks
 from samebits.store import collective_ring, durable, private
