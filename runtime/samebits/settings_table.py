@@ -369,7 +369,7 @@ class Look(NamedTuple):
 
     Attributes:
         policy: what follows when the limit is reached.
-        limit: a share of 1; of ``device_heat`` °C.
+        limit: a share of 1; of ``device_heat`` °C; of ``logs`` free MiB.
     """
 
     policy: str
@@ -414,7 +414,7 @@ def _parse_health(text: str) -> Health:
 def _health_limit(name: str, text: str) -> float:
     if name not in _MOVABLE:
         raise WrongValueError(f"{name} has no limit to change")
-    kind = _whole(1, 200) if name == "device_heat" else _SHARE
+    kind = {"device_heat": _whole(1, 200), "logs": _whole(1, 1_000_000)}.get(name, _SHARE)
     try:
         return float(str(kind.parse(text)))
     except WrongValueError:
@@ -455,7 +455,7 @@ _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _BACKEND = _one_of("gloo")
 _OPERATORS = _one_of("binary", "cache")
 _POLICIES = ("tell", "drain", "refuse", "off")
-_MOVABLE = ("cpu", "memory", "disk", "device_memory", "device_heat")
+_MOVABLE = ("cpu", "memory", "disk", "device_memory", "device_heat", "logs")
 HEALTH_LIMITS = {
     "cpu": 0.9,
     "memory": 0.9,
@@ -465,6 +465,7 @@ HEALTH_LIMITS = {
     "device_slowed": 1.0,
     "device_memory": 0.9,
     "device_shared": 0.9,
+    "logs": 256.0,
 }
 """The signs of bad health, by the names of ``core.watch.health.Sign``, and their default limits."""
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
@@ -737,15 +738,17 @@ VARIABLES: tuple[Variable, ...] = (
         "Checks of a worker's host and device, and the reaction if two checks in a row find a limit "
         "reached: `tell` reports it, `drain` also has the worker leave at a commit once a spare is warm, `refuse` also "
         "keeps a worker that finds it at its start from requesting a seat, `off` disables it. A single word applies to "
-        "all; `disk=drain:0.95` applies to one and sets its limit (a share; for device_heat °C): cpu, memory, disk "
-        "(CHECKPOINT_PATH's, LOG_DIR's, RECOVERY_PATH's and /dev/shm), device_errors, device_heat, device_slowed, "
-        "device_memory, device_shared (others use a tenth of its memory, and it is 90 % busy). `every=10`: seconds "
-        "between two checks.",
+        "all; `disk=drain:0.95` applies to one and sets its limit (a share; device_heat: °C; logs: free MiB): cpu, "
+        "memory, disk (CHECKPOINT_PATH's, LOG_DIR's, RECOVERY_PATH's and /dev/shm), device_errors, device_heat, "
+        "device_slowed, device_memory, device_shared (others use a tenth of its memory, and it is 90 % busy), logs "
+        "(free space on LOG_DIR's disk, 256 MiB). `every=10`: seconds between two checks.",
         "查看 worker 主机和设备的哪些方面，以及连续两次查看都达到上限时如何处理：`tell` 报告；`drain` 另在有热备时让该 "
         "worker 于某次提交后离开；`refuse` 另使启动时就查到问题的 worker 不申请席位；`off` 不查看。单独一个词适用于"
-        "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C）：cpu、memory、disk（"
-        "CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm）、device_errors、device_heat、device_slowed、"
-        "device_memory、device_shared（他人占用其内存十分之一以上且使用率达 90 %）。`every=10`：两次查看之间的秒数。",
+        "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C；logs 为剩余 MiB）：cpu、memory、"
+        "disk（CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm）、device_errors、device_heat、"
+        "device_slowed、"
+        "device_memory、device_shared（他人占用其内存十分之一以上且使用率达 90 %）、"
+        "logs（LOG_DIR 所在磁盘的剩余空间，256 MiB）。`every=10`：两次查看之间的秒数。",
         example="tell,disk=drain:0.95",
         shown_default=("tell", "tell"),
     ),

@@ -236,6 +236,7 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("HEALTH", "device_heat=drain:500", ("device_heat takes a whole number from 1 to 200 as its limit",)),
     ("HEALTH", "device_errors=drain:2", ("device_errors has no limit to change",)),
     ("HEALTH", "every=0", ("expected",)),
+    ("HEALTH", "logs=tell:0.9", ("logs takes a whole number from 1 to 1000000 as its limit",)),
     ("WORKER_NUM", "0", ("from 1 to 100000", "export WORKER_NUM=4")),
     ("WORKER_NUM", "-1", ("from 1 to 100000",)),
     ("WORKER_NUM", "100001", ("from 1 to 100000",)),
