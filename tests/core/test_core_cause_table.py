@@ -7,19 +7,21 @@ import signal
 import pytest
 
 from samebits import errors
-from samebits.core.causes.remedies import Means, chosen, judged
 from samebits.core.causes.restarts import Again, Loss, Restarts, Sort, sort_of
 from samebits.core.causes.table import (
     DEFAULT,
     TABLE,
     UNKNOWN,
     CauseClass,
+    Means,
     Notice,
     Observation,
     Retry,
     Row,
     Signal,
     Strategy,
+    chosen,
+    judged,
 )
 from samebits.core.hangs import SILENT_KINDS, Doing, Hang, ProcessState
 from samebits.core.messages import GiveUp, Said

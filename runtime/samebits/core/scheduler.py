@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from samebits.core.causes.remedies import Means, judged
-from samebits.core.causes.table import CauseClass, Notice, Row
+from samebits.core.causes.table import CauseClass, Means, Notice, Row, judged
 from samebits.core.ending import Ending
 from samebits.core.ends import EndKind
 from samebits.core.hangs import ProcessState

@@ -334,11 +334,6 @@ class Screen:
         """One event: a line that stays."""
         self._write(f"{self._erased()}samebits: {printable(text)}\n{self._drawn}")
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether a line can be drawn over."""
-        return self._is_terminal
-
     def raw(self, text: str) -> None:
         """Print another program's line, such as a worker's log."""
         self._write(f"{self._erased()}{printable_lines(text)}\n{self._drawn}")
