@@ -6,7 +6,7 @@ import pytest
 
 from samebits.core.messages import Activity, Depart, Process, Said
 from samebits.core.reports import MAX_AILMENTS, Ailment, HealthReport, Sign
-from samebits.core.watch.health import HealthWatch, Limit, Reading, place_said, said
+from samebits.core.watch.health import HealthWatch, Limit, Reading, place_said, said, unfit
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
@@ -97,6 +97,12 @@ def feels(house: House, node: str, *ailments: Ailment) -> list[str]:
 
 def notes_on(house: House, word: str) -> list[str]:
     return [note for note in house.notes if word in note]
+
+
+def test_only_an_exceeded_limit_that_refuses_keeps_a_process_from_a_seat() -> None:
+    limits = {Sign.DISK: Limit(0.9, drains=True, refuses=True), Sign.CPU: Limit(0.9, drains=True)}
+    found = [Reading(Sign.DISK, "/ckpt", 0.95), Reading(Sign.DISK, "/logs", 0.89), Reading(Sign.CPU, "", 1.0)]
+    assert unfit(limits, [*found, Reading(Sign.MEMORY, "", 1.0)]) == [DISK]
 
 
 def test_every_sign_has_words_a_limit_and_a_place() -> None:
