@@ -57,7 +57,7 @@ def measure(workload: str, intervals: int, progress: Progress) -> Measured:
     measured, jobs = Measured(), list[Contestant]()
     try:
         for name, every in (("audited", str(EVERY)), ("not audited", "0")):
-            jobs.append(Contestant(name, workload, job_of_ours(WORLD_SIZE, AUDIT=every, CONSISTENCY_EVERY="0")))
+            jobs.append(Contestant(name, workload, job_of_ours(WORLD_SIZE, AUDIT=every, CONSISTENCY="majority:0")))
         for job in jobs:
             job.wait_until_ready()
         audits, other = jobs

@@ -1,4 +1,4 @@
-"""The cost of comparing ranks during training: steps per second with CONSISTENCY_EVERY=N against 0.
+"""The cost of comparing ranks during training: steps per second with CONSISTENCY=majority:N against 0.
 
 ``python -m benchmarks.consistency [--quick] [--workload NAME ...]``. Three jobs of four ranks under ``elastic.run``,
 one with comparisons and two without, alternate in every order (``benchmarks.turns``). A window is one interval and so
@@ -22,7 +22,7 @@ from benchmarks.turns import Turns, take_turns
 OFF, ON, AGAIN = CONTESTANTS = ("not compared", "compared", "not compared again")
 ORDERS = tuple(itertools.permutations(CONTESTANTS))
 EVERY = 50
-"""The default of CONSISTENCY_EVERY."""
+"""The default steps of CONSISTENCY."""
 TARGET = 0.98
 
 
@@ -46,7 +46,9 @@ ROUNDS_QUICK = 6
 def measure(workload: str, rounds: int, progress: Progress) -> Turns:
     """Measure each contestant's windows."""
     turns, every = Turns(OFF), LOADS[workload].every
-    starts = {name: job_of_ours(WORLD_SIZE, CONSISTENCY_EVERY=str(every if name == ON else 0)) for name in CONTESTANTS}
+    starts = {
+        name: job_of_ours(WORLD_SIZE, CONSISTENCY=f"majority:{every if name == ON else 0}") for name in CONTESTANTS
+    }
     take_turns(turns, starts, workload, every, itertools.islice(itertools.cycle(ORDERS), rounds), progress.say)
     return turns
 

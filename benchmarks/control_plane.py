@@ -7,8 +7,8 @@ Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats
 conversation with the same clients; the echo is one message and its answer. All clients run on the measured machine, so
 wall times include them; the server's own CPU time is more reliable, until the last worker is admitted and until all are
 formed. NODE_TIMEOUT is 30 s here, because a machine that simulates all workers may keep them silent for longer than 5.
-A loss that needs RECONNECT_GRACE (its process is not on the scheduler's host) is timed after the grace. The floor of a
-decision is the death itself, since killed processes take time to end.
+A loss that needs GRACE's reconnect (its process is not on the scheduler's host) is timed after that grace. The floor of
+a decision is the death itself, since killed processes take time to end.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ __all__ = ["BARE", "GRACE_S", "SCHEDULER", "Crowds", "Scene", "cpu_s", "descript
 SCHEDULER, BARE = "scheduler", "bare"
 WITHIN_S = 180.0
 SPARE_DESCRIPTORS = 200
-GRACE_S = 0.5  # the default of RECONNECT_GRACE
+GRACE_S = 0.5  # the default of GRACE's reconnect
 
 
 def cpu_s(pid: int) -> float:
@@ -69,7 +69,7 @@ class Scene:
     def __init__(self, stage: Stage, world_size: int, **variables: str) -> None:
         self.stage = stage
         self.world_size = world_size
-        settings = {"NODE_TIMEOUT": "30", "RECONNECT_GRACE": str(GRACE_S), **variables}
+        settings = {"NODE_TIMEOUT": "30", "GRACE": f"reconnect={GRACE_S}", **variables}
         self.job = Job(stage, "control_plane", world_size, **settings)
         self.port = int(self.job.variables["SCHED_PORT"])
 

@@ -65,7 +65,7 @@ class MassLoss:
     """Half of all workers lost at once."""
 
     lost: int
-    all_seen_s: float  # beyond RECONNECT_GRACE, which each of them is given
+    all_seen_s: float  # beyond GRACE's reconnect, which each of them is given
     rounds: int
 
 

@@ -5,7 +5,7 @@ script alternate in every order (``benchmarks.turns``): SameBits with everything
 its defaults, and SameBits with everything off once more. The script reports its loss and commits after every step. On
 by default are hang detection (HANG), straggler detection (STRAGGLER, which times each step), loss anomalies
 (LOSS_ANOMALY), changing values outside the state (HIDDEN_STATE, at the first commits), comparisons of the ranks
-(CONSISTENCY_EVERY), and host health (HEALTH). ``--watcher`` enables only one of them, to find its cost.
+(CONSISTENCY), and host health (HEALTH). ``--watcher`` enables only one of them, to find its cost.
 
 ``--watcher copies`` trains with FSDP2 and measures SHARD_COPY_EVERY. The report then also has the CPU time of one copy
 of a commit ÷ that of a memcpy of as many bytes.
@@ -42,7 +42,7 @@ WATCHERS: dict[str, dict[str, str]] = {
     "standstill": {"HANG": "off"},
     "stragglers": {"STRAGGLER": "off"},
     "anomalies": {"LOSS_ANOMALY": "off"},
-    "consistency": {"CONSISTENCY_EVERY": "0"},
+    "consistency": {"CONSISTENCY": "majority:0"},
     "hidden": {"HIDDEN_STATE": "off"},
     "health": {"HEALTH": "off"},
     "copies": {"SHARD_COPY_EVERY": "off"},

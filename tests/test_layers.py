@@ -79,7 +79,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "hosts": (
         *("core.causes.restarts", "core.lines", "core.messages"),
-        *("config", "hosts", "launcher", "option_types", "store"),
+        *("account", "config", "hosts", "launcher", "option_types", "store"),
     ),
     "commands": (
         *("core.causes.escalation", "core.causes.table", "core.ends", "core.hangs", "core.lines"),

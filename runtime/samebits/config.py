@@ -10,6 +10,7 @@ import difflib
 import ipaddress
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -20,15 +21,24 @@ from samebits.errors import SettingsError
 from samebits.etcd_place import EtcdAccess, EtcdPlace
 from samebits.scheduler_hosts import addresses_in
 from samebits.settings_table import (
+    GRACES,
     HEALTH_LIMITS,
+    NUMBER_OF,
     OF_A_SHELL,
+    PART_OF,
     REMOVED,
     VARIABLES,
+    Consistency,
+    Dashboard,
+    Grace,
+    Hang,
     Health,
     HostRest,
     Look,
+    RecoverStrategy,
     Role,
     Scope,
+    Straggler,
     Variable,
     WrongValueError,
     environment_rows,
@@ -158,24 +168,19 @@ class Settings:
     register_cooldown_s: float
     heartbeat_interval_s: float
     node_timeout_s: float
-    reconnect_grace_s: float
     topo_timeout_s: float
-    step_timeout_s: float | None
-    hang: str
+    hang: Hang
     cause_table: Path | None
     loss_anomaly: str
     hidden_state: str
-    consistency_every: int | str
-    consistency: str
+    consistency: Consistency
     audit: int
     preflight: bool
-    straggler: str
-    straggler_factor: float
+    straggler: Straggler
     health: Health
     min_worker_num: int
     max_worker_num: int
-    start_grace_s: float
-    shrink_grace_s: float
+    grace: Grace
     reset_limit: int
     host_discovery_script: str | None
     host_launch: str | None
@@ -183,8 +188,7 @@ class Settings:
     host_rest_s: HostRest
     preemption_command: str | None
     max_restarts: int
-    recover_strategy: str
-    recover_attempts: int
+    recover_strategy: RecoverStrategy
     process_recover: bool | None
     pod_rescheduling: bool | None
     shutdown_timeout_s: float
@@ -197,8 +201,7 @@ class Settings:
     op_compile: str | None
     log_dir: Path
     probe_file: Path | None
-    dashboard_port: int | None
-    dashboard_actions: bool
+    dashboard: Dashboard
     job_name: str
     device: str | None
     collective_backend: str | None
@@ -303,10 +306,15 @@ class _Reading:
 
     def refuse_removed(self) -> None:
         """Refuse a variable that this release no longer has, unless its value is empty."""
-        for name in (prefix + bare for bare in REMOVED for prefix in ("", PREFIX)):
-            if self.environ.get(name):
-                why = REMOVED[name.removeprefix(PREFIX)]
-                self.problems.append(f"{name} no longer exists: {why}. Fix: unset {name}")
+        names = [prefix + bare for bare in REMOVED for prefix in ("", PREFIX) if self.environ.get(prefix + bare)]
+        now = translated(self.environ) if names else {}
+        for name in names:
+            bare = name.removeprefix(PREFIX)
+            if "://" in self.environ[name]:  # the link that Kubernetes sets for a Service named "dashboard"
+                continue
+            successor = PART_OF.get(bare, "")
+            export = f" and export {successor}={_quoted(now[successor])}" if successor in now else ""
+            self.problems.append(f"{name} no longer exists: {REMOVED[bare]}. Fix: unset {name}{export}")
 
     def check_relations(self) -> None:
         """Check relations between values, except those with an unreadable value."""
@@ -396,6 +404,10 @@ def _shown(variable: Variable, name: str, text: str) -> str:
     return f"{name}={text if len(text) <= 80 else text[:79] + '…'}"
 
 
+def _quoted(text: str) -> str:
+    return shlex.quote(text) if text.isprintable() else ascii(text)
+
+
 def _fix(variable: Variable, name: str) -> str:
     if variable.example:
         return f"export {name}={variable.example}"
@@ -460,12 +472,16 @@ def _listening_problem(found: str) -> str:
 def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Return names and values that must be the same in every process of a job, in the table's order.
 
-    They are compared at registration.
+    They are compared at registration, and with the journal's. Both know CONSISTENCY's interval under the name that it
+    had in earlier releases.
     """
-    values = (
-        (variable.name, getattr(settings, variable.field)) for variable in VARIABLES if variable.scope is Scope.JOB
-    )
-    return tuple((name, value if isinstance(value, str) else str(int(value))) for name, value in values)
+    pairs = []
+    for variable in (one for one in VARIABLES if one.scope is Scope.JOB):
+        name, value = variable.name, getattr(settings, variable.field)
+        if isinstance(value, Consistency):
+            name, value = "CONSISTENCY_EVERY", value.every
+        pairs.append((name, value if isinstance(value, str) else str(int(value))))
+    return tuple(pairs)
 
 
 def in_folder(folder: Path, settings: Settings) -> Settings:
@@ -512,14 +528,24 @@ def translated(stored: Mapping[str, str]) -> dict[str, str]:
     """Return variables stored by an earlier release under this release's names."""
     given = {name.removeprefix(PREFIX): text for name, text in stored.items() if name.removeprefix(PREFIX) in REMOVED}
     kept = {name: text for name, text in stored.items() if name.removeprefix(PREFIX) not in REMOVED}
-    if given.get("WATCHDOG") == "0":
-        kept["HANG"] = "off"
-    items = [f"every={given['HEALTH_INTERVAL']}"] if "HEALTH_INTERVAL" in given else []
+    new = {"HANG": "off"} if given.get("WATCHDOG") == "0" else {}
+    for old, name in NUMBER_OF.items():
+        if number := given.get(old):
+            words = new.get(name) or kept.get(name) or kept.get(PREFIX + name) or _BY_NAME[name].default or ""
+            new[name] = ",".join(f"{word.partition(':')[0]}:{number}" for word in words.split(","))
+    if grace := [f"{name}={given[old]}" for old, name in GRACES.items() if given.get(old)]:
+        new["GRACE"] = ",".join(grace)
+    actions = "actions" if given.get("DASHBOARD_ACTIONS", "").strip() == "1" else ""
+    if page := [text for text in (given.get("DASHBOARD_PORT", ""), actions) if text]:
+        new["DASHBOARD"] = ",".join(page)
+    items = [f"every={given['HEALTH_INTERVAL']}"] if given.get("HEALTH_INTERVAL") else []
     for sign in HEALTH_LIMITS:
         policy, limit = (given.get(f"HEALTH_{sign.upper()}{end}", "") for end in ("", "_LIMIT"))
         if policy or limit:
             items.append(f"{sign}={policy or 'tell'}" + (f":{limit}" if limit else ""))
-    return {**kept, "HEALTH": ",".join(items)} if items else kept
+    if items:
+        new["HEALTH"] = ",".join(items)
+    return {**{name: text for name, text in kept.items() if name.removeprefix(PREFIX) not in new}, **new}
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:

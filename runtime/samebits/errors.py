@@ -308,7 +308,7 @@ class UntrainedError(SameBitsError):
 
 
 class LevelsSpentError(SameBitsError):
-    """A process was retried RECOVER_ATTEMPTS times at every lower level; the whole job must be restarted."""
+    """A process was retried as often as RECOVER_STRATEGY says at every lower level; the whole job must be restarted."""
 
     exit_code = 92
 

@@ -103,7 +103,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     ),
     _of(errors.KeyValueTimeoutError, YES, "`samebits.kv` 的某个调用未按时得到答复；更改是否完成无从得知。"),
     _of(errors.SupersededError, NO, "另一个 scheduler 已在 RECOVERY_PATH 中取得更高的任期；作业由它继续。"),
-    _of(errors.LevelsSpentError, NO, "进程在其下各级都已重试 RECOVER_ATTEMPTS 次：需要重启整个作业。"),
+    _of(errors.LevelsSpentError, NO, "进程在其下各级都已重试到 RECOVER_STRATEGY 规定的次数：需要重启整个作业。"),
     _of(errors.PreflightError, YES, "本机的设备、内存或磁盘未能正常工作（PREFLIGHT=1）；它不占用席位。"),
     _of(errors.PointsLostError, NO, "记录簿记载了恢复点，但内存、副本和磁盘上都没有；信息中写明查找过的位置。"),
     _of(errors.HiddenStateError, NO, "从同一次提交重做的某一步结果不同，或有恢复无法还原的变化；详见信息。"),

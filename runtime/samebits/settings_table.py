@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -206,6 +206,93 @@ def _one_of(*words: str) -> Kind:
     return Kind(f"{', '.join(most)} or {last}", f"{'、'.join(most)} 或 {last}", parse)
 
 
+def _and_number(words: tuple[str, ...], number: Kind, example: str, make: Callable[[str, object], object]) -> Kind:
+    """Return the kind of a word, or of a word with a number as in ``example``; ``make`` gets None without one."""
+
+    def parse(text: str) -> object:
+        word, colon, behind = (part.strip() for part in text.lower().partition(":"))
+        if word not in words:
+            raise WrongValueError()
+        try:
+            return make(word, number.parse(behind) if colon else None)
+        except WrongValueError:
+            raise WrongValueError(f"{behind[:40]!r} is not {number.expected}") from None
+
+    most, last = words[:-1], words[-1]
+    return Kind(
+        f"{', '.join(most)} or {last}, also with {number.expected}, as in {example}",
+        f"{'、'.join(most)} 或 {last}，也可附带{number.expected_zh}，例如 {example}",
+        parse,
+    )
+
+
+class Hang(NamedTuple):
+    """HANG: what follows for a worker that blocks the others, and the step timeout; None: it is learned."""
+
+    policy: str
+    step_timeout_s: float | None
+
+
+class Straggler(NamedTuple):
+    """STRAGGLER: what follows for a slow worker, and the multiple of the median that counts as slow."""
+
+    policy: str
+    factor: float
+
+
+class Consistency(NamedTuple):
+    """CONSISTENCY: whose state counts if ranks differ, and the steps between two comparisons."""
+
+    trust: str
+    every: int | str
+
+
+class Grace(NamedTuple):
+    """GRACE: the seconds to wait for a first generation, for a lost worker and for a closed connection."""
+
+    start_s: float
+    shrink_s: float
+    reconnect_s: float
+
+
+def _parse_grace(text: str) -> Grace:
+    seconds = {"start": 30.0, "shrink": 10.0, "reconnect": 0.5}
+    for item in (part.strip().lower() for part in text.split(",") if part.strip()):
+        name, _, value = (part.strip() for part in item.partition("="))
+        if name not in seconds:
+            raise WrongValueError(f"{item[:60]!r} is none of them")
+        try:
+            seconds[name] = float(str(_seconds(0).parse(value)))
+        except WrongValueError as wrong:
+            raise WrongValueError(
+                f"{name} takes seconds, 0 or more" + (f"; {wrong.why}" if wrong.why else "")
+            ) from None
+    return Grace(seconds["start"], seconds["shrink"], seconds["reconnect"])
+
+
+class RecoverStrategy(NamedTuple):
+    """RECOVER_STRATEGY: its words, each with the attempts that it gets; None: the default."""
+
+    attempts: Mapping[str, int | None]
+
+
+class Dashboard(NamedTuple):
+    """DASHBOARD: the port of the page beside the job, if any, and whether the page can act."""
+
+    port: int | None
+    has_actions: bool
+
+
+def _parse_dashboard(text: str) -> Dashboard:
+    port, has_actions = None, False
+    for item in (part.strip().lower() for part in text.split(",") if part.strip()):
+        if item == "actions":
+            has_actions = True
+        else:
+            port = int(str(_PORT.parse(item)))
+    return Dashboard(port, has_actions)
+
+
 def _parse_audit(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or 0 < int(text.strip()) < LEAST_AUDIT:
         raise WrongValueError()
@@ -237,11 +324,16 @@ def _parse_factor(text: str) -> float:
     return value
 
 
-def _parse_strategy(text: str) -> str:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    if wrong := [word for word in words if word not in STRATEGY_WORDS]:
-        raise WrongValueError(f"{wrong[0][:40]!r} is none of them")
-    return ",".join(words)
+def _parse_strategy(text: str) -> RecoverStrategy:
+    attempts = dict[str, int | None]()
+    for item in (part.strip() for part in text.split(",") if part.strip()):
+        word, colon, most = (part.strip() for part in item.partition(":"))
+        if word not in STRATEGY_WORDS:
+            raise WrongValueError(f"{word[:40]!r} is none of them")
+        if colon and not re.fullmatch(r"[1-9][0-9]{0,5}", most):
+            raise WrongValueError(f"{most[:40]!r} is not a number of attempts from 1 to 999999")
+        attempts[word] = int(most) if colon else None
+    return RecoverStrategy(attempts)
 
 
 def _parse_turn(text: str) -> bool:
@@ -285,7 +377,7 @@ class Look(NamedTuple):
 
     Attributes:
         policy: what follows when the limit is reached.
-        limit: a share of 1; of ``device_heat`` °C.
+        limit: a share of 1; of ``device_heat`` °C; of ``logs`` free MiB.
     """
 
     policy: str
@@ -330,7 +422,7 @@ def _parse_health(text: str) -> Health:
 def _health_limit(name: str, text: str) -> float:
     if name not in _MOVABLE:
         raise WrongValueError(f"{name} has no limit to change")
-    kind = _whole(1, 200) if name == "device_heat" else _SHARE
+    kind = {"device_heat": _whole(1, 200), "logs": _whole(1, 1_000_000)}.get(name, _SHARE)
     try:
         return float(str(kind.parse(text)))
     except WrongValueError:
@@ -370,9 +462,8 @@ _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _BACKEND = _one_of("gloo")
 _OPERATORS = _one_of("binary", "cache")
-_HANG = _one_of("end", "tell", "off")
 _POLICIES = ("tell", "drain", "refuse", "off")
-_MOVABLE = ("cpu", "memory", "disk", "device_memory", "device_heat")
+_MOVABLE = ("cpu", "memory", "disk", "device_memory", "device_heat", "logs")
 HEALTH_LIMITS = {
     "cpu": 0.9,
     "memory": 0.9,
@@ -382,19 +473,45 @@ HEALTH_LIMITS = {
     "device_slowed": 1.0,
     "device_memory": 0.9,
     "device_shared": 0.9,
+    "logs": 256.0,
 }
 """The signs of bad health, by the names of ``core.watch.health.Sign``, and their default limits."""
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
 _HIDDEN = _one_of("tell", "off", "stop", "check")
-_STRAGGLER = _one_of("tell", "swap", "off")
-_MEND = _one_of("majority", "leader", "stop")
 _EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
 _COPIES = Kind("auto, off, or a whole number from 1 to 999999", "auto、off，或 1 到 999999 的整数", _parse_copies)
+_HANG = _and_number(
+    ("end", "tell", "off"),
+    _seconds(0.001),
+    "end:60",
+    lambda word, number: Hang(word, None if number is None else float(str(number))),
+)
+_CONSISTENCY = _and_number(
+    ("majority", "leader", "stop"),
+    _EVERY,
+    "majority:50",
+    lambda word, number: Consistency(word, number if isinstance(number, int | str) else 50),
+)
 _AUDIT = Kind("0, or a whole number from 50 on", "0，或不小于 50 的整数", _parse_audit)
-_FACTOR = Kind("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor)
+_STRAGGLER = _and_number(
+    ("tell", "swap", "off"),
+    Kind("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor),
+    "swap:1.5",
+    lambda word, number: Straggler(word, 1.2 if number is None else float(str(number))),
+)
+_GRACE = Kind(
+    "start, shrink and reconnect, each as name=seconds, with commas",
+    "start、shrink、reconnect 中的若干项，写作 名称=秒数，以逗号分隔",
+    _parse_grace,
+)
+_DASHBOARD = Kind(
+    "a whole number from 1 to 65535, actions, or both with a comma",
+    "1 到 65535 的整数、actions，或以逗号分隔的两者",
+    _parse_dashboard,
+)
 _STRATEGY = Kind(
-    f"words of {', '.join(STRATEGY_WORDS)}, with commas",
-    f"{'、'.join(STRATEGY_WORDS)} 中的若干项，以逗号分隔",
+    f"words of {', '.join(STRATEGY_WORDS)}, with commas, each also with its attempts as in process:5",
+    f"{'、'.join(STRATEGY_WORDS)} 中的若干项，以逗号分隔，各可附带次数，例如 process:5",
     _parse_strategy,
 )
 _TURN = Kind("on, off or pause", "on、off 或 pause", _parse_turn)
@@ -540,29 +657,20 @@ VARIABLES: tuple[Variable, ...] = (
         "节点静默多少秒后视为丢失，至多为 TOPO_TIMEOUT。",
     ),
     Variable(
-        "RECONNECT_GRACE", "reconnect_grace_s", _seconds(0), "0.5", _JOB,
-        "Seconds to wait for a closed connection to return before its node is lost.",
-        "连接断开后等待其恢复的秒数，超过则节点视为丢失。",
-    ),
-    Variable(
         "TOPO_TIMEOUT", "topo_timeout_s", _seconds(0.001), "1800", _JOB,
         "Seconds that a round waits for members, and that a worker that is not training waits for a scheduler.",
         "一轮组网等待成员的秒数，也是未在训练的 worker 等待 scheduler 的秒数。",
     ),
     Variable(
-        "STEP_TIMEOUT", "step_timeout_s", _seconds(0.001), None, _WATCH,
-        "Seconds without a step after which the worker that blocks the others is reported, with its line of the "
-        "script; a generation's first steps have 600 s.",
-        "多少秒没有新的一步即指出是哪个 worker、停在脚本哪一行；每一代（generation）最初几步为 600 秒。",
-        example="60",
-        shown_default=("learned: 3 × the longest so far, 5 or more", "自动学习：迄今最长间隔的 3 倍，不小于 5"),
-    ),
-    Variable(
         "HANG", "hang", _HANG, "end", _WATCH,
         "`end`: a worker that blocks the others for twice the step timeout (at least 30 s if that is learned) is "
-        "ended, so that a restart or a spare replaces it. `tell`: it is only reported. `off`: no detection.",
+        "ended, so that a restart or a spare replaces it. `tell`: it is only reported, with its line of the script, "
+        "after one step timeout. `off`: no detection. `end:60` sets the step timeout: the seconds without a step; "
+        "otherwise it is learned (3 × the longest so far, 5 or more). A generation's first steps have 600 s.",
         "`end`：某 worker 拖住其他 worker 达两倍步超时（自动学习时至少 30 秒）即被结束，由重启的进程或热备接替。"
-        "`tell`：只指出，不结束。`off`：不监视。",
+        "`tell`：达一倍步超时即指出它和它所在的脚本行，不结束。`off`：不监视。"
+        "`end:60` 设置步超时，即没有新的一步的秒数；否则自动学习（迄今最长间隔的 3 倍，不小于 5）。"
+        "每一代（generation）最初几步为 600 秒。",
     ),
     Variable(
         "CAUSE_TABLE", "cause_table", _FILE, None, _WATCH,
@@ -593,21 +701,18 @@ VARIABLES: tuple[Variable, ...] = (
         scope=Scope.JOB,
     ),
     Variable(
-        "CONSISTENCY_EVERY", "consistency_every", _EVERY, "50", _EQUAL,
-        "Steps from one comparison of all ranks' weights, moments and positions to the next; it is hashed beside the "
-        "next steps, and a copy of the last state in which all were equal is kept in memory. `auto`: at most "
-        "1 % of training time; `0`: they are compared at saves and at the end only, and nothing is repaired.",
-        "相邻两次比较所有 rank 的权重、动量和位置之间的步数；哈希与后续的步并行计算，"
-        "内存中保留最近一次全体相等的状态的副本。"
-        "`auto`：开销不超过训练的 1 %；`0`：只在保存时和结束时比较，不修复。",
-        scope=Scope.JOB,
-    ),
-    Variable(
-        "CONSISTENCY", "consistency", _MEND, "majority", _EQUAL,
+        "CONSISTENCY", "consistency", _CONSISTENCY, "majority:50", _EQUAL,
         "Reaction if ranks that were equal now differ. `majority`: if more than half agree, all return "
-        "to the point where all were equal; `leader`: rank 0 counts as right, and all return; `stop`: the job ends.",
+        "to the point where all were equal; `leader`: rank 0 counts as right, and all return; `stop`: the job ends. "
+        "The number is the steps from one comparison of all ranks' weights, moments and positions to the next; it is "
+        "hashed beside the next steps, and a copy of the last state in which all were equal is kept in memory. "
+        "`majority:auto`: at most 1 % of training time; `majority:0`: they are compared at saves and at the end only, "
+        "and nothing is repaired.",
         "曾经相等的 rank 变得不相等时：`majority`：若过半数一致，全体回到相等之处；`leader`：以 rank 0 为准，全体回退；"
-        "`stop`：作业结束。",
+        "`stop`：作业结束。数字是相邻两次比较所有 rank 的权重、动量和位置之间的步数；哈希与后续的步并行计算，"
+        "内存中保留最近一次全体相等的状态的副本。"
+        "`majority:auto`：开销不超过训练的 1 %；`majority:0`：只在保存时和结束时比较，不修复。",
+        scope=Scope.JOB,
     ),
     Variable(
         "AUDIT", "audit", _AUDIT, "0", _EQUAL,
@@ -629,32 +734,30 @@ VARIABLES: tuple[Variable, ...] = (
         "第一代形成之前还会比较各节点：过慢或求和出错的节点把席位让给热备。",
     ),
     Variable(
-        "STRAGGLER", "straggler", _STRAGGLER, "tell", _WATCH,
-        "Reaction if a worker's own part of a step (without waiting for others) is slower than "
-        "STRAGGLER_FACTOR: `tell` names it and the slow part, `swap` has it leave at a commit once a spare is "
-        "warm, `off` disables the check.",
-        "某 worker 自身在一步中所花的时间（不含等待其他 worker）慢于 STRAGGLER_FACTOR 时：`tell` 指出它和慢的部分；"
+        "STRAGGLER", "straggler", _STRAGGLER, "tell:1.2", _WATCH,
+        "Reaction if a worker's own part of a step (without waiting for others) is slower than the median of all "
+        "workers times the number, over at least 20 steps and 5 s: `tell` names it and the slow part, `swap` has it "
+        "leave at a commit once a spare is warm, `off` disables the check.",
+        "某 worker 自身在一步中所花的时间（不含等待其他 worker）在至少 20 步且至少 5 秒内"
+        "达到所有 worker 中位数的这么多倍时：`tell` 指出它和慢的部分；"
         "`swap` 在有热备时让它于某次提交后离开；`off` 不查看。",
-    ),
-    Variable(
-        "STRAGGLER_FACTOR", "straggler_factor", _FACTOR, "1.2", _WATCH,
-        "Multiple of the median of all workers that counts as slow, over at least 20 steps and 5 s.",
-        "达到所有 worker 中位数的多少倍即算慢（至少 20 步且至少 5 秒）。",
     ),
     Variable(
         "HEALTH", "health", _HEALTH_WORDS, "tell,every=10", _HEALTH,
         "Checks of a worker's host and device, and the reaction if two checks in a row find a limit "
         "reached: `tell` reports it, `drain` also has the worker leave at a commit once a spare is warm, `refuse` also "
         "keeps a worker that finds it at its start from requesting a seat, `off` disables it. A single word applies to "
-        "all; `disk=drain:0.95` applies to one and sets its limit (a share; for device_heat °C): cpu, memory, disk "
-        "(CHECKPOINT_PATH's, LOG_DIR's, RECOVERY_PATH's and /dev/shm), device_errors, device_heat, device_slowed, "
-        "device_memory, device_shared (others use a tenth of its memory, and it is 90 % busy). `every=10`: seconds "
-        "between two checks.",
+        "all; `disk=drain:0.95` applies to one and sets its limit (a share; device_heat: °C; logs: free MiB): cpu, "
+        "memory, disk (CHECKPOINT_PATH's, LOG_DIR's, RECOVERY_PATH's and /dev/shm), device_errors, device_heat, "
+        "device_slowed, device_memory, device_shared (others use a tenth of its memory, and it is 90 % busy), logs "
+        "(free space on LOG_DIR's disk, 256 MiB). `every=10`: seconds between two checks.",
         "查看 worker 主机和设备的哪些方面，以及连续两次查看都达到上限时如何处理：`tell` 报告；`drain` 另在有热备时让该 "
         "worker 于某次提交后离开；`refuse` 另使启动时就查到问题的 worker 不申请席位；`off` 不查看。单独一个词适用于"
-        "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C）：cpu、memory、disk（"
-        "CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm）、device_errors、device_heat、device_slowed、"
-        "device_memory、device_shared（他人占用其内存十分之一以上且使用率达 90 %）。`every=10`：两次查看之间的秒数。",
+        "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C；logs 为剩余 MiB）：cpu、memory、"
+        "disk（CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm）、device_errors、device_heat、"
+        "device_slowed、"
+        "device_memory、device_shared（他人占用其内存十分之一以上且使用率达 90 %）、"
+        "logs（LOG_DIR 所在磁盘的剩余空间，256 MiB）。`every=10`：两次查看之间的秒数。",
         example="tell,disk=drain:0.95",
         shown_default=("tell", "tell"),
     ),
@@ -671,14 +774,14 @@ VARIABLES: tuple[Variable, ...] = (
         scope=Scope.JOB,
     ),
     Variable(
-        "START_GRACE", "start_grace_s", _seconds(0), "30", _ELASTIC,
-        "Seconds after which the first generation forms with fewer than WORKER_NUM, if MIN_WORKER_NUM are present.",
-        "首次组网时，人数未达 WORKER_NUM 但已达 MIN_WORKER_NUM，等待多少秒后开始。",
-    ),
-    Variable(
-        "SHRINK_GRACE", "shrink_grace_s", _seconds(0), "10", _ELASTIC,
-        "Seconds to wait for a lost worker before the world continues without it, if MIN_WORKER_NUM are left.",
-        "丢失的 worker 等待多少秒后不再等它（剩余不少于 MIN_WORKER_NUM 时）。",
+        "GRACE", "grace", _GRACE, "start=30,shrink=10,reconnect=0.5", _ELASTIC,
+        "Seconds to wait for what may still come. `start`: for all of WORKER_NUM, before the first generation forms "
+        "with MIN_WORKER_NUM or more; `shrink`: for a lost worker, before the world continues without it, if "
+        "MIN_WORKER_NUM are left; `reconnect`: for a closed connection to return, before its node is lost.",
+        "等待可能还会来的对象的秒数。`start`：等满 WORKER_NUM，之后有 MIN_WORKER_NUM 个即可首次组网；"
+        "`shrink`：等丢失的 worker，之后在剩余不少于 MIN_WORKER_NUM 时不再等它；"
+        "`reconnect`：等断开的连接恢复，之后其节点视为丢失。",
+        example="start=60,shrink=0",
     ),
     Variable(
         "RESET_LIMIT", "reset_limit", _whole(0, MOST_RESETS), "0", _ELASTIC,
@@ -726,13 +829,10 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RECOVER_STRATEGY", "recover_strategy", _STRATEGY, "process,pod", _SUPERVISION,
-        "Under `samebits keep`: levels at which a dead process is retried, lowest first (docs/how-to/kubernetes.md).",
-        "在 `samebits keep` 之下：死亡的进程在哪些级别上重试，从最低级开始（docs/how-to/kubernetes.zh-CN.md）。",
-    ),
-    Variable(
-        "RECOVER_ATTEMPTS", "recover_attempts", _whole(1, MOST_RESETS), "3", _SUPERVISION,
-        "How many failed attempts each level gets before the next one.",
-        "每个级别连续失败多少次后升到下一级。",
+        "Under `samebits keep`: levels at which a dead process is retried, lowest first, each up to the number of "
+        "failed attempts (3), as in `process:5,pod` (docs/how-to/kubernetes.md).",
+        "在 `samebits keep` 之下：死亡的进程在哪些级别上重试，从最低级开始；每级连续失败若干次（默认 3）后升到下一级，"
+        "例如 `process:5,pod`（docs/how-to/kubernetes.zh-CN.md）。",
     ),
     Variable(
         "PROCESS_RECOVER", "process_recover", _TURN, None, _SUPERVISION,
@@ -805,15 +905,12 @@ VARIABLES: tuple[Variable, ...] = (
         example="/run/probe", scope=Scope.PROCESS,
     ),
     Variable(
-        "DASHBOARD_PORT", "dashboard_port", _PORT, None, _JOB,
-        "Loopback port of the page that `samebits run` starts beside the job (docs/how-to/monitor.md).",
-        "`samebits run` 在作业旁启动的页面所用的本机回环端口（docs/how-to/monitor.zh-CN.md）。",
+        "DASHBOARD", "dashboard", _DASHBOARD, "", _JOB,
+        "Loopback port of the page that `samebits run` starts beside the job (docs/how-to/monitor.md). `actions`: "
+        "with the page's token, one can kill a worker from it, or have one leave; else the page is read-only.",
+        "`samebits run` 在作业旁启动的页面所用的本机回环端口（docs/how-to/monitor.zh-CN.md）。"
+        "`actions`：出示令牌者可在页面上杀死某个 worker 或让其退出；否则页面只供查看。",
         example="8265", shown_default=("no page", "没有页面"),
-    ),
-    Variable(
-        "DASHBOARD_ACTIONS", "dashboard_actions", _SWITCH, "0", _JOB,
-        "`1`: with the page's token, one can kill a worker from it, or have one leave. `0`: the page is read-only.",
-        "`1`：出示令牌者可在页面上杀死某个 worker 或让其退出。`0`：页面只供查看。",
     ),
     Variable(
         "JOB_NAME", "job_name", _TITLE, "", _JOB,
@@ -882,10 +979,25 @@ def environment_table_zh() -> str:
 
 
 _INTO_HEALTH = ("INTERVAL", *(f"{sign.upper()}{end}" for sign in HEALTH_LIMITS for end in ("", "_LIMIT")))
+NUMBER_OF = {
+    "STEP_TIMEOUT": "HANG",
+    "CONSISTENCY_EVERY": "CONSISTENCY",
+    "STRAGGLER_FACTOR": "STRAGGLER",
+    "RECOVER_ATTEMPTS": "RECOVER_STRATEGY",
+}
+"""Variables of earlier releases that are now the number behind another one's words."""
+GRACES = {f"{name.upper()}_GRACE": name for name in ("start", "shrink", "reconnect")}
+"""Variables of earlier releases that are now an item of GRACE."""
+PART_OF = {
+    **NUMBER_OF,
+    **dict.fromkeys(GRACES, "GRACE"),
+    **dict.fromkeys(("DASHBOARD_PORT", "DASHBOARD_ACTIONS"), "DASHBOARD"),
+    **{f"HEALTH_{name}": "HEALTH" for name in _INTO_HEALTH},
+}
 REMOVED = {
     "MONITOR_INTERVAL": "the death of a process is an event, so nothing is polled",
     "LEASE_DETECTOR": "a node is lost after NODE_TIMEOUT seconds of silence, or when its connection closes",
     "WATCHDOG": "HANG=off does what WATCHDOG=0 did",
-    **{f"HEALTH_{name}": "it is a part of HEALTH, as in HEALTH=tell,disk=drain:0.95,every=10" for name in _INTO_HEALTH},
+    **{name: f"it is a part of {successor}" for name, successor in PART_OF.items()},
 }
 """Variables of earlier releases, and what replaces each."""

@@ -21,7 +21,7 @@ def measured(rate: float, cpu_ms: float) -> Turns:
 
 def test_all_orders_are_used_and_smaller_models_compare_at_the_default_interval() -> None:
     assert all(rounds % len(ORDERS) == 0 for rounds in (ROUNDS_QUICK, *(load.rounds for load in LOADS.values())))
-    assert str(EVERY) == next(one.default for one in VARIABLES if one.name == "CONSISTENCY_EVERY")
+    assert f"majority:{EVERY}" == next(one.default for one in VARIABLES if one.name == "CONSISTENCY")
     assert LOADS["mlp"].every == LOADS["wide"].every == EVERY
     assert {*USUAL, *QUICK} == LOADS.keys()
 

@@ -24,9 +24,9 @@ from samebits.commands.drill.rehearsal import free_environment, is_over, trains_
 from samebits.core.lines import root_of
 from samebits.core.records import CauseFound, Record
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import stored_view
 from samebits.launcher.processes import end, name_of, process_names, read_pid_files, send_signal
 from samebits.service.job_journal import history_of
+from samebits.service.status import stored_view
 from samebits.store.journal import read_journal
 from samebits.store.process_identity import ProcessIdentity
 from tests.causes.faults import BY_NAME, FAULTS, PAIRS, WORKER, Fault, Said, wrong
@@ -43,7 +43,7 @@ SETTINGS = {
     "REGISTER_COOLDOWN": "0",
     "HEARTBEAT_INTERVAL": "0.5",
     "NODE_TIMEOUT": "5",
-    "STEP_TIMEOUT": "3",
+    "HANG": "end:3",
     "OMP_NUM_THREADS": "1",
 }
 

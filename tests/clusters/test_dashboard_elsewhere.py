@@ -65,7 +65,7 @@ def started(host: Host, settings: Settings, **more: str) -> tuple[subprocess.Pop
 def page(make_folder: Callable[..., Settings], new_switch: Callable[..., Switch]) -> Iterator[tuple[Host, str]]:
     """Return another host, and the address that the dashboard printed."""
     server, other = new_switch("a", "b").hosts
-    process, said = started(server, make_folder(2), CLUSTER_SECRET=SECRET, DASHBOARD_ACTIONS="1")
+    process, said = started(server, make_folder(2), CLUSTER_SECRET=SECRET, DASHBOARD="actions")
     try:
         found = re.search(r"http://\S+", said)
         assert found is not None, said

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from samebits.account.job_view import Presence
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import Presence, stored_view
+from samebits.service.status import stored_view
 from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
 from tests.launcher.shell_job import ROOT, WAIT_S, Shell, ShellJob
@@ -61,9 +62,9 @@ def drive(job: ShellJob, switch: Switch) -> Shell:
         "SCHED_HOST": first.address(),
         "CLUSTER_SECRET_FILE": str(job.folder / "secret"),
         "PYTHONPATH": str(ROOT),
-        "SHRINK_GRACE": "0.5",
+        "GRACE": "shrink=0.5",
         "NODE_TIMEOUT": "5",
-        "HANG": "tell",
+        "HANG": "tell:4",
     }
     found = (
         "--host-discovery-script",

@@ -232,9 +232,9 @@ def test_levels_use_ascends_spelling(folder: str) -> None:
                 told[one["name"]] = metadata[found[1]][found[2] + found[3]]
         settings = config.read(told)[0]
         levels = levels_of(
-            settings.recover_strategy.split(","), process=settings.process_recover, pod=settings.pod_rescheduling
+            settings.recover_strategy.attempts, process=settings.process_recover, pod=settings.pod_rescheduling
         )
-        assert levels == tuple(Level) if folder in VARIANTS else (Level.PROCESS, Level.POD)
+        assert tuple(levels) == (tuple(Level) if folder in VARIANTS else (Level.PROCESS, Level.POD))
         stays = ["--stay"] if folder in OVERLAYS else []
         assert container["command"][: 2 + len(stays)] == ["samebits", "keep", *stays]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.launcher.job_view import JobView
+from samebits.account.job_view import JobView
 from samebits.store.process_identity import ProcessIdentity
 from tests.clusters import slurm, ssh_server
 from tests.clusters.hosts import SECRET
@@ -55,7 +55,7 @@ def hosts(job: ShellJob, *lines: str) -> None:
 def drive(job: ShellJob, launch: str, *before: str, **more: str) -> Shell:
     """Start ``samebits run`` with discovery and this template; ``before`` precedes the command."""
     settings = {name: text for name, text in job.settings.items() if name != "WORKER_NUM"}
-    settings |= {"SHRINK_GRACE": "0.5", "PYTHONPATH": str(ROOT), **more}
+    settings |= {"GRACE": "shrink=0.5", "PYTHONPATH": str(ROOT), **more}
     found = ("--host-discovery-script", "cat hosts", "--nnodes", "1:2", "--launch", launch)
     script = (str(WORKER), "--seated", *UNTIL_TOLD)
     return job.shell(*before, sys.executable, "-P", "-m", "samebits", "run", *found, *script, **settings)
@@ -110,7 +110,7 @@ def test_worker_whose_ssh_dies_leaves_and_is_replaced(job: ShellJob, server: Ssh
 def test_failing_ssh_is_a_failure_of_its_host(job: ShellJob, server: SshServer) -> None:
     server.close()
     hosts(job, "localhost:1", "b:1")
-    shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}", START_GRACE="0.5")
+    shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}", GRACE="start=0.5,shrink=0.5")
     job.wait_view(lambda view: trains(view, "0"))
     shell.wait_for(r"host b rests for 10 s: worker 1: what starts it there ended with status 255\n")
     job.let_finish()

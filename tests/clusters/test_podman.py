@@ -54,7 +54,7 @@ class Pods:
         script = SCRIPT.format(repository=str(REPOSITORY), arguments=arguments, probe=str(PROBE))
         (self.marks / "train.py").write_text(script)
         settings = copy.deepcopy(the(OVERLAY, "ConfigMap", "samebits-job"))
-        settings["data"] |= {"WORKER_NUM": "2", "RECOVER_ATTEMPTS": "1", "SCRIPT": str(self.marks / "train.py")}
+        settings["data"] |= {"WORKER_NUM": "2", "SCRIPT": str(self.marks / "train.py")}
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -68,6 +68,8 @@ class Pods:
     def play(self, objects: list[dict[str, Any]], role: str, replicas: int, *options: str) -> None:
         statefulset = copy.deepcopy(the(OVERLAY, "StatefulSet", f"samebits-{role}"))
         statefulset["spec"]["replicas"] = replicas
+        annotations = statefulset["spec"]["template"]["metadata"]["annotations"]
+        annotations["recover-strategy"] = "recover:1,pod:1,dump"
         pods = pods_of(statefulset, self.marks)
         for pod in pods:
             pod["spec"]["hostAliases"] = [{"ip": SCHEDULER_ADDRESS, "hostnames": ["samebits-scheduler"]}]

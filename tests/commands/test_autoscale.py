@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from samebits.account.job_view import JobView, Presence
 from samebits.commands.autoscale import Meter, main, room_for
 from samebits.errors import UsageError
 from samebits.launcher.job_spec import JobSpec
-from samebits.launcher.job_view import JobView, Presence
 from tests.launcher.views import view, worker
 
 

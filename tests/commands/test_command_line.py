@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from samebits import __main__ as command_line
@@ -22,6 +23,7 @@ from samebits import config
 from samebits.__main__ import RENAMED, SUBCOMMANDS, Subcommand, main
 from samebits.account.event_log import line_of
 from samebits.account.events import Event, Kind
+from samebits.account.job_view import JobView, Presence
 from samebits.commands import doctor
 from samebits.commands.run import prepare
 from samebits.commands.run.options import parse
@@ -32,7 +34,7 @@ from samebits.core.messages import Process, RoundId
 from samebits.core.point import Point
 from samebits.errors import SameBitsError, UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import JobView, Presence, stored_view
+from samebits.service.status import stored_view
 from samebits.store.event_log import EventLog
 from samebits.store.journal import Journal
 from samebits.store.owner import claim_folder
@@ -262,7 +264,7 @@ def test_status_from_the_journal_says_so(here: Path, capsys: pytest.CaptureFixtu
     assert "lost" in text
     assert "its connection closed" in text
     assert main(["status", "--json"]) == 0
-    view = JobView.of(json.loads(capsys.readouterr().out))
+    view = msgspec.convert(json.loads(capsys.readouterr().out), JobView)
     assert (view.from_journal, view.step, view.world_size) == (True, 120, 2)
     with contextlib.closing(EventLog(here / "recovery", lambda lines: "", print)) as kept:
         kept.append([line_of(Event(Kind.LEFT, 9.0, 1, 1, 122, "0", "left on purpose"))])

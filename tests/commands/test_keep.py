@@ -53,7 +53,7 @@ def test_status_is_passed_on_if_a_restart_cannot_help(tmp_path: Path, status: in
 
 def test_escalation_from_level_to_level(tmp_path: Path) -> None:
     """The pod level ends the container with a status that restarts it; earlier attempts are recorded in the pod."""
-    strategy = {"RECOVER_STRATEGY": "recover,exit", "POD_RESCHEDULING": "on", "RECOVER_ATTEMPTS": "1"}
+    strategy = {"RECOVER_STRATEGY": "recover:1,pod:1,exit:1", "POD_RESCHEDULING": "on"}
     said = []
     for count, status in ((2, 137), (3, LevelsSpentError.exit_code), (4, LevelsSpentError.exit_code)):
         with kept(tmp_path, f"{COUNTS} kill -9 $$", **strategy) as keeper:
@@ -111,7 +111,7 @@ def test_program_that_vanished_counts_as_one_that_died(tmp_path: Path) -> None:
     program = tmp_path / "sh"
     program.write_text('#!/bin/sh\n/bin/rm "$0"; exit 3\n')
     program.chmod(0o755)
-    with kept(tmp_path, "", RECOVER_ATTEMPTS="1", RECOVER_STRATEGY="process", PATH=str(tmp_path)) as keeper:
+    with kept(tmp_path, "", RECOVER_STRATEGY="process:1", PATH=str(tmp_path)) as keeper:
         said, _ = keeper.communicate(timeout=60)
     assert keeper.returncode == LevelsSpentError.exit_code
     assert "sh: No such file or directory" in said and "1 attempt at the process level failed" in said

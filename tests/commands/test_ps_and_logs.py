@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from samebits.__main__ import main
 from samebits.commands import logs
@@ -20,7 +20,11 @@ from tests.launcher.views import process, view, worker
 
 def test_each_process_has_a_row_with_its_own_slot() -> None:
     me = ProcessIdentity.current()
-    seen = view(workers=(replace(worker(0), identity=me), worker(1)), spares=(worker(2, slot=None),), max_world_size=2)
+    seen = view(
+        workers=(replace(worker(0), pid=me.pid, started_at=me.started_at), worker(1)),
+        spares=(worker(2, slot=None),),
+        max_world_size=2,
+    )
     started = {"scheduler": process(99), "worker_0": me, "worker_1": process(777), "worker_2": process(102)}
     rows = [(row["node"], row["slot"], row["role"], row["state"]) for row in rows_of(started, seen, 2)]
     assert rows == [

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from samebits import config
+from samebits.account.job_view import JOURNAL, Presence
 from samebits.commands.status import find, main, table
-from samebits.launcher.job_view import Presence
 from samebits.service import status
 from samebits.store.process_identity import ProcessIdentity, host_id
 from tests.core.house import training_house
@@ -51,7 +51,7 @@ def test_schedulers_address_is_shown_if_it_may_move() -> None:
     )
     assert " · scheduler at 10.0.0.2:9000" in table(view(address="10.0.0.2:9000"), settings).splitlines()[1]
     assert "scheduler at" not in table(view(), settings)
-    silent = table(view(from_journal=True), settings)
+    silent = table(view(source=JOURNAL), settings)
     assert "no scheduler answers at 10.0.0.1:8118 or 10.0.0.2:9000 (SCHED_HOST)" in silent
 
 
@@ -62,22 +62,28 @@ def test_status_of_a_killed_job_asks_the_kernel_which_processes_are_left(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCHED_PORT", str(free_port()))
     house = training_house(3)
-    content = status.snapshot(house.core, whole=True) | {"source": "journal", "phase": "no scheduler"}
-    me, before = ProcessIdentity.current(), [node["state"] for node in content["workers"]]
-    for node in content["workers"][:2]:
-        node |= {"host": host_id(), "pid": me.pid, "started_at": me.started_at}
-    content["workers"][1]["started_at"] -= 1  # the pid is another process's by now
+    me = ProcessIdentity.current()
+    here = {"host": host_id(), "pid": me.pid}
+    first, second, third = status.snapshot(house.core, whole=True).workers
+    second = replace(second, **here, started_at=me.started_at - 1)  # the pid is another process's by now
+    workers = (replace(first, **here, started_at=me.started_at), second, third)
+    content = replace(view(source=JOURNAL, phase="no scheduler", world_size=3), workers=workers)
+    before = [node.presence for node in content.workers]
     monkeypatch.setattr("samebits.commands.status.find", lambda settings: content)
     assert main(["--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert before == ["alive"] * 3 and [node["state"] for node in told["workers"]] == ["alive", "gone", "unknown"]
+    assert before == [Presence.ALIVE] * 3 and [node["state"] for node in told["workers"]] == [
+        "alive",
+        "gone",
+        "unknown",
+    ]
     assert told["alive"] == 1
     assert main([]) == 0
     said = capsys.readouterr().out
     assert " 1/3 workers " in said and "1 worker of it still runs, 1 is gone. Fix: `" in said and "recover" in said
     _, _, rows = said.partition("\nslot ")
     assert [line.split()[2] for line in rows.splitlines()[1:4]] == ["alive", "gone", "unknown"]
-    del content["workers"][::2]
+    content = replace(content, workers=(second,))
     assert main([]) == 0
     assert "no process of the job runs any more. Fix: `" in capsys.readouterr().out
 
@@ -86,14 +92,11 @@ def test_superseded_scheduler_according_to_the_journal_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, _ = config.read({"RECOVERY_PATH": str(tmp_path), "ENABLE_RECOVERY": "1"}, role_required=False)
-    told, stored = {"job": "job-1", "term": 1}, {"job": "job-1", "term": 2}
+    told = view(term=1)
     monkeypatch.setattr("samebits.commands.status.ask_once", lambda settings, timeout_s: told)
-    monkeypatch.setattr(status, "stored_snapshot", lambda path: stored)
-    assert find(settings) is stored
-    stored["term"] = 1
-    assert find(settings) is told
-    stored["job"] = "job-2"
-    assert find(settings) is stored
+    for stored, is_believed in ((view(term=2), True), (view(term=1), False), (view(term=1, job="job-2"), True)):
+        monkeypatch.setattr("samebits.commands.status.stored_view", lambda path, stored=stored: stored)
+        assert find(settings) is (stored if is_believed else told)
 
 
 def test_folder_without_a_job_says_whose_status_it_shows(
@@ -102,8 +105,7 @@ def test_folder_without_a_job_says_whose_status_it_shows(
     monkeypatch.chdir(tmp_path)
     for name in ("SCHED_HOST", "SCHED_PORT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("samebits.commands.status.find", lambda settings: {"source": "scheduler"})
-    monkeypatch.setattr("samebits.commands.status.JobView.of", lambda content: view())
+    monkeypatch.setattr("samebits.commands.status.find", lambda settings: view())
     said = f"no job was started in {tmp_path}: this is the one whose scheduler answers at 127.0.0.1"
     assert main([]) == 0 and capsys.readouterr().out.startswith(said)
     monkeypatch.setenv("SCHED_PORT", "8118")

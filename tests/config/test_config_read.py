@@ -13,7 +13,19 @@ import pytest
 from samebits import config
 from samebits.config import Role, Settings, alone, read
 from samebits.errors import SettingsError
-from samebits.settings_table import HEALTH_LIMITS, VARIABLES, Health, HostRest, Look
+from samebits.settings_table import (
+    HEALTH_LIMITS,
+    VARIABLES,
+    Consistency,
+    Dashboard,
+    Grace,
+    Hang,
+    Health,
+    HostRest,
+    Look,
+    RecoverStrategy,
+    Straggler,
+)
 
 WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}
 SCHEDULER = {"ROLE": "scheduler", "WORKER_NUM": "4"}
@@ -54,24 +66,19 @@ def test_defaults() -> None:
         register_cooldown_s=30.0,
         heartbeat_interval_s=1.0,
         node_timeout_s=5.0,
-        reconnect_grace_s=0.5,
         topo_timeout_s=1800.0,
-        step_timeout_s=None,
-        hang="end",
+        hang=Hang("end", None),
         cause_table=None,
         loss_anomaly="tell",
         hidden_state="tell",
-        consistency_every=50,
-        consistency="majority",
+        consistency=Consistency("majority", 50),
         audit=0,
         preflight=False,
-        straggler="tell",
-        straggler_factor=1.2,
+        straggler=Straggler("tell", 1.2),
         health=Health(10.0, tuple(Look("tell", limit) for limit in HEALTH_LIMITS.values())),
         min_worker_num=4,
         max_worker_num=4,
-        start_grace_s=30.0,
-        shrink_grace_s=10.0,
+        grace=Grace(30.0, 10.0, 0.5),
         reset_limit=0,
         host_discovery_script=None,
         host_launch=None,
@@ -79,13 +86,11 @@ def test_defaults() -> None:
         host_rest_s=HostRest(10.0, 600.0),
         preemption_command=None,
         max_restarts=0,
-        recover_strategy="process,pod",
-        recover_attempts=3,
+        recover_strategy=RecoverStrategy({"process": None, "pod": None}),
         process_recover=None,
         pod_rescheduling=None,
         shutdown_timeout_s=10.0,
-        dashboard_port=None,
-        dashboard_actions=False,
+        dashboard=Dashboard(None, has_actions=False),
         plain=False,
         die_with_me=False,
         spare_num=0,
@@ -133,23 +138,22 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("HEARTBEAT_INTERVAL", "2.5", "heartbeat_interval_s", 2.5),
     ("NODE_TIMEOUT", "2", "node_timeout_s", 2.0),
     ("NODE_TIMEOUT", "1800", "node_timeout_s", 1800.0),
-    ("RECONNECT_GRACE", "0", "reconnect_grace_s", 0.0),
     ("TOPO_TIMEOUT", "5", "topo_timeout_s", 5.0),
     ("CAUSE_TABLE", "causes.toml", "cause_table", Path("causes.toml")),
-    ("STEP_TIMEOUT", "90", "step_timeout_s", 90.0),
-    ("HANG", " TELL", "hang", "tell"),
+    ("HANG", " TELL", "hang", ("tell", None)),
+    ("HANG", "end:90", "hang", ("end", 90.0)),
     ("LOSS_ANOMALY", "stop", "loss_anomaly", "stop"),
     ("HIDDEN_STATE", "Off", "hidden_state", "off"),
-    ("CONSISTENCY_EVERY", "0", "consistency_every", 0),
-    ("CONSISTENCY_EVERY", "AUTO", "consistency_every", "auto"),
-    ("CONSISTENCY", "Leader", "consistency", "leader"),
+    ("CONSISTENCY", "majority:0", "consistency", ("majority", 0)),
+    ("CONSISTENCY", "stop:AUTO", "consistency", ("stop", "auto")),
+    ("CONSISTENCY", "Leader", "consistency", ("leader", 50)),
     ("AUDIT", "50", "audit", 50),
     ("SHARD_COPY_EVERY", "off", "shard_copy_every", 0),
     ("SHARD_COPY_EVERY", "Auto", "shard_copy_every", "auto"),
     ("SHARD_COPY_EVERY", "20", "shard_copy_every", 20),
     ("PREFLIGHT", "1", "preflight", True),
-    ("STRAGGLER", "swap", "straggler", "swap"),
-    ("STRAGGLER_FACTOR", "1.5", "straggler_factor", 1.5),
+    ("STRAGGLER", "swap", "straggler", ("swap", 1.2)),
+    ("STRAGGLER", "tell:1.5", "straggler", ("tell", 1.5)),
     ("HEALTH", "Drain, every=0.5", "health", health("drain", every_s=0.5)),
     (
         "HEALTH",
@@ -159,8 +163,8 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ),
     ("MIN_WORKER_NUM", "2", "min_worker_num", 2),
     ("MAX_WORKER_NUM", "8", "max_worker_num", 8),
-    ("START_GRACE", "0", "start_grace_s", 0.0),
-    ("SHRINK_GRACE", "0", "shrink_grace_s", 0.0),
+    ("GRACE", "shrink=0", "grace", (30.0, 0.0, 0.5)),
+    ("GRACE", "Reconnect=2, start = 1e2", "grace", (100.0, 10.0, 2.0)),
     ("RESET_LIMIT", "3", "reset_limit", 3),
     ("HOST_DISCOVERY_SCRIPT", "./hosts.sh --all", "host_discovery_script", "./hosts.sh --all"),
     ("HOST_LAUNCH", "ssh {host} {command}", "host_launch", "ssh {host} {command}"),
@@ -171,13 +175,13 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("DIE_WITH_ME", "1", "die_with_me", True),
     ("MAX_RESTARTS", "3", "max_restarts", 3),
     ("SHUTDOWN_TIMEOUT", "2.5", "shutdown_timeout_s", 2.5),
-    ("DASHBOARD_PORT", "8265", "dashboard_port", 8265),
-    ("DASHBOARD_ACTIONS", "1", "dashboard_actions", True),
+    ("DASHBOARD", "8265", "dashboard", (8265, False)),
+    ("DASHBOARD", "actions, 8265", "dashboard", (8265, True)),
+    ("DASHBOARD", "Actions", "dashboard", (None, True)),
     ("SPARE_NUM", "1", "spare_num", 1),
     ("CHECKPOINT_PATH", "ckpt", "checkpoint_path", Path("ckpt")),
     ("COMPILE_CACHE_PATH", "cache", "compile_cache_path", Path("cache")),
-    ("RECOVER_STRATEGY", "retry, recover,exit", "recover_strategy", "retry,recover,exit"),
-    ("RECOVER_ATTEMPTS", "5", "recover_attempts", 5),
+    ("RECOVER_STRATEGY", "retry:5, exit", "recover_strategy", ({"retry": 5, "exit": None},)),
     ("PROCESS_RECOVER", "pause", "process_recover", False),
     ("POD_RESCHEDULING", "on", "pod_rescheduling", True),
     ("PROBE_FILE", "probe", "probe_file", Path("probe")),
@@ -238,6 +242,7 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("HEALTH", "device_heat=drain:500", ("device_heat takes a whole number from 1 to 200 as its limit",)),
     ("HEALTH", "device_errors=drain:2", ("device_errors has no limit to change",)),
     ("HEALTH", "every=0", ("expected",)),
+    ("HEALTH", "logs=tell:0.9", ("logs takes a whole number from 1 to 1000000 as its limit",)),
     ("WORKER_NUM", "0", ("from 1 to 100000", "export WORKER_NUM=4")),
     ("WORKER_NUM", "-1", ("from 1 to 100000",)),
     ("WORKER_NUM", "100001", ("from 1 to 100000",)),
@@ -279,9 +284,16 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("HEARTBEAT_INTERVAL", "0", ("seconds, 0.001 or more",)),
     ("NODE_TIMEOUT", "0", ("seconds, 0.001 or more",)),
     ("TOPO_TIMEOUT", "0", ("seconds, 0.001 or more",)),
-    ("RECONNECT_GRACE", "-0.1", ("seconds, 0 or more",)),
-    ("START_GRACE", "soon", ("seconds, 0 or more",)),
-    ("SHRINK_GRACE", "-1", ("seconds, 0 or more", "export SHRINK_GRACE=10")),
+    ("GRACE", "reconnect=-0.1", ("reconnect takes seconds, 0 or more", "export GRACE=start=60,shrink=0")),
+    ("GRACE", "start=30s", ("start takes seconds, 0 or more; seconds are written without a unit",)),
+    ("GRACE", "10", ("'10' is none of them", "start, shrink and reconnect")),
+    ("HANG", "end:0", ("'0' is not seconds, 0.001 or more", "as in end:60", "export HANG=end")),
+    ("HANG", "kill:60", ("end, tell or off",)),
+    ("STRAGGLER", "swap:1", ("'1' is not a number above 1",)),
+    ("CONSISTENCY", "majority:-1", ("'-1' is not a whole number from 0 on, or auto",)),
+    ("RECOVER_STRATEGY", "process:0", ("'0' is not a number of attempts",)),
+    ("RECOVER_STRATEGY", "again", ("'again' is none of them",)),
+    ("DASHBOARD", "99999", ("from 1 to 65535", "export DASHBOARD=8265")),
     ("RESET_LIMIT", "-1", ("from 0 to 1000000", "export RESET_LIMIT=0")),
     ("HOST_REST", "60:10", ("the shorter first", "as in 10:600", "export HOST_REST=10:600")),
     ("HOST_REST", "0:10", ("both above 0",)),
@@ -334,6 +346,35 @@ def test_settings_stored_by_an_earlier_release_are_read_under_current_names() ->
     now = config.translated({**stored, "LEASE_DETECTOR": "phi"})
     assert now == {"PATH": "/", "HANG": "off", "HEALTH": "every=2,cpu=off,disk=tell:0.95"}
     assert read({**WORKER, **now})[0].health == health("tell", 2.0, cpu=("off", 0.9), disk=("tell", 0.95))
+
+
+MOVED: list[tuple[dict[str, str], str, str, object]] = [
+    ({"STEP_TIMEOUT": "60"}, "export HANG=end:60", "hang", Hang("end", 60.0)),
+    ({"STEP_TIMEOUT": "60", "WATCHDOG": "0"}, "export HANG=off:60", "hang", Hang("off", 60.0)),
+    ({"STEP_TIMEOUT": "60", "MS_HANG": "tell"}, "export HANG=tell:60", "hang", Hang("tell", 60.0)),
+    ({"CONSISTENCY_EVERY": "auto"}, "export CONSISTENCY=majority:auto", "consistency", Consistency("majority", "auto")),
+    ({"STRAGGLER_FACTOR": "2", "STRAGGLER": "swap"}, "export STRAGGLER=swap:2", "straggler", Straggler("swap", 2.0)),
+    ({"RECOVER_ATTEMPTS": "1"}, "export RECOVER_STRATEGY=process:1,pod:1", "recover_strategy", None),
+    ({"START_GRACE": "5", "RECONNECT_GRACE": "0"}, "export GRACE=start=5,reconnect=0", "grace", Grace(5.0, 10.0, 0.0)),
+    ({"DASHBOARD_PORT": "80", "DASHBOARD_ACTIONS": "1"}, "export DASHBOARD=80,actions", "dashboard", (80, True)),
+    ({"DASHBOARD_ACTIONS": "0"}, "unset DASHBOARD_ACTIONS", "dashboard", (None, False)),
+    ({"HEALTH_DISK": "drain"}, "export HEALTH=disk=drain", "health", health("tell", disk=("drain", 0.9))),
+]
+
+
+@pytest.mark.parametrize(("given", "line", "field", "value"), MOVED)
+def test_variable_that_became_a_part_of_another_is_refused_with_the_new_line(
+    given: dict[str, str], line: str, field: str, value: object
+) -> None:
+    """A stored job that has it is read as the same line says."""
+    problems = problems_of({**WORKER, **given})
+    assert problems and all(one.endswith(line) or "Fix: unset WATCHDOG" in one for one in problems)
+    read_again = getattr(read({**WORKER, **config.translated(given)})[0], field)
+    assert read_again == (RecoverStrategy({"process": 1, "pod": 1}) if value is None else value)
+
+
+def test_link_of_a_service_named_dashboard_is_no_variable_of_ours() -> None:
+    assert read({**WORKER, "DASHBOARD_PORT": "tcp://10.0.0.1:80"}) == read(WORKER)
 
 
 @pytest.mark.parametrize("prefix", ["", "MS_"])
@@ -415,7 +456,7 @@ def test_all_problems_are_shown_at_once_in_table_order() -> None:
             "HEARTBEAT_INTERVAL": "3",
             "MIN_WORKER_NUM": "3",
             "MAX_WORKER_NUM": "2",
-            "START_GRACE": "x",
+            "GRACE": "x",
             "SPARE_NUM": "-2",
             "CLUSTER_SECRET_FILE": "~/secret",
         }
@@ -426,7 +467,7 @@ def test_all_problems_are_shown_at_once_in_table_order() -> None:
         "SCHED_PORT",
         "ENABLE_RECOVERY",
         "REGISTER_COOLDOWN",
-        "START_GRACE",
+        "GRACE",
         "SPARE_NUM",
         "CLUSTER_SECRET_FILE",
         "HEARTBEAT_INTERVAL",
@@ -453,7 +494,7 @@ def test_two_heartbeats_just_fit() -> None:
     assert read({**WORKER, "HEARTBEAT_INTERVAL": "2.5"})[0].heartbeat_interval_s == 2.5
     assert read({**WORKER, "NODE_TIMEOUT": "3", "TOPO_TIMEOUT": "3"})[0].topo_timeout_s == 3.0
     # Nothing else is checked: a cool-down may be shorter than the lease, a grace longer.
-    assert read({**WORKER, "REGISTER_COOLDOWN": "0", "RECONNECT_GRACE": "60"})[1] == []
+    assert read({**WORKER, "REGISTER_COOLDOWN": "0", "GRACE": "reconnect=60"})[1] == []
 
 
 def test_script_in_plain_mode_is_not_asked_for_a_role() -> None:
@@ -546,10 +587,10 @@ def test_new_capability_needs_only_its_flag(monkeypatch: pytest.MonkeyPatch) -> 
         for variable in VARIABLES
     )
     monkeypatch.setattr(config, "VARIABLES", built)
-    asked = {"MIN_WORKER_NUM": "2", "MAX_WORKER_NUM": "8", "START_GRACE": "5", "SPARE_NUM": "1"}
+    asked = {"MIN_WORKER_NUM": "2", "MAX_WORKER_NUM": "8", "GRACE": "start=5", "SPARE_NUM": "1"}
     settings, _ = read({**WORKER, **asked})
     assert (settings.min_worker_num, settings.max_worker_num) == (2, 8)
-    assert (settings.start_grace_s, settings.spare_num) == (5.0, 1)
+    assert (settings.grace.start_s, settings.spare_num) == (5.0, 1)
     settings, _ = read({**WORKER, "CLUSTER_SECRET_FILE": "/run/secret"})
     assert settings.cluster_secret_file == Path("/run/secret")
     settings, _ = read({**WORKER, "CLUSTER_SECRET": "hunter2", "CLUSTER_SECRET_FILE": "/run/secret"})
@@ -600,3 +641,9 @@ def test_script_without_settings_is_a_world_of_one_that_recovers() -> None:
     for name in ("ENABLE_RECOVERY", "MS_ENABLE_RECOVERY"):
         without = alone({name: "0"})
         assert without is not None and not read(without)[0].enable_recovery
+
+
+def test_our_own_variables_are_at_most_fifty() -> None:
+    """A value that belongs to another variable is a part of that one's, as in HANG=end:60."""
+    ascends = {"PROCESS_RECOVER", "POD_RESCHEDULING"}
+    assert len({variable.name for variable in VARIABLES} - ascends) <= 50

@@ -28,12 +28,12 @@ SETTINGS: dict[str, tuple[str, Callable[[str], float | bool]]] = {
     "ENABLE_RECOVERY": ("recovery", lambda text: text == "1"),
     "MAX_WORKER_NUM": ("max_world_size", int),
     "MIN_WORKER_NUM": ("min_world_size", int),
+    "GRACE:reconnect": ("reconnect_grace_s", float),
+    "GRACE:shrink": ("shrink_grace_s", float),
+    "GRACE:start": ("start_grace_s", float),
     "NODE_TIMEOUT": ("node_timeout_s", float),
-    "RECONNECT_GRACE": ("reconnect_grace_s", float),
     "REGISTER_COOLDOWN": ("cool_down_s", float),
-    "SHRINK_GRACE": ("shrink_grace_s", float),
     "SPARE_NUM": ("spare_num", int),
-    "START_GRACE": ("start_grace_s", float),
     "TOPO_TIMEOUT": ("topo_timeout_s", float),
 }
 

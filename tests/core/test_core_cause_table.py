@@ -7,19 +7,21 @@ import signal
 import pytest
 
 from samebits import errors
-from samebits.core.causes.remedies import Means, chosen, judged
 from samebits.core.causes.restarts import Again, Loss, Restarts, Sort, sort_of
 from samebits.core.causes.table import (
     DEFAULT,
     TABLE,
     UNKNOWN,
     CauseClass,
+    Means,
     Notice,
     Observation,
     Retry,
     Row,
     Signal,
     Strategy,
+    chosen,
+    judged,
 )
 from samebits.core.hangs import SILENT_KINDS, Doing, Hang, ProcessState
 from samebits.core.messages import GiveUp, Said
@@ -149,7 +151,7 @@ ROW = DEFAULT.of(Observation(notice=Notice.GONE))
         (Means(goes_on=False, spare="on its host"), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
         (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes its place"),
         (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "a new process takes its place"),
-        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (SHRINK_GRACE)"),
+        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (shrink in GRACE)"),
         (Means(), Strategy.WAIT, "the others wait for it"),
     ],
 )

@@ -93,7 +93,7 @@ def test_world_forms_with_fewer_after_start_grace() -> None:
     house.tick(1.0)
     assert house.invited() == {"s0": RoundId(1, 1), "s2": RoundId(1, 1)}
     said = house.answer("s2", RoundOpened)
-    assert said.text == "2 of 3 workers are registered after 20 s (START_GRACE)"
+    assert said.text == "2 of 3 workers are registered after 20 s (start in GRACE)"
     assert (said.place, said.missing) == (Place(2, 1, 2), "")
     house.train()
     assert house.committed().members == (("0", 1), ("2", 1)) and house.committed().slots == (0, 2)
@@ -167,7 +167,7 @@ def test_extra_worker_takes_part_if_a_needed_one_is_lost() -> None:
 def test_world_shrinks_after_the_grace_and_not_before() -> None:
     house = training(node_timeout_s=60.0)
     house.close("s1", gone=True)
-    assert house.answer("s0", RoundOpened).missing == "1, at most 10 s (SHRINK_GRACE)"
+    assert house.answer("s0", RoundOpened).missing == "1, at most 10 s (shrink in GRACE)"
     assert places_told(house) == {"s0": Place(0, 0, 2), "s2": Place(2, 1, 2)}
     house.join("0", [(5, 1)])
     house.join("2", [(5, 1)])

@@ -6,11 +6,12 @@ import pytest
 
 from samebits.core.messages import Activity, Depart, Process, Said
 from samebits.core.reports import MAX_AILMENTS, Ailment, HealthReport, Sign
-from samebits.core.watch.health import HealthWatch, Limit, Reading, said
+from samebits.core.watch.health import HealthWatch, Limit, Reading, place_said, said, unfit
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
 CPU = Ailment(Sign.CPU, "", 1.0, 0.9, drains=False)
+LOGS = Ailment(Sign.LOGS, "/job/device", 10.24, 4.0, drains=False)
 WATCHED = {Sign.DISK: Limit(0.9, drains=True), Sign.CPU: Limit(0.9)}
 
 
@@ -61,6 +62,11 @@ def test_values_without_a_limit_are_skipped_and_long_lists_are_cut() -> None:
             Ailment(Sign.DESCRIPTORS, "", 0.95, 0.9, False),
             "95 % of the descriptors a process may have are open (limit 90 %)",
         ),
+        (
+            LOGS,
+            "the disk of /job/device has 100 MiB left for logs; once it is full, their lines are lost (limit 256 MiB, "
+            "HEALTH=logs). Fix: free space there, or start the job with LOG_DIR on another disk",
+        ),
     ],
 )
 def test_problem_is_described_in_words(ailment: Ailment, text: str) -> None:
@@ -91,6 +97,25 @@ def feels(house: House, node: str, *ailments: Ailment) -> list[str]:
 
 def notes_on(house: House, word: str) -> list[str]:
     return [note for note in house.notes if word in note]
+
+
+def test_only_an_exceeded_limit_that_refuses_keeps_a_process_from_a_seat() -> None:
+    limits = {Sign.DISK: Limit(0.9, drains=True, refuses=True), Sign.CPU: Limit(0.9, drains=True)}
+    found = [Reading(Sign.DISK, "/ckpt", 0.95), Reading(Sign.DISK, "/logs", 0.89), Reading(Sign.CPU, "", 1.0)]
+    assert unfit(limits, [*found, Reading(Sign.MEMORY, "", 1.0)]) == [DISK]
+
+
+def test_every_sign_has_words_a_limit_and_a_place() -> None:
+    for sign in Sign:
+        told = said(Ailment(sign, "/place", 0.95, 0.9, drains=False))
+        assert "{" not in told and place_said(sign, "/place")
+
+
+def test_followers_are_told_of_a_log_disk_that_fills_although_no_worker_leaves() -> None:
+    house = house_with_spares()
+    assert feels(house, "0", CPU, LOGS) == []
+    (told,) = [text for _, text in house.core.notices]
+    assert told.startswith("host host-0 (worker 0): the disk of /job/device has 100 MiB left")
 
 
 def test_unhealthy_host_is_reported_once_and_so_is_its_recovery() -> None:

@@ -129,7 +129,7 @@ def test_reports_in_the_queue_at_the_deadline_count() -> None:
 
 
 def test_early_newcomers_do_not_start_another_job_while_reports_arrive() -> None:
-    """START_GRACE lets fewer than all workers start, which would discard a job that is about to be rebuilt."""
+    """GRACE's start lets fewer than all workers start, which would discard a job that is about to be rebuilt."""
     house = empty_house(min_world_size=2, start_grace_s=2.0)
     house.register("blue", session="new-blue")
     house.register("red", session="new-red")

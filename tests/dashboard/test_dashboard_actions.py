@@ -75,7 +75,7 @@ def asked(settings: Settings) -> list[Event]:
 
 
 def test_actions_are_off_by_default(settings: Settings, worker: subprocess.Popen[bytes]) -> None:
-    assert not settings.dashboard_actions
+    assert not settings.dashboard.has_actions
     assert action_token_of(None, is_on=False) is None
     with opened(settings, Guard(frozenset(), None), acts=False) as client:
         assert client.post(ACTION, json=WORKER_1, headers=RIGHT).status_code == HTTPStatus.METHOD_NOT_ALLOWED

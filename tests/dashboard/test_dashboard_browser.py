@@ -342,11 +342,11 @@ def orders_from(page: Any, address: str) -> list[tuple[str, int]]:
     return answers
 
 
-@pytest.mark.parametrize("acts", ["1", "0"])
+@pytest.mark.parametrize("acts", ["actions", ""])
 def test_kill_needs_the_own_page_the_token_and_enabled_actions(
     acts: str, settings: Settings, worker: subprocess.Popen[bytes], elsewhere: str, browse: Callable[..., Browser]
 ) -> None:
-    served = Served(settings, DASHBOARD_ACTIONS=acts)
+    served = Served(settings, DASHBOARD=acts)
     address = served.url.partition("?")[0]
     try:
         own = browse(served.url)
@@ -359,7 +359,7 @@ def test_kill_needs_the_own_page_the_token_and_enabled_actions(
         for who, answers in told.items():
             posted = [status for method, status in answers if method == "POST"]
             assert posted and all(status in (401, 403, 405, 415) for status in posted), (who, answers)
-        assert acts == "1" or own.page.is_hidden("#kill")
+        assert acts == "actions" or own.page.is_hidden("#kill")
         assert worker.poll() is None
         assert [event for event in read_events(settings.recovery_path) if event.kind is Kind.ASKED] == []
     finally:
@@ -369,7 +369,7 @@ def test_kill_needs_the_own_page_the_token_and_enabled_actions(
 def test_worker_is_killed_from_the_page_only_with_the_token(
     settings: Settings, worker: subprocess.Popen[bytes], browse: Callable[..., Browser]
 ) -> None:
-    served = Served(settings, DASHBOARD_ACTIONS="1")
+    served = Served(settings, DASHBOARD="actions")
     try:
         address = served.url.partition("?")[0]
         plain = browse(address)

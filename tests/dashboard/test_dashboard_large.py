@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
+from samebits.account.job_view import JobView, Presence
 from samebits.config import Settings
 from samebits.dashboard import watching
 from samebits.dashboard.watching import NAMES_S, NAMES_SOON_S, Watch
-from samebits.launcher.job_view import JobView, Presence
 from samebits.launcher.scheduler_link import SchedulerLink, Told
 from samebits.service.status import LISTED_WORKERS
 from tests.launcher.views import view, worker

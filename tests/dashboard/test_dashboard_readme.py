@@ -20,7 +20,7 @@ from tests.system.processes import found_below, free_port, signal_process
 
 __all__ = ["browse"]
 
-PAGE = "DASHBOARD_PORT=8265"
+PAGE = "DASHBOARD=8265"
 
 pytestmark = [
     pytest.mark.system,
@@ -61,7 +61,7 @@ def test_guides_lines_show_a_job_that_survives_a_kill_in_the_page(
     port, bash = free_port(), shutil.which("bash") or "bash"
     more = {"SCHED_PORT": str(checkout.port)}
     run, recover = (line.replace(" scripts/", f" {ROOT}/scripts/") for line in (run, recover))
-    first = checkout.shell(bash, "-c", f"exec {run.replace(PAGE, f'env DASHBOARD_PORT={port}')}", **more)
+    first = checkout.shell(bash, "-c", f"exec {run.replace(PAGE, f'env DASHBOARD={port}')}", **more)
     first.wait_for(r"step \d+")
     browser = browse(f"http://127.0.0.1:{port}/", locale="en-US")
     page = browser.page

@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 
 from samebits.account.events import Kind
 from samebits.account.goodput import Bucket
+from samebits.account.job_view import JobView
 from samebits.account.recoveries import Recovery
 from samebits.config import Settings
 from samebits.dashboard import command, server
@@ -27,7 +28,6 @@ from samebits.dashboard.guard import Guard
 from samebits.dashboard.report import gathered, html_of_folder
 from samebits.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
 from samebits.dashboard.watching import LOG_BYTES, Watch
-from samebits.launcher.job_view import JobView
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
 from samebits.printable import printable
 from tests.dashboard.conftest import told

@@ -25,7 +25,7 @@ from samebits.net.server import MAX_INCOMING_BYTES, Arrived, Garbled
 from samebits.service.scheduling.followers import Followers
 from samebits.service.scheduling.inbound import Inbound
 from samebits.service.scheduling.unknown_peers import UnknownPeers
-from samebits.service.status import message_of, snapshot, snapshot_in
+from samebits.service.status import message_of, snapshot, view_in
 from tests.hostile.drawn import FROM_ANYBODY, FROM_NOBODY, messages_of
 
 JOB = "job-1"
@@ -120,7 +120,7 @@ class Scheduler:
             self.line.send(send.session, send.message)
         for note in (*ready.notes, *self.strangers.lines(self.now)):
             assert len(note.text) < 20_000
-        assert snapshot_in(message_of(snapshot(self.core, whole=True))) == snapshot(self.core, whole=True)
+        assert view_in(message_of(snapshot(self.core, whole=True))) == snapshot(self.core, whole=True)
 
     def replayed(self) -> JobState:
         return JobState.replay(records.SCHEMA.unpack(payload) for payload in self._journal)

@@ -28,7 +28,7 @@ from typing import IO
 
 import samebits
 from samebits import config
-from samebits.launcher.job_view import JobView
+from samebits.account.job_view import JobView
 from samebits.launcher.processes import process_names, read_pid_files, send_signal
 from samebits.launcher.scheduler_link import SchedulerLink
 from samebits.store.process_identity import ProcessIdentity

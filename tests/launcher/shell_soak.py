@@ -24,8 +24,8 @@ from pathlib import Path
 
 from samebits.errors import JobInterruptedError, JobStoppedError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import stored_view
 from samebits.launcher.processes import send_signal
+from samebits.service.status import stored_view
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.shell_job import UNTIL_TOLD, Shell, ShellJob
 
@@ -50,7 +50,7 @@ def settings_of(seed: int) -> dict[str, str]:
         "REGISTER_COOLDOWN": rng.choice(("0", "0.5")),
         "SPARE_NUM": rng.choice(("0", "1")),
         "MIN_WORKER_NUM": rng.choice(("2", "3")),
-        "SHRINK_GRACE": rng.choice(("0", "1")),
+        "GRACE": rng.choice(("shrink=0", "shrink=1")),
     }
 
 

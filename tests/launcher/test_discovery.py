@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as changed
 
 from samebits import config
+from samebits.account.job_view import JobView, Presence
 from samebits.config import Settings
 from samebits.hosts.discovery import (
     LAUNCHER_FAILED,
@@ -24,7 +26,6 @@ from samebits.hosts.discovery import (
 )
 from samebits.launcher import job_spec
 from samebits.launcher.job_spec import JobSpec
-from samebits.launcher.job_view import JobView, Presence
 from samebits.launcher.processes import read_pid_files
 from samebits.launcher.spawning import Program, StartLock
 from samebits.launcher.supervising import Supervisor
@@ -58,7 +59,7 @@ class Folder:
             write_pid_file(self.log_dir / f"worker_{node}.pid", ProcessIdentity.current())
         self.started: list[tuple[str, list[str]]] = []
         self.drivers: list[Discovery] = []
-        self.view: JobView = replace(
+        self.view: JobView = changed(
             view(), workers=(worker(0), worker(1)), min_world_size=1, max_world_size=5, wanted_size=2
         )
 
@@ -121,7 +122,7 @@ def test_new_host_gets_workers_started_by_the_template(folder: Folder) -> None:
 
 def test_removed_host_is_drained_through_the_scheduler_until_it_is_gone(folder: Folder) -> None:
     job_spec.keep(folder.log_dir, replace(folder.kept, nodes=("0", "2"), hosts={"0": "localhost", "2": "b", "1": "b"}))
-    folder.view = replace(folder.view, workers=(worker(0), worker(1), worker(2)))
+    folder.view = changed(folder.view, workers=(worker(0), worker(1), worker(2)))
     for node in "12":
         write_pid_file(folder.log_dir / f"worker_{node}.pid", ProcessIdentity.current())
     folder.says("localhost:1\n")
@@ -156,7 +157,7 @@ def test_process_that_holds_on_to_a_vacated_seat_is_ended(folder: Folder, monkey
     sent: list[signal.Signals] = []
     monkeypatch.setattr("samebits.hosts.discovery.send_signal", lambda _, number: sent.append(number))
     job_spec.keep(folder.log_dir, replace(folder.kept, nodes=("0",), hosts={"0": "localhost", "1": "b"}))
-    left = replace(folder.view, workers=(worker(0),), retired=(worker(1, Presence.LEFT, slot=None),))
+    left = changed(folder.view, workers=(worker(0),), retired=(worker(1, Presence.LEFT, slot=None),))
     folder.says("localhost:1\n")
     driver = folder.driver()
     folder.until(driver, lambda turn: bool(turn.decisions))
@@ -173,7 +174,7 @@ def test_process_that_holds_on_to_a_vacated_seat_is_ended(folder: Folder, monkey
 
 def test_unrecorded_worker_is_asked_to_leave(folder: Folder) -> None:
     """Its host was cut off and given up, and has returned."""
-    folder.view = replace(folder.view, workers=(worker(0), worker(1), worker(3)))
+    folder.view = changed(folder.view, workers=(worker(0), worker(1), worker(3)))
     folder.says("localhost:2\n")
     driver = folder.driver()
     turn = folder.until(driver, lambda turn: bool(turn.decisions))
@@ -249,7 +250,7 @@ def test_killed_worker_is_left_to_the_supervisor(folder: Folder) -> None:
 
 def test_requested_size_and_drained_hosts_are_read_from_the_folder(folder: Folder) -> None:
     folder.says("localhost:1\nb:3\n")
-    folder.view = replace(folder.view, workers=(worker(0),))
+    folder.view = changed(folder.view, workers=(worker(0),))
     job_spec.keep(
         folder.log_dir,
         replace(folder.kept, nodes=("0",), hosts={"0": "localhost"}, size=3, drained=("b",)),
@@ -264,7 +265,7 @@ def test_requested_size_and_drained_hosts_are_read_from_the_folder(folder: Folde
 
 
 def test_nothing_is_started_for_a_finished_job(folder: Folder) -> None:
-    folder.view = replace(folder.view, training_finished=True)
+    folder.view = changed(folder.view, training_finished=True)
     folder.says("localhost:5\n")
     driver = folder.driver()
     deadline = time.monotonic() + 60
@@ -283,7 +284,7 @@ def test_only_a_job_with_a_script_has_a_driver(folder: Folder) -> None:
 
 def test_number_of_a_lost_process_is_passed_to_its_replacement() -> None:
     gone = (worker(1, Presence.LOST), worker("1.2", Presence.LOST, slot=1, pid=5), worker(2, Presence.LEFT))
-    seen = replace(view(), workers=(worker(0), *gone))
+    seen = changed(view(), workers=(worker(0), *gone))
     assert [name_for(number, seen) for number in "123"] == ["1.3", "2", "3"]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.launcher.job_view import JobView
+from samebits.account.job_view import JobView
 from tests.launcher.shell_job import UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 from tests.system.samples_probe import BATCH, SAMPLES
 
@@ -41,7 +41,7 @@ def drive(job: ShellJob, *words: str, script: tuple[str, ...] = (str(WORKER), *U
     launch.chmod(0o700)
     found = ("--host-discovery-script", "cat hosts", "--launch", "./on-host.sh {host} {command}", "--nnodes", "1:4")
     settings = {name: text for name, text in job.settings.items() if name != "WORKER_NUM"}
-    return job.tool("run", *found, *words, *script, **settings, SHRINK_GRACE="0.5")
+    return job.tool("run", *found, *words, *script, **settings, GRACE="shrink=0.5")
 
 
 def trains(view: JobView, *nodes: str) -> bool:

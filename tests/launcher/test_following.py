@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from samebits.account.job_view import JOURNAL, JobView, Presence
 from samebits.core.ends import EndKind
 from samebits.launcher.exit_report import GATHER_OWN_S, GATHER_S, MOST_WAYS, NAMED, End, sentence, sentences
 from samebits.launcher.following import Following, Result
-from samebits.launcher.job_view import JobView, Presence
 from samebits.launcher.processes import Death
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure
@@ -214,7 +214,7 @@ def test_death_and_restart_of_a_scheduler_are_reported_in_order() -> None:
     scene = Scene()
     scene.following.unlinked()
     scene.following.died("scheduler", SCHEDULER, KILLED, "", scene.now)
-    scene.following.scheduler_gone(SCHEDULER, KILLED, view(from_journal=True), "", scene.now)
+    scene.following.scheduler_gone(SCHEDULER, KILLED, view(source=JOURNAL), "", scene.now)
     scene.following.found("scheduler", process(199), is_own=False)
     scene.settle()
     assert scene.lines == [
@@ -225,7 +225,7 @@ def test_death_and_restart_of_a_scheduler_are_reported_in_order() -> None:
 
 def test_schedulers_death_ends_nothing() -> None:
     scene = Scene()
-    scene.scheduler_dies(stored=view(from_journal=True))
+    scene.scheduler_dies(stored=view(source=JOURNAL))
     assert "the scheduler (pid 99) was killed by signal 9 (SIGKILL); training continues" in scene.said()
     assert scene.following.result is None
     scene.following.found("scheduler", process(199), is_own=False)
@@ -258,7 +258,7 @@ def test_unknown_exit_with_recovery_off_is_left_to_the_scheduler() -> None:
 def test_journal_gives_the_last_step_if_the_last_push_was_missed() -> None:
     scene = Scene()
     scene.all_die(Death(status=0))
-    scene.scheduler_dies(Death(), stored=view(from_journal=True, job_finished=True, step=600))
+    scene.scheduler_dies(Death(), stored=view(source=JOURNAL, job_finished=True, step=600))
     assert scene.outcome() == (None, 0)
     assert scene.following.view is not None
     assert scene.following.view.step == 600
@@ -270,7 +270,7 @@ def test_job_with_everything_gone_is_interrupted_by_the_first_death() -> None:
     scene.dies(0)
     scene.dies(2)
     assert scene.following.result is None
-    scene.scheduler_dies(stored=view(from_journal=True))
+    scene.scheduler_dies(stored=view(source=JOURNAL))
     assert scene.outcome() == (EndKind.INTERRUPTED, 77)
     assert "worker 1 (pid 101) was killed by signal 9" in scene.result().verdict.cause
 
@@ -288,7 +288,7 @@ def test_schedulers_verdict_decides_however_it_is_known(kind: EndKind, code: int
     if source == "journal":
         scene.scheduler_dies(Death(), stored=ended(kind, "its reason"))
     else:
-        scene.scheduler_dies(Death(status=code), line="its reason", stored=view(from_journal=True))
+        scene.scheduler_dies(Death(status=code), line="its reason", stored=view(source=JOURNAL))
     assert scene.outcome() == (kind, code)
     assert scene.result().verdict.cause == "its reason"
 
@@ -334,7 +334,7 @@ def test_process_not_told_to_stop_is_ended_soon_after_the_scheduler_left() -> No
 def test_follower_stops_the_workers_if_the_scheduler_was_killed_before_it_could() -> None:
     scene = Scene()
     scene.following.stop_asked("Ctrl-C", scene.now)
-    scene.scheduler_dies(KILLED, stored=view(from_journal=True))
+    scene.scheduler_dies(KILLED, stored=view(source=JOURNAL))
     scene.settle(1.0)
     assert scene.signals == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
 
@@ -382,7 +382,7 @@ def test_late_exit_status_counts_only_for_a_worker_with_a_slot() -> None:
 
 def test_ctrl_c_without_a_scheduler_signals_the_processes_at_once() -> None:
     scene = Scene()
-    scene.scheduler_dies(stored=view(from_journal=True))
+    scene.scheduler_dies(stored=view(source=JOURNAL))
     scene.following.stop_asked("Ctrl-C", scene.now)
     scene.settle()
     assert [number for _, number in scene.signals] == [signal.SIGTERM] * 3
@@ -467,7 +467,7 @@ def test_scheduler_that_cannot_start_ends_its_workers() -> None:
 
 def test_restarted_scheduler_that_cannot_start_leaves_training_alone() -> None:
     scene = Scene(linked=False, restarts=True)
-    scene.scheduler_dies(Death(status=75), line="SCHED_PORT=8118 cannot be listened on", stored=view(from_journal=True))
+    scene.scheduler_dies(Death(status=75), line="SCHED_PORT=8118 cannot be listened on", stored=view(source=JOURNAL))
     assert scene.signals == []
     assert "training continues without it" in scene.said()
 
@@ -556,7 +556,7 @@ def test_failed_worker_with_a_spare_or_a_smaller_world_is_not_waited_for() -> No
     scene = Scene()
     scene.heard(view(min_world_size=2))
     scene.dies(2)
-    assert "; the others continue without it after 10 s (SHRINK_GRACE)." in scene.lines[0]
+    assert "; the others continue without it after 10 s (shrink in GRACE)." in scene.lines[0]
 
 
 def test_equal_simultaneous_deaths_are_one_line() -> None:
@@ -613,7 +613,7 @@ def test_worker_that_exited_with_0_is_not_to_be_restarted() -> None:
 
 def test_training_does_not_start_without_a_scheduler() -> None:
     scene = starting()
-    scene.scheduler_dies(stored=view(from_journal=True, phase="no scheduler", generation=0, alive=0))
+    scene.scheduler_dies(stored=view(source=JOURNAL, phase="no scheduler", generation=0, alive=0))
     assert "; its workers wait for it. Fix: RECOVER brings it back" in scene.said()
     assert "training continues" not in scene.said()
 

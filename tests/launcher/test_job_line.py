@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as changed
 
 from samebits import config
+from samebits.account.job_view import JobView
 from samebits.launcher.interrupts import ASK_S, Answer, Question
-from samebits.launcher.job_view import JobView
 from samebits.launcher.progress import (
     Pace,
     Screen,
@@ -166,9 +167,9 @@ def test_line_shows_the_report_or_else_a_log(tmp_path: Path) -> None:
     another = view(step=10, workers=(worker(4, slot=0), worker(1), worker(2)))
     write_report(tmp_path, "4", ProgressReport(10, 100, {"loss": 0.125}))
     assert "loss 0.125" in shown(one, another, 30.0)[0]
-    away = shown(one, replace(another, seat_free_in_s=3.2), 40.0, linked=False)
+    away = shown(one, changed(another, seat_free_in_s=3.2), 40.0, linked=False)
     assert away[0].startswith("train.py · scheduler away · step 10/100")
-    waits = shown(one, replace(another, phase="filling; waiting for 1", seat_free_in_s=23.2, alive=2), 50.0)
+    waits = shown(one, changed(another, phase="filling; waiting for 1", seat_free_in_s=23.2, alive=2), 50.0)
     assert waits[0].endswith("2/3 workers · seat free in 24 s")
 
 

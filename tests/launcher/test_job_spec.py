@@ -15,7 +15,7 @@ import pytest
 from samebits import config
 from samebits.errors import SettingsError, StoreError, UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.job_spec import JobSpec, keep, log_dir_here, nodes_of, read, read_here, settings_here
+from samebits.launcher.job_spec import JobSpec, keep, nodes_of, read, read_here, settings_here
 
 ENVIRONMENT = {"WORKER_NUM": "3", "ENABLE_RECOVERY": "1", "RECOVERY_PATH": "journal", "SCHED_PORT": "9000"}
 
@@ -77,14 +77,13 @@ def test_unwritable_folder_needs_no_pointer(here: Path, monkeypatch: pytest.Monk
 def test_log_folder_elsewhere_leaves_a_pointer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = here.parent / "logs"
     keep(elsewhere, start(here, LOG_DIR=str(elsewhere)))
-    assert log_dir_here({}) == elsewhere
     assert read_here() == (elsewhere, start(here, LOG_DIR=str(elsewhere)))
     keep(here / "device", start(here))  # a later job in the usual place takes precedence
-    assert log_dir_here({}) == Path("device")
-    assert log_dir_here({"LOG_DIR": str(elsewhere)}) == elsewhere
-    assert log_dir_here({"MS_LOG_DIR": str(elsewhere)}) == elsewhere
-    monkeypatch.setenv("LOG_DIR", str(elsewhere))
-    assert read_here()[0] == elsewhere
+    assert read_here()[0] == Path("device")
+    for name in ("LOG_DIR", "MS_LOG_DIR"):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, str(elsewhere))
+            assert read_here()[0] == elsewhere
 
 
 def test_names_that_are_not_text_are_kept_byte_for_byte(here: Path) -> None:

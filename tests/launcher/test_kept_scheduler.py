@@ -55,9 +55,9 @@ class Place:
     def job(self) -> str:
         """The id of the job, once its scheduler answers."""
         within(lambda: ask_once(self.settings, WAIT_S))
-        content = ask_once(self.settings, WAIT_S)
-        assert content is not None
-        return str(content["job"])
+        view = ask_once(self.settings, WAIT_S)
+        assert view is not None
+        return view.job
 
     def kill_scheduler(self) -> ProcessIdentity:
         (scheduler,) = self.schedulers()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
+from samebits.account.job_view import JobView, Presence
 from samebits.launcher.following import changes
-from samebits.launcher.job_view import JobView, Presence
 from tests.launcher.views import view, worker
 
 LOST = Presence.LOST

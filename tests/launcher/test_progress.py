@@ -6,11 +6,11 @@ import errno
 import io
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from samebits.launcher.progress import JsonScreen, LossTail, Screen, Standing, world_text
 from tests.launcher.views import view

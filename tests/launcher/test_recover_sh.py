@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from samebits import config
+from samebits.account.job_view import Presence
 from samebits.config import fixed_settings
 from samebits.core.messages import PROTOCOL, SCHEMA, Admitted, Credential, Leave, Process, Refused, Register
-from samebits.launcher.job_view import Presence
 from samebits.store.process_identity import ProcessIdentity, host_id
 from tests.hostile.attackers import dealers
 from tests.launcher.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, ShellJob

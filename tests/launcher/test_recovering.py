@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
+from samebits.account.job_view import JOURNAL, JobView, Presence, WorkerView
 from samebits.core.ends import EndKind
 from samebits.errors import JobFailedError
-from samebits.launcher.job_view import JobView, Presence, WorkerView
 from samebits.launcher.recovering import Recovery, Remains, plan_recovery
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.views import HOST, interruption, process, view, worker
@@ -189,7 +190,7 @@ def test_process_named_only_by_the_scheduler_is_left_alone_and_reported() -> Non
 
 
 def test_finished_job_has_nothing_to_do() -> None:
-    finished = view(job_finished=True, step=600, from_journal=True)
+    finished = view(job_finished=True, step=600, source=JOURNAL)
     over = plan(finished, dead=(99, 100, 101, 102), serves=False)
     assert over.over
     assert over.start == ()

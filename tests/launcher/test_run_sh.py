@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from samebits import config
+from samebits.account.job_view import Presence
 from samebits.errors import SettingsError, StoreError
 from samebits.launcher.follower import naming_what_runs_on
-from samebits.launcher.job_view import Presence
 from samebits.net.address import check_free
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.launcher.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob, free_port

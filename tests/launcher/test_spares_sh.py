@@ -7,14 +7,14 @@ import signal
 
 import pytest
 
-from samebits.launcher.job_view import JobView, Presence
+from samebits.account.job_view import JobView, Presence
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, Shell, ShellJob
 
 pytestmark = pytest.mark.system
 
 WITH_SPARE = {"SPARE_NUM": "1"}
-ELASTIC = {"WORKER_NUM": "2", "MIN_WORKER_NUM": "1", "MAX_WORKER_NUM": "4", "SHRINK_GRACE": "0"}
+ELASTIC = {"WORKER_NUM": "2", "MIN_WORKER_NUM": "1", "MAX_WORKER_NUM": "4", "GRACE": "shrink=0"}
 
 
 def is_warm(view: JobView) -> bool:
@@ -195,7 +195,7 @@ def test_incomplete_world_starts_after_its_grace(job: ShellJob) -> None:
         "2",
         MIN_WORKER_NUM="2",
         MAX_WORKER_NUM="3",
-        START_GRACE="0.5",
+        GRACE="start=0.5",
     )
     job.wait_view(lambda view: trains(view, 2, {"0", "1"}))
     shell.wait_for(r"· step [\d,]+ .*2/2 workers \(3 wanted\)")

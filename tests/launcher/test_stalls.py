@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace as changed
 
 from samebits import config
+from samebits.account.job_view import JOURNAL, JobView, Presence, Stall
 from samebits.config import Settings
 from samebits.core.hangs import Doing, ProcessState
-from samebits.launcher.job_view import JobView, Presence, Stall
 from samebits.launcher.stalls import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, Stalls
 from samebits.service.stacks import Answer, Silence
 from samebits.store.process_identity import ProcessIdentity
@@ -52,13 +51,12 @@ def host() -> Host:
     return Host()
 
 
-def settings_in(folder: Path, **changes: Any) -> Settings:
-    found, _ = config.read({"WORKER_NUM": "3"}, role_required=False)
-    return replace(found, log_dir=folder, **changes)
+def settings_in(folder: Path, **environ: str) -> Settings:
+    return config.read({"WORKER_NUM": "3", "LOG_DIR": str(folder), **environ}, role_required=False)[0]
 
 
-def stalls_in(folder: Path, host: Host, **changes: Any) -> Stalls:
-    return Stalls(settings_in(folder, **changes), ask=host.ask, see=host.see)
+def stalls_in(folder: Path, host: Host, **environ: str) -> Stalls:
+    return Stalls(settings_in(folder, **environ), ask=host.ask, see=host.see)
 
 
 def standing(stall: Stall | None = STALL, **presences: Presence) -> JobView:
@@ -122,7 +120,7 @@ def test_silent_process_is_classified(
     process_state: ProcessState | None, answer: Answer, said: str, tmp_path: Path, host: Host
 ) -> None:
     host.sights[102], host.answers[102] = process_state, answer
-    (line,), _ = looked(stalls_in(tmp_path, host), standing(replace(STALL, silent=("2",))))
+    (line,), _ = looked(stalls_in(tmp_path, host), standing(changed(STALL, silent=("2",))))
     assert line.startswith("worker 2 (rank 2, pid 102) " + said.format(tmp_path / FOLDER / "step-40-rank-2.txt"))
 
 
@@ -139,7 +137,7 @@ def test_files_are_few_and_short_and_others_in_the_folder_stay(tmp_path: Path, h
     stalls = stalls_in(tmp_path, host)
     host.answers[102] = Answer("x" * (4 * MOST_BYTES))
     for step in range(20):
-        looked(stalls, standing(replace(STALL, step=step)))
+        looked(stalls, standing(changed(STALL, step=step)))
     kept = sorted((tmp_path / FOLDER).glob("step-*"))
     assert len(kept) == MOST_FILES and max(one.stat().st_size for one in kept) <= MOST_BYTES
     assert tmp_path / FOLDER / "step-19-rank-2.txt" in kept and (tmp_path / FOLDER / "notes.txt").read_text() == "mine"
@@ -183,7 +181,7 @@ def test_process_that_cannot_end_is_ended_after_the_timeout(
 
 
 def test_step_timeout_sets_the_timeout(tmp_path: Path, host: Host) -> None:
-    stalls, lost = stalls_in(tmp_path, host, step_timeout_s=2.0), standing(None, n2=Presence.LOST)
+    stalls, lost = stalls_in(tmp_path, host, HANG="end:2"), standing(None, n2=Presence.LOST)
     host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
     looked(stalls, lost, 2.0, may_end=True)
@@ -193,7 +191,7 @@ def test_step_timeout_sets_the_timeout(tmp_path: Path, host: Host) -> None:
     ]
 
 
-@pytest.mark.parametrize(("changes", "may_end"), [({"hang": "tell"}, True), ({}, False)])
+@pytest.mark.parametrize(("changes", "may_end"), [({"HANG": "tell"}, True), ({}, False)])
 def test_process_that_would_not_be_replaced_is_not_ended(
     changes: dict[str, str], may_end: bool, tmp_path: Path, host: Host
 ) -> None:
@@ -218,6 +216,6 @@ def test_process_that_resumes_or_is_replaced_meanwhile_is_left_alone(tmp_path: P
 def test_journal_or_nothing_reports_no_stall(tmp_path: Path, host: Host) -> None:
     stalls = stalls_in(tmp_path, host)
     stalls.look(None, HERE, 0.0)
-    stalls.look(replace(standing(), from_journal=True), HERE, 0.0)
+    stalls.look(changed(standing(), source=JOURNAL), HERE, 0.0)
     stalls.wait()
     assert host.asked == []

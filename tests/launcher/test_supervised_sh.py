@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from samebits.account.job_view import JobView
 from samebits.errors import JobInterruptedError, JobStoppedError
-from samebits.launcher.job_view import JobView
 from tests.launcher.shell_job import POLL_S, UNTIL_TOLD, WAIT_S, Shell, ShellJob
 from tests.service.house import remove_folder
 
@@ -51,7 +51,7 @@ def test_everything_killed_is_restarted_automatically(job: ShellJob) -> None:
 
 
 def test_stopped_worker_is_named_ended_and_replaced(job: ShellJob) -> None:
-    shell = job.run(*UNTIL_TOLD, **SUPERVISED, STEP_TIMEOUT="1")
+    shell = job.run(*UNTIL_TOLD, **SUPERVISED, HANG="end:1")
     job.wait_training()
     stopped = job.kill("worker_1", signal.SIGSTOP)
     said = shell.wait_for(

@@ -13,7 +13,7 @@ import pytest
 
 from samebits.config import PREFIX
 from samebits.errors import ForeignFolderError, JobStoppedError, LockedError, RefusedError
-from samebits.launcher.job_view import stored_view
+from samebits.service.status import stored_view
 from tests.launcher.shell_job import ENDLESS, UNTIL_TOLD, WORKER, ShellJob
 
 pytestmark = pytest.mark.system

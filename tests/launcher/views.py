@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from samebits.account.job_view import SCHEDULER, Interruption, JobView, Presence, WorkerView
 from samebits.core.ends import EndKind
-from samebits.launcher.job_view import Interruption, JobView, Presence, WorkerView
 from samebits.store.process_identity import ProcessIdentity
 
 HOST = "here"
@@ -36,7 +36,8 @@ def worker(
         presence=presence,
         reason="silent for 5 s (NODE_TIMEOUT)" if presence is Presence.LOST else "",
         host=host,
-        identity=process(pid or 100 + int(node)),
+        pid=(pid or 100 + int(node)),
+        started_at=10 * (pid or 100 + int(node)),
         activity="training",
         step=7,
         is_joining=joining,
@@ -44,12 +45,12 @@ def worker(
 
 
 def interruption(cause: str, step: int = 7, kind: EndKind = EndKind.INTERRUPTED) -> Interruption:
-    return Interruption(kind, step, cause)
+    return Interruption(kind.label, step, cause)
 
 
 def view(**changes: Any) -> JobView:
     values: dict[str, Any] = {
-        "from_journal": False,
+        "source": SCHEDULER,
         "job": JOB,
         "name": "train.py",
         "term": 1,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.launcher.job_view import JobView
+from samebits.account.job_view import JobView
 from tests.launcher.shell_job import ENDLESS, Shell, ShellJob
 from tests.mistakes.told import Told
 

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from samebits import config
+from samebits.account.job_view import JobView
 from samebits.config import Settings
 from samebits.core import records
 from samebits.core.messages import GenerationStarted, Holdings
 from samebits.core.point import Point
 from samebits.errors import ForeignFolderError, LockedError, StoreError
 from samebits.net.client import Client, Got, ShutOut
-from samebits.service import status
 from samebits.service.agent import Agent
 from samebits.service.alone import SchedulerThread
+from samebits.service.status import question, stop_request, stored_view
 from samebits.store.journal import Journal
 from tests.service.house import NUMERICS, final
 
@@ -44,23 +45,23 @@ def trained(scheduler: SchedulerThread, *, to_the_end: bool) -> GenerationStarte
     return place
 
 
-def stored(folder: Path) -> status.Content:
-    content = status.stored_snapshot(folder / "recovery")
-    assert content is not None
-    return content
+def stored(folder: Path) -> JobView:
+    view = stored_view(folder / "recovery")
+    assert view is not None
+    return view
 
 
 def test_single_process_job_ends_resumes_after_an_interruption_and_is_succeeded(tmp_path: Path) -> None:
     assert trained(SchedulerThread(settings_in(tmp_path)), to_the_end=False).generation == 1
     first = stored(tmp_path)
-    assert not first["job_finished"]
+    assert not first.job_finished
     assert trained(SchedulerThread(settings_in(tmp_path)), to_the_end=True).generation == 2
-    assert stored(tmp_path)["job"] == first["job"]
-    assert stored(tmp_path)["job_finished"]
+    assert stored(tmp_path).job == first.job
+    assert stored(tmp_path).job_finished
     (tmp_path / "ckpt").mkdir()
     assert trained(SchedulerThread(settings_in(tmp_path)), to_the_end=True).generation == 1
-    assert stored(tmp_path)["job"] != first["job"]
-    short = first["job"].partition("-")[0]
+    assert stored(tmp_path).job != first.job
+    short = first.job.partition("-")[0]
     assert {entry.name for entry in tmp_path.iterdir()} == {
         "recovery",
         f"recovery.{short}.aside",
@@ -83,7 +84,7 @@ def test_points_in_an_object_store_are_not_moved(tmp_path: Path) -> None:
     trained(SchedulerThread(settings_in(tmp_path)), to_the_end=True)
     with pytest.raises(StoreError, match=r"CHECKPOINT_PATH=s3://bucket/x belongs to job .* Fix: "):
         SchedulerThread(settings_in(tmp_path, CHECKPOINT_PATH="s3://bucket/x"))
-    assert stored(tmp_path)["job_finished"], "and nothing was moved"
+    assert stored(tmp_path).job_finished, "and nothing was moved"
 
 
 def test_stranger_on_this_host_is_ignored(tmp_path: Path) -> None:
@@ -92,8 +93,8 @@ def test_stranger_on_this_host_is_ignored(tmp_path: Path) -> None:
     stranger = Client(settings.sched_host, settings.sched_port, "follower-x", settings.node_timeout_s, keys=None)
     heard: list[object] = []
     try:
-        stranger.send(status.question(follow=False))
-        stranger.send(status.stop_request("a stranger"))
+        stranger.send(question(follow=False))
+        stranger.send(stop_request("a stranger"))
         while not any(isinstance(one, ShutOut) for one in heard):
             stranger.wait(5.0)
             heard += stranger.drain()
@@ -101,7 +102,7 @@ def test_stranger_on_this_host_is_ignored(tmp_path: Path) -> None:
         stranger.close()
     assert not any(isinstance(one, Got) for one in heard)
     trained(scheduler, to_the_end=True)
-    assert stored(tmp_path)["job_finished"]
+    assert stored(tmp_path).job_finished
 
 
 def test_forked_child_does_not_keep_the_folder_locked(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from samebits import config
 from samebits.core.reports import Ailment, Figure, HealthReport, Sign
+from samebits.core.watch.health import HealthWatch
 from samebits.service.health.host_health import SHARED_MEMORY, HealthLook, Usage, limits_of, places_of, readings
 from samebits.store.checkpoint.memory_buffer import taken_share
 from tests.service.house import PATIENCE_S, House
@@ -73,6 +74,19 @@ def test_problem_is_reported_after_two_checks_and_while_it_lasts(tmp_path: Path)
     assert twice.wait(PATIENCE_S)
     look.stop()
     assert any(one.sign is Sign.DISK and one.limit == 0.000001 for one in told[0])
+
+
+@pytest.mark.parametrize("mib_to_spare", [-1000, 1000])
+def test_log_disk_is_a_problem_once_less_than_the_limit_is_free(tmp_path: Path, mib_to_spare: int) -> None:
+    limit = psutil.disk_usage(str(tmp_path)).free // 2**20 - mib_to_spare
+    settings = settings_with(tmp_path, LOG_DIR=str(tmp_path / "device"), HEALTH=f"off,logs=tell:{limit}")
+    watch = HealthWatch(limits_of(settings))
+    for _ in range(2):
+        watch.look(readings([], None, settings.log_dir))
+    assert [(one.sign, one.where) for one in watch.ailments] == (
+        [(Sign.LOGS, str(tmp_path / "device"))] if mib_to_spare < 0 else []
+    )
+    assert Sign.LOGS in limits_of(settings_with(tmp_path)), "on by default"
 
 
 def test_scheduler_receives_the_report(tmp_path: Path) -> None:

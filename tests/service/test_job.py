@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from samebits.account.job_view import JobView
 from samebits.core import records
 from samebits.core.ends import EndKind
 from samebits.core.messages import GenerationStarted, Holdings, Status, StatusQuery, StopJob
@@ -41,7 +41,7 @@ from samebits.service import agent as agent_module
 from samebits.service.agent import Agent
 from samebits.service.process_state import Whereabouts
 from samebits.service.scheduling.loop import SchedulerService
-from samebits.service.status import snapshot_in, stored_snapshot
+from samebits.service.status import stored_view, view_in
 from samebits.store import journal as journals
 from samebits.store.journal import Journal
 from samebits.store.lock import DirectoryLock
@@ -73,20 +73,20 @@ def training(house: House) -> tuple[Future[Ended], list[Agent]]:
     return served, agents
 
 
-def until_has_left(recovery: Path, node: str) -> dict[str, Any]:
+def until_has_left(recovery: Path, node: str) -> JobView:
     """Return the journal's state once it records that this node left and is claimed again."""
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s:
-        stored = stored_snapshot(recovery)
+        stored = stored_view(recovery)
         is_claimed = highest_claim(recovery) > 1
         if (
             is_claimed
             and stored is not None
-            and (node, "left") in {(one["node"], one["state"]) for one in stored["workers"]}
+            and (node, "left") in {(one.node, one.presence.value) for one in stored.workers}
         ):
             return stored
         time.sleep(0.01)
-    raise AssertionError(f"the journal does not say that {node} has left: {stored_snapshot(recovery)}")
+    raise AssertionError(f"the journal does not say that {node} has left: {stored_view(recovery)}")
 
 
 def remove_claim(recovery: Path) -> None:
@@ -97,13 +97,13 @@ def remove_claim(recovery: Path) -> None:
 def test_removed_recovery_path_is_written_again(house: House, remove: Callable[[Path], None]) -> None:
     recovery = house.path / "recovery"
     served, agents = training(house)
-    view = stored_snapshot(recovery)
+    view = stored_view(recovery)
     assert view is not None
     for node in (1, 2):
         remove(recovery)
         agents[node].leave(on_purpose=True, text="it was asked to")
         again = until_has_left(recovery, str(node))
-        assert (again["job"], again["generation"]) == (view["job"], 1)
+        assert (again.job, again.generation) == (view.job, 1)
         remove = remove_folder
     with pytest.raises(LockedError):
         DirectoryLock(recovery, "another scheduler").acquire()
@@ -206,7 +206,7 @@ def beside(house: House) -> Iterator[tuple[subprocess.Popen[str], Whereabouts, l
 def test_death_is_reported_by_the_watching_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scheduler is on another host and gives a closed connection ten minutes."""
     monkeypatch.setattr("samebits.service.scheduling.loop.host_id", lambda: "elsewhere")
-    with contextlib.closing(House(tmp_path, workers=3, RECONNECT_GRACE="600", NODE_TIMEOUT="600")) as house:
+    with contextlib.closing(House(tmp_path, workers=3, GRACE="reconnect=600", NODE_TIMEOUT="600")) as house:
         with beside(house) as (_, at, agents, places):
             assert agents[1].watch("2", at)
         for agent, place in zip(agents, places, strict=True):
@@ -297,12 +297,12 @@ def test_follower_is_notified_at_once_and_at_every_change(house: House) -> None:
 
     def until(alive: int) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not (told and told[-1]["alive"] == alive):
+        while not (told and told[-1].alive == alive):
             assert time.monotonic() < deadline, told
             follower.wait(0.2)
             for incoming in follower.drain():
                 if isinstance(incoming, Got) and isinstance(incoming.message, Status):
-                    content = snapshot_in(incoming.message)
+                    content = view_in(incoming.message)
                     assert content is not None
                     told.append(content)
                 elif not isinstance(incoming, Got):
@@ -314,7 +314,7 @@ def test_follower_is_notified_at_once_and_at_every_change(house: House) -> None:
         until(alive=2)
     finally:
         follower.close()
-    assert str(told[-1]["phase"]).startswith("filling; waiting for 2")
+    assert told[-1].phase.startswith("filling; waiting for 2")
 
 
 def test_second_scheduler_on_the_same_path_learns_the_holder(house: House) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from samebits.account.job_view import JobView
 from samebits.core import records
 from samebits.core.records import GenerationCommitted, JobInterrupted, SeatLost
 from samebits.errors import RefusedError, SchedulerLeftError, SupersededError
-from samebits.launcher.job_view import JobView
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, ask_once, decide_once
 from samebits.service.agent import Agent
 from samebits.service.scheduling.loop import SchedulerService
@@ -97,13 +97,13 @@ def are_at(house: TwoPlaces, agents: list[Agent], port: int, term: int) -> None:
 
     def all_there() -> bool:
         told = ask_once(house.settings("worker", "0"), MUTE_S)
-        if told is None or told["term"] != term:
+        if told is None or told.term != term:
             return False
-        return [worker["activity"] for worker in told["workers"]] == ["training"] * len(agents)
+        return [worker.activity for worker in told.workers] == ["training"] * len(agents)
 
     wait_until(all_there, "all are with the new scheduler")
     told = ask_once(house.settings("worker", "0"), MUTE_S)
-    assert told is not None and told["address"] == f"127.0.0.1:{port}"
+    assert told is not None and told.address == f"127.0.0.1:{port}"
 
 
 def nothing_was_lost(house: TwoPlaces) -> None:
@@ -188,7 +188,7 @@ def test_scheduler_of_another_job_at_the_first_address_is_skipped(
     list(house.pool.map(lambda agent: agent.register(), agents, timeout=PATIENCE_S))
     settings = house.settings("worker", "0")
     told = ask_once(settings, PATIENCE_S)
-    assert told is not None and (told["name"], told["address"]) == ("ours", f"127.0.0.1:{house.ports[1]}")
+    assert told is not None and (told.name, told.address) == ("ours", f"127.0.0.1:{house.ports[1]}")
     assert decide_once(settings, "a decision of ours", timeout_s=PATIENCE_S)
     wait_until(lambda: house.has_written(b"a decision of ours"), "the decision in its own job's folder")
     assert not foreign.has_written(b"a decision of ours")

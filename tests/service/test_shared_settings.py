@@ -11,14 +11,18 @@ from tests.service.house import House
 
 
 @pytest.mark.parametrize(
-    ("name", "here", "there"), [("LOSS_ANOMALY", "recompute", "tell"), ("CONSISTENCY_EVERY", "7", "50")]
+    ("name", "value", "said"),
+    [
+        ("LOSS_ANOMALY", "recompute", "LOSS_ANOMALY is recompute here and tell there"),
+        ("CONSISTENCY", "majority:7", "CONSISTENCY's interval is 7 here and 50 there"),
+    ],
 )
-def test_worker_with_another_value_is_refused_with_both(tmp_path: Path, name: str, here: str, there: str) -> None:
+def test_worker_with_another_value_is_refused_with_both(tmp_path: Path, name: str, value: str, said: str) -> None:
     house = House(tmp_path, workers=2)
     try:
         house.scheduler()
-        house.environ[name] = here
-        with pytest.raises(RefusedError, match=rf"{name} is {here} here and {there} there\. Start it with the job's"):
+        house.environ[name] = value
+        with pytest.raises(RefusedError, match=rf"{said}\. Start it with the job's"):
             house.agent("1").register()
         del house.environ[name]
         house.seated("0", "1")

@@ -6,14 +6,16 @@ import json
 import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from samebits.account.job_view import JOURNAL, SCHEDULER, Interruption, JobView, Presence, Stall, WorkerView
 from samebits.core import messages, records
 from samebits.core.messages import MAX_STOPPED_BY, GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
 from samebits.core.records import JobRebuilt, RebuiltGeneration, RebuiltSeat
 from samebits.errors import JournalDamagedError
 from samebits.service.job_journal import history_of
-from samebits.service.status import message_of, snapshot, snapshot_in, stop_request, stored_snapshot
+from samebits.service.status import message_of, snapshot, stop_request, stored_view, view_in
 from samebits.store.journal import Journal
 from tests.core.house import House, policy
 from tests.hostile.attackers import objection
@@ -39,17 +41,17 @@ def house() -> House:
 
 
 def test_table_of_ten_thousand_is_compressed_by_columns_and_restored(house: House) -> None:
-    content = snapshot(house.core, whole=True)
-    message = message_of(content)
-    assert len(content["workers"]) == WORKERS
+    view = snapshot(house.core, whole=True)
+    message = message_of(view)
+    assert len(view.workers) == WORKERS
     assert len(message.packed) < LARGEST_TABLE_BYTES
-    assert snapshot_in(message) == json.loads(json.dumps(content))
+    assert view_in(message) == view
 
 
 def test_follower_gets_no_table_of_a_large_job(house: House) -> None:
-    content = snapshot(house.core, whole=False)
-    assert not content.keys() & {"workers", "spares", "retired"}
-    assert snapshot_in(message_of(content)) == content
+    message = message_of(snapshot(house.core, whole=False))
+    assert not json.loads(zlib.decompress(message.packed)).keys() & {"workers", "spares", "retired"}
+    assert view_in(message) == snapshot(house.core, whole=False)
 
 
 def test_loss_sends_little_to_each_of_ten_thousand(house: House) -> None:
@@ -67,9 +69,119 @@ def test_loss_sends_little_to_each_of_ten_thousand(house: House) -> None:
     assert max(sizes) <= LARGEST_DELTA_BYTES
 
 
+NODE = WorkerView(
+    node="2.1",
+    slot=2,
+    incarnation=3,
+    presence=Presence.LOST,
+    reason="silent",
+    host="here",
+    pid=42,
+    started_at=7,
+    activity="training",
+    step=9,
+    figures={"pace": 0.5},
+    is_joining=True,
+)
+WHOLE = JobView(
+    source=SCHEDULER,
+    job="job-1",
+    name="train.py",
+    term=2,
+    generation=3,
+    restore_step=4,
+    committed_step=5,
+    training_finished=True,
+    job_finished=True,
+    interruptions=(Interruption("stopped", 6, "Ctrl-C", 7),),
+    phase="ending",
+    world_size=8,
+    wanted_size=9,
+    min_world_size=10,
+    max_world_size=11,
+    alive=12,
+    joining=13,
+    spares_alive=14,
+    ready=15,
+    recovery=True,
+    step=16,
+    seat_free_in_s=17.5,
+    first_cause="a cause",
+    standstill="a standstill",
+    ailments=("a full disk",),
+    stragglers=("a slow worker",),
+    notices=((18, "a warning"),),
+    stall=Stall(19, ("0",), ("1",), ("2",)),
+    ended=Interruption("script_failed", 20, "another cause", 21),
+    losses=22,
+    last_losses=("worker 1: gone",),
+    workers=(NODE,),
+    spares=(msgspec.structs.replace(NODE, slot=None, is_joining=False),),
+    retired=(msgspec.structs.replace(NODE, node="3", slot=None, is_joining=False),),
+    address="10.0.0.2:9000",
+)
+SENT_BY_THE_FIRST_SCHEDULERS = {
+    *("source", "job", "name", "term", "generation", "restore_step", "training_finished", "job_finished", "phase"),
+    *("interruptions", "world_size", "wanted_size", "min_world_size", "max_world_size", "alive", "recovery", "step"),
+    *("first_cause", "ended", "workers"),
+}
+SENT_SINCE = {
+    *("committed_step", "joining", "spares_alive", "ready", "seat_free_in_s", "standstill", "ailments", "stragglers"),
+    *("notices", "stall", "losses", "last_losses", "spares", "retired", "address"),
+}
+
+
+def unset(value: msgspec.Struct) -> list[str]:
+    defaults = {
+        one.name: one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory()
+        for one in msgspec.structs.fields(value)
+    }
+    return [name for name, default in defaults.items() if getattr(value, name) == default]
+
+
+def test_every_field_of_the_state_survives_a_message() -> None:
+    assert unset(WHOLE) == unset(NODE) == unset(WHOLE.interruptions[0]) == [], "a new field belongs into this test"
+    only_stored = {"losses": 0, "last_losses": ()}
+    assert view_in(message_of(WHOLE)) == msgspec.structs.replace(WHOLE, **only_stored)
+    only_live = {"ready": None, "notices": (), "stall": None}
+    stored = msgspec.structs.replace(WHOLE, source=JOURNAL, **only_live)
+    assert view_in(message_of(stored)) == stored
+
+
+def test_names_in_messages_are_those_of_earlier_releases() -> None:
+    sent = json.loads(zlib.decompress(message_of(WHOLE).packed))
+    stored = json.loads(zlib.decompress(message_of(msgspec.structs.replace(WHOLE, source=JOURNAL)).packed))
+    assert sent.keys() | stored.keys() == SENT_BY_THE_FIRST_SCHEDULERS | SENT_SINCE
+    assert list(sent["spares"]) == [
+        *("node", "slot", "incarnation", "state", "reason", "host", "pid", "started_at", "activity", "step", "figures")
+    ]
+    assert list(sent["workers"]) == [*sent["spares"], "joining"]
+    assert sent["ended"] == {"kind": "script_failed", "step": 20, "cause": "another cause", "status": 21}
+
+
+def test_message_of_an_earlier_scheduler_is_read() -> None:
+    sent = json.loads(zlib.decompress(message_of(WHOLE).packed))
+    old = {name: value for name, value in sent.items() if name in SENT_BY_THE_FIRST_SCHEDULERS}
+    old["workers"] = {name: value for name, value in old["workers"].items() if name not in ("figures", "joining")}
+    del old["ended"]["status"]
+    read = view_in(Status(zlib.compress(json.dumps({**old, "of_a_later_release": 1}).encode())))
+    assert read is not None
+    assert sorted(unset(read)) == sorted(SENT_SINCE)
+    assert sorted(unset(read.workers[0])) == ["figures", "is_joining"]
+    assert read.ended == Interruption("script_failed", 20, "another cause")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"job": None}, {"workers": [1]}, {"workers": {"node": ["0"]}}, {"ended": {"kind": "x", "step": 1}}]
+)
+def test_damaged_state_is_no_state(changes: dict[str, object]) -> None:
+    sent = {**json.loads(zlib.decompress(message_of(WHOLE).packed)), **changes}
+    assert view_in(Status(zlib.compress(json.dumps(sent).encode()))) is None
+
+
 @pytest.mark.parametrize("message", [StatusQuery(follow=True), Status(b"{}"), Status(zlib.compress(b"{")), Status(b"")])
 def test_invalid_snapshot_is_rejected(message: object) -> None:
-    assert snapshot_in(message) is None
+    assert view_in(message) is None
 
 
 def test_compacted_journal_of_a_large_job_is_read_without_the_lock(tmp_path: Path) -> None:
@@ -83,9 +195,9 @@ def test_compacted_journal_of_a_large_job_is_read_without_the_lock(tmp_path: Pat
     assert len(packed) > 1 << 20
     with Journal.open(tmp_path)[0] as journal:
         journal.append([packed])
-    content = stored_snapshot(tmp_path)
-    assert content is not None
-    assert (content["job"], len(content["workers"])) == ("job-old", WORKERS)
+    view = stored_view(tmp_path)
+    assert view is not None
+    assert (view.job, len(view.workers)) == ("job-old", WORKERS)
 
 
 def test_journal_keeps_which_worker_was_lost_and_returned(tmp_path: Path) -> None:
@@ -95,10 +207,10 @@ def test_journal_keeps_which_worker_was_lost_and_returned(tmp_path: Path) -> Non
         house.register("1", session=f"s1-{number + 1}")
     with Journal.open(tmp_path)[0] as journal:
         journal.append([records.SCHEMA.pack(record) for record in house.journal])
-    content = stored_snapshot(tmp_path)
-    assert content is not None
-    assert content["losses"] == 4
-    assert content["last_losses"] == ["worker 1: its connection closed and its process is gone"] * 3
+    view = stored_view(tmp_path)
+    assert view is not None
+    assert view.losses == 4
+    assert view.last_losses == ("worker 1: its connection closed and its process is gone",) * 3
 
 
 def test_record_of_another_version_is_named_with_the_fix(tmp_path: Path) -> None:
@@ -107,7 +219,7 @@ def test_record_of_another_version_is_named_with_the_fix(tmp_path: Path) -> None
     with pytest.raises(JournalDamagedError, match=r"unknown to this version .* run the version"):
         history_of(tmp_path, [b"\x91\xcc\xfa"])
     with pytest.raises(JournalDamagedError, match=str(tmp_path)):
-        stored_snapshot(tmp_path)
+        stored_view(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class Mix:
     replaces: bool = False  # a launcher starts another node for one that died; drawn later
     launched: bool = False  # a launcher chose the job's id and names it to each process; drawn later
     has_odd_rank: bool = False  # at some time a rank's state becomes different; drawn later
-    step_timeout_s: float | None = None  # STEP_TIMEOUT; None: learned
+    step_timeout_s: float | None = None  # the step timeout; None: learned
     ends_stuck: bool = True  # HANG=end
     sharding: Sharding | None = None  # in a world of fixed size; drawn later
     calls_every_s: float = 0.0  # how often a process calls the scheduler's keys; 0: never

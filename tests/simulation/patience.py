@@ -1,7 +1,8 @@
-"""How long a worker that blocks the others may stay: STEP_TIMEOUT and its doublings, in true time.
+"""How long a worker that blocks the others may stay: the step timeout and its doublings, in true time.
 
-It records which workers were told to give up at which step: after twice STEP_TIMEOUT the first time, and twice as long
-as before each further time at the same step. It covers one start of the scheduler, since a new one has forgotten it.
+It records which workers were told to give up at which step: after twice the step timeout the first time, and twice as
+long as before each further time at the same step. It covers one start of the scheduler, since a new one
+has forgotten it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Patience:
         return least_s * 2.0 ** self.times(step) / (1.0 + mix.clock_spread)
 
     def most_s(self, step: int) -> float:
-        """Return the bound from now to the end of such a worker, if STEP_TIMEOUT is set and all must be seen again."""
+        """Return the bound from now to the end of such a worker, if HANG sets one and all must be seen again."""
         mix = self._world.mix
         patience_s = TIMES * (mix.step_timeout_s or 0.0) * 2.0 ** self.times(step)
         return (patience_s + TELLS_S) / (1.0 - mix.clock_spread)

@@ -125,7 +125,7 @@ def test_unsupported_folder_sync_is_accepted_and_a_failing_one_is_not(tmp_path: 
 def test_killed_writers_temporary_file_is_found_by_its_owner_only(tmp_path: Path) -> None:
     left = durable.write_temporary(tmp_path / "file", b"half")
     durable.write_temporary(tmp_path / "file2", b"other")
-    assert list(durable.temporaries_of(tmp_path / "file")) == [left]
+    assert list(tmp_path.glob(".file.tmp-*")) == [left]
 
 
 def test_new_file_gets_its_name_when_it_is_complete_and_durable(tmp_path: Path) -> None:

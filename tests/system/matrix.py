@@ -140,7 +140,7 @@ class Cell:
         return {
             "REGISTER_COOLDOWN": "0",
             "SPARE_NUM": str(max(spares, int(self.who.with_spare))),
-            **({"MIN_WORKER_NUM": "1", "SHRINK_GRACE": "0"} if self.made_up is MadeUp.SHRINK else {}),
+            **({"MIN_WORKER_NUM": "1", "GRACE": "shrink=0"} if self.made_up is MadeUp.SHRINK else {}),
             **({"MAX_WORKER_NUM": str(WORKERS + 1)} if self.who.while_growing else {}),
             **(STOPPED_LEASE if self.way is Way.STOP else {}),
         }

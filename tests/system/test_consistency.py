@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("flip_script.py")
 EVERY = 5
-COMPARED = {"CONSISTENCY_EVERY": str(EVERY), "REGISTER_COOLDOWN": "0"}
+COMPARED = {"CONSISTENCY": f"majority:{EVERY}", "REGISTER_COOLDOWN": "0"}
 NAMED = (
     r"rank (\d) \(worker \d, pid \d+ on .*\) differs from rank .* after step (\d+), first in (.*?), since .*"
     r" roll back to step"
@@ -73,7 +73,7 @@ def test_two_against_two_ends_the_job_with_a_message(new_job: Callable[..., Job]
 def test_of_two_replicas_the_leader_is_trusted_on_request(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    settings = {**COMPARED, "CONSISTENCY": "leader"}
+    settings = {**COMPARED, "CONSISTENCY": f"leader:{EVERY}"}
     job = new_job("--what", "moment", "--flip", "0:17", script=SCRIPT, workers=2, settings=settings)
     job.start()
     assert job.wait_finished() == undisturbed(script=SCRIPT, workers=2)
@@ -108,7 +108,7 @@ def test_rank_that_differs_twice_is_replaced_by_a_spare(
 def test_flip_after_the_last_comparison_is_found_at_the_end(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    settings = {**COMPARED, "CONSISTENCY_EVERY": "25"}
+    settings = {**COMPARED, "CONSISTENCY": "majority:25"}
     job = new_job("--what", "moment", "--flip", "2:58", script=SCRIPT, workers=3, settings=settings)
     job.start()
     assert job.wait_finished() == undisturbed(script=SCRIPT, workers=3)

@@ -15,7 +15,7 @@ from tests.system.samples_probe import RATE, SAMPLES
 pytestmark = pytest.mark.system
 
 LAST_EPOCH = 3
-SHRINKS = {"MIN_WORKER_NUM": "1", "SHRINK_GRACE": "0", "REGISTER_COOLDOWN": "0.5"}
+SHRINKS = {"MIN_WORKER_NUM": "1", "GRACE": "shrink=0", "REGISTER_COOLDOWN": "0.5"}
 
 
 class GatedJob(ElasticJob):
@@ -100,11 +100,11 @@ def test_death_after_a_commit_loses_and_repeats_nothing(new_job: Callable[..., E
 
 
 def test_world_starts_with_fewer_after_its_grace_and_admits_the_last(new_job: Callable[..., ElasticJob]) -> None:
-    held = {"START_GRACE": "0.5", "MIN_WORKER_NUM": "2"}
+    held = {"GRACE": "start=0.5", "MIN_WORKER_NUM": "2"}
     job = new_job("--node", "2", "--not-while", "held", "--pause-ms", "60", workers=3, settings=held)
     (job.folder / "held").touch()
     job.start()
-    job.wait_for("scheduler", r"2 of 3 workers are registered after 0.5 s \(START_GRACE\)")
+    job.wait_for("scheduler", r"2 of 3 workers are registered after 0.5 s \(start in GRACE\)")
     job.wait_for_step(5)
     (job.folder / "held").unlink()
     job.wait_for(2, r"generation 2: rank 2 of 3")

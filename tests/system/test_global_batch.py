@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("global_batch_script.py")
 STEPS, SHRINKS_AT, GROWS_AT = 24, 7, 15  # within epochs of four steps
-SETTINGS = {"MIN_WORKER_NUM": "1", "SHRINK_GRACE": "0", "REGISTER_COOLDOWN": "0.5"}
+SETTINGS = {"MIN_WORKER_NUM": "1", "GRACE": "shrink=0", "REGISTER_COOLDOWN": "0.5"}
 
 
 @pytest.fixture

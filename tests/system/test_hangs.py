@@ -17,7 +17,7 @@ from tests.system.processes import REPOSITORY
 pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).with_name("hang_script.py")
-WATCHED = {"STEP_TIMEOUT": "4", "HEARTBEAT_INTERVAL": "0.2", "REGISTER_COOLDOWN": "0"}
+WATCHED = {"HANG": "end:4", "HEARTBEAT_INTERVAL": "0.2", "REGISTER_COOLDOWN": "0"}
 HUNG = 1
 FR = ("samebits", "stack", "--fr", "fr")
 
@@ -73,7 +73,7 @@ def test_hanging_rank_is_named_ended_and_replaced(
 def test_tell_only_reports_the_hang_and_saves_the_stacks_of_all_ranks(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    job = new_job("--way", "busy", script=SCRIPT, workers=2, settings={**WATCHED, "HANG": "tell"})
+    job = new_job("--way", "busy", script=SCRIPT, workers=2, settings={**WATCHED, "HANG": "tell:4"})
     job.start()
     job.wait_for("scheduler", rf"worker {HUNG} is in hang_script.py:\d+.* and computes, worker 0 waits for it in all_")
     told = called(job, "samebits", "stack")

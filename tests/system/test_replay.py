@@ -184,7 +184,7 @@ def first_step_of(job: Job, node: int) -> str:
 
 @pytest.mark.thorough  # → test_elastic; a record has its world's size: tests/store/test_store_step_record.py
 def test_world_that_shrinks_is_logged_with_its_size(elastic_job: Callable[..., ElasticJob]) -> None:
-    job = elastic_job(workers=3, settings={"MIN_WORKER_NUM": "2", "SHRINK_GRACE": "0"})
+    job = elastic_job(workers=3, settings={"MIN_WORKER_NUM": "2", "GRACE": "shrink=0"})
     job.start()
     job.wait_for_step(20)
     job.kill(2)

@@ -16,8 +16,8 @@ from samebits.core.point import Cut, Point
 from samebits.core.records import SCHEMA as RECORDS
 from samebits.core.records import GenerationCommitted, Record
 from samebits.core.values import replace
-from samebits.launcher.job_view import stored_view
 from samebits.service.job_journal import history_of
+from samebits.service.status import stored_view
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
 from tests.system.job import Job
 from tests.system.processes import environment_of_tests

@@ -22,8 +22,6 @@ from samebits.store import event_log
 from samebits.store.event_log import EventLog, read_lines
 from samebits.store.quorum.gateway import EtcdGateway
 
-MOST_DIGITS = 300  # of a whole number; a float can have 308
-
 
 class EventWriter:
     """Write the events of one start of the scheduler.

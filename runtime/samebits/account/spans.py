@@ -32,7 +32,6 @@ class Spans:
     _seated_from: float | None = None  # the scheduler's start, until its first round
     _round_at: float | None = None
     _committed_at: float | None = None
-    _trains_at: float | None = None
     _told: int = 0  # recoveries already returned
     _recoveries: Recoveries = field(default_factory=Recoveries)
 
@@ -49,7 +48,7 @@ class Spans:
             case Kind.GENERATION:
                 return self._generation(event)
             case Kind.TRAINING:
-                self._trains_at = self._committed_at = event.at
+                self._committed_at = event.at
                 return self._recovered()
             case Kind.COMMITTED:
                 return self._committed(event)

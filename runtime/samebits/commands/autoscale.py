@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samebits import config
+from samebits.account.job_view import JobView, Presence, WorkerView
 from samebits.commands.recover import look
 from samebits.commands.scale import bring_to, view_of
 from samebits.config import Settings
@@ -26,7 +27,6 @@ from samebits.launcher import job_spec
 from samebits.launcher.accelerators import device_files, usable
 from samebits.launcher.interrupts import Signals
 from samebits.launcher.job_spec import JobSpec
-from samebits.launcher.job_view import JobView, Presence, WorkerView
 from samebits.launcher.spawning import StartLock, hear_signals, is_here
 from samebits.option_types import interval, seconds, share, whole
 from samebits.store import private

@@ -16,13 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from samebits.account.job_view import JobView
 from samebits.commands.recover import look
 from samebits.config import Settings
 from samebits.errors import LockedError, StoreError, UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import JobView, stored_view
 from samebits.launcher.processes import process_names, read_pid_files, spoken
 from samebits.launcher.spawning import StartLock
+from samebits.service.status import stored_view
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable

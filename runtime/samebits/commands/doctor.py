@@ -249,7 +249,7 @@ def _at(settings: Settings, address: SchedulerAddress) -> Finding:
     except SecretError as error:
         return Finding(name, str(error), "as it says")
     if told is not None:
-        return Finding(name, f"the scheduler of job {told['job']} answers there, term {told['term']}")
+        return Finding(name, f"the scheduler of job {told.job} answers there, term {told.term}")
     whose = "this host" if any(is_local(one) for one in resolved) else "another host"
     return Finding(name, f"{whose} ({', '.join(resolved)}); no scheduler answers there now")
 

@@ -13,12 +13,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from samebits.account.job_view import JobView, Presence
 from samebits.commands.scale import view_of
 from samebits.config import Settings
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.job_spec import JobSpec
-from samebits.launcher.job_view import JobView, Presence
 from samebits.launcher.scheduler_link import decide_once
 from samebits.launcher.spawning import StartLock
 from samebits.option_types import interval

@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         prog="samebits keep",
         usage="%(prog)s [--stay] command ...",
         description="For containers: run a process of a job, hand SIGTERM and SIGINT on to it, and start it again as "
-        "long as its exit status says that this can help (samebits explain exit-codes), as RECOVER_STRATEGY and "
-        "RECOVER_ATTEMPTS say. What is tried is said here, and kept in the job's history.",
+        "long as its exit status says that this can help (samebits explain exit-codes), as RECOVER_STRATEGY "
+        "says. What is tried is said here, and kept in the job's history.",
     )
     parser.add_argument(
         "--stay",
@@ -219,7 +219,8 @@ class RankKeeper(Keeper):
 
         super().__init__(command, signals)
         settings = self._settings
-        self._escalation = Escalation((Level.PROCESS,), settings.recover_attempts)
+        most = levels_of({"process": settings.recover_strategy.attempts.get("process")})
+        self._escalation = Escalation({Level.PROCESS: most[Level.PROCESS]})
         self._signal = 0  # that has ended the last child
         self._failure: SameBitsError | None = None
         private.make_folder(settings.log_dir)
@@ -323,11 +324,12 @@ def _open(agent: ProcessIdentity | None) -> int:
 
 
 def _escalation(settings: Settings) -> Escalation:
-    words = settings.recover_strategy.split(",") if settings.recover_strategy else ()
-    levels = levels_of(words, process=settings.process_recover, pod=settings.pod_rescheduling)
+    levels = levels_of(
+        settings.recover_strategy.attempts, process=settings.process_recover, pod=settings.pod_rescheduling
+    )
     data = None if settings.probe_file is None else private.read(_notes(settings.probe_file), _MAX_BYTES)
     tried = Tried.read(data.decode("ascii", "replace")) if data else None
-    return Escalation(levels, settings.recover_attempts, tried)
+    return Escalation(levels, tried)
 
 
 def _remember(settings: Settings, tried: Tried | None) -> None:

@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from samebits.account.job_view import JobView, names_spare
 from samebits.config import Settings
 from samebits.errors import StoreError, UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import JobView, names_spare, stored_view
 from samebits.launcher.processes import SCHEDULER, is_stopped, name_of, node_of, process_names, read_pid_files
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.service.status import stored_view
 from samebits.store.lock import read_holder
 from samebits.store.process_identity import ProcessIdentity, host_id
 
@@ -30,9 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
     names = process_names(job_spec.nodes_of(settings.log_dir, settings))
-    content = ask_once(settings, ANSWER_TIMEOUT_S)
     try:
-        view = JobView.of(content) if content is not None else stored_view(settings.recovery_path)
+        view = ask_once(settings, ANSWER_TIMEOUT_S) or stored_view(settings.recovery_path)
     except StoreError:
         view = None
     started = read_pid_files(settings.log_dir, names) or _started_by_others(view, settings)

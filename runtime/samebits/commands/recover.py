@@ -22,7 +22,6 @@ from samebits.launcher.follower import Follower, naming_what_runs_on
 from samebits.launcher.following import Result
 from samebits.launcher.interrupts import Signals
 from samebits.launcher.job_spec import JobSpec, change, program_of, version_of
-from samebits.launcher.job_view import JobView, stored_view
 from samebits.launcher.logs import LogEnds
 from samebits.launcher.processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, runs_in, spoken
 from samebits.launcher.progress import keep_going_without_output
@@ -41,6 +40,7 @@ from samebits.launcher.spawning import (
 from samebits.launcher.supervising import can_replace, start_in_place, supervisor_for
 from samebits.net.descriptors import require_descriptors
 from samebits.service.job_journal import refresh
+from samebits.service.status import stored_view
 from samebits.spelling import spelled
 from samebits.store.lock import read_holder
 from samebits.store.owner import read_owner
@@ -283,8 +283,7 @@ def look(settings: Settings) -> Remains:
     started = read_pid_files(settings.log_dir, process_names(nodes))
     refresh(settings, _say)
     stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
-    answer = ask_once(settings, ANSWER_TIMEOUT_S)
-    told = JobView.of(answer) if answer is not None else None
+    told = ask_once(settings, ANSWER_TIMEOUT_S)
     if told is not None and stored is not None and told.job != stored.job:
         where = told.address or f"SCHED_PORT={settings.sched_port}"
         _say(f"on {where} the scheduler of {told} answers: that is not {stored}")

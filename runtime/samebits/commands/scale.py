@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from samebits import config
+from samebits.account.job_view import JobView, Presence
 from samebits.commands.recover import look
 from samebits.config import Settings
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.interrupts import Signals
 from samebits.launcher.job_spec import JobSpec, program_of
-from samebits.launcher.job_view import JobView, Presence
 from samebits.launcher.processes import name_of, read_pid_files, send_signal
 from samebits.launcher.scheduler_link import decide_once
 from samebits.launcher.spawning import StartLock, hear_signals, is_here, launch, reserved

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from samebits.account.job_view import JobView, Presence, WorkerView
 from samebits.commands import status
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import JobView, Presence, WorkerView
 from samebits.option_types import whole
 from samebits.service import stacks
 from samebits.store import collective_ring, durable, private
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
         help="instead, write each worker's last collectives there, for `torchfrtrace FOLDER` (torch's flight recorder)",
     )
     options = parser.parse_args(arguments)
-    view = JobView.of(status.find(job_spec.settings_here()))
+    view = status.find(job_spec.settings_here())
     asked = [(rank, one) for rank, one in ranked(view) if options.rank in (None, rank)]
     if not asked:
         there = ", ".join(str(rank) for rank, _ in ranked(view)) or "none"

@@ -9,20 +9,23 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from samebits import strict_json
 from samebits.account.history import summary_of_folder
+from samebits.account.job_view import JobView, Presence, WorkerView
 from samebits.commands.clean import memory_line
 from samebits.config import Settings
 from samebits.core.lines import number_of, title_of, titled
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import JobView, Presence, WorkerView, stored_view
 from samebits.launcher.progress import phase_text, world_text
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from samebits.launcher.supervising import supervisor_of
 from samebits.printable import counted, listed
 from samebits.scheduler_hosts import shown
 from samebits.service import status
+from samebits.service.status import stored_view
 from samebits.spelling import spelled
 
 
@@ -36,13 +39,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
-    content = status.looked_at(find(settings))
-    if content["source"] == "journal":  # the workers may have made steps after the last record that names one
-        content = {**content, "step": summary_of_folder(settings.recovery_path, content["step"])[0]}
+    view = status.looked_at(find(settings))
+    if view.from_journal:  # the workers may have made steps after the last record that names one
+        view = msgspec.structs.replace(view, step=summary_of_folder(settings.recovery_path, view.step)[0])
     if options.json:
-        print(strict_json.dumps(content))
+        print(strict_json.dumps(view.plain()))
         return 0
-    view = JobView.of(content)
     if not job_spec.is_job_named(settings):
         where = shown(settings.sched_host, settings.sched_port)
         print(f"no job was started in {Path.cwd()}: this is the one whose scheduler answers at {where}")
@@ -54,27 +56,27 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def find(settings: Settings) -> status.Content:
+def find(settings: Settings) -> JobView:
     """Return the snapshot of this folder's job or, if it has none, of the job whose scheduler answers.
 
     Raises:
         UsageError: there is neither a scheduler nor a journal.
     """
     told = ask_once(settings, ANSWER_TIMEOUT_S)
-    stored = status.stored_snapshot(settings.recovery_path) if told is None or settings.enable_recovery else None
-    content = told if told is not None and not _is_passed(told, stored) else stored
-    if content is None:
+    stored = stored_view(settings.recovery_path) if told is None or settings.enable_recovery else None
+    view = told if told is not None and not _is_superseded(told, stored) else stored
+    if view is None:
         raise UsageError(
             f"no scheduler answers at {shown(settings.sched_host, settings.sched_port)}, and there is no journal "
             f"in RECOVERY_PATH={settings.recovery_path}. Fix: change to the folder the job was started in, or "
             f"start one with `{spelled('run')}`"
         )
-    return content
+    return view
 
 
-def _is_passed(told: status.Content, stored: status.Content | None) -> bool:
-    """Return whether the folder's journal speaks against who answers: of another job, or replaced."""
-    return stored is not None and (stored["job"] != told["job"] or stored["term"] > told["term"])
+def _is_superseded(told: JobView, stored: JobView | None) -> bool:
+    """Return whether the folder's journal is of another job than the scheduler that answers, or of a later term."""
+    return stored is not None and (stored.job != told.job or stored.term > told.term)
 
 
 def table(view: JobView, settings: Settings, stored: JobView | None = None) -> str:

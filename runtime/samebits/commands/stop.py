@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Sequence
 
+from samebits.account.job_view import Presence
 from samebits.commands.clean import memory_line
 from samebits.commands.drain import wait_until_left
 from samebits.commands.recover import look
@@ -20,12 +21,12 @@ from samebits.errors import SameBitsError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.follower import Follower
 from samebits.launcher.interrupts import Signals
-from samebits.launcher.job_view import Presence, stored_view
 from samebits.launcher.processes import process_names, read_pid_files, send_signal
 from samebits.launcher.scheduler_link import is_listening, stop_once
 from samebits.launcher.supervising import supervisor_of
 from samebits.option_types import interval
 from samebits.scheduler_hosts import shown
+from samebits.service.status import stored_view
 from samebits.spelling import spelled
 from samebits.store.process_identity import ProcessIdentity
 

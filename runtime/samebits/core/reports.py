@@ -118,13 +118,14 @@ class Sign(enum.IntEnum):
     DEVICE_FAULT = 8  # reported by its driver
     DEVICE_SLOWED = 9  # its clock, because of heat or power
     DEVICE_SHARED = 10  # how busy it is while other processes use it too
+    LOGS = 11  # LOG_DIR's disk: 1 / its free GiB, so that more is worse, as with the others
 
 
 class Ailment(NamedTuple):
     """A reading of a worker's host or device that exceeds its limit."""
 
     sign: Sign
-    where: ReportPlace  # DISK: the path; of a device: its name and fault
+    where: ReportPlace  # DISK, LOGS: the path; of a device: its name and fault
     share: Share
     limit: Share
     drains: bool  # the worker should leave for a spare

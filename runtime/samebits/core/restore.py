@@ -498,4 +498,11 @@ def differing(mine: Pairs, theirs: Pairs) -> str:
         return ""
     left, right = dict(mine), dict(theirs)
     names = [name for name in dict.fromkeys([*left, *right]) if left.get(name) != right.get(name)]
-    return "; ".join(f"{name} is {left.get(name, 'unset')} here and {right.get(name, 'unset')} there" for name in names)
+    return "; ".join(
+        f"{shown_name(name)} is {left.get(name, 'unset')} here and {right.get(name, 'unset')} there" for name in names
+    )
+
+
+def shown_name(name: str) -> str:
+    """Return a shared setting's name for a person; messages and journals keep the name of earlier releases."""
+    return "CONSISTENCY's interval" if name == "CONSISTENCY_EVERY" else name

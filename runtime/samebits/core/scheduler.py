@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from samebits.core.causes.remedies import Means, judged
-from samebits.core.causes.table import CauseClass, Notice, Observation, Retry, Row
+from samebits.core.causes.table import CauseClass, Means, Notice, Observation, Retry, Row, judged
 from samebits.core.ending import Ending
 from samebits.core.ends import EndKind
 from samebits.core.hangs import ProcessState
@@ -905,7 +904,7 @@ class SchedulerCore:
         if state.generation is None:
             self._world.begin_without_absent()
             here, size = ledger.present(), ledger.policy.world_size
-            few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (START_GRACE)"
+            few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (start in GRACE)"
             self._rendezvous.open(
                 few if here < size else f"all {here} workers are registered" if here > 1 else "the worker is registered"
             )

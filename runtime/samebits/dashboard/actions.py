@@ -19,12 +19,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from samebits import strict_json
 from samebits.account.events import MAX_TEXT, Event, Kind
+from samebits.account.job_view import Presence
 from samebits.commands import scale
 from samebits.config import Settings
 from samebits.dashboard.guard import uid_of
 from samebits.errors import SameBitsError, UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import Presence
 from samebits.launcher.processes import name_of, read_pid_files, send_signal
 from samebits.launcher.spawning import BusyError, StartLock
 from samebits.printable import shortened

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="samebits dashboard",
         description="Serve a page that shows this folder's job while it runs and after its end. The page is read-only "
-        "unless DASHBOARD_ACTIONS=1. Ctrl-C stops the page, not the job.",
+        "unless DASHBOARD=actions. Ctrl-C stops the page, not the job.",
     )
     parser.add_argument("--port", type=port, default=PORT, help=f"where to listen; 0 takes a free one (default {PORT})")
     parser.add_argument(
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     listener = _listen(options.host, options.port)
     names = frozenset({options.host.lower(), socket.gethostname().lower(), *_hosts(settings)})
-    action_token = action_token_of(keys, is_on=settings.dashboard_actions)
+    action_token = action_token_of(keys, is_on=settings.dashboard.has_actions)
     guard = Guard(names, token, action_token, others_token_of(token, action_token))
     return _serve(settings, options.host, listener, guard, options.linger)
 

@@ -123,7 +123,7 @@ class Guard:
         if method not in ("GET", "HEAD") and (self.action_token is None or method != "POST"):
             return Refused(
                 HTTPStatus.METHOD_NOT_ALLOWED,
-                "this page is read-only: only GET and HEAD are answered. Fix: start it with DASHBOARD_ACTIONS=1 to "
+                "this page is read-only: only GET and HEAD are answered. Fix: start it with DASHBOARD=actions to "
                 "allow actions",
             )
         host = headers.get("host", "")

@@ -10,20 +10,21 @@ import os
 import re
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from samebits.account.event_log import asked_events, events_in, merged
 from samebits.account.events import Event, Kind
 from samebits.account.goodput import Bucket, Goodput
+from samebits.account.job_view import JobView, WorkerView
 from samebits.account.recoveries import Recoveries
 from samebits.config import Settings
 from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import JobView, WorkerView, seen_view
 from samebits.launcher.processes import SCHEDULER, name_of, replaced_names
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
+from samebits.service.status import seen_view
 from samebits.store import event_log
 from samebits.store.event_log import Tail
 
@@ -132,7 +133,7 @@ class Watch:
         if view.nodes or known is None or known.job != view.job:
             self._view, self._named_counts = view, counts
             return
-        self._view = replace(view, workers=known.workers, spares=known.spares, retired=known.retired)
+        self._view = view.with_nodes_of(known)
         pause_s = NAMES_S if counts == self._named_counts else NAMES_SOON_S
         if self._link is not None and now - self._names_asked_at >= pause_s:
             self._names_asked_at = now

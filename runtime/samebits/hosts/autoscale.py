@@ -107,7 +107,6 @@ class Autoscaler:
     _size: int = 0
     _changed_s: float = -math.inf
     _before: tuple[int, float] | None = None  # size and speed before the last growth
-    _speed: float | None = None
     _enough: deque[tuple[float, int]] = field(default_factory=deque)  # time → size that would have sufficed
     _enough_at: tuple[int, float] | None = None  # a size beyond which nothing was gained, and the load at that time
     _can: dict[int, float] = field(default_factory=dict)  # by size: its speed when work was waiting last
@@ -126,8 +125,6 @@ class Autoscaler:
         if went_back is not None:
             return went_back
         load, name = _load(reading, limits)
-        if reading.speed is not None:
-            self._speed = reading.speed
         wanted = size if abs(load - 1) <= limits.tolerance else math.ceil(size * load - 1e-9)
         if not name and reading.room is not None and reading.room > size:
             wanted, name = size + 1, _ROOM

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samebits import config
+from samebits.account.job_view import JobView, Presence
 from samebits.config import OF_A_SHELL, Settings
 from samebits.core.causes.restarts import Backoff
 from samebits.core.lines import number_of, root_of, successor_of
@@ -31,7 +32,6 @@ from samebits.hosts.placement import Placement
 from samebits.launcher import job_spec
 from samebits.launcher.follower import Turn
 from samebits.launcher.job_spec import JobSpec, program_of
-from samebits.launcher.job_view import JobView, Presence
 from samebits.launcher.processes import name_of, node_of, read_pid_files, send_signal
 from samebits.launcher.spawning import EXAMPLE, BusyError, Spawn, StartLock, is_here, launch, reserved
 from samebits.launcher.supervising import Supervisor

@@ -38,7 +38,6 @@ class Placement:
 
     def __init__(self, most: int, resting: Resting) -> None:
         self._most = most
-        self._resting = resting
         self._hosts = Hosts(resting)
         self._there: dict[str, int] | None = None
         self._deaths: dict[str, deque[float]] = {}

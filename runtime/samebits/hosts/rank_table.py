@@ -76,11 +76,6 @@ class RankTable(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the number of ranks."""
         return sum(len(server.device) for server in self.server_list)
 
-    def server_here(self, names: Iterable[str]) -> Server | None:
-        """Return the server with one of these names or addresses, or None."""
-        known = {name.lower() for name in names}
-        return next((one for one in self.server_list if {one.server_id.lower(), one.host_ip.lower()} & known), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from samebits.account.job_view import JobView
 from samebits.core.causes.restarts import Sort, is_usage_error
 from samebits.core.ends import EndKind
-from samebits.launcher.job_view import JobView
 from samebits.launcher.processes import Death
 from samebits.launcher.supervising import GivenUp
 from samebits.tracebacks import Failure

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from samebits.account.history import RecoveryFeed, recovery_line
+from samebits.account.job_view import JobView
 from samebits.config import Settings
 from samebits.core.causes.restarts import Loss, Sort, sort_of
 from samebits.core.causes.table import Observation
@@ -31,7 +32,6 @@ from samebits.launcher import end_summary, job_spec
 from samebits.launcher.exit_report import Verdict, verdict_of
 from samebits.launcher.following import NEW_PROCESS, Following, Result
 from samebits.launcher.interrupts import CTRL_C, Answer, Asking, Signals
-from samebits.launcher.job_view import JobView, stored_view
 from samebits.launcher.logs import LogEnds
 from samebits.launcher.processes import (
     OUT_OF_MEMORY,
@@ -54,6 +54,7 @@ from samebits.launcher.stalls import Silence, Stalls
 from samebits.launcher.supervising import Dead, Supervisor
 from samebits.service import cause_file, status
 from samebits.service.process_state import ProcessObserver
+from samebits.service.status import stored_view
 from samebits.spelling import spelled
 from samebits.store import durable
 from samebits.store.process_identity import ProcessIdentity
@@ -218,7 +219,7 @@ class Follower:
             restarts=restarts,
             max_world_size=settings.max_worker_num,
             topo_timeout_s=settings.topo_timeout_s,
-            shrink_grace_s=settings.shrink_grace_s,
+            shrink_grace_s=settings.grace.shrink_s,
             shutdown_timeout_s=settings.shutdown_timeout_s,
             clock_time=_clock_time,
         )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from samebits.account.job_view import JobView, Presence, WorkerView, names_spare
 from samebits.core.causes.restarts import NO_WORKER_LEFT
 from samebits.core.ends import EndKind
 from samebits.core.lines import replaces, title_of
@@ -25,7 +26,6 @@ from samebits.launcher.exit_report import (
     verdict_of_all,
     what_others_do,
 )
-from samebits.launcher.job_view import JobView, Presence, WorkerView, names_spare
 from samebits.launcher.processes import SCHEDULER, Death, name_of, node_of, spoken
 from samebits.printable import counted, listed
 from samebits.store.process_identity import ProcessIdentity
@@ -133,7 +133,7 @@ class Following:
         recover: what a user types to bring back what is gone.
         restarts: whether this follower has just started what was gone, and may be called again to do so.
         max_world_size: MAX_WORKER_NUM: from it on numbers name spares.
-        topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, SHRINK_GRACE.
+        topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, GRACE's shrink.
         shutdown_timeout_s: SHUTDOWN_TIMEOUT, from the first request to end to SIGKILL.
         clock_time: what the user's clock shows at a moment of ``now``.
     """
@@ -268,7 +268,7 @@ class Following:
         """The scheduler has told how the job stands."""
         if not view.nodes and self.view is not None and self.view.job == view.job:
             # Only a large job's first snapshot names them.
-            view = replace(view, workers=self.view.workers, spares=self.view.spares, retired=self.view.retired)
+            view = view.with_nodes_of(self.view)
         changed = [] if self.is_closing else changes(self.view, view)
         if changed:  # who died comes before what became of it
             self._say_deaths(now)
@@ -426,7 +426,7 @@ class Following:
                 len(alike),
                 self.view,
                 waiting=f"until {until} (TOPO_TIMEOUT={self._topo_timeout_s:g} s)",
-                shrinking=f"after {self._shrink_grace_s:g} s (SHRINK_GRACE)",
+                shrinking=f"after {self._shrink_grace_s:g} s (shrink in GRACE)",
             )
         return meanwhile + advice(alike, self._recover)
 

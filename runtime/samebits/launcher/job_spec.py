@@ -350,16 +350,11 @@ def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
         )
 
 
-def log_dir_here(present: Mapping[str, str]) -> Path:
-    """Return the log folder of the job that was started in the current folder.
-
-    ``present`` is today's environment: a LOG_DIR in it wins; else the usual place, else where its pointer leads.
-    """
-    return _find(present)[0]
-
-
 def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the log folder of the job started here, and whether a pointer led to it from the current folder."""
+    """Return the log folder of the job started here, and whether a pointer led out of this folder to it.
+
+    ``present`` is the environment: a LOG_DIR in it wins, then the usual place, then the place its pointer names.
+    """
     if present.get("LOG_DIR") or present.get(f"{config.PREFIX}LOG_DIR"):
         return config.read(present, role_required=False)[0].log_dir, False
     private.check_folder(USUAL_LOG_DIR)

@@ -28,8 +28,9 @@ from samebits.net.address import close_all, listen
 from samebits.net.address_book import addresses_now
 from samebits.printable import printable
 from samebits.scheduler_hosts import NotHostsError, names_one
-from samebits.service import log, status
+from samebits.service import log
 from samebits.service.scheduler_address import listening_place
+from samebits.service.status import stored_view
 from samebits.store import durable, private
 
 LOG_NAME = "scheduler.log"
@@ -168,8 +169,8 @@ class KeptScheduler:
         settings = self._settings
         if names_one(settings.sched_host):
             return True
-        stored = status.stored_snapshot(self._recovery_path) if self._job else None
-        if stored is not None and stored["job"] == self._job:
+        stored = stored_view(self._recovery_path) if self._job else None
+        if stored is not None and stored.job == self._job:
             return True
         try:
             first = addresses_now(settings.sched_host, settings.sched_port)[0]
@@ -183,15 +184,15 @@ class KeptScheduler:
 
         Nobody else does so meanwhile: this process holds the address.
         """
-        stored = status.stored_snapshot(self._recovery_path)
+        stored = stored_view(self._recovery_path)
         if stored is None:
             return True
-        if stored["job"] == self._job and (stored["job_finished"] or stored["ended"]):
+        if stored.job == self._job and (stored.job_finished or stored.ended):
             self._is_over = True
             return False
-        if not stored["job_finished"]:
+        if not stored.job_finished:
             if not self._job:
-                name = stored["name"] or stored["job"]
+                name = stored.name or stored.job
                 log.say(
                     f"this continues job {name}, which {self._recovery_path} holds unfinished. To start anew, end this "
                     f"and move that folder away: mv {shlex.quote(str(self._recovery_path))} "
@@ -200,9 +201,9 @@ class KeptScheduler:
             return True
         # RECOVERY_PATH last: as long as it is there, a start that is killed meanwhile is repeated.
         for folder in (*([] if self._moves is None else [self._folder / self._moves]), self._recovery_path):
-            aside = durable.move_aside(folder, stored["job"])
+            aside = durable.move_aside(folder, stored.job)
             if aside is not None:
-                log.say(f"job {stored['job']} is finished; its folder is moved aside, to {aside}")
+                log.say(f"job {stored.job} is finished; its folder is moved aside, to {aside}")
         return True
 
     @property

@@ -1,4 +1,4 @@
-"""Start the page beside a job if DASHBOARD_PORT is set.
+"""Start the page beside a job if DASHBOARD gives a port.
 
 The page is no part of the job: if it cannot start, one sentence says so and the job goes on.
 """
@@ -24,17 +24,17 @@ NEEDED = ("starlette", "uvicorn")
 
 def start_beside(settings: Settings, folder: Path) -> str:
     """Start the page of this folder's job if one is wanted; return a sentence about it, or an empty one."""
-    port = settings.dashboard_port
+    port = settings.dashboard.port
     if port is None:
         return ""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         needs = " and ".join(missing)
-        return f"DASHBOARD_PORT={port}: no page, for it needs {needs}. Fix: pip install 'samebits[dashboard]'"
+        return f"DASHBOARD={port}: no page, for it needs {needs}. Fix: pip install 'samebits[dashboard]'"
     try:
         log = private.open_to_append(settings.log_dir / LOG)
     except StoreError as error:
-        return f"DASHBOARD_PORT={port}: no page: {error}"
+        return f"DASHBOARD={port}: no page: {error}"
     try:
         subprocess.Popen(
             [sys.executable, "-P", "-m", "samebits", "dashboard", "--port", str(port), "--linger", str(LINGER_S)],
@@ -46,7 +46,7 @@ def start_beside(settings: Settings, folder: Path) -> str:
             start_new_session=True,
         )
     except OSError as error:
-        return f"DASHBOARD_PORT={port}: no page: {error}"
+        return f"DASHBOARD={port}: no page: {error}"
     finally:
         os.close(log)
     host = loopback()

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from samebits.account.job_view import JobView
 from samebits.config import Settings
 from samebits.core.lines import root_of, titled
-from samebits.launcher.job_view import JobView
 from samebits.launcher.logs import LogLines
 from samebits.launcher.processes import name_of
 from samebits.printable import PrintableStream, counted, listed, printable, printable_lines, raw_of, shortened
@@ -360,11 +360,6 @@ class Screen:
     def say(self, text: str) -> None:
         """One event: a line that stays."""
         self._write(f"{self._erased()}samebits: {titled(printable(text))}\n{self._drawn}")
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether a line can be drawn over."""
-        return self._is_terminal
 
     def raw(self, text: str) -> None:
         """Print another program's line, such as a worker's log."""

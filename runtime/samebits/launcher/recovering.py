@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from samebits.account.job_view import Interruption, JobView, Presence, WorkerView
 from samebits.config import Settings
 from samebits.core.ends import EndKind
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, ForeignFolderError, JobFailedError, StoreError
-from samebits.launcher.job_view import Interruption, JobView, Presence, WorkerView
 from samebits.launcher.processes import SCHEDULER, node_of, process_names, spoken
 from samebits.service import job_journal
 from samebits.spelling import spelled

@@ -14,14 +14,17 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
+from samebits.account.job_view import JobView
 from samebits.config import Settings
 from samebits.errors import SecretError, StoreError
-from samebits.launcher.job_view import JobView, stored_view
 from samebits.net.address_book import addresses_now
 from samebits.net.client import Client, Down, Got, ShutOut, Up
 from samebits.net.curve import cluster_keys
 from samebits.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
 from samebits.service import status
+from samebits.service.status import stored_view
 
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 5.0  # of one that listens: on a busy machine it takes its time
@@ -132,9 +135,9 @@ class SchedulerLink:
                     case ShutOut(why):
                         self._told_shut_out(why)
                     case Got(message):
-                        content = status.snapshot_in(message)
-                        if content is not None:
-                            self._hear(JobView.of(content))
+                        view = status.view_in(message)
+                        if view is not None:
+                            self._hear(view)
             if self._stop_by is not None:
                 self._client.send(status.stop_request(self._stop_by))
                 self._stop_by = None
@@ -174,7 +177,7 @@ class SchedulerLink:
             return  # the pipe is full of news already
 
 
-def ask_once(settings: Settings, timeout_s: float) -> status.Content | None:
+def ask_once(settings: Settings, timeout_s: float) -> JobView | None:
     """Return one snapshot, with every worker in it; none where no scheduler listens, or none answers in time.
 
     Where SCHED_HOST names several hosts each is asked, and the snapshot says at which ``address`` its scheduler is: of
@@ -251,29 +254,30 @@ def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
     return _asked(there, timeout_s, message) is not None
 
 
-def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, status.Content] | None:
+def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, JobView] | None:
     """Choose which answer to believe; a foreign job's scheduler is skipped.
 
     Raises:
         SecretError: no scheduler answers, and one has another secret.
     """
-    answers: list[tuple[Settings, status.Content]] = []
+    answers: list[tuple[Settings, JobView]] = []
     shut_out: SecretError | None = None
     for address in known_addresses(settings):
         there = at_address(settings, address)
         try:
-            content = _asked(there, timeout_s)
+            view = _asked(there, timeout_s)
         except SecretError as error:
             shut_out = error
             continue
-        if content is not None:
-            answers.append((there, content if names_one(settings.sched_host) else {**content, "address": str(address)}))
+        if view is not None:
+            where = "" if names_one(settings.sched_host) else str(address)
+            answers.append((there, msgspec.structs.replace(view, address=where)))
     if shut_out is not None and not answers:
         raise shut_out
-    if len({content["job"] for _, content in answers}) > 1:
+    if len({view.job for _, view in answers}) > 1:
         own = _own_job(settings)
-        answers = [answer for answer in answers if answer[1]["job"] == own] or answers[:1]
-    return max(answers, key=lambda answer: int(answer[1]["term"]), default=None)
+        answers = [answer for answer in answers if answer[1].job == own] or answers[:1]
+    return max(answers, key=lambda answer: answer[1].term, default=None)
 
 
 def _own_job(settings: Settings) -> str:
@@ -285,7 +289,7 @@ def _own_job(settings: Settings) -> str:
     return "" if stored is None else stored.job
 
 
-def _asked(settings: Settings, timeout_s: float, *first: object) -> status.Content | None:
+def _asked(settings: Settings, timeout_s: float, *first: object) -> JobView | None:
     """Send these messages; return the snapshot of the scheduler that answers in time, or None."""
     if not is_listening(settings):
         return None
@@ -301,8 +305,8 @@ def _asked(settings: Settings, timeout_s: float, *first: object) -> status.Conte
                             client.send(message)
                     case ShutOut(why):
                         raise SecretError(why)
-                    case Got(message) if (content := status.snapshot_in(message)) is not None:
-                        return content
+                    case Got(message) if (view := status.view_in(message)) is not None:
+                        return view
         return None
     finally:
         client.close()

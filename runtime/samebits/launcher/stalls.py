@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from samebits.account.job_view import JobView, Presence, WorkerView
 from samebits.config import Settings
 from samebits.core.causes.table import DEFAULT, CauseTable, Strategy
 from samebits.core.hangs import SILENT_KINDS, Hang, ProcessState, classify_hang, fix_of
 from samebits.errors import StoreError
-from samebits.launcher.job_view import JobView, Presence, WorkerView
 from samebits.printable import printable_lines
 from samebits.service import process_state, stacks
 from samebits.store import collective_ring, durable, private
@@ -97,7 +97,7 @@ MOST_ASKED = 8
 SETTLED_S = 1.0
 """A lost process that still runs may be ending just now."""
 LEAST_PATIENCE_S = 30.0
-"""From its loss to the end of a process that is stopped or holds Python's lock, where STEP_TIMEOUT is not set."""
+"""From its loss to the end of a process that is stopped or holds Python's lock, if HANG sets no step timeout."""
 CANNOT_LEAVE = (Hang.STOPPED, Hang.LOCKED)
 """What a process cannot come out of by itself, while a signal still ends it."""
 _FILE = re.compile(r"step-\d+-(?:rank|node)-[^/]+\.txt")
@@ -178,8 +178,8 @@ class Stalls:
         self._folder = settings.log_dir / FOLDER
         self._silent_s = settings.node_timeout_s
         ended = {hang for hang in CANNOT_LEAVE if causes.strategy_for(hang) in (Strategy.SPARE, Strategy.RESTART)}
-        self._ended = ended if settings.hang == "end" else set()
-        fixed_s = settings.step_timeout_s
+        self._ended = ended if settings.hang.policy == "end" else set()
+        fixed_s = settings.hang.step_timeout_s
         self._patience_s = LEAST_PATIENCE_S if fixed_s is None else 2 * fixed_s
         self._ask, self._see, self._read = ask, see, read
         self._stall: object = None  # that was looked at last

@@ -17,8 +17,9 @@ from samebits.config import Role, Settings
 from samebits.core.ready import Ended
 from samebits.errors import ListenError, SameBitsError, StoreError
 from samebits.net.address import free_port, loopback
-from samebits.service import log, status
+from samebits.service import log
 from samebits.service.scheduling.loop import SchedulerService
+from samebits.service.status import stored_view
 from samebits.store.durable import move_aside
 
 END_S = 5.0  # for writing the journal's last record
@@ -94,15 +95,15 @@ def _make_way(settings: Settings) -> None:
     Raises:
         StoreError: its checkpoints are in an object store, where nothing can be moved.
     """
-    content = status.stored_snapshot(settings.recovery_path) if settings.enable_recovery else None
-    if content is None or not content["job_finished"]:
+    stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
+    if stored is None or not stored.job_finished:
         return
     if not isinstance(settings.checkpoint_path, Path):
         raise StoreError(
-            f"CHECKPOINT_PATH={settings.checkpoint_path} belongs to job {content['job']}, which is finished, and "
+            f"CHECKPOINT_PATH={settings.checkpoint_path} belongs to job {stored.job}, which is finished, and "
             "checkpoints in an object store are not moved aside. Fix: export another CHECKPOINT_PATH for the next job"
         )
     for path in (settings.recovery_path, settings.checkpoint_path):
-        aside = move_aside(path, content["job"])
+        aside = move_aside(path, stored.job)
         if aside is not None:
-            log.say(f"job {content['job']} is finished; its folder {path} is moved aside, to {aside.name}")
+            log.say(f"job {stored.job} is finished; its folder {path} is moved aside, to {aside.name}")

@@ -25,7 +25,7 @@ from samebits.store.journal import JOURNAL_FILE, Journal, read_journal, refresh_
 from samebits.store.lock import DirectoryLock, LockHolder
 from samebits.store.quorum.gateway import EtcdGateway
 from samebits.store.quorum.log import QuorumClaim, remove_job
-from samebits.store.quorum.presence import serving
+from samebits.store.quorum.serving import serving
 from samebits.store.term_claim import TermClaim
 
 

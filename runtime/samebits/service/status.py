@@ -1,8 +1,8 @@
-"""Snapshots of the job as plain values, for followers, ``samebits status`` and the status page.
+"""Make a job's state for followers, ``samebits status`` and the status page, and the messages that carry it.
 
-A snapshot comes from the running scheduler's core or, without one, from the journal. Both have the same shape, and
-``source`` tells them apart. For transfer it is compressed, with lists of nodes by columns: ten thousand workers take
-71 kB instead of 1.9 MB of plain JSON. The module also makes the messages that followers send.
+A :class:`~samebits.account.job_view.JobView` comes from the running scheduler's core or, without one, from the journal.
+For transfer it is compressed, with lists of nodes by columns: ten thousand workers take 71 kB instead of 1.9 MB of
+plain JSON. The module also makes the messages that followers send.
 """
 
 from __future__ import annotations
@@ -10,9 +10,21 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
 
 from samebits import strict_json
+from samebits.account.job_view import (
+    JOURNAL,
+    NODE_LISTS,
+    SCHEDULER,
+    Interruption,
+    JobView,
+    Presence,
+    Stall,
+    WorkerView,
+)
 from samebits.core.causes.kinds import Observation
 from samebits.core.hangs import SILENT_KINDS, ProcessState
 from samebits.core.ledger import NAMED
@@ -43,42 +55,38 @@ LISTED_WORKERS = 64  # a pushed snapshot lists nodes only up to this many
 SHOWN_LOSSES = 3
 MAX_SNAPSHOT_BYTES = 256 << 20  # of its JSON
 
-Content: TypeAlias = dict[str, Any]
 ForHistory: TypeAlias = Decision | ProcessEnded | ProcessSeen | Restarting
 """A follower's reports to its job's scheduler."""
 
-_LISTS = ("workers", "spares", "retired")
 
-
-def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
-    """Return the job's snapshot from a running core; ``whole`` lists workers in any number."""
+def snapshot(core: SchedulerCore, *, whole: bool) -> JobView:
+    """Return the job's state from a running core; ``whole`` lists workers in any number."""
     state, phase, policy = core.state, core.phase(), core.policy
     nodes = _nodes(state, lambda seat: _live_node(core, seat))
-    ending = phase == "ending" and not state.finished and state.interruptions
-    content = {
-        "source": "scheduler",
+    is_ending = phase == "ending" and not state.finished and state.interruptions
+    steps = [*_durable_steps(state), *(worker.step for worker in nodes.workers)]
+    return JobView(
+        source=SCHEDULER,
+        phase=phase,
+        ready=core.ready,
+        recovery=policy.recovery,
+        step=max(steps, default=0),
+        seat_free_in_s=core.seat_free_in_s(),
+        first_cause=core.first_cause,
+        standstill=core.standstill,
+        ailments=tuple(core.ailments),
+        stragglers=tuple(core.stragglers),
+        notices=tuple(core.notices),
+        stall=_stall(core),
+        ended=_interruption(state.interruptions[-1]) if is_ending else None,
         **_durable(state),
-        "phase": phase,
         **_world(state, nodes, policy.world_size, policy.min_world_size, policy.max_world_size),
-        "ready": core.ready,
-        "recovery": policy.recovery,
-        "step": max([*_durable_steps(state), *(worker["step"] for worker in nodes["workers"])], default=0),
-        "seat_free_in_s": core.seat_free_in_s(),
-        "first_cause": core.first_cause,
-        "standstill": core.standstill,
-        "ailments": core.ailments,
-        "stragglers": core.stragglers,
-        "notices": [list(one) for one in core.notices],
-        "stall": _stall(core),
-        "ended": _interruption(state.interruptions[-1]) if ending else None,
-    }
-    if whole or sum(map(len, nodes.values())) <= LISTED_WORKERS:
-        content |= nodes
-    return content
+        **(nodes._asdict() if whole or sum(map(len, nodes)) <= LISTED_WORKERS else {}),
+    )
 
 
-def stored_snapshot(recovery_path: Path) -> Content | None:
-    """Return the job's snapshot from the journal, read without its lock; None without a job.
+def stored_view(recovery_path: Path) -> JobView | None:
+    """Return the job's state from the journal, read without its lock; None without a job.
 
     ``step`` is the highest that the journal proves. ``alive`` counts seats, since no process was asked.
 
@@ -92,47 +100,61 @@ def stored_snapshot(recovery_path: Path) -> Content | None:
     state = JobState.replay(history)
     settings = dict(state.settings)
     nodes = _nodes(state, _node)
-    wanted = int(settings.get("WORKER_NUM", len(nodes["workers"])))
+    wanted = int(settings.get("WORKER_NUM", len(nodes.workers)))
     least, most = (int(settings.get(name, wanted)) for name in ("MIN_WORKER_NUM", "MAX_WORKER_NUM"))
     ended = _interruption_of_last_term(history)
-    return {
-        "source": "journal",
+    reasons = {(one.node, one.incarnation): one.reason for one in history if isinstance(one, SeatLost)}
+    return JobView(
+        source=JOURNAL,
+        phase="finished" if state.finished else "interrupted" if ended else "no scheduler",
+        recovery=True,
+        step=max([*_durable_steps(state), *(record.step for record in state.interruptions)], default=0),
+        first_cause=ended.cause if ended else "",
+        ended=_interruption(ended) if ended and not state.finished else None,
+        losses=len(reasons),
+        last_losses=tuple(f"worker {node}: {reason}" for (node, _), reason in reasons.items())[-SHOWN_LOSSES:],
         **_durable(state),
-        "phase": "finished" if state.finished else "interrupted" if ended else "no scheduler",
         **_world(state, nodes, wanted, least, most),
-        "recovery": True,
-        "step": max([*_durable_steps(state), *(record.step for record in state.interruptions)], default=0),
-        "seat_free_in_s": None,
-        "first_cause": ended.cause if ended else "",
-        "standstill": "",
-        "ailments": [],
-        "stragglers": [],
-        "ended": _interruption(ended) if ended and not state.finished else None,
-        **_losses(history),
-        **nodes,
-    }
+        **nodes._asdict(),
+    )
 
 
-def looked_at(content: Content) -> Content:
-    """Return a journal's snapshot with the state of each process as this host sees it.
+def seen_view(recovery_path: Path) -> JobView | None:
+    """Return the state from the journal for people, with the state of each process as this host sees it.
+
+    Raises:
+        JournalDamagedError: the journal cannot be read.
+    """
+    view = stored_view(recovery_path)
+    return None if view is None else looked_at(view)
+
+
+def looked_at(view: JobView) -> JobView:
+    """Return a journal's state with the state of each process as this host sees it.
 
     A journal knows seats. A seat that was held when the scheduler ended says nothing about its process, so it becomes
-    ``gone`` if exactly that process has ended here, and ``unknown`` if it is another host's.
+    GONE if exactly that process has ended here, and UNKNOWN if it is another host's.
     """
-    if content["source"] != "journal":
-        return content
-    lists = {name: [_looked_at(node) for node in content[name]] for name in _LISTS}
-    members = [worker for worker in lists["workers"] if not worker["joining"]]
-    return {**content, **lists, "alive": _alive(members), "spares_alive": _alive(lists["spares"])}
+    if not view.from_journal:
+        return view
+    workers, spares, retired = (tuple(map(_looked_at, nodes)) for nodes in (view.workers, view.spares, view.retired))
+    members = [worker for worker in workers if not worker.is_joining]
+    return msgspec.structs.replace(
+        view,
+        workers=workers,
+        spares=spares,
+        retired=retired,
+        alive=_alive(members),
+        spares_alive=_alive(spares),
+    )
 
 
-def _looked_at(node: dict[str, Any]) -> dict[str, Any]:
-    if node["state"] != "alive":
+def _looked_at(node: WorkerView) -> WorkerView:
+    if node.presence is not Presence.ALIVE:
         return node
-    if node["host"] != host_id():
-        return {**node, "state": "unknown"}
-    is_alive = ProcessIdentity(node["pid"], node["started_at"]).is_alive()
-    return node if is_alive else {**node, "state": "gone"}
+    if node.host != host_id():
+        return msgspec.structs.replace(node, presence=Presence.UNKNOWN)
+    return node if node.identity.is_alive() else msgspec.structs.replace(node, presence=Presence.GONE)
 
 
 def question(*, follow: bool) -> StatusQuery:
@@ -179,29 +201,32 @@ def restarting() -> Restarting:
     return Restarting()
 
 
-def message_of(content: Content) -> Status:
-    """Return the message with this snapshot."""
-    columns = {name: {key: [node[key] for node in nodes] for key in nodes[0]} for name, nodes in _lists_in(content)}
-    return Status(zlib.compress(strict_json.dumps({**content, **columns}).encode(), level=1))
+def message_of(view: JobView) -> Status:
+    """Return the message with this state."""
+    content = view.plain()
+    for name in NODE_LISTS:
+        rows = content[name]
+        if rows:
+            content[name] = {key: [row[key] for row in rows] for key in rows[0]}
+        elif not view.nodes:
+            del content[name]
+    return Status(zlib.compress(strict_json.dumps(content).encode(), level=1))
 
 
-def snapshot_in(message: object) -> Content | None:
-    """Return the snapshot in a message; None for other messages or damaged data."""
+def view_in(message: object) -> JobView | None:
+    """Return the state in a message; None for other messages or damaged data."""
     if not isinstance(message, Status):
         return None
     try:
-        content: Content = strict_json.loads(zlib.decompressobj().decompress(message.packed, MAX_SNAPSHOT_BYTES))
-    except (zlib.error, ValueError):
+        content = strict_json.loads(zlib.decompressobj().decompress(message.packed, MAX_SNAPSHOT_BYTES))
+        columns = {name: content[name] for name in NODE_LISTS if content.get(name)}
+        rows = {
+            name: [dict(zip(of, values, strict=True)) for values in zip(*of.values(), strict=True)]
+            for name, of in columns.items()
+        }
+        return msgspec.convert({**content, **rows}, JobView)
+    except (zlib.error, ValueError, AttributeError, TypeError):
         return None
-    rows = {
-        name: [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        for name, columns in _lists_in(content)
-    }
-    return {**content, **rows}
-
-
-def _lists_in(content: Content) -> list[tuple[str, Any]]:
-    return [(name, content[name]) for name in _LISTS if content.get(name)]
 
 
 def _durable_steps(state: JobState) -> list[int]:
@@ -221,19 +246,12 @@ def _durable(state: JobState) -> dict[str, Any]:
         "committed_step": state.committed_point.step if state.committed_point else None,
         "training_finished": state.final is not None,
         "job_finished": state.finished,
-        "interruptions": [_interruption(record) for record in state.interruptions],
+        "interruptions": tuple(_interruption(record) for record in state.interruptions),
     }
 
 
-def _losses(history: list[Record]) -> dict[str, Any]:
-    """Return the number of losses, and the latest reasons, as far back as the journal goes."""
-    reasons = {(one.node, one.incarnation): one.reason for one in history if isinstance(one, SeatLost)}
-    last = [f"worker {node}: {reason}" for (node, _), reason in reasons.items()][-SHOWN_LOSSES:]
-    return {"losses": len(reasons), "last_losses": last}
-
-
-def _interruption(record: JobInterrupted) -> dict[str, Any]:
-    return {"kind": record.kind.label, "step": record.step, "cause": record.cause, "status": record.status}
+def _interruption(record: JobInterrupted) -> Interruption:
+    return Interruption(record.kind.label, record.step, record.cause, record.status)
 
 
 def _interruption_of_last_term(history: list[Record]) -> JobInterrupted | None:
@@ -246,81 +264,81 @@ def _interruption_of_last_term(history: list[Record]) -> JobInterrupted | None:
     return found
 
 
-def _world(
-    state: JobState, nodes: dict[str, list[dict[str, Any]]], wanted: int, least: int, most: int
-) -> dict[str, Any]:
+class _Nodes(NamedTuple):
+    workers: tuple[WorkerView, ...]
+    spares: tuple[WorkerView, ...]
+    retired: tuple[WorkerView, ...]
+
+
+def _world(state: JobState, nodes: _Nodes, wanted: int, least: int, most: int) -> dict[str, Any]:
     """Return the world's size and its present members.
 
-    ``joining`` counts workers that no generation includes yet. The size is ``wanted`` (WORKER_NUM) for a world of fixed
-    size and before the first generation.
+    The size is ``wanted`` (WORKER_NUM) for a world of fixed size and before the first generation.
     """
-    members = [worker for worker in nodes["workers"] if not worker["joining"]]
-    began = least < most and state.generation is not None
+    members = [worker for worker in nodes.workers if not worker.is_joining]
+    has_begun = least < most and state.generation is not None
     return {
-        "world_size": max(len(members), least) if began else wanted,
+        "world_size": max(len(members), least) if has_begun else wanted,
         "wanted_size": wanted,
         "min_world_size": least,
         "max_world_size": most,
         "alive": _alive(members),
-        "joining": _alive(nodes["workers"]) - _alive(members),
-        "spares_alive": _alive(nodes["spares"]),
+        "joining": _alive(nodes.workers) - _alive(members),
+        "spares_alive": _alive(nodes.spares),
     }
 
 
-def _alive(nodes: list[dict[str, Any]]) -> int:
-    return sum(node["state"] == "alive" for node in nodes)
+def _alive(nodes: Sequence[WorkerView]) -> int:
+    return sum(node.presence is Presence.ALIVE for node in nodes)
 
 
-def _nodes(state: JobState, told: Callable[[Seat], dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def _nodes(state: JobState, told: Callable[[Seat], WorkerView]) -> _Nodes:
     """Return the members by slot, the spares in order of arrival, and nodes whose slot was given away.
 
     Once a spare has taken another node's place, node ids no longer equal slots.
     """
-    lists: dict[str, list[dict[str, Any]]] = {name: [] for name in _LISTS}
     members = set() if state.generation is None else set(state.generation.slots)
-    for _, node in sorted(state.by_slot.items()):
-        seat = state.seats[node]
-        lists["workers"].append({**told(seat), "joining": bool(members) and seat.slot not in members})
-    for seat in state.seats.values():
-        if seat.slot is None:
-            lists["spares" if seat.is_spare else "retired"].append(told(seat))
-    return lists
+    seats = [state.seats[node] for _, node in sorted(state.by_slot.items())]
+    unseated = [seat for seat in state.seats.values() if seat.slot is None]
+    return _Nodes(
+        tuple(
+            msgspec.structs.replace(told(seat), is_joining=bool(members) and seat.slot not in members) for seat in seats
+        ),
+        tuple(told(seat) for seat in unseated if seat.is_spare),
+        tuple(told(seat) for seat in unseated if not seat.is_spare),
+    )
 
 
-def _node(seat: Seat) -> dict[str, Any]:
-    return {
-        "node": seat.node,
-        "slot": seat.slot,
-        "incarnation": seat.incarnation,
-        "state": "alive" if seat.is_held else seat.state.value,
-        "reason": seat.reason,
-        "host": seat.process.host,
-        "pid": seat.process.pid,
-        "started_at": seat.process.started_at,
-        "activity": "unknown",
-        "step": 0,
-        "figures": {},
-    }
+def _node(seat: Seat) -> WorkerView:
+    return WorkerView(
+        node=seat.node,
+        slot=seat.slot,
+        incarnation=seat.incarnation,
+        presence=Presence.ALIVE if seat.is_held else Presence(seat.state.value),
+        reason=seat.reason,
+        host=seat.process.host,
+        pid=seat.process.pid,
+        started_at=seat.process.started_at,
+    )
 
 
-def _stall(core: SchedulerCore) -> dict[str, Any] | None:
-    """Return the nodes to examine in a standstill: the culprits and some that wait."""
+def _live_node(core: SchedulerCore, seat: Seat) -> WorkerView:
+    presence = core.presence(seat.node)
+    if presence is None:
+        return _node(seat)
+    figures = {one.name: one.value for one in presence.figures}
+    activity = presence.activity.name.lower()
+    return msgspec.structs.replace(_node(seat), activity=activity, step=presence.step, figures=figures)
+
+
+def _stall(core: SchedulerCore) -> Stall | None:
     found = core.found
     if found is None:
         return None
-    members = [*(member for member, _ in found.culprits), *found.waiting]
-    return {
-        "step": max((member.step for member in members), default=0),
-        "culprits": [member.node for member, _ in found.culprits[:NAMED]],
-        "silent": [member.node for member, hang in found.culprits[:NAMED] if hang in SILENT_KINDS],
-        "waiting": [member.node for member in found.waiting[:NAMED]],
-    }
-
-
-def _live_node(core: SchedulerCore, seat: Seat) -> dict[str, Any]:
-    node = _node(seat)
-    presence = core.presence(seat.node)
-    if presence is not None:
-        figures = {one.name: one.value for one in presence.figures}
-        node |= {"activity": presence.activity.name.lower(), "step": presence.step, "figures": figures}
-    return node
+    culprits = found.culprits[:NAMED]
+    return Stall(
+        max((member.step for member in (*(member for member, _ in found.culprits), *found.waiting)), default=0),
+        tuple(member.node for member, _ in culprits),
+        tuple(member.node for member, hang in culprits if hang in SILENT_KINDS),
+        tuple(member.node for member in found.waiting[:NAMED]),
+    )

@@ -16,7 +16,7 @@ import itertools
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from samebits.errors import StoreError
@@ -315,15 +315,6 @@ def _link_or_rename(temporary: Path, path: Path) -> bool:
             return False
         temporary.rename(path)
     return True
-
-
-def temporaries_of(path: Path) -> Iterable[Path]:
-    """Return temporary files of ``path`` that a killed writer left.
-
-    The holder of the folder's lock may remove them.
-    """
-    prefix = _temporary_prefix(path)
-    return [entry for entry in path.parent.iterdir() if entry.name.startswith(prefix)]
 
 
 def _temporary_prefix(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""L6: a worker that blocks the others for good is ended, whatever else happens, once STEP_TIMEOUT permits it."""
+"""L6: a worker that blocks the others for good is ended, whatever else happens, once the step timeout permits it."""
 
 from __future__ import annotations
 

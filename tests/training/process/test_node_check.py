@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
@@ -17,7 +16,18 @@ from samebits import config
 from samebits.core.agent.events import KeyAsk
 from samebits.core.keys.key_store import KeyStore
 from samebits.core.messages import SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
-from samebits.core.watch.node_check import SILENT, UNMET, WRONG, Figures, Pair, Sum
+from samebits.core.watch.node_check import (
+    MOST_PLANS,
+    MOST_SAID,
+    SILENT,
+    UNMET,
+    WRONG,
+    Figures,
+    Judge,
+    Pair,
+    Report,
+    Sum,
+)
 from samebits.errors import KeyValueTimeoutError, PreflightError
 from samebits.training.process import node_check
 
@@ -262,25 +272,18 @@ def test_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, monkey
     """All are named, or all but one are silent, and their names are long."""
     size = node_check.MOST_NODES
     slots = range(size)
-    report = node_check.Report("worker " + "ż" * 128, b"4444", WELL)
-    told: dict[str, dict[int, node_check.Report]] = {"alone": dict.fromkeys(slots, report)}
-
-    def reports(part: str, slots: Iterable[int]) -> dict[int, node_check.Report]:
-        return {slot: told[part][slot] for slot in slots if slot in told[part]}
-
-    judge = node_check.Judge(reports, slots, shares_all=True)
-    wrong = node_check.Report("", b"", (0.0, 0.0, 0.0), 0.0, WRONG)
-    for number in range(node_check.MOST_PLANS):
+    report = Report("worker " + "ż" * 128, b"4444", WELL)
+    judge = Judge(dict.fromkeys(slots, report), slots, shares_all=True)
+    wrong = Report(problem=WRONG)
+    for _ in range(MOST_PLANS):
         plan = judge.plan()
         assert plan.is_sound(size)
         node_check._packed(plan)
         if plan.is_last:
             break
-        told[f"round{number}"] = dict.fromkeys(slots, wrong)
-        judge.take(plan, number)
-    assert plan.is_last and len(plan.bad) == size and len(plan.why) == node_check.MOST_SAID
-    told["alone"] = {0: report}
-    few = node_check.Judge(reports, slots, shares_all=True).plan()
+        judge.take(plan, dict.fromkeys(plan.asked, wrong))
+    assert plan.is_last and len(plan.bad) == size and len(plan.why) == MOST_SAID
+    few = Judge({0: report}, slots, shares_all=True).plan()
     assert few.is_last and few.bad == {}
     silent, unmet = few.said
     assert "did not report in time and were not compared: 1, 2, 3," in silent
@@ -347,7 +350,7 @@ def test_endless_plans_are_given_up(compare: Compare, monkeypatch: pytest.Monkey
         plan = msgspec.msgpack.encode({"pairs": []})
         Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, f"samebits/preflight/plan{number}".encode(), plan), 1.0)
     assert compare(desk, 3).left == ""
-    assert said == [f"the nodes were not compared before the start: {node_check.MOST_PLANS} rounds led to no verdict"]
+    assert said == [f"the nodes were not compared before the start: {MOST_PLANS} rounds led to no verdict"]
 
 
 def test_key_is_polled_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:

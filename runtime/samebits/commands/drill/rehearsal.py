@@ -18,6 +18,7 @@ from pathlib import Path
 
 from samebits.account.event_log import read_events
 from samebits.account.events import Event, Kind
+from samebits.account.job_view import JobView
 from samebits.commands.drill.faults import Scene, Tools, give
 from samebits.commands.drill.impossible import ImpossibleError
 from samebits.commands.drill.outcome import Injected, NotInjected, Outcome
@@ -25,9 +26,9 @@ from samebits.commands.drill.plan import Notice, Planned
 from samebits.commands.drill.span import Span
 from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
-from samebits.launcher.job_view import JobView, stored_view
 from samebits.launcher.processes import SCHEDULER, end, name_of, process_names, read_pid_files
 from samebits.printable import IN_LOGS, shortened
+from samebits.service.status import stored_view
 from samebits.store import private
 from samebits.store.process_identity import ProcessIdentity
 

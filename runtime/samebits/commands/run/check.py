@@ -46,8 +46,8 @@ _SETTINGS = {
     "MAX_RESTARTS": "0",
     "SPARE_NUM": "0",
     "AUDIT": "0",
-    "CONSISTENCY_EVERY": "0",
-    "DASHBOARD_PORT": "",
+    "CONSISTENCY": "majority:0",
+    "DASHBOARD": "",
     "CLUSTER_SECRET": "",
 }
 """Settings of a check's job: only repeated steps are compared, and no worker is restarted."""

@@ -14,6 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from samebits import config
+from samebits.account.job_view import JobView
 from samebits.commands import doctor
 from samebits.commands.run.options import Request
 from samebits.config import Role, Settings
@@ -28,7 +29,6 @@ from samebits.errors import (
 )
 from samebits.launcher import job_spec
 from samebits.launcher.job_spec import START_FILE, JobSpec, version_of
-from samebits.launcher.job_view import JobView, stored_view
 from samebits.launcher.processes import (
     name_of,
     process_names,
@@ -45,6 +45,7 @@ from samebits.net.descriptors import require_descriptors
 from samebits.scheduler_hosts import names_one
 from samebits.service import cause_file
 from samebits.service.job_journal import clear, refresh, served_by
+from samebits.service.status import stored_view
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable, owner, private
@@ -461,8 +462,8 @@ def _is_same(one: Path | str, other: Path | str) -> bool:
 def _other_job(settings: Settings) -> str:
     """Describe another job's scheduler on this port; empty if none answers."""
     try:
-        content = ask_once(settings, ANSWER_TIMEOUT_S)
-        job = "" if content is None else str(JobView.of(content))
+        view = ask_once(settings, ANSWER_TIMEOUT_S)
+        job = "" if view is None else str(view)
     except SecretError:
         job = "a job with another secret"
     if not job:

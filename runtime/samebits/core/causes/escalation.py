@@ -7,12 +7,14 @@ shows that the level was sufficient, so counting starts again at the lowest leve
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from samebits.printable import counted
 
+ATTEMPTS = 3
+"""Attempts of a level for which RECOVER_STRATEGY gives none."""
 STEADY_S = 60.0
 """An attempt succeeded if its process has held its seat for this long."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 8.0
@@ -41,19 +43,23 @@ _LEVELS_OF_A_WORD = {
 STRATEGY_WORDS = tuple(_LEVELS_OF_A_WORD)
 
 
-def levels_of(words: Sequence[str], *, process: bool | None = None, pod: bool | None = None) -> tuple[Level, ...]:
-    """Return the levels of RECOVER_STRATEGY, in the order in which they are tried.
+def levels_of(
+    words: Mapping[str, int | None], *, process: bool | None = None, pod: bool | None = None
+) -> dict[Level, int]:
+    """Return the levels of RECOVER_STRATEGY and their attempts, in the order in which they are tried.
 
     Args:
-        words: from STRATEGY_WORDS, which include those of Ascend's ``recover-strategy``.
+        words: from STRATEGY_WORDS, which include those of Ascend's ``recover-strategy``,
+            with their attempts; None: three.
         process: PROCESS_RECOVER; None: not set.
         pod: POD_RESCHEDULING; None: not set.
     """
-    wanted = {level for word in words if (level := _LEVELS_OF_A_WORD[word]) is not None}
+    attempts = {level: most for word, most in words.items() if (level := _LEVELS_OF_A_WORD[word]) is not None}
+    wanted = set(attempts)
     for level, switch in ((Level.PROCESS, process), (Level.POD, pod)):
         if switch is not None:
             wanted = wanted | {level} if switch else wanted - {level}
-    return tuple(level for level in Level if level in wanted)
+    return {level: attempts.get(level) or ATTEMPTS for level in Level if level in wanted}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +93,13 @@ class Escalation:
     """The escalation of one place in the job.
 
     Args:
-        levels: that may be tried, lowest first.
-        attempts: RECOVER_ATTEMPTS, per level.
+        levels: that may be tried, lowest first, with the attempts that each gets.
         tried: state of an earlier start.
     """
 
-    def __init__(self, levels: Sequence[Level], attempts: int, tried: Tried | None = None) -> None:
+    def __init__(self, levels: Mapping[Level, int], tried: Tried | None = None) -> None:
         self._levels = tuple(levels)
-        self._most = attempts
+        self._attempts = dict(levels)
         self.tried = tried if tried is not None and tried.level in self._levels else None
 
     def died(self, held_s: float) -> Step:
@@ -105,7 +110,7 @@ class Escalation:
             self.tried = in_vain
             return Step(None, 0, 0.0, f"no level is left: {self._spent(spent)}" if spent else "no level is to be tried")
         self.tried = Tried(level, attempt)
-        said = f"{level.value} level, attempt {attempt} of {self._most}"
+        said = f"{level.value} level, attempt {attempt} of {self._attempts[level]}"
         wait_s = 0.0
         if level is Level.PROCESS and attempt > 1:
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * float(2.0 ** min(attempt - 2, 10)))
@@ -115,10 +120,10 @@ class Escalation:
         """Return the next level, the attempt's number, and the level that is exhausted, if any."""
         if in_vain is None:
             return (self._levels[0] if self._levels else None), 1, None
-        if in_vain.attempts < self._most:
+        if in_vain.attempts < self._attempts[in_vain.level]:
             return in_vain.level, in_vain.attempts + 1, None
         above = self._levels[self._levels.index(in_vain.level) + 1 :]
         return (above[0] if above else None), 1, in_vain.level
 
     def _spent(self, level: Level) -> str:
-        return f"{counted(self._most, 'attempt')} at the {level.value} level failed"
+        return f"{counted(self._attempts[level], 'attempt')} at the {level.value} level failed"

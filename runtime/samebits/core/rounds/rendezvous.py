@@ -256,7 +256,7 @@ class Rendezvous:
         names = ledger.names_of(ledger.absent)
         if not (names and policy.is_elastic):
             return names
-        return names + (self._world.shortage() or f", at most {policy.shrink_grace_s:g} s (SHRINK_GRACE)")
+        return names + (self._world.shortage() or f", at most {policy.shrink_grace_s:g} s (shrink in GRACE)")
 
     def forget(self, node: str) -> None:
         """Discard what a lost or departed node brought into the open round."""

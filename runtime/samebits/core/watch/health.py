@@ -111,6 +111,7 @@ _WORDS = {
     Sign.DEVICE_FAULT: "the driver reports of {where}",
     Sign.DEVICE_SLOWED: "{where} is slowed down, for heat or power",
     Sign.DEVICE_SHARED: "others use {where} as well, and it is {share} busy",
+    Sign.LOGS: "the disk of {where} has {mib:.0f} MiB left for logs; once it is full, their lines are lost",
 }
 _LIMITS = {
     **dict.fromkeys(Sign, "limit {share}, HEALTH={sign}"),
@@ -119,19 +120,29 @@ _LIMITS = {
     Sign.DEVICE_ERRORS: "HEALTH=device_errors",
     Sign.DEVICE_FAULT: "HEALTH=device_errors",
     Sign.DEVICE_SLOWED: "HEALTH=device_slowed",
+    Sign.LOGS: "limit {mib:.0f} MiB, HEALTH=logs",
 }
+_FIXES = {Sign.LOGS: "Fix: free space there, or start the job with LOG_DIR on another disk"}
+SHOWN_AT_ONCE = frozenset((Sign.LOGS,))
+"""Signs of which followers are told even if no worker leaves: the scheduler's own log may not show them."""
 
 
 def said(ailment: Ailment) -> str:
     """Return ``the disk of /ckpt is 95 % full (limit 90 %, HEALTH=disk)``."""
     what = _filled(_WORDS[ailment.sign], ailment, ailment.share)
-    return f"{what} ({_filled(_LIMITS[ailment.sign], ailment, ailment.limit)})"
+    fix = f". {_FIXES[ailment.sign]}" if ailment.sign in _FIXES else ""
+    return f"{what} ({_filled(_LIMITS[ailment.sign], ailment, ailment.limit)}){fix}"
 
 
 def _filled(text: str, ailment: Ailment, value: float) -> str:
     share = f"{value:.0%}".replace("%", " %")
     return text.format(
-        share=share, where=ailment.where, celsius=100 * value, count=value, sign=ailment.sign.name.lower()
+        share=share,
+        where=ailment.where,
+        celsius=100 * value,
+        count=value,
+        mib=1024 / max(value, 1e-6),
+        sign=ailment.sign.name.lower(),
     )
 
 
@@ -148,4 +159,5 @@ def place_said(sign: Sign, where: str) -> str:
         Sign.DEVICE_FAULT: where,
         Sign.DEVICE_SLOWED: f"the clock of {where}",
         Sign.DEVICE_SHARED: f"{where}, which no other process keeps busy",
+        Sign.LOGS: f"the space for logs on the disk of {where}",
     }[sign]

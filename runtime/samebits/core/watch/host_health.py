@@ -15,7 +15,7 @@ from samebits.core.messages import Activity, Depart, Said
 from samebits.core.ready import Level
 from samebits.core.reports import OF_A_THREAD, OF_HIDDEN_STATE, Ailment, Anomaly, HealthReport, Sign
 from samebits.core.state import Seat
-from samebits.core.watch.health import place_said, said
+from samebits.core.watch.health import SHOWN_AT_ONCE, place_said, said
 
 ANOMALY_S = 30.0
 """Seconds in which only one report of an implausible number is shown, since all ranks share the loss.
@@ -54,7 +54,7 @@ class HostHealth:
         for place, one in after.items():
             if place not in before:
                 text = f"host {name} (worker {seat.node}): {said(one)}"
-                if one.drains:
+                if one.drains or one.sign in SHOWN_AT_ONCE:
                     self._ledger.announce(text)
                 else:  # shown in the status only: busy CPUs are normal in training
                     self._ledger.ready.say(text, Level.WARNING)

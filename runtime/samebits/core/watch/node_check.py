@@ -2,16 +2,21 @@
 
 A node that needs a multiple of the others' time for the same work is slow if a second measurement, while the others are
 idle, confirms it. In a slow or wrong pair the faulty member is unknown, but a member that succeeds in another pair is
-cleared, which leaves the other. With two nodes there is no other pair. ``training.process.node_check`` measures.
+cleared, which leaves the other. With two nodes there is no other pair. A :class:`Judge` derives from the nodes' reports
+what they do next; ``training.process.node_check`` measures and exchanges.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
+
+import msgspec
+
+from samebits.printable import IN_LOGS, shortened
 
 FACTOR = 2.0
 """Limit relative to the others' median, for computing and memory."""
@@ -21,6 +26,13 @@ DISK_FACTOR = 5.0
 """The same for disks, which vary most, even from one minute to the next."""
 MOST_ROUNDS = 4
 """Most rounds of pairs."""
+MOST_PLANS = MOST_ROUNDS + 3
+"""Slow nodes measure again, pairs add up, and a verdict follows."""
+MOST_SAID = 32
+"""Limit on nodes with a sentence of their own in a verdict, and on those only listed: key values are bounded."""
+MOST_CHARS = 300
+_MOST_NAME_CHARS = 40
+_LONGEST_S = 1e6
 WRONG = "wrong"
 SILENT = "silent"
 UNMET = "unmet"
@@ -179,3 +191,114 @@ def _failed(sums: Mapping[Pair, Sum]) -> set[Pair]:
 
 def _cleared(sums: Mapping[Pair, Sum], failed: Collection[Pair]) -> set[int]:
     return {slot for pair in sums if pair not in failed for slot in pair}
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What all nodes do next; in the last plan, the nodes that must not train."""
+
+    pairs: tuple[tuple[int, int], ...] = ()
+    again: tuple[int, ...] = ()  # slots that measure once more, while the others are idle
+    is_last: bool = False
+    bad: dict[int, bytes] = {}  # slot → machine id
+    why: dict[int, str] = {}
+    said: tuple[str, ...] = ()
+
+    def is_sound(self, world_size: int) -> bool:
+        """Return whether it names existing slots only, and none in two pairs."""
+        paired = [slot for pair in self.pairs for slot in pair]
+        named = (*paired, *self.again, *self.bad)
+        return len(paired) == len(set(paired)) and all(0 <= slot < world_size for slot in named)
+
+    @property
+    def asked(self) -> list[int]:
+        """Return the slots that report on this plan."""
+        return sorted({*self.again, *(slot for pair in self.pairs for slot in pair)})
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one node found in one round."""
+
+    name: str = ""
+    machine: bytes = b""
+    figures: Figures = Figures(0.0, 0.0, 0.0)
+    took_s: float = 0.0
+    problem: str = ""
+
+
+class Judge:
+    """Derives plans from the nodes' reports.
+
+    Args:
+        alone: by slot, what the nodes that reported in time measured.
+        slots: of all nodes.
+        shares_all: nodes of one machine share processors and memory too, not only the disk.
+    """
+
+    def __init__(self, alone: Mapping[int, Report], slots: Iterable[int], *, shares_all: bool) -> None:
+        self._alone, self._slots, self._shares_all = alone, slots, shares_all
+        self._again: dict[int, Figures] | None = None
+        self._sums: dict[Pair, Sum] = {}
+        self._rounds = 0
+        self._gone: set[int] = set()  # sent nothing in time: dead or stopped, which is handled elsewhere
+
+    def plan(self) -> Plan:
+        """Return what comes next."""
+        figures = self._figures(self._alone)
+        if self._again is None and (slow_ones := slow(figures)):
+            return Plan(again=tuple(slow_ones))
+        order = across_hosts({slot: self._alone[slot].machine for slot in figures.keys() - self._gone})
+        pairs = next_pairs(order, self._sums) if self._rounds < MOST_ROUNDS else ()
+        return Plan(pairs) if pairs else self._last(figures)
+
+    def _last(self, figures: Mapping[int, Figures]) -> Plan:
+        names = {slot: one.name[:_MOST_NAME_CHARS] for slot, one in self._alone.items()}
+        found = verdict(names, slow(figures, self._again or {}), self._sums)
+        bad = dict(found.bad)
+        for pair, sentence in found.either.items():
+            bad.update(dict.fromkeys(pair, sentence))
+        silent = sorted(self._gone.union(self._slots) - (self._alone.keys() - self._gone))
+        summed = {slot for pair in self._sums for slot in pair}
+        unmet = sorted(figures.keys() - self._gone - summed)
+        said = list(found.said[: MOST_SAID - 2])
+        if silent:
+            said.append(f"the nodes of these slots did not report in time and were not compared: {_named(silent)}")
+        if unmet:
+            said.append(f"the nodes of these slots found no partner for a sum in time: {_named(unmet)}")
+        return Plan(
+            is_last=True,
+            bad={slot: self._alone[slot].machine for slot in bad},
+            why={slot: shortened(text, MOST_CHARS, IN_LOGS) for slot, text in sorted(bad.items())[:MOST_SAID]},
+            said=tuple(shortened(sentence, MOST_CHARS, IN_LOGS) for sentence in said),
+        )
+
+    def _figures(self, said: Mapping[int, Report]) -> dict[int, Figures]:
+        found = {slot: Figures(*map(_seconds, one.figures)) for slot, one in said.items()}
+        machines = {slot: self._alone[slot].machine for slot in said}
+        return by_host(found, machines, shares_all=self._shares_all)
+
+    def take(self, plan: Plan, said: Mapping[int, Report]) -> None:
+        """Add the reports on a plan that arrived in time."""
+        self._gone |= set(plan.asked) - said.keys()
+        if plan.again:
+            self._again = self._figures(
+                {slot: said[slot] for slot in plan.again if slot in said and slot in self._alone}
+            )
+        self._rounds += bool(plan.pairs)
+        for pair in plan.pairs:
+            if not said.keys() >= set(pair):
+                continue  # the other node is paired again
+            both = [said[slot] for slot in pair]
+            problems = {one.problem for one in both}
+            if UNMET in problems:
+                continue  # both nodes are
+            problem = next((one for one in (WRONG, SILENT) if one in problems), "")
+            self._sums[pair] = Sum(max(_seconds(one.took_s) for one in both), problem)
+
+
+def _named(slots: Sequence[int]) -> str:
+    more = f" and {len(slots) - MOST_SAID} more" if len(slots) > MOST_SAID else ""
+    return ", ".join(map(str, slots[:MOST_SAID])) + more
+
+
+def _seconds(value: float) -> float:
+    return value if 0 <= value < _LONGEST_S else 0.0

@@ -24,12 +24,19 @@ SHARED_MEMORY = Path("/dev/shm")
 DESCRIPTORS_SHARE = 0.9
 MAX_PLACES = 8
 CPUS_OVER_S = 0.5
+MIB = 1 << 20
 
 
 def limits_of(settings: Settings) -> dict[Sign, Limit]:
     """Return the limits from the settings; signs that are off have none."""
     chosen = {sign: settings.health.of(sign.name.lower()) for sign in (Sign.CPU, Sign.MEMORY, Sign.DISK)}
+    logs = settings.health.of("logs")
+    chosen[Sign.LOGS] = Look(logs.policy, _scarcity(logs.limit * MIB))
     return device_look.limits_in({**chosen, Sign.DESCRIPTORS: Look("tell", DESCRIPTORS_SHARE)})
+
+
+def _scarcity(free_bytes: float) -> float:
+    return 1024 * MIB / max(free_bytes, 1.0)
 
 
 def places_of(settings: Settings) -> list[Path]:
@@ -62,7 +69,8 @@ def require(settings: Settings, device: WatchedDevice | None) -> None:
         PreflightError: a reading with policy ``refuse`` exceeds its limit; the message names all of them.
     """
     limits = {**limits_of(settings), **device_look.limits_of(settings)}
-    found = list(readings(places_of(settings), cpus_over_s=CPUS_OVER_S if limits.get(Sign.CPU) else None))
+    cpus_over_s = CPUS_OVER_S if limits.get(Sign.CPU) else None
+    found = list(readings(places_of(settings), cpus_over_s, settings.log_dir))
     if device is not None:
         of_device = DeviceReadings(device)
         found += of_device.look()
@@ -76,12 +84,13 @@ def require(settings: Settings, device: WatchedDevice | None) -> None:
         )
 
 
-def readings(places: list[Path], cpus_over_s: float | None = None) -> Iterator[Reading]:
+def readings(places: list[Path], cpus_over_s: float | None = None, log_dir: Path | None = None) -> Iterator[Reading]:
     """Yield one round of readings, without those that cannot be read.
 
     Args:
         places: the folders whose disks are read.
         cpus_over_s: how long to watch the CPUs; None: since the last round, so the first one shows none busy.
+        log_dir: the folder of the logs, if there is one.
     """
     import psutil  # type: ignore[import-untyped]  # slow, so not at start
 
@@ -91,6 +100,9 @@ def readings(places: list[Path], cpus_over_s: float | None = None) -> Iterator[R
     for place in places:
         with contextlib.suppress(OSError):
             yield Reading(Sign.DISK, str(place), psutil.disk_usage(str(place)).percent / 100)
+    if log_dir is not None:
+        with contextlib.suppress(OSError):
+            yield Reading(Sign.LOGS, str(log_dir.absolute()), _scarcity(psutil.disk_usage(str(nearest(log_dir))).free))
     with contextlib.suppress(OSError, psutil.Error):
         process = psutil.Process()
         soft, _ = process.rlimit(psutil.RLIMIT_NOFILE)
@@ -154,7 +166,7 @@ class HealthLook:
             if self._used is not None:
                 self._used(usage.look())
             places = places_of(self._settings) if places is None else places
-            has_changed = self._watch.look(readings(places))
+            has_changed = self._watch.look(readings(places, None, self._settings.log_dir))
             if has_changed or self._watch.ailments or self._of_device:
                 self._tell()
 

@@ -27,6 +27,7 @@ from samebits.core.keys.key_records import KeyRecord
 from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob
 from samebits.core.ready import Ended, Level, Note, Ready, Send
+from samebits.core.restore import shown_name
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
 from samebits.core.state import JobState
 from samebits.errors import (
@@ -58,7 +59,7 @@ from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity, host_id
 from samebits.store.quorum.gateway import EtcdGateway
 from samebits.store.quorum.log import TakeOver
-from samebits.store.quorum.presence import Presence, wait_for_turn
+from samebits.store.quorum.serving import ServingNotice, wait_for_turn
 from samebits.store.term_claim import TermClaim, impossible_claims
 
 COMPACT_BYTES = 4 << 20
@@ -133,7 +134,7 @@ class SchedulerService:
         self._gone: dict[int, str] = {}  # pidfd → session of the process that it watches
         self._events: EventWriter | None = None
         self._gateway: EtcdGateway | None = None
-        self._presence: Presence | None = None
+        self._notice: ServingNotice | None = None
         self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
 
     def stop(self, by: str) -> None:
@@ -201,8 +202,8 @@ class SchedulerService:
                     journal.close()
                 self._keys.close()
                 server.close()
-                if self._presence is not None:
-                    self._presence.close()
+                if self._notice is not None:
+                    self._notice.close()
 
     # ---- loading
 
@@ -211,7 +212,7 @@ class SchedulerService:
         log.say(f"the journal lies in {gateway.place}; {path} holds a copy")
         lease_s = max(2, math.ceil(self._settings.node_timeout_s))
         holder = LockHolder.this_process(self._lock.role).note()
-        self._presence = presence = Presence(gateway.another(), holder, tuple(place), lease_s)
+        self._notice = notice = ServingNotice(gateway.another(), holder, tuple(place), lease_s)
         waits: list[str] = []
 
         def wait(text: str) -> None:
@@ -223,9 +224,9 @@ class SchedulerService:
             if waits and has_finished(path):
                 return Ended(EndKind.FINISHED, "the job finished while this scheduler stood by")
             with contextlib.suppress(LockedError):  # another one that stood by was faster
-                take_over = TakeOver(turn.condition, presence.announcement())
+                take_over = TakeOver(turn.condition, notice.announcement())
                 claim = TermClaim.take(path, self._lock.role, lambda: written_term(path), gateway, take_over)
-                presence.begin(claim)
+                notice.begin(claim)
                 return claim
         raise SchedulerLeftError("this scheduler was asked to leave while it stood by; the job continues with another")
 
@@ -530,25 +531,25 @@ def policy_of(settings: Settings) -> Policy:
         cool_down_s=settings.register_cooldown_s,
         node_timeout_s=settings.node_timeout_s,
         heartbeat_interval_s=settings.heartbeat_interval_s,
-        reconnect_grace_s=settings.reconnect_grace_s,
+        reconnect_grace_s=settings.grace.reconnect_s,
         search_s=search_s(settings.sched_host, settings.sched_port),
         topo_timeout_s=settings.topo_timeout_s,
         rebuild=settings.rebuild,
         min_world_size=settings.min_worker_num,
         max_world_size=settings.max_worker_num,
         spare_num=settings.spare_num,
-        start_grace_s=settings.start_grace_s,
-        shrink_grace_s=settings.shrink_grace_s,
+        start_grace_s=settings.grace.start_s,
+        shrink_grace_s=settings.grace.shrink_s,
         reset_limit=settings.reset_limit,
-        watches=settings.hang != "off",
-        step_timeout_s=settings.step_timeout_s,
-        ends_stuck=settings.hang == "end",
-        trust=Trust(settings.consistency) if settings.consistency_every else Trust.STOP,
-        straggler_factor=None if settings.straggler == "off" else settings.straggler_factor,
-        swaps_stragglers=settings.straggler == "swap",
+        watches=settings.hang.policy != "off",
+        step_timeout_s=settings.hang.step_timeout_s,
+        ends_stuck=settings.hang.policy == "end",
+        trust=Trust(settings.consistency.trust) if settings.consistency.every else Trust.STOP,
+        straggler_factor=None if settings.straggler.policy == "off" else settings.straggler.factor,
+        swaps_stragglers=settings.straggler.policy == "swap",
         causes=cause_file.table_of(settings),
     )
 
 
 def _shown(settings: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings)
+    return ", ".join(f"{shown_name(name)}={value}" for name, value in settings)

@@ -202,7 +202,6 @@ class Writer:
         self._inherited = tuple(inherited)
         self._brief: bytes | None = None
         self._copies: list[str] = []  # outcomes of copies: a problem, or empty
-        self.is_hashed = False  # the current save, or the last one
         _open_writers.add(self)
 
     @property
@@ -246,7 +245,7 @@ class Writer:
             link = self._start()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # already dead; reported by outcome()
                 link.send(message)
-        self._in_hand, self.is_hashed = (sequence, point), False
+        self._in_hand = (sequence, point)
 
     def outcome(self, *, wait: bool) -> Outcome | None:
         """Return the outcome of the current save; None if it is not known yet or there is no save."""
@@ -261,7 +260,6 @@ class Writer:
             if of != sequence:
                 continue
             if what == "hashed":
-                self.is_hashed = True
                 continue
             self._in_hand = None
             return Outcome(point, str(text) if what == "failed" else None)

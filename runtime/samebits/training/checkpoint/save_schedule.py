@@ -321,7 +321,7 @@ OFTENEST, SELDOMEST = 10, 1000
 
 
 def comparisons_by(every: int | str, agree: Agree) -> Comparisons:
-    """Return the comparison schedule that CONSISTENCY_EVERY asks for."""
+    """Return the comparison schedule that CONSISTENCY asks for."""
     return Measured(agree) if every == AUTO else Comparisons(int(every))
 
 

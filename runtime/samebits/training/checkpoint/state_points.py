@@ -54,8 +54,8 @@ _PREPARED_AT = 2
 
 
 def _every(process: Worker) -> int | str:
-    """Return CONSISTENCY_EVERY, or 0 if a difference could not be repaired."""
-    return process.settings.consistency_every if process.settings.enable_recovery else 0
+    """Return the steps between two comparisons, or 0 if a difference could not be repaired."""
+    return process.settings.consistency.every if process.settings.enable_recovery else 0
 
 
 def _copies_every(process: Worker) -> int | str:
@@ -413,7 +413,7 @@ class StatePoints:
             log.warn(
                 f"not enough memory for a copy of the state ({size_bytes / 2**30:.1f} GiB per rank): ranks are still "
                 "compared, but if they differ, all return to a checkpoint. Fix: more memory, or fewer ranks on this "
-                "host; CONSISTENCY_EVERY=0 compares only at saves"
+                "host; CONSISTENCY=majority:0 compares only at saves"
             )
 
     def go_back(self, to: Point) -> Point | None:

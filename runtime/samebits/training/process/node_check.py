@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -23,18 +23,17 @@ from samebits.core.agent.events import KeyAsk
 from samebits.core.lines import number_of, root_of
 from samebits.core.messages import MAX_VALUE_BYTES, Admitted, KeyAnswer, KeyOp, KeyOutcome
 from samebits.core.watch.node_check import (
-    MOST_ROUNDS,
+    MOST_CHARS,
+    MOST_PLANS,
     SILENT,
     UNMET,
     WRONG,
     Figures,
+    Judge,
     Pair,
+    Plan,
+    Report,
     Sum,
-    across_hosts,
-    by_host,
-    next_pairs,
-    slow,
-    verdict,
 )
 from samebits.errors import CommunicationError, KeyValueError, KeyValueTimeoutError, PreflightError
 from samebits.printable import IN_LOGS, shortened
@@ -46,130 +45,7 @@ from samebits.training.group import transfer
 from samebits.training.group.group import Group
 from samebits.training.process import preflight
 
-__all__ = ["MOST_CHARS", "MOST_PLANS", "MOST_SAID", "Judge", "Plan", "Report", "Reports", "compare"]
-
-
-MOST_PLANS = MOST_ROUNDS + 3
-"""Slow nodes measure again, pairs add up, and a verdict follows."""
-MOST_SAID = 32
-"""Limit on nodes with a sentence of their own in a verdict, and on those only listed: key values are bounded."""
-MOST_CHARS = 300
-_MOST_NAME_CHARS = 40
-_LONGEST_S = 1e6
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """What all nodes do next; in the last plan, the nodes that must not train."""
-
-    pairs: tuple[tuple[int, int], ...] = ()
-    again: tuple[int, ...] = ()  # slots that measure once more, while the others are idle
-    is_last: bool = False
-    bad: dict[int, bytes] = {}  # slot → machine id
-    why: dict[int, str] = {}
-    said: tuple[str, ...] = ()
-
-    def is_sound(self, world_size: int) -> bool:
-        """Return whether it names existing slots only, and none in two pairs."""
-        paired = [slot for pair in self.pairs for slot in pair]
-        named = (*paired, *self.again, *self.bad)
-        return len(paired) == len(set(paired)) and all(0 <= slot < world_size for slot in named)
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What one node found in one round."""
-
-    name: str = ""
-    machine: bytes = b""
-    figures: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    took_s: float = 0.0
-    problem: str = ""
-
-
-Reports = Callable[[str, Iterable[int]], dict[int, Report]]
-
-
-class Judge:
-    """Derives plans from all figures and sums.
-
-    Args:
-        reports: returns the reports of these nodes for one part of the check, as far as they arrived in time.
-        slots: of all nodes.
-        shares_all: nodes of one machine share processors and memory too, not only the disk.
-    """
-
-    def __init__(self, reports: Reports, slots: Iterable[int], *, shares_all: bool) -> None:
-        self._reports, self._slots, self._shares_all = reports, slots, shares_all
-        self._alone: dict[int, Report] = {}
-        self._again: dict[int, Figures] | None = None
-        self._sums: dict[Pair, Sum] = {}
-        self._rounds = 0
-        self._gone: set[int] = set()  # sent nothing in time: dead or stopped, which is handled elsewhere
-
-    def plan(self) -> Plan:
-        """Return what comes next."""
-        if not self._alone:
-            self._alone = self._reports("alone", self._slots)
-        figures = self._figures(self._alone)
-        if self._again is None and (slow_ones := slow(figures)):
-            return Plan(again=tuple(slow_ones))
-        order = across_hosts({slot: self._alone[slot].machine for slot in figures.keys() - self._gone})
-        pairs = next_pairs(order, self._sums) if self._rounds < MOST_ROUNDS else ()
-        return Plan(pairs) if pairs else self._last(figures)
-
-    def _last(self, figures: Mapping[int, Figures]) -> Plan:
-        names = {slot: one.name[:_MOST_NAME_CHARS] for slot, one in self._alone.items()}
-        found = verdict(names, slow(figures, self._again or {}), self._sums)
-        bad = dict(found.bad)
-        for pair, sentence in found.either.items():
-            bad.update(dict.fromkeys(pair, sentence))
-        silent = sorted(self._gone.union(self._slots) - (self._alone.keys() - self._gone))
-        summed = {slot for pair in self._sums for slot in pair}
-        unmet = sorted(figures.keys() - self._gone - summed)
-        said = list(found.said[: MOST_SAID - 2])
-        if silent:
-            said.append(f"the nodes of these slots did not report in time and were not compared: {_named(silent)}")
-        if unmet:
-            said.append(f"the nodes of these slots found no partner for a sum in time: {_named(unmet)}")
-        return Plan(
-            is_last=True,
-            bad={slot: self._alone[slot].machine for slot in bad},
-            why={slot: shortened(text, MOST_CHARS, IN_LOGS) for slot, text in sorted(bad.items())[:MOST_SAID]},
-            said=tuple(shortened(sentence, MOST_CHARS, IN_LOGS) for sentence in said),
-        )
-
-    def _figures(self, said: Mapping[int, Report]) -> dict[int, Figures]:
-        found = {slot: Figures(*map(_seconds, one.figures)) for slot, one in said.items()}
-        machines = {slot: self._alone[slot].machine for slot in said}
-        return by_host(found, machines, shares_all=self._shares_all)
-
-    def take(self, plan: Plan, number: int) -> None:
-        """Add the results of a plan."""
-        asked = {*plan.again, *(slot for one in plan.pairs for slot in one)}
-        said = self._reports(f"round{number}", sorted(asked))
-        self._gone |= asked - said.keys()
-        if plan.again:
-            self._again = self._figures(
-                {slot: said[slot] for slot in plan.again if slot in said and slot in self._alone}
-            )
-        self._rounds += bool(plan.pairs)
-        for pair in plan.pairs:
-            if not said.keys() >= set(pair):
-                continue  # the other node is paired again
-            both = [said[slot] for slot in pair]
-            problems = {one.problem for one in both}
-            if UNMET in problems:
-                continue  # both nodes are
-            problem = next((one for one in (WRONG, SILENT) if one in problems), "")
-            self._sums[pair] = Sum(max(_seconds(one.took_s) for one in both), problem)
-
-
-def _named(slots: Sequence[int]) -> str:
-    more = f" and {len(slots) - MOST_SAID} more" if len(slots) > MOST_SAID else ""
-    return ", ".join(map(str, slots[:MOST_SAID])) + more
-
-
-def _seconds(value: float) -> float:
-    return value if 0 <= value < _LONGEST_S else 0.0
+__all__ = ["compare"]
 
 
 READERS = 3
@@ -260,7 +136,8 @@ class _Check:
         self._say("alone", Report(f"worker {self._agent.node}", machine_id(), figures))
         judge = None
         if self._slot < READERS:
-            judge = Judge(self.reports, range(self._world_size), shares_all=self._device.type == "cpu")
+            slots = range(self._world_size)
+            judge = Judge(self.reports("alone", slots), slots, shares_all=self._device.type == "cpu")
         for number in range(MOST_PLANS):
             if judge is not None:
                 self._set_first(f"plan{number}", judge.plan())
@@ -274,7 +151,7 @@ class _Check:
             if pair is not None or measures:
                 self._say(f"round{number}", Report("", b"", measured, *found))
             if judge is not None:
-                judge.take(plan, number)
+                judge.take(plan, self.reports(f"round{number}", plan.asked))
         raise KeyValueError(f"{MOST_PLANS} rounds led to no verdict")
 
     def _end(self, plan: Plan) -> Plan:

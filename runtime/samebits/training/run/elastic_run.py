@@ -95,7 +95,7 @@ class ElasticRun:
         self._settled: int | None = None  # what was launched in this generation when the device was last waited for
         self._settled_s = 0.0  # when that was
         self._has_replicas = False  # of its shards
-        measures = process.settings.straggler != "off"
+        measures = process.settings.straggler.policy != "off"
         self._step_times = StepTimes(process.settings.heartbeat_interval_s if measures else None)
         torch_private.follow_batches(_took_batch)
         if self._step_log is not None:
@@ -473,7 +473,7 @@ class ElasticRun:
         )
 
     def _probe_of(self, formed: group.Group) -> Callable[[], Progress | None]:
-        timeout_s = self._process.settings.step_timeout_s
+        timeout_s = self._process.settings.hang.step_timeout_s
         return MainThreadProbe(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
 
     def _watch(self, formed: group.Group) -> None:

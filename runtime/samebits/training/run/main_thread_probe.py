@@ -54,7 +54,7 @@ class MainThreadProbe:
     Args:
         step: returns the completed optimizer steps.
         collectives: returns the collectives launched in the generation's group so far.
-        step_timeout_s: STEP_TIMEOUT, if set: a stuck rank then reports within half of it.
+        step_timeout_s: HANG's, if set: a stuck rank then reports within half of it.
     """
 
     def __init__(

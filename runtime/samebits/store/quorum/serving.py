@@ -98,7 +98,7 @@ def wait_for_turn(gateway: EtcdGateway, is_stopped: Callable[[], bool], say: Cal
     return None
 
 
-class Presence:
+class ServingNotice:
     """Tells others that this scheduler serves the job, from :meth:`begin` until :meth:`close`.
 
     Args:
@@ -129,7 +129,7 @@ class Presence:
     def begin(self, claim: TermClaim) -> None:
         """Keep telling it, in a thread, while the claim stands."""
         assert claim.quorum is not None
-        self._thread = threading.Thread(target=self._run, args=(claim.quorum,), name="samebits-presence", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(claim.quorum,), name="samebits-serving", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

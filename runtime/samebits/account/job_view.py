@@ -1,0 +1,197 @@
+"""A job's state at one moment, as its scheduler or its journal describes it.
+
+Everything that watches a job reads these structs: followers, ``samebits status`` and ``ps``, the page, the metrics.
+``samebits.service.status`` makes them, packs them into messages and unpacks them. The names in messages and in
+``samebits status --json`` are the fields' encoded names; a field that an older scheduler does not send has a default.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from samebits.core.ends import EndKind
+from samebits.store.process_identity import ProcessIdentity
+
+NODE_LISTS = ("workers", "spares", "retired")
+_OF_A_SCHEDULER = ("ready", "notices", "stall")
+_OF_A_JOURNAL = ("losses", "last_losses")
+JOURNAL, SCHEDULER = "journal", "scheduler"
+
+
+class Presence(Enum):
+    """A worker's presence, as its scheduler sees it; the last two only if no scheduler runs (``seen_view``)."""
+
+    ALIVE = "alive"
+    LOST = "lost"
+    LEFT = "left"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A node and its latest process.
+
+    Attributes:
+        slot: None for a spare, and for a node whose slot was given away.
+        started_at: of the process, as :class:`ProcessIdentity` counts it.
+        figures: what the worker measures, by name.
+        is_joining: no generation includes it yet.
+    """
+
+    node: str
+    slot: int | None
+    incarnation: int
+    presence: Presence = msgspec.field(name="state")
+    reason: str
+    host: str
+    pid: int
+    started_at: int
+    activity: str = "unknown"
+    step: int = 0
+    figures: dict[str, float] = {}
+    is_joining: bool = msgspec.field(name="joining", default=False)
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """Return the identity of its process."""
+        return ProcessIdentity(self.pid, self.started_at)
+
+
+class Interruption(msgspec.Struct, frozen=True):
+    """One end of the job that left it unfinished.
+
+    Attributes:
+        label: that of ``kind``.
+        status: the job's exit status if the script set it, else 0.
+    """
+
+    label: str = msgspec.field(name="kind")
+    step: int
+    cause: str
+    status: int = 0
+
+    def __post_init__(self) -> None:
+        if self.label.upper() not in EndKind.__members__:
+            raise ValueError(f"{self.label[:40]!r} is no kind of end")
+
+    @property
+    def kind(self) -> EndKind:
+        """Return the kind of end."""
+        return EndKind[self.label.upper()]
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """The nodes to examine in a standstill; ``silent`` are the culprits that report nothing."""
+
+    step: int
+    culprits: tuple[str, ...]
+    silent: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's state.
+
+    Attributes:
+        source: JOURNAL or SCHEDULER.
+        restore_step: the step at which this generation began.
+        committed_step: of the newest point on every member's disk.
+        world_size: the present size; in an elastic world it may differ from ``wanted_size`` (WORKER_NUM).
+        joining: how many workers no generation includes yet.
+        ready: how many workers have entered the round that forms; None if none forms, and from a journal.
+        seat_free_in_s: how long a process that asked for its seat must still wait; None if none does.
+        standstill: which worker holds the others up, if no step is made; ``stall`` has the nodes.
+        ailments: a sentence for each fault of a worker's host or device.
+        stragglers: a sentence for each worker that is slower than the others.
+        notices: the latest warnings, each with its number in this term.
+        ended: how this scheduler start ended the job.
+        losses, last_losses: how many processes were lost so far, and why the last ones; only a journal knows.
+        workers: the nodes that hold slots. They and the other lists are empty in a pushed snapshot of a large job.
+        retired: the nodes whose slot was given away.
+        address: the scheduler's, if SCHED_HOST names several hosts.
+    """
+
+    source: str
+    job: str
+    name: str
+    term: int
+    generation: int
+    restore_step: int | None
+    committed_step: int | None = None
+    training_finished: bool
+    job_finished: bool
+    interruptions: tuple[Interruption, ...]
+    phase: str
+    world_size: int
+    wanted_size: int
+    min_world_size: int
+    max_world_size: int
+    alive: int
+    joining: int = 0
+    spares_alive: int = 0
+    ready: int | None = None
+    recovery: bool
+    step: int
+    seat_free_in_s: float | None = None
+    first_cause: str
+    standstill: str = ""
+    ailments: tuple[str, ...] = ()
+    stragglers: tuple[str, ...] = ()
+    notices: tuple[tuple[int, str], ...] = ()
+    stall: Stall | None = None
+    ended: Interruption | None
+    losses: int = 0
+    last_losses: tuple[str, ...] = ()
+    workers: tuple[WorkerView, ...] = ()
+    spares: tuple[WorkerView, ...] = ()
+    retired: tuple[WorkerView, ...] = ()
+    address: str = ""
+
+    def __str__(self) -> str:
+        return f"job {self.job}" + (f" ({self.name})" if self.name else "")
+
+    def plain(self) -> dict[str, Any]:
+        """Return what its source knows, for JSON."""
+        content: dict[str, Any] = msgspec.to_builtins(self)
+        unknown = _OF_A_SCHEDULER if self.from_journal else _OF_A_JOURNAL
+        for name in unknown if self.address else (*unknown, "address"):
+            del content[name]
+        for node in (*content["spares"], *content["retired"]):
+            del node["joining"]
+        return content
+
+    def with_nodes_of(self, earlier: JobView) -> JobView:
+        """Return this state with the nodes of an earlier one, for a large job's snapshot, which names none."""
+        return msgspec.structs.replace(self, workers=earlier.workers, spares=earlier.spares, retired=earlier.retired)
+
+    @property
+    def from_journal(self) -> bool:
+        """Whether no scheduler answered, so that only seats are known and not processes."""
+        return self.source == JOURNAL
+
+    @property
+    def nodes(self) -> tuple[WorkerView, ...]:
+        """Every node that was ever admitted."""
+        return self.workers + self.spares + self.retired
+
+    @property
+    def has_one_size(self) -> bool:
+        """Whether the world neither shrinks nor grows."""
+        return self.min_world_size == self.max_world_size
+
+    def node(self, name: str | None) -> WorkerView | None:
+        """Return what is known about one node."""
+        return next((one for one in self.nodes if one.node == name), None)
+
+    def is_spare(self, node: str | None) -> bool:
+        """Return whether the node is a spare, by its entry or, if it has none, by its number."""
+        known = self.node(node)
+        return known in self.spares if known is not None else names_spare(node, self.max_world_size)
+
+
+def names_spare(node: str | None, max_world_size: int) -> bool:
+    """Return whether this node id, by its number, is that of a spare."""
+    return node is not None and node.isdecimal() and int(node) >= max_world_size > 0
