@@ -88,7 +88,8 @@ def test_workload_has_its_stated_size() -> None:
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "from benchmarks.workers.steady_state import MODELS\n"
-        "for name, model in MODELS.items(): print(name, sum(p.nbytes for p in model().model.parameters()))"
+        "for name, model in MODELS.items():\n"
+        "    print(name, sum(p.nbytes for p in model(lambda module: module).model.parameters()))"
     )
     command = [sys.executable, "-c", program]
     shown = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True)

@@ -33,7 +33,7 @@ ON_HOST = """\
 exec nsenter --target "$(cat "pid-of-$1")" --net --uts --mount --pid -- sh -c "$2"
 """
 LINE = re.compile(
-    r"generation (?P<generation>\d+): rank \d+ of \d+ (?:begins at|goes on from) step"
+    r"generation (?P<generation>\d+): rank \d+ of \d+ (?:begins at|continues from) step"
     r"|^epoch (?P<epoch>\d+) step (?P<step>\d+) of (?P<size>\d+) lr \S+ samples (?P<samples>\S+)",
     re.MULTILINE,
 )

@@ -259,7 +259,7 @@ def test_status_from_the_journal_says_so(here: Path, capsys: pytest.CaptureFixtu
     assert main(["status"]) == 0
     text = capsys.readouterr().out
     assert f"job {JOB} (train.py)" in text
-    assert "was stopped · step 120 · 1/2 workers" in text
+    assert "was stopped · step 120 · 0/2 workers" in text
     assert "this is what the journal in" in text
     assert "lost" in text
     assert "its connection closed" in text
@@ -342,13 +342,13 @@ def test_status_of_an_elastic_world_with_spares(here: Path, capsys: pytest.Captu
     write_elastic_journal(here / "recovery")
     assert main(["status"]) == 0
     text = capsys.readouterr().out
-    assert "no scheduler · step 50 · 3/3 workers (4 wanted), 1 joining · term 1 · generation 2" in text
+    assert "no scheduler · step 50 · 0/3 workers (4 wanted), 1 joining · term 1 · generation 2" in text
     rows = [line.split()[:3] for line in text[text.index("slot ") :].splitlines()[1:]]
     assert rows == [
-        ["0", "0", "alive"],
-        ["1", "6", "alive"],
-        ["3", "3", "alive"],
-        ["4", "4", "alive"],
+        ["0", "0", "gone"],
+        ["1", "6", "gone"],
+        ["3", "3", "gone"],
+        ["4", "4", "gone"],
         ["spare", "7", "lost"],
         ["–", "1", "lost"],
         ["–", "2", "left"],
@@ -356,7 +356,7 @@ def test_status_of_an_elastic_world_with_spares(here: Path, capsys: pytest.Captu
     assert main(["status", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["world_size"], told["wanted_size"], told["alive"], told["joining"], told["spares_alive"]) == (
-        (3, 4, 3, 1, 0)
+        (3, 4, 0, 1, 0)
     )
     seen = stored_view(here / "recovery")
     assert seen is not None

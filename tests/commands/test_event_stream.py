@@ -184,7 +184,7 @@ def test_spans_that_were_not_delivered_are_not_reported_as_sent(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with collecting(answer) as port:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-        with pytest.raises(UsageError, match=r"^7 of 7 spans were not taken.*Fix: "):
+        with pytest.raises(UsageError, match=r"^7 of 7 spans were not accepted.*Fix: "):
             otel.main([])
 
 

@@ -92,5 +92,5 @@ def test_unusable_file_is_one_sentence(make: object, says_: str, tmp_path: Path)
     path = tmp_path / "own.toml"
     make(path)  # type: ignore[operator]
     with pytest.raises(SettingsError) as caught:
-        table_of(settings_in(tmp_path, cause_table=path))
+        table_of(settings_in(tmp_path, CAUSE_TABLE=str(path)))
     assert str(caught.value).startswith(f"CAUSE_TABLE={path}") and says_ in str(caught.value)

@@ -180,7 +180,7 @@ def test_killed_rank_is_replaced_unseen_by_torchrun_and_its_own_status_is_torchr
 def test_rank_that_is_killed_again_and_again_dies_of_the_same_signal(
     tmp_path: Path, rank: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    keeper = rank(COUNTS + "kill -ABRT $$", RECOVER_ATTEMPTS="1")
+    keeper = rank(COUNTS + "kill -ABRT $$", RECOVER_STRATEGY="process:1")
     said, _ = keeper.communicate(timeout=60)
     assert (keeper.returncode, starts(tmp_path)) == (-signal.SIGABRT, 2), said
 

@@ -17,7 +17,7 @@ from tests.system.processes import Starter
 
 SAMPLES_PROBE = Path(__file__).with_name("samples_probe.py")
 
-_BEGINS = re.compile(r"generation (\d+): rank \d+ of (\d+) (begins at|goes on from) step (\d+)")
+_BEGINS = re.compile(r"generation (\d+): rank \d+ of (\d+) (begins at|continues from) step (\d+)")
 _TOOK = re.compile(r"epoch (\d+) step (\d+) of (\d+) lr (\S+) samples (\S+)")
 _FINAL = re.compile(r"final step=(\d+) .*?sha256=([0-9a-f]{64})")
 

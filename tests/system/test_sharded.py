@@ -57,7 +57,7 @@ def test_a_killed_process_costs_at_most_one_step_if_every_commit_is_copied(
     job = new_job(*trained, *kills, "--marks", str(tmp_path), script=SCRIPT, workers=WORKERS, settings=every)
     replace(*(int(kill[0]) for kill in COPIED))(job)
     assert job.wait_finished() == expected
-    begun = job.matches(0, r"generation (\d+): rank 0 of 3 goes on from step (\d+)")
+    begun = job.matches(0, r"generation (\d+): rank 0 of 3 continues from step (\d+)")
     assert [int(one[2]) for one in begun[:4]] == [3, 6, 9, 12], job.tails()
     assert int(begun[4][2]) in (15, 16)  # whether the others had committed step 16 varies
     assert job.matches("scheduler", "in the memory of ranks 0 and 2, in the shared-memory copy of rank 1$")

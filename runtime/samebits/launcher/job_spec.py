@@ -221,7 +221,7 @@ def keep_address(recovery_path: Path, environment: Mapping[str, str]) -> None:
 
 def _kept_address(recovery_path: Path) -> dict[str, str]:
     """Return what :func:`keep_address` has kept there; empty if there is nothing, or it is no such file."""
-    data = private.read(recovery_path / ADDRESS_FILE, _MAX_FILE_BYTES)
+    data = private.read(recovery_path / ADDRESS_FILE, _MAX_FILE_BYTES) if recovery_path.is_dir() else None
     try:
         content = {} if data is None else _recoded(strict_json.loads(data), _decoded)
         return {name: str(content[name]) for name in (*_ADDRESS, "PLAIN") if name in content}

@@ -262,6 +262,7 @@ class LastCommit:
         """
         if not self._is_stepping and self.point is not None:
             self.require_unchanged_since_commit()
+            self._after.stop()
         self._is_stepping = self.is_in_step = True
 
     def require_unchanged_since_commit(self, *, at_end: bool = False) -> None:
@@ -498,10 +499,19 @@ class _AfterCommit:
 
     def begin(self) -> None:
         """The state as it stands is a commit."""
+        self.stop()
+        self._digest = self._change = None
+        self._assigned.clear()
+
+    def stop(self) -> None:
+        """Judge no further change: a step begins.
+
+        If it begins in the turn of the commit, the loop commits at its start, as Horovod's example does. A recovery
+        then repeats the whole turn.
+        """
         if self._followed is not None:
             self._followed.stop()
-        self._followed = self._digest = self._change = self._present = None
-        self._assigned.clear()
+        self._followed = self._present = None
 
     def follow(self, frame: FrameType) -> None:
         """``commit()`` is about to return to this frame."""
