@@ -232,12 +232,18 @@ class Hang(NamedTuple):
     policy: str
     step_timeout_s: float | None
 
+    def __str__(self) -> str:
+        return self.policy if self.step_timeout_s is None else f"{self.policy}:{self.step_timeout_s}"
+
 
 class Straggler(NamedTuple):
     """STRAGGLER: what follows for a slow worker, and the multiple of the median that counts as slow."""
 
     policy: str
     factor: float
+
+    def __str__(self) -> str:
+        return f"{self.policy}:{self.factor}"
 
 
 class Consistency(NamedTuple):
@@ -246,6 +252,9 @@ class Consistency(NamedTuple):
     trust: str
     every: int | str
 
+    def __str__(self) -> str:
+        return f"{self.trust}:{self.every}"
+
 
 class Grace(NamedTuple):
     """GRACE: the seconds to wait for a first generation, for a lost worker and for a closed connection."""
@@ -253,6 +262,9 @@ class Grace(NamedTuple):
     start_s: float
     shrink_s: float
     reconnect_s: float
+
+    def __str__(self) -> str:
+        return f"start={self.start_s},shrink={self.shrink_s},reconnect={self.reconnect_s}"
 
 
 def _parse_grace(text: str) -> Grace:
@@ -275,12 +287,18 @@ class RecoverStrategy(NamedTuple):
 
     attempts: Mapping[str, int | None]
 
+    def __str__(self) -> str:
+        return ",".join(word if most is None else f"{word}:{most}" for word, most in self.attempts.items())
+
 
 class Dashboard(NamedTuple):
     """DASHBOARD: the port of the page beside the job, if any, and whether the page can act."""
 
     port: int | None
     has_actions: bool
+
+    def __str__(self) -> str:
+        return ",".join([*([] if self.port is None else [str(self.port)]), *(["actions"] if self.has_actions else [])])
 
 
 def _parse_dashboard(text: str) -> Dashboard:

@@ -144,7 +144,7 @@ def test_other_messages_are_bounded_too() -> None:
     assert objection(heartbeat("\n")) is not None
     assert objection(StopJob("Ctrl-C")) is None
     assert objection(StopJob("\x1b[31m")) is not None
-    assert objection(StopJob("x" * 201)) is not None
+    assert objection(StopJob("x" * 601)) is not None
     assert objection(StatusQuery(follow=True)) is None
 
 

@@ -204,7 +204,7 @@ def test_values_of_an_earlier_step_are_not_shown_for_the_last(tmp_path: Path) ->
     assert "loss 0.25" in shown(one, view(step=98), 0.0)[0]
     assert "loss" not in shown(one, over, 10.0)[0]
     write_report(tmp_path, "0", ProgressReport(100, 100, {"loss": 0.125}))
-    assert "loss 0.125" in shown(one, replace(over, alive=2), 20.0)[0]
+    assert "loss 0.125" in shown(one, changed(over, alive=2), 20.0)[0]
 
 
 def test_no_pace_is_shown_while_no_step_comes() -> None:

@@ -174,6 +174,6 @@ def test_last_meaningful_line(tmp_path: Path) -> None:
     log.write_text("x" * 100_000 + "\nValueError: no number\n\n  \n")
     assert last_line(log) == "ValueError: no number"
     log.write_bytes(b"\xff\xfe broken" + b"y" * 1000)
-    assert len(last_line(log)) == 300 and last_line(log).endswith("…")
+    assert len(last_line(log)) == 300 and "…" in last_line(log)
     log.write_text(f"samebits: {'z' * 1000}. Fix: do this\n")
     assert last_line(log) == f"{'z' * 1000}. Fix: do this"

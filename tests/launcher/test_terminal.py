@@ -95,7 +95,7 @@ def test_ctrl_c_asks_d_leaves_the_job_running_and_a_second_one_ends_it(job: Shel
     at = terminal.wait_for("Ctrl-C again within 3 s ends the job", at)
     terminal.types("d")
     assert terminal.end() == 0, terminal.text
-    assert "the job goes on without this command" in terminal.text
+    assert "the job continues without this command" in terminal.text
     assert all(len(line) < 80 for line in terminal.lines() if "samebits:" not in line)
     assert job.wait_training().alive == 3
 

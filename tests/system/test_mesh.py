@@ -122,15 +122,15 @@ def test_tensor_parallel_replicas_redo_no_step(new_job: Callable[..., Job], tmp_
     assert not goes_back(job), job.tails()
 
 
-def test_fsdp2_and_tensor_parallel_in_bf16_return_to_the_last_point(
+def test_fsdp2_and_tensor_parallel_in_bf16_return_to_copied_commits(
     new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
     mesh = ("--dp-shard", "2", "--tp", "2", "--mixed-precision-param", "bfloat16")
     expected = undisturbed(new_job, mesh)
-    kills = ("3:backward:2", "1:committed:6", "2:committed:6")  # the first returns to weights that were never saved
+    kills = ("3:backward:2", "1:committed:6", "2:committed:6")
     job = killed(new_job, mesh, kills, tmp_path / "marks")
     assert job.wait_finished() == expected
-    assert {(int(found[1]), int(found[2])) for found in goes_back(job)} == {(1, 0), (6, 4)}
+    assert not goes_back(job), job.tails()
 
 
 @pytest.mark.thorough

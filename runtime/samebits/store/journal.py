@@ -162,7 +162,7 @@ class Journal:
         durable.make_directory(directory)
         log, counting = None, None
         if claim is not None and claim.quorum is not None:
-            log, counting = QuorumLog.open(claim.quorum, _quorum_name(directory))
+            log, counting = QuorumLog.load(claim.quorum, _quorum_name(directory))
         path = directory / JOURNAL_FILE
         remove_leftovers(directory)
         data, torn_tail = _read_file(path), None

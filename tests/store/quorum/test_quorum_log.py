@@ -37,7 +37,7 @@ def claim_of(place: EtcdPlace, floor: int = 0) -> QuorumClaim:
 
 
 def opened(place: EtcdPlace) -> tuple[QuorumLog, list[bytes] | None]:
-    return QuorumLog.open(claim_of(place), "journal")
+    return QuorumLog.load(claim_of(place), "journal")
 
 
 def stored(place: EtcdPlace) -> list[bytes] | None:

@@ -62,7 +62,7 @@ def test_journal_and_its_copy_keep_every_record_while_leaders_die_and_stop(
 
 
 def test_append_waits_for_a_lost_majority_and_is_written_once(cluster: EtcdCluster) -> None:
-    log, _ = QuorumLog.open(QuorumClaim.take(EtcdGateway(cluster.place(), EtcdAccess()), b"a scheduler"), "journal")
+    log, _ = QuorumLog.load(QuorumClaim.take(EtcdGateway(cluster.place(), EtcdAccess()), b"a scheduler"), "journal")
     log.append([b"before"])
     for member in (0, 1):
         cluster.signal(member, signal.SIGKILL)
@@ -80,7 +80,7 @@ def test_append_waits_for_a_lost_majority_and_is_written_once(cluster: EtcdClust
 def test_full_database_refuses_in_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     with cluster_in(tmp_path / "etcd", "--quota-backend-bytes", str(1 << 20), members=1) as cluster:
         gateway = EtcdGateway(cluster.place(), EtcdAccess())
-        log, _ = QuorumLog.open(QuorumClaim.take(gateway, b"a scheduler"), "journal")
+        log, _ = QuorumLog.load(QuorumClaim.take(gateway, b"a scheduler"), "journal")
         confirmed: list[bytes] = []
         with pytest.raises(StoreError, match=r"the etcd's database is full .*; nothing was written\. Fix: make room"):
             for number in range(100):

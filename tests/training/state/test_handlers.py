@@ -453,9 +453,9 @@ def test_temporary_difference_in_rates_is_distinguished_afterwards() -> None:
         net, optimizer, state = thawing()
         Commits(state)
         for step in range(3):
-            step_and_commit(net, optimizer, state)
-            if step + 1 == change_at:
+            if step == change_at:
                 optimizer.param_groups[0]["lr"] = 0.01
+            step_and_commit(net, optimizer, state)
         parts.append({part.name: part.value for part in parts_of(state.compared())})
     assert [one["lr of group 0 of optimizer"] for one in parts] == ["0.01 since step 2", "0.01 since step 3"]
 

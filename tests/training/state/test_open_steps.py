@@ -111,6 +111,8 @@ def test_uncleared_gradients_of_the_committed_step_wait_for_nothing() -> None:
 def test_new_gradient_is_never_taken_for_the_old_one() -> None:
     """A freed gradient's memory, and so its identity, is soon reused."""
     state = small_state()
+    assert state.model is not None
+    state.model.eval()  # a pass after the commit must change no buffer
     session = Commits(state)
     for number in range(50):
         train_one_step(state, number)

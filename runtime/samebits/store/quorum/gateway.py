@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
-import json
 import socket
 import ssl
 import time
@@ -211,7 +210,7 @@ class EtcdGateway:
         connection = self._connect()
         request = {"create_request": {"key": _coded(key)}}
         try:
-            connection.request("POST", "/v3/watch", json.dumps(request), self._headers())
+            connection.request("POST", "/v3/watch", msgspec.json.encode(request), self._headers())
             connection.getresponse()
         except (OSError, http.client.HTTPException):
             yield None
@@ -255,7 +254,7 @@ class EtcdGateway:
         try:
             if self._connection is None:
                 self._connection = self._connect()
-            self._connection.request("POST", f"/v3/{path}", json.dumps(request), self._headers())
+            self._connection.request("POST", f"/v3/{path}", msgspec.json.encode(request), self._headers())
             answer = self._connection.getresponse()
             data = answer.read(_MOST_ANSWER_BYTES + 1)
         except ssl.SSLCertVerificationError as error:

@@ -153,7 +153,7 @@ class QuorumLog:
         self._broken: str | None = None
 
     @classmethod
-    def open(cls, claim: QuorumClaim, name: str) -> tuple[QuorumLog, list[bytes] | None]:
+    def load(cls, claim: QuorumClaim, name: str) -> tuple[QuorumLog, list[bytes] | None]:
         """Open the journal, or create an empty one; return it and its payloads in order, None if it was created.
 
         An append that was cut off between its chunks was never sent; it is removed.
