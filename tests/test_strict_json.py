@@ -167,6 +167,7 @@ PLAIN_JSON = {
     "strict_json.py": "the helper",
     "store/checkpoint/point_format.py": "its numbers are compared with the file's size and meet no float",
     "commands/drill/inside.py": "copied into a drill's processes; has the standard library alone",
+    "store/quorum/gateway.py": "typed structs of bytes and integers, of bounded size",
 }
 
 
