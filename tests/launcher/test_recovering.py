@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from samebits import config
 from samebits.account.job_view import JOURNAL, JobView, Presence, WorkerView
 from samebits.core.ends import EndKind
+from samebits.core.point import Point
 from samebits.errors import JobFailedError
-from samebits.launcher.recovering import Recovery, Remains, plan_recovery
+from samebits.launcher.recovering import Recovery, Remains, plan_recovery, verified_candidate
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.views import HOST, interruption, process, view, worker
+from tests.store.points import change_byte, save
 
 ALIVE, LOST, LEFT = Presence.ALIVE, Presence.LOST, Presence.LEFT
 SCHEDULER_PID = 99
@@ -237,3 +241,20 @@ def test_repeated_failure_is_reported_before_the_third_attempt() -> None:
     assert "failed twice" not in causes(first, again.replace("ValueError", "KeyError"))
     assert "failed twice" not in causes(first, again, step=8)
     assert "failed twice" not in causes("stopped by Ctrl-C", "stopped by Ctrl-C", kind=EndKind.STOPPED)
+
+
+def test_newest_point_whose_every_byte_is_right_is_taken_from_one_folder(tmp_path: Path) -> None:
+    """A rank's equal point in another folder is of no use: the ranks load from one."""
+    settings, _ = config.read({"CHECKPOINT_PATH": str(tmp_path)}, role_required=False)
+    said: list[object] = []
+    assert verified_candidate(settings, said.append) is None
+    for folder, steps in ((tmp_path, (10, 20)), (tmp_path / "ckpt", (20, 30))):
+        for step in steps:
+            for rank in range(4):
+                point = save(folder, step, rank=rank)
+    change_byte(point.path / "data.safetensors", -5)
+
+    found = verified_candidate(settings, said.append)
+    assert found is not None and (found.point, found.world_size) == (Point(20, 1), 4)
+    assert [entry.path.parent for entry in found.entries] == [tmp_path / str(rank) for rank in range(4)]
+    assert len(said) == 1 and str(point.path) in str(said[0])

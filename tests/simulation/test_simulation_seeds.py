@@ -10,8 +10,13 @@ import os
 
 import pytest
 
+from samebits.core.lines import replaces
+from samebits.core.records import SeatGranted
+from samebits.core.scheduler import Event
 from tests.simulation.mix import LATER_EVERY_S, USUALLY_EVERY_S
+from tests.simulation.mutants.of_points import SHARDED
 from tests.simulation.runs import first_seed_of_today, run_seeds
+from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "20000"))
 EVERY_RUN = 2_000
@@ -62,3 +67,20 @@ def test_every_fault_occurs() -> None:
     assert tally.terms > 450
     for kind in (*USUALLY_EVERY_S, *LATER_EVERY_S, *HAPPENINGS):
         assert tally.faults[kind] >= 2, (kind, dict(tally.faults))
+
+
+def test_replacement_after_training_has_no_cool_down() -> None:
+    """Rule 1b: it runs the rest of the lost rank's script, so it is seated at once in its own line's slot."""
+    world = World(16, changes=SHARDED)
+    seated: list[SeatGranted] = []
+
+    def watch(_: Event | None, record: SeatGranted) -> None:
+        witness = world.witness
+        lost = [old for old in witness.retired if old.slot == record.slot and replaces(record.node, old.node)]
+        if any(world.host.clock - old.quiet_since < world.policy.cool_down_s for old in lost):
+            assert witness.disk.final is not None
+            seated.append(record)
+
+    world.when_recorded[SeatGranted].append(watch)
+    world.run()
+    assert [record.node for record in seated] == ["2.1", "2.2"]

@@ -113,7 +113,7 @@ def killed(new_job: Callable[..., Job], mesh: tuple[str, ...], kills: tuple[str,
     return job
 
 
-@pytest.mark.thorough  # as above: once in three runs on a busy machine, a survivor has ended itself
+@pytest.mark.thorough  # replicas redo no step, as in the first test of this file
 def test_tensor_parallel_replicas_redo_no_step(new_job: Callable[..., Job], tmp_path: Path) -> None:
     mesh = ("--dp-replicate", "2", "--tp", "2")
     expected = undisturbed(new_job, mesh)

@@ -1,13 +1,16 @@
 """S3: no process is seated before the cool-down is over, and a refusal gives the exact time and lengthens no wait.
 
-Replacements have no cool-down, but only a process that was started as one counts as one.
+A replacement has no cool-down (rule 1b): during training it is admitted as a spare and given the lost slot, and after
+training it is seated in the lost slot of its own line. Only a session that proves its launcher counts as one.
 """
 
 from __future__ import annotations
 
-from samebits.core.messages import Refusal, Refused
+from samebits.core.lines import replaces
+from samebits.core.membership.replacements import proof_of
+from samebits.core.messages import Refusal, Refused, Register
 from samebits.core.records import SeatGranted, SpareAdmitted
-from samebits.core.scheduler import Event
+from samebits.core.scheduler import Event, Received
 from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.witness import Holder
 
@@ -32,8 +35,18 @@ class CoolDown(Checker):
         before = [old for old, granted in witness.granted if granted is record and old is not None]
         before += [old for old in witness.retired if isinstance(record, SeatGranted) and old.slot == record.slot]
         for old in before:
-            if old.session or not witness.is_late(event, record):  # otherwise it is the one that the seat was kept for
+            if not old.session and witness.is_late(event, record):
+                continue  # the seat was kept for this process
+            if not (replaces(record.node, old.node) and not old.is_held and self._is_proven(event, record)):
                 self._must_be_free(old, record)
+
+    def _is_proven(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> bool:
+        """Return whether the session showed its launcher's proof for this job."""
+        said = event.message if isinstance(event, Received) else None
+        if not isinstance(said, Register) or said.session != record.session:
+            return False
+        token = self.world.policy.token
+        return bool(token) and said.proof == proof_of(token, self.world.witness.job, record.node, record.session)
 
     def _must_be_free(self, old: Holder, record: SeatGranted | SpareAdmitted) -> None:
         quiet_s = self.world.host.clock - old.quiet_since

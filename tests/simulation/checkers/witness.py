@@ -61,6 +61,11 @@ class Holder:
     lost_at: float = 0.0  # when it was decided
 
     @property
+    def is_held(self) -> bool:
+        """Return whether it is neither lost nor has left."""
+        return not (self.is_lost or self.has_left)
+
+    @property
     def is_retired(self) -> bool:
         """Return whether it was durably replaced."""
         return self.slot is None and not self.is_spare
