@@ -217,6 +217,8 @@ def hang() -> State:
             "#i-next": ["twice the step timeout.*Nothing on this machine"],
             "#i-until": ["process ended in (30|29|2[0-9]) s"],
             "#i-command": ["samebits stack 1"],
+            "#stand": ["^no progress · Step 400/1000$"],
+            "#speed": ["^–$"],
         },
         settings={"HANG": "end:60"},
     )

@@ -266,7 +266,7 @@ class Watch:
     def _progress(self, now: float, job: dict[str, Any] | None) -> dict[str, Any]:
         """Return what the header shows beside the phase."""
         report = self._report
-        trains = job is not None and job["phase"] == "training"
+        trains = job is not None and job["phase"] == "training" and not job["stands_still"]
         pace = self._steps_per_s(now) if trains else None
         total = report.total_steps if report is not None else None
         left = total - job["step"] if job is not None and total else None
@@ -386,6 +386,7 @@ def _job(view: JobView | None) -> dict[str, Any] | None:
         "ended": None
         if view.ended is None
         else {"kind": view.ended.kind.label, "cause": without_remedy(view.ended.cause)},
+        "stands_still": bool(view.standstill),
         "first_cause": without_remedy(view.first_cause),
         "restore_step": view.restore_step,
     }

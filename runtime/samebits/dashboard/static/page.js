@@ -48,7 +48,7 @@
     const link = embedded || (alive && !state.linked && (!job || job.finished || job.ended)) ? "over" : !alive ? "gone" : state.linked ? "linked" : "away";
     put("link", word(link)); $("link").className = `pill ${link === "linked" ? "good" : link === "over" ? "" : "bad"}`;
     put("name", job ? `${job.name || ""} ${job.id.slice(0, 8)}` : "");
-    const inc = state.incident, phase = !job ? "" : inc?.kind === "stopped" ? (byYou(inc) ? of("ph", "stopped") : of("k", "stopped")) : inc?.kind === "failed" && !isCut(inc) ? of("ph", "failed") : phaseOf(job.phase);
+    const inc = state.incident, phase = !job ? "" : inc?.kind === "stopped" ? (byYou(inc) ? of("ph", "stopped") : of("k", "stopped")) : inc?.kind === "failed" && !isCut(inc) ? of("ph", "failed") : inc?.kind === "hang" ? of("ph", "hang") : phaseOf(job.phase);
     document.title = job ? `${inc && TONES[inc.kind] === "bad" ? "✕ " : ""}${phase}${job.step ? ` · ${job.step}` : ""} · SameBits` : "SameBits";
     const rates = speeds(), pace = job && !over && job.phase === "training" && state.linked ? state.progress.steps_per_s : null, total = state.progress.total_steps;
     if (job) {
@@ -222,12 +222,13 @@
     let newer = null, line = null, count = 1;
     for (let at = events.length - 1; at >= 0 && found.length < SHOWN_EVENTS; at--) {
       const event = events[at];
-      if (event.kind === "step" || event.kind === "carried" || (!kind && event.kind === "committed") || (kind && kind !== "*" && event.kind !== kind)) continue;
-      if (sought && !`${event.kind} ${textOf(event)}`.toLowerCase().includes(sought)) continue;
-      const text = textOf(event), lost = events[at - 1];
-      if (!kind && event.kind === "round" && lost?.kind === "lost" && lost.text && event.text?.includes(lost.text)) continue; // repeats the loss before it
-      if (newer && newer.kind === event.kind && textOf(newer) === text && text) { line.lastChild.textContent = `${text} ${word("times")}${++count}`; continue; }
-      newer = event; count = 1;
+      if (event.kind === "step" || event.kind === "carried" || (!kind && event.kind === "committed")) continue;
+      const text = textOf(event), before = events[at - 1], repeats = newer && newer.kind === event.kind && textOf(newer) === text && text;
+      newer = event;
+      if ((kind && kind !== "*" && event.kind !== kind) || (sought && !`${event.kind} ${text}`.toLowerCase().includes(sought))) continue;
+      if (!kind && event.kind === "round" && before?.kind === "lost" && before.text && event.text?.includes(before.text)) continue; // repeats the loss before it
+      if (repeats) { line.lastChild.textContent = `${text} ${word("times")}${++count}`; continue; }
+      count = 1;
       const severity = severityOf(event);
       line = make("li", `${event.kind} ${severity}`);
       line.append(make("time", "", stamp(event.at)), make("span", "what", `${MARKS[severity]} ${of("k", isStop(event) ? "stopped" : event.kind)}`), make("span", "at", event.step ? `${word("step")} ${event.step}` : ""), make("span", "text", text));
