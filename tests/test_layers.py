@@ -91,7 +91,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # Shows a job and decides nothing about it.
     "dashboard": (
         "service.status",
-        *("account", "commands", "config", "dashboard", "launcher", "net", "option_types", "store"),
+        *("account", "commands", "config", "dashboard", "launcher", "net", "option_types", "spelling", "store"),
     ),
     # Names that other frameworks' users look for, each over an existing part.
     "compat": (

@@ -71,12 +71,19 @@ def make_folder(tmp_path: Path) -> Callable[..., Settings]:
     """Return a factory that fills a folder and returns its settings."""
 
     def make(
-        workers: int = 2, *, port: int = 1, first: str = "0", name: str = "train.py", host: str = "host-a"
+        workers: int = 2,
+        *,
+        port: int = 1,
+        first: str = "0",
+        name: str = "train.py",
+        host: str = "host-a",
+        process: Process | None = None,
+        **more: str,
     ) -> Settings:
         recovery, logs = tmp_path / "recovery", tmp_path / "device"
         for folder in (recovery, logs):
             folder.mkdir(mode=0o700, exist_ok=True)
-        process = Process(f"{host}#1", 4000, 1, "cpu")
+        process = process or Process(f"{host}#1", 4000, 1, "cpu")
         nodes = [first, *map(str, range(1, workers))]
         seats = [SeatGranted(node, slot, 1, f"s{slot}", process) for slot, node in enumerate(nodes)]
         members = tuple((node, 1) for node in nodes)
@@ -101,6 +108,7 @@ def make_folder(tmp_path: Path) -> Callable[..., Settings]:
             "RECOVERY_PATH": str(recovery),
             "LOG_DIR": str(logs),
             "SCHED_PORT": str(port),
+            **more,
         }
         settings, _ = config.read(environ, role_required=False)
         return replace(settings)

@@ -31,7 +31,7 @@ pytestmark = [
 
 def lines_of(page: str) -> list[str]:
     """Return the commands of the block that starts the page."""
-    (block,) = [one for one in re.findall(r"```\n(.*?)```", page, re.DOTALL) if PAGE in one]
+    (block,) = [one for one in re.findall(r"^```\w*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE) if PAGE in one]
     return [line.partition("  #")[0].strip() for line in block.splitlines()]
 
 

@@ -8,6 +8,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,14 +25,20 @@ from samebits.account.goodput import Bucket
 from samebits.account.job_view import JobView
 from samebits.account.recoveries import Recovery
 from samebits.config import Settings
-from samebits.dashboard import command, server
+from samebits.core.messages import Process
+from samebits.dashboard import command, server, watching
 from samebits.dashboard.guard import Guard
+from samebits.dashboard.incident import without_remedy
+from samebits.dashboard.metrics import exposition
 from samebits.dashboard.report import gathered, html_of_folder
 from samebits.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
 from samebits.dashboard.watching import LOG_BYTES, Watch
-from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
+from samebits.launcher.scheduler_link import Linked, SchedulerLink, Told, Unlinked
 from samebits.printable import printable
-from tests.dashboard.conftest import told
+from samebits.store.process_identity import ProcessIdentity, host_id
+from samebits.store.progress_report import ProgressReport, report_file, write_report
+from tests.dashboard.conftest import BEGAN, told
+from tests.launcher.views import view
 
 HOST = "http://127.0.0.1:8265"
 WAIT_S = 60
@@ -56,8 +64,61 @@ def test_first_data_of_a_page(client: TestClient) -> None:
     assert (state["recovery_count"], state["losses"], state["committed_step"]) == (2, 2, 2000)
     assert state["recoveries"][0]["phases_ms"] == {"decide": 1, "wait_for_seats": 1, "meet": 18, "restore": 30}
     assert sum(state["buckets_s"].values()) == pytest.approx(state["wall_s"], abs=1e-5)
-    assert all_of_it["losses"][0] == [20, 0.1]
+    assert all_of_it["losses"] == [], "a line of a log is no report of this job"
     assert len(all_of_it["events"]) == 7 + 29 + 12
+
+
+def test_loss_comes_from_this_jobs_reports_only(settings: Settings) -> None:
+    watch = Watch(settings, None)
+    write_report(settings.log_dir, "0", ProgressReport(20, 100, {"loss": 0.5}))
+    os.utime(report_file(settings.log_dir, "0"), (BEGAN - 1, BEGAN - 1))
+    watch.look()
+    assert watch.losses() == [], "the report is an earlier job's"
+    for step, loss in ((21, 0.4), (22, 0.3), (21, 0.2)):
+        write_report(settings.log_dir, "0", ProgressReport(step, 100, {"loss": loss}))
+        watch.look()
+    assert watch.losses() == [(21, 0.2)], "step 22 was rolled back"
+    assert watch.state()["progress"]["values"] == {"loss": "0.2"}
+
+
+def test_health_warnings_are_in_the_metrics(settings: Settings) -> None:
+    ill = "host here: the disk of /logs has 3 MiB left for logs (limit 64 MiB, HEALTH=logs)"
+    watch = Watch(settings, Gives(view(job="job-1", ailments=(ill,))))
+    watch.look()
+    families = {one.name: one for one in text_string_to_metric_families(exposition(watch.state()))}
+    (sample,) = families["samebits_host_ailments"].samples
+    assert (sample.labels, sample.value) == ({"host": "here"}, 1)
+
+
+def test_dead_process_is_noticed_while_no_scheduler_answers(
+    make_folder: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "JOURNAL_S", 0.0)
+    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        own = ProcessIdentity.of_child(child.pid)
+        settings = make_folder(2, process=Process(host_id(), own.pid, own.started_at, "cpu"))
+        watch = Watch(settings, Gives(Linked(), Unlinked()))
+        watch.look()
+        assert watch.state()["incident"]["kind"] == "no_scheduler"
+    finally:
+        child.kill()
+        child.wait()
+    watch.look()
+    assert watch.state()["incident"]["kind"] == "all_gone"
+
+
+@pytest.mark.parametrize(
+    ("cause", "shown"),
+    [
+        ("killed (node; a new process takes its place)", "killed (node)"),
+        ("a (x) (node; shrink (in GRACE)); 2 (disk; y) (data; the others wait)", "a (x) (node); 2 (disk; y) (data)"),
+        ("oom (software; trying again cannot help: the job ends)", None),
+        ("cut (node; a new", None),
+    ],
+)
+def test_cause_promises_nothing(cause: str, shown: str | None) -> None:
+    assert without_remedy(cause) == (cause if shown is None else shown)
 
 
 def test_every_file_is_served_with_a_policy_and_references_nothing_external(client: TestClient) -> None:
@@ -157,6 +218,17 @@ def test_page_that_can_no_longer_read_ends_instead_of_showing_old_data(
         monkeypatch.setattr(pages.watch, "_take_news", lambda: 1 // 0)
         assert left.wait(WAIT_S)
     assert "ZeroDivisionError" in (said := capsys.readouterr().err) and "Fix: " in said
+
+
+class Gives(SchedulerLink):
+    """A link that gives these news, once."""
+
+    def __init__(self, *news: Told) -> None:
+        self._told = list(news)
+
+    def take(self) -> list[Told]:
+        told, self._told = self._told, []
+        return told
 
 
 class Rung(SchedulerLink):

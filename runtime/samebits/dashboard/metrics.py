@@ -46,6 +46,10 @@ def _lines(state: Mapping[str, Any]) -> Iterable[str]:
     if last is not None:
         seconds = [({"phase": phase}, ms / 1000) for phase, ms in last["phases_ms"].items()]
         yield from _metric("samebits_last_recovery_seconds", "gauge", "The last recovery, by phase.", seconds)
+    hosts = sorted({rank["host"] for rank in state["ranks"]})
+    ill = [({"host": host}, sum(one.startswith(f"host {host}: ") for one in state["ailments"])) for host in hosts]
+    text = "Health warnings of the host and its devices."
+    yield from _metric("samebits_host_ailments", "gauge", text, ill if state["linked"] else [])
     ranks = [
         ({"node": rank["node"], "slot": str(rank["slot"])}, rank) for rank in state["ranks"] if rank["role"] == "worker"
     ]

@@ -17,7 +17,7 @@ from typing import Any
 from samebits import strict_json
 from samebits.account.history import account, required_events
 from samebits.config import Settings, fixed_settings
-from samebits.dashboard.watching import Watch
+from samebits.dashboard.watching import Watch, shown_events
 from samebits.errors import StoreError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import process_names, replaced_names
@@ -66,7 +66,7 @@ def gathered(settings: Settings) -> dict[str, Any]:
     return {
         "state": watch.state(),
         "account": account(list(watch.events)),
-        "events": [event.plain() for event in watch.events],
+        "events": shown_events(watch.events),
         "steps": watch.steps(),
         "losses": watch.losses(),
         "logs": {name: (watch.log_end(name) or "")[-LOG_CHARACTERS:] for name in names},

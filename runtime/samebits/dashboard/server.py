@@ -21,12 +21,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from samebits import strict_json
-from samebits.account.events import Event
 from samebits.dashboard.actions import Actions
 from samebits.dashboard.connections import TRUST
 from samebits.dashboard.guard import ACTION, HEADERS, Guard, cookie_of, uid_of
 from samebits.dashboard.metrics import exposition
-from samebits.dashboard.watching import Watch
+from samebits.dashboard.watching import Watch, shown_events
 
 LOOK_S = 0.25  # how often files are polled while the scheduler sends nothing
 REST_S = 0.05  # between two looks, however much it sends
@@ -69,7 +68,7 @@ class Pages:
             if changed.is_anew:
                 self._tell("anew", [])
             if changed.events and self._queues:
-                self._tell("events", [event.plain() for event in changed.events])
+                self._tell("events", shown_events(changed.events))
             if self._queues and (changed.is_told or now - told_at >= STATE_S):
                 told_at = now
                 self._tell("state", await asyncio.to_thread(self.state))
@@ -104,10 +103,9 @@ class Pages:
     def everything(self) -> dict[str, Any]:
         """Return what a page needs when it opens."""
         watch = self._watch
-        events: list[Event] = list(watch.events)
         return {
             "state": self.state(),
-            "events": [event.plain() for event in events],
+            "events": shown_events(list(watch.events)),
             "steps": watch.steps(),
             "losses": watch.losses(),
         }

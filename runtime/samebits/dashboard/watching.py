@@ -1,4 +1,4 @@
-"""Collect what the page shows: the scheduler's pushes, the events on disk, the ends of the logs.
+"""Collect what the page shows: the scheduler's pushes, the events on disk, rank 0's reports, the ends of the logs.
 
 ``look`` takes in what is new, and ``state`` returns the result as plain values. The events record what happened; the
 pushes describe the present. So a page that opens after the job's end works in the same way and only lacks the pushes.
@@ -6,10 +6,11 @@ pushes describe the present. So a page that opens after the job's end works in t
 
 from __future__ import annotations
 
+import math
 import os
-import re
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,28 @@ from samebits.account.goodput import Bucket, Goodput
 from samebits.account.job_view import JobView, WorkerView
 from samebits.account.recoveries import Recoveries
 from samebits.config import Settings
+from samebits.dashboard.incident import Incident, Scene, incident_of, still_since, without_remedy
 from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import SCHEDULER, name_of, replaced_names
+from samebits.launcher.progress import shown_value
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
+from samebits.launcher.supervising import supervisor_of
 from samebits.service.status import seen_view
 from samebits.store import event_log
 from samebits.store.event_log import Tail
+from samebits.store.process_identity import host_id
+from samebits.store.progress_report import ProgressReport, read_report, report_file
 
 MOST_EVENTS = 5000
 NAMES_S, NAMES_SOON_S = 2.0, 0.2
 """How often a large job's scheduler is asked for all workers' states; sooner after a worker was lost or joined."""
 MOST_POINTS = 1500  # per line of a plot
 LOG_BYTES = 64 << 10
-MOST_LOGS = 64  # read for the loss
-_LOSS_BYTES = 1 << 20
-_LINE_BYTES = 200
-_LOSS = re.compile(
-    rb"\bstep\b\W*(\d{1,15})\W+loss\b(?:\s+is\b)?[\s:=]*([-+]?(?:\d[\d.]{0,30}(?:[eE][-+]?\d{1,3})?|nan|inf))"
-)
+PACE_S = 120.0  # the speed is that of the last two minutes
+STEPPED = frozenset({Kind.STEP, Kind.ROUND, Kind.TRAINING, Kind.TRAINED, Kind.INTERRUPTED})
+AWAY_AFTER_S = 3.0  # how long this server tries to reach a scheduler before it reports that none answers
+JOURNAL_S = 1.0  # how often processes are looked at while no scheduler answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +67,22 @@ class Watch:
         self._tail = Tail(settings.recovery_path)
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._goodput, self._recoveries = Goodput(), Recoveries()
-        self._steps: list[tuple[float, int]] = []
+        self._steps: list[tuple[float, int | None]] = []  # None: training stopped
         self._view: JobView | None = None
         self._stored: JobView | None = None
         self._is_linked = False
         self._named_counts: tuple[object, ...] = ()  # of the view that last named all workers
         self._names_asked_at = float("-inf")
         self._asked = self._asked_bytes = 0  # of operators' requests: their number, and the size of their file
-        self._losses: dict[int, float] = {}  # by step
-        self._logs: dict[Path, int] = {}  # bytes read of each log
+        self._began_at = 0.0  # the job's first event; an older report is another job's
+        self._report: ProgressReport | None = None
+        self._report_stamp: tuple[str, int] = ("", 0)
+        self._losses: list[tuple[int, float]] = []
+        self._viewed_at = 0.0  # when the scheduler sent its last view
+        self._still_since: float | None = None
+        self._away_since: float | None = None  # a scheduler that answered is gone since then
+        self._opened_at = time.monotonic()
+        self._stored_at = float("-inf")
 
     @property
     def source(self) -> int | None:
@@ -90,10 +101,13 @@ class Watch:
         if is_anew:
             self.events.clear()
             self._goodput, self._recoveries, self._steps = Goodput(), Recoveries(), []
+            self._began_at = 0.0
         for event in events:
             self._take(event)
-        if events or self._view is None:
-            self._stored = self._read_journal()
+        now = time.monotonic()
+        if events or (not self._is_linked and now - self._stored_at >= JOURNAL_S):
+            self._stored, self._stored_at = self._read_journal(), now
+        self._read_report()
         return Changed(events, is_anew, is_told or bool(events))
 
     def _asked_since(self, known: int) -> list[Event]:
@@ -115,11 +129,16 @@ class Watch:
         for one in told:
             match one:
                 case Linked():
-                    self._is_linked = True
+                    self._is_linked, self._away_since = True, None
                 case Unlinked():
-                    self._is_linked = False
+                    self._away_since = time.time() if self._is_linked else self._away_since
+                    self._is_linked, self._stored_at = False, float("-inf")
                 case JobView():
-                    self._is_linked = True
+                    self._is_linked, self._away_since, self._viewed_at = True, None, time.time()
+                    if not one.standstill:
+                        self._still_since = None
+                    elif self._still_since is None:
+                        self._still_since = still_since(one.standstill, self._viewed_at)
                     self._take_view(one)
         return bool(told)
 
@@ -143,10 +162,45 @@ class Watch:
         self.events.append(event)
         self._goodput.add(event)
         self._recoveries.add(event)
-        if event.kind in (Kind.STEP, Kind.ROUND, Kind.TRAINING, Kind.TRAINED, Kind.INTERRUPTED):
+        self._began_at = self._began_at or event.at
+        if event.kind in STEPPED:
+            is_gentle = event.kind is Kind.ROUND and event.more.get("gently")
+            is_stop = event.kind not in (Kind.STEP, Kind.TRAINING) and not is_gentle
             self._steps.append((event.at, event.step))
-            if len(self._steps) > 2 * MOST_POINTS:
-                del self._steps[1 : -MOST_POINTS // 2 : 2]  # thin out the older half
+            if is_stop:
+                self._steps.append((event.at, None))
+        elif event.kind is Kind.SCHEDULER and self._steps:
+            self._steps.append((event.at, None))  # nothing was recorded while it was away
+        if len(self._steps) > 2 * MOST_POINTS:
+            older, newer = self._steps[: -MOST_POINTS // 2], self._steps[-MOST_POINTS // 2 :]
+            kept = [one for place, one in enumerate(older) if one[1] is None or place % 2 == 0]
+            self._steps = [*kept[-MOST_POINTS:], *newer]
+
+    def _read_report(self) -> None:
+        """Take in what rank 0 reports on this machine, unless it is an earlier job's."""
+        view = self.view
+        node = view.workers[0].node if view is not None and view.workers else ""
+        if not node or "/" in node:
+            return
+        try:
+            stamp_ns = report_file(self._settings.log_dir, node).stat().st_mtime_ns
+        except OSError:
+            return
+        if (node, stamp_ns) == self._report_stamp or stamp_ns / 1e9 < self._began_at:
+            return
+        self._report_stamp = node, stamp_ns
+        report = read_report(self._settings.log_dir, node)
+        if report is None:
+            return
+        self._report = report
+        loss = report.values.get("loss")
+        if loss is None or not math.isfinite(loss):
+            return
+        while self._losses and self._losses[-1][0] >= report.step:
+            self._losses.pop()  # steps that were rolled back
+        self._losses.append((report.step, loss))
+        if len(self._losses) > 2 * MOST_POINTS:
+            del self._losses[1 : -MOST_POINTS // 2 : 2]  # thin out the older half
 
     def _read_journal(self) -> JobView | None:
         if not self._settings.enable_recovery:
@@ -168,9 +222,68 @@ class Watch:
         """Whether a scheduler answers."""
         return self._is_linked
 
+    def incident(self, now: float) -> Incident | None:
+        """Return what a person must know first."""
+        view, reported = self.view, None
+        if self._report is not None:
+            reported = self._report.step, self._report_stamp[1] / 1e9
+        free_in_s = self._view.seat_free_in_s if self._is_linked and self._view is not None else None
+        free_at = None if free_in_s is None else self._viewed_at + free_in_s
+        return incident_of(
+            Scene(
+                view,
+                self._settings,
+                now,
+                self.events,
+                self._recoveries.rows,
+                is_away=self._is_away(),
+                away_since=self._away_since,
+                is_supervised=supervisor_of(self._settings.log_dir) is not None,
+                host=host_id(),
+                seat_free_at=free_at if free_at is not None and free_at > now else None,
+                still_since=self._still_since,
+                reported=reported,
+            )
+        )
+
+    def _is_away(self) -> bool:
+        """Return whether a scheduler should answer, and none does."""
+        if self._link is None or self._is_linked:
+            return False
+        return self._away_since is not None or time.monotonic() - self._opened_at >= AWAY_AFTER_S
+
+    def _steps_per_s(self, now: float) -> float | None:
+        """Return the speed of the last minutes of the present training; None while it is unknown."""
+        latest: list[tuple[float, int]] = []
+        for at, step in reversed(self._steps):
+            if step is None or now - at > PACE_S or (latest and step > latest[-1][1]):
+                break
+            latest.append((at, step))
+        if len(latest) < 2 or latest[0][0] - latest[-1][0] < 1.0:
+            return None
+        return (latest[0][1] - latest[-1][1]) / (latest[0][0] - latest[-1][0])
+
+    def _progress(self, now: float, job: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what the header shows beside the phase."""
+        report = self._report
+        trains = job is not None and job["phase"] == "training" and not job["stands_still"]
+        pace = self._steps_per_s(now) if trains else None
+        total = report.total_steps if report is not None else None
+        left = total - job["step"] if job is not None and total else None
+        return {
+            "total_steps": total,
+            "steps_per_s": pace,
+            "left_s": max(0, left) / pace if pace and left is not None else None,
+            "values": {} if report is None else {name: shown_value(one) for name, one in report.values.items()},
+            "reported_step": None if report is None else report.step,
+        }
+
     def state(self) -> dict[str, Any]:
         """Return everything except the events, as plain values."""
         now, view = time.time(), self.view
+        job, incident = _job(view), self.incident(now)
+        if job is not None and self._report is not None:
+            job["step"] = max(job["step"], self._report.step) if job["from_journal"] else job["step"]
         is_over = view is None or view.job_finished or view.ended is not None
         until = None if is_over else now
         buckets = self._goodput.buckets(until)
@@ -178,7 +291,12 @@ class Watch:
         return {
             "now": now,
             "linked": self._is_linked,
-            "job": _job(view),
+            "job": job,
+            "incident": None if incident is None else incident.plain(),
+            "away_known": self._away_since is not None,
+            "progress": self._progress(now, job),
+            "ailments": [] if view is None else list(view.ailments),
+            "stragglers": [] if view is None else list(view.stragglers),
             "ranks": [_rank(worker, "worker") for worker in view.workers]
             + [_rank(worker, "spare") for worker in view.spares]
             + [_rank(worker, "retired") for worker in view.retired]
@@ -191,34 +309,18 @@ class Watch:
             "committed_step": max(
                 (point for event in self.events if type(point := event.more.get("point")) is int), default=None
             ),
-            "recoveries": [row.plain() for row in self._recoveries.rows[-200:]],
+            "recoveries": [{**row.plain(), "cause": without_remedy(row.cause)} for row in self._recoveries.rows[-200:]],
             "recovery_count": len(self._recoveries.rows),
             "losses": sum(event.kind is Kind.LOST for event in self.events),
         }
 
-    def steps(self) -> list[tuple[float, int]]:
-        """Return times and the step reached at each, thinned out."""
+    def steps(self) -> list[tuple[float, int | None]]:
+        """Return times and the step reached at each, thinned out; None where training stopped."""
         return self._steps[-MOST_POINTS:]
 
     def losses(self) -> list[tuple[int, float]]:
-        """Return steps and losses from the workers' logs, thinned out; rank 0 may have been several nodes."""
-        nodes = self.view.nodes[:MOST_LOGS] if self.view is not None else ()
-        has_grown = False
-        for path in [self._settings.log_dir / f"{name_of(one.node)}.log" for one in nodes if "/" not in one.node]:
-            size = _size_of(path)
-            if size == self._logs.get(path, 0):
-                continue
-            grown = size - self._logs.get(path, 0)
-            self._logs[path], has_grown = size, True
-            data = _end_of(path, _LOSS_BYTES if grown < 0 else min(_LOSS_BYTES, grown + _LINE_BYTES))
-            for step, loss in _LOSS.findall(data):
-                if loss.count(b".") <= 1 and abs(float(loss)) < 1e30:
-                    self._losses[int(step)] = float(loss)
-        if has_grown and len(self._losses) > 2 * MOST_POINTS:
-            steps = sorted(self._losses)
-            for step in steps[1 : -MOST_POINTS // 2 : 2]:
-                del self._losses[step]
-        return sorted(self._losses.items())[-2 * MOST_POINTS :]
+        """Return steps and losses that the script has reported while this server watched."""
+        return self._losses[-MOST_POINTS:]
 
     def log_end(self, name: str) -> str | None:
         """Return the end of a process's log; None if no process of the job has that name."""
@@ -229,6 +331,17 @@ class Watch:
         if name not in names or "/" in name:
             return None
         return _end_of(settings.log_dir / f"{name}.log", LOG_BYTES).decode(errors="replace")
+
+
+def shown_events(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return events for the page, without remedies that were only expected when a cause was recorded."""
+    return [
+        {**event.plain(), "text": without_remedy(event.text)} if event.kind in _WITH_CAUSES else event.plain()
+        for event in events
+    ]
+
+
+_WITH_CAUSES = frozenset({Kind.CAUSE, Kind.INTERRUPTED, Kind.NOTE})
 
 
 def _size_of(path: Path) -> int:
@@ -270,10 +383,12 @@ def _job(view: JobView | None) -> dict[str, Any] | None:
         "spares_alive": view.spares_alive,
         "joining": view.joining,
         "finished": view.job_finished,
-        "ended": None if view.ended is None else {"kind": view.ended.kind.label, "cause": view.ended.cause},
-        "first_cause": view.first_cause,
+        "ended": None
+        if view.ended is None
+        else {"kind": view.ended.kind.label, "cause": without_remedy(view.ended.cause)},
+        "stands_still": bool(view.standstill),
+        "first_cause": without_remedy(view.first_cause),
         "restore_step": view.restore_step,
-        "seat_free_in_s": view.seat_free_in_s,
     }
 
 
