@@ -3,7 +3,7 @@
 Each rank watches the next rank on its host, in a ring. Its buddy, on another host, keeps copies of its newest points.
 Buddies result from ordering the ranks by host and shifting them by the size of the largest host: then no rank is paired
 with its own host, each rank keeps exactly one other's copies, and all members compute the same result. If one host has
-more than half of the ranks, no such shift exists: its ranks are dealt out over the others, and theirs over it.
+more than half of the ranks, no such shift exists: its ranks are spread over the other hosts, and their ranks over it.
 """
 
 from __future__ import annotations

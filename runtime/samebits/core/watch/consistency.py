@@ -1,4 +1,4 @@
-"""Decide what happens if equal ranks differ: all roll back, or the job ends.
+"""Decide what to do if ranks that must be equal differ: roll all back, or end the job.
 
 A bit that flipped in one rank has reached all others by the next all-reduce. So nothing computed since is reliable on
 any rank, but the last state at which all ranks were equal is. A device fault does not repeat the very same wrong value,

@@ -64,7 +64,7 @@ def judge(members: Sequence[Member]) -> Standstill:
             (member, Hang.APART) for member in waiting if member.progress and member.progress.collectives != usual
         )
         return Standstill(apart, tuple(member for member in waiting if (member, Hang.APART) not in apart))
-    if len(numbers) < len(waiting):  # some have returned, others wait in a collective that those will never enter
+    if len(numbers) < len(waiting):  # some have returned; others wait in a collective that the former never enter
         apart = tuple((member, Hang.APART) for member in waiting if member.progress is None)
         return Standstill(apart, tuple(member for member in waiting if member.progress))
     return Standstill((), waiting, Hang.LINK)
