@@ -93,7 +93,7 @@ def read_journal(directory: Path) -> JournalContents | None:
 
 
 def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
-    """Make the folder's journals copies of those in the etcd; the caller holds the folder's lock.
+    """Copy the journals in the etcd to the folder; the caller holds the folder's lock.
 
     A journal that the etcd lacks stays as it is.
 
@@ -151,8 +151,8 @@ class Journal:
 
         Args:
             directory: created if missing.
-            claim: taken before; without one, only the folder's lock keeps other writers out. If it is one in an etcd,
-                the payloads are those of the journal there. The folder's are written there if it has none.
+            claim: taken before this call. Without one, only the folder's lock keeps other writers out. With a claim in
+                an etcd, the payloads are those of the journal there; if it has none, the folder's are written to it.
 
         Raises:
             SupersededError: another writer took the claim.
@@ -188,22 +188,22 @@ class Journal:
 
     @property
     def term(self) -> int:
-        """The number of its writer's claim; 0 without one."""
+        """Return the number of the writer's claim; 0 without a claim."""
         return 0 if self._claim is None else self._claim.number
 
     @property
     def size_bytes(self) -> int:
-        """The file's size in bytes."""
+        """Return the file's size in bytes."""
         return self._size_bytes
 
     @property
     def compacted_bytes(self) -> int:
-        """The file's size after its last compaction, to decide when the next one is due."""
+        """Return the file's size after its last compaction, to decide when the next one is due."""
         return self._compacted_bytes
 
     @property
     def goes_on(self) -> bool:
-        """Whether it can be appended to; after a failed append, whether the batch was taken back."""
+        """Return whether the journal can be appended to; after a failed append, whether it was undone."""
         return self._descriptor >= 0 and self._broken is None and (self._log is None or self._log.goes_on)
 
     def append(self, payloads: Sequence[bytes]) -> None:
@@ -258,7 +258,7 @@ class Journal:
             raise
 
     def _write_to_log(self, write: Callable[[QuorumLog], None]) -> None:
-        """Write to the etcd's journal, if there is one; another failure than a lost claim may leave it usable."""
+        """Write to the etcd's journal, if there is one; unless the claim is lost, it may survive a failure."""
         if self._log is None:
             return
         try:
@@ -307,7 +307,7 @@ class Journal:
 
         Args:
             payloads: all that this writer knows, including what it was about to append.
-            claim: taken since.
+            claim: a claim taken since.
 
         Raises:
             SupersededError: the journal there is another writer's, or the claim was taken.

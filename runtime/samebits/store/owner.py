@@ -101,7 +101,7 @@ def owner_in(data: bytes, where: str, fix: str) -> FolderOwner | None:
         fix: what to do if it is damaged.
 
     Raises:
-        StoreError: they name no job.
+        StoreError: the bytes name no job.
     """
     if not data:
         return None
@@ -133,7 +133,7 @@ def make_token(log_dir: Path) -> None:
     """Replace the launcher's token by a new one (mode 0600); call this before the job's scheduler starts.
 
     Raises:
-        StoreError: it cannot be written there.
+        StoreError: the token cannot be written.
     """
     private.make_folder(log_dir)
     durable.write_file_atomically(log_dir / TOKEN_FILE, secrets.token_hex(TOKEN_BYTES).encode())

@@ -1,4 +1,4 @@
-"""The result of taking steps twice, written by rank 0 into LOG_DIR and read by ``run --check`` and ``drill``."""
+"""The result of repeating steps, written by rank 0 into LOG_DIR and read by ``run --check`` and ``drill``."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ class Segment:
 
     @property
     def last_step(self) -> int:
-        """The greatest step that it holds a record of."""
+        """Return the highest recorded step; 0 without a record."""
         return max((entry.step for entry in self.entries if isinstance(entry, StepRecord)), default=0)
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What pruning needs to know of a segment."""
+    """The facts about a segment that pruning needs."""
 
     path: Path
     last_step: int
@@ -189,7 +189,7 @@ class StepLogWriter:
         with durable.disk_errors(path, "opening the segment"):
             self._descriptor = durable.reopen(path, os.O_APPEND)
         self._path, self._nonce, self._size_bytes = path, nonce, len(data)
-        with contextlib.suppress(StoreError):  # whatever stays is tried again with the next segment
+        with contextlib.suppress(StoreError):  # segments that stay are tried again with the next one
             self._prune()
 
     def _append(self, payloads: Sequence[bytes]) -> None:

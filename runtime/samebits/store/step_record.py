@@ -62,7 +62,7 @@ class LateSamples:
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """From here on, earlier records of steps above ``step`` are not compared: training took another course."""
+    """A new course of training: earlier records of steps above ``step`` are no longer compared."""
 
     step: int
     reason: str
@@ -189,18 +189,7 @@ class History:
 
     @classmethod
     def of(cls, entries: Iterable[Entry], *, after_step: int = 0) -> History:
-        """Return the history of these entries; steps up to ``after_step`` are left out.
-
-        D  Return the first difference between two records of a step; None if there is none.
-
-        A value that only one of them has (a digest that was not computed, samples that may have followed) is not a
-        difference.
-
-        Args:
-            one: a record of the step.
-            other: another record of the step.
-            same_rank: False compares two ranks of one world, whose rank and samples are expected to differ.
-        """
+        """Return the history of these entries; steps up to ``after_step`` are left out."""
         history = cls([], {})
         for entry in entries:
             history.add(entry, after_step=after_step)

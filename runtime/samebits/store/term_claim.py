@@ -57,7 +57,7 @@ class TermClaim:
     """The claim of one scheduler start in one folder.
 
     Attributes:
-        number: the term; higher than all that were claimed or, by ``floor``, written before.
+        number: the term; higher than all terms claimed before and, according to ``floor``, written before.
         quorum: the claim in the etcd, if the journal lies in one.
     """
 
@@ -84,7 +84,7 @@ class TermClaim:
 
         Args:
             directory: created, with its parents, if missing.
-            role: how others are told about this process, e.g. "scheduler on port 8000".
+            role: what other processes' messages call this one, e.g. "scheduler on port 8000".
             floor: returns the highest term in the folder's journal; called before the claim is made.
             gateway: to the etcd that holds the journal, if one does.
             take_over: what is compared and changed in the etcd with the claim.
@@ -122,11 +122,11 @@ class TermClaim:
 
     @property
     def tag(self) -> str:
-        """The part of its temporary files' names that identifies this claim."""
+        """Return the part of temporary files' names that identifies this claim."""
         return f"{self.number}-"
 
     def require(self) -> None:
-        """Return if the claim stands; any later claimant then reads everything durable before this call.
+        """Return if the claim stands; any later claimant then reads everything that is durable by now.
 
         Raises:
             SupersededError: another scheduler has taken it; the message names that one.

@@ -30,7 +30,7 @@ FORMAT = "samebits point"
 VERSION = 1
 CHUNK_BYTES = 8 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024 * 1024
-"""A chunk is read into memory before its hash is compared."""
+"""Limit of a chunk, which is read into memory before its hash is compared."""
 _DIGEST_PREFIX = b"\xc4\x10"  # msgpack: 16 bytes of binary follow
 _DIGEST_BYTES = 16
 _TRAILER_BYTES = len(_DIGEST_PREFIX) + _DIGEST_BYTES

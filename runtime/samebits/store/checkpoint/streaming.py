@@ -7,8 +7,8 @@
   pieces    up to ``PIECE_BYTES`` of the tensors' bytes, in the order of the file, and behind them their xxh3_128,
             whose seed is the number of the piece
 
-Every piece has its own hash. So one can be prepared while another one travels and a third is verified and stored. The
-caller moves the bytes.
+Every piece has its own hash, so one piece can be prepared while another travels and a third is verified and stored.
+The caller moves the bytes.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Incoming:
         _move(self._rest, content, outwards=False)
 
     def point(self) -> Checkpoint:
-        """Return the point, after the last piece."""
+        """Return the point; call this after the last piece."""
         assert not self._rest, "not everything has come"
         return self._point
 
