@@ -263,7 +263,7 @@ def free_port(addresses: Sequence[str]) -> int:
     """Return a TCP port that is free on all of these addresses now.
 
     Raises:
-        ListenError: there is none.
+        ListenError: no port is free on all of them.
     """
     sockets = listen(addresses, 0)
     try:

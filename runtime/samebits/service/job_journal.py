@@ -70,7 +70,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
 
 
 def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
-    """Return which live scheduler serves the job whose journal lies in an etcd; "" if none does.
+    """Describe the live scheduler that serves the job whose journal lies in an etcd; "" if there is none.
 
     Raises:
         StoreError: the etcd does not answer, or refuses.
@@ -84,7 +84,7 @@ def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
 
 
 def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
-    """Make the folder's journals and events copies of those in the etcd; the caller holds the folder's lock.
+    """Copy the journals and events in the etcd to the folder; the caller holds the folder's lock.
 
     Raises:
         JournalDamagedError: what is in the etcd is not a journal.
@@ -97,7 +97,7 @@ def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
 def clear(settings: Settings, role: str, on_wait: Callable[[str], object]) -> None:
     """Remove a job from the etcd once the folder with its copy was moved aside.
 
-    A scheduler of that job that still lives is superseded first, so that it writes nothing more.
+    A scheduler of that job that is still alive is superseded first, so that it writes nothing more.
 
     Raises:
         StoreError: the etcd refuses.

@@ -67,7 +67,7 @@ class Copies:
         self._post(lambda: self._begin(Brief.unpack(words)))
 
     def hashed(self, name: str, sequence: int) -> None:
-        """Note that this slot is the newest."""
+        """Pass the newest slot to the sender."""
         self._post(lambda: self._sender.hashed(name, sequence, time.monotonic()))
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from samebits.service.health.kernel_log import OF_DEVICE, KernelLog, bus_of
 from samebits.service.health.vendor_tool import Told
 
 OTHERS_SHARE = 0.1
-"""A process with this share of a device's memory besides ours is a user, not a driver's context."""
+"""Another process with this share of a device's memory counts as a user, not as a driver's context."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,7 @@ class VendorTool:
         self._left: subprocess.Popen[bytes] | None = None  # killed but still running
 
     def ask(self, *arguments: str) -> str | None:
-        """Return its output; None if it is missing, fails, hangs or prints too much."""
+        """Return the program's output; None if it is missing, fails, hangs or prints too much."""
         path = shutil.which(self._name)
         if path is None or (self._left is not None and self._left.poll() is None):
             return None
