@@ -103,7 +103,7 @@ class Recoveries:
                 self._has_left = False
                 self._close(event)
             case Kind.ROUND if self._open is None and (self._leaving or self._has_left):
-                pass  # the world changes as it was told to
+                pass  # the world changes as requested
             case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
                 self._open, self._has_trained = None, False
             case Kind.CAUSE:  # it may come after the recovery
@@ -168,7 +168,7 @@ class Recoveries:
                 row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text
                 restore = event.more.get("restore")
                 row.restore_step = restore if type(restore) is int else 0
-                row.step = max(row.step, row.restore_step, event.step)  # a survivor may have told a later one by now
+                row.step = max(row.step, row.restore_step, event.step)  # a survivor may know a later one by now
                 row.members = int(_number(event.more.get("members")))
                 row.last_to_join = str(event.more.get("last", ""))
 

@@ -134,7 +134,7 @@ class CheckpointRecovery:
         rank: the rank whose checkpoints are used.
 
     Attributes:
-        checkpoint_interval: 100; not used here, for your own loop.
+        checkpoint_interval: 100; not used here, but your own loop may read it.
         current_step: the step that was saved last.
     """
 

@@ -43,7 +43,7 @@ class StateSynchronization:
     strings, bytes, lists and dicts of them. Any other type raises ``UsageError``.
 
     Attributes:
-        version: rises with every change; after :meth:`sync_state` at least the other's.
+        version: rises with every change; after :meth:`sync_state` at least the other process's version.
 
     Example::
 
@@ -73,14 +73,14 @@ class StateSynchronization:
     def sync_state(self, other_state: Mapping[str, Any]) -> None:
         """Adopt another process's values.
 
-        New names are always adopted, others only if its ``"version"`` is above this one's. Use :meth:`merge` if both
-        have changed: it compares the version of each name.
+        New names are always adopted, existing ones only if ``"version"`` is above this object's version. Use
+        :meth:`merge` if both processes have changed values: it compares the version of each name.
 
         Args:
             other_state: the other's values and version: ``{**other.state, "version": other.version}``.
 
         Raises:
-            UsageError: ``"version"`` is missing or no number.
+            UsageError: ``"version"`` is missing or not a number.
         """
         theirs = other_state.get("version")
         if type(theirs) is not int or theirs < 0:
@@ -283,7 +283,7 @@ class ConsistencyRecovery:
 
         Raises:
             UsageError: no states were given, or the leader's is missing.
-            UnequalError: the strategy is ``majority``, and no more than half agree.
+            UnequalError: the strategy is ``majority``, and no state is held by more than half.
         """
         judgement = ConsistencyProtocol().check(states)
         if not judgement.groups:
@@ -315,7 +315,7 @@ def _packed(name: str, value: Any) -> bytes:
 
 
 def _in_order(value: Any) -> Any:
-    """Dicts by their keys: two that are equal are packed alike."""
+    """Sort dicts by their keys, so that equal dicts are packed alike."""
     if isinstance(value, Mapping):
         return {key: _in_order(value[key]) for key in sorted(value, key=lambda key: (str(type(key)), key))}
     return [_in_order(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""``samebits.HealthChecker``: what is wrong with this host, without a job.
+"""``samebits.HealthChecker``: find problems of this host, without a job.
 
 The sensors are those of ``service.health``. The limits and their hysteresis are those of ``core.watch.health``.
 """
