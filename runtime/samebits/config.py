@@ -472,8 +472,8 @@ def _listening_problem(found: str) -> str:
 def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Return names and values that must be the same in every process of a job, in the table's order.
 
-    They are compared at registration, and with the journal's. Both know CONSISTENCY's interval under the name that it
-    had in earlier releases.
+    The values are compared at registration, and with the journal's. Both use the name of earlier releases for
+    CONSISTENCY's interval.
     """
     pairs = []
     for variable in (one for one in VARIABLES if one.scope is Scope.JOB):
@@ -689,13 +689,13 @@ def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> boo
 
 
 def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have torch.compile, inductor and triton cache in ``folder``, unless the user has set a folder."""
+    """Make torch.compile, inductor and triton cache in ``folder``, unless the user has set a folder."""
     environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have CANN cache the operators that it compiles in ``folder``, unless the user has set a folder.
+    """Make CANN cache the operators that it compiles in ``folder``, unless the user has set a folder.
 
     CANN must not remove any itself (-1), so that nodes sharing the folder do not contend for it. The parent folder is
     pruned when a job starts (``store.compile_cache``).

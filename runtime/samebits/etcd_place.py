@@ -29,7 +29,7 @@ class EtcdPlace:
         """Read ``etcd://h1:2379,h2:2379,h3/jobs/name``.
 
         Raises:
-            ValueError: it is not such a place; the message says why.
+            ValueError: ``text`` is not in this form; the message says why.
         """
         if has_password(text):
             raise ValueError("credentials do not belong in a URL, which is written to logs; put them in ETCDCTL_USER")

@@ -147,7 +147,7 @@ def folder_or_url(text: str) -> Path | str:
     """Return a folder of this machine (a path or file://…) as a ``Path``, any other URL as text.
 
     Raises:
-        WrongValueError: it is neither.
+        WrongValueError: ``text`` is neither.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*", scheme):

@@ -153,7 +153,7 @@ class Recoveries:
             case Kind.LEFT | Kind.RETIRED:
                 self._absent.add(event.more.get("slot"))
             case Kind.ROUND:
-                if row not in self.rows:  # the loss of a node that is no member yet begins no recovery
+                if row not in self.rows:  # losing a node that is not a member yet begins no recovery
                     self.rows.append(row)
                 row.decided_at = row.decided_at or event.at
                 row.missing = str(event.more.get("missing", ""))
@@ -162,7 +162,7 @@ class Recoveries:
                 self._absent.discard(event.more.get("slot"))
                 row.decided_at = (
                     row.decided_at or row.noticed_at
-                )  # all were lost, so the round had nobody to begin with
+                )  # all members were lost, so none was left to begin the round
                 row.seated_at = event.at
             case Kind.GENERATION:
                 row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text

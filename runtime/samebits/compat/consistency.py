@@ -33,7 +33,7 @@ class Replica(Protocol):
         """Return the state: plain values."""
 
     def set_state(self, state: Any) -> Any:
-        """Take this state."""
+        """Replace the state by this one."""
 
 
 class StateSynchronization:
@@ -77,7 +77,7 @@ class StateSynchronization:
         :meth:`merge` if both processes have changed values: it compares the version of each name.
 
         Args:
-            other_state: the other's values and version: ``{**other.state, "version": other.version}``.
+            other_state: the other process's values and version: ``{**other.state, "version": other.version}``.
 
         Raises:
             UsageError: ``"version"`` is missing or not a number.
@@ -103,7 +103,7 @@ class StateSynchronization:
         """Replace all values by those that :meth:`serialize_state` returned.
 
         Raises:
-            UsageError: these are other bytes, or more than 1 GiB; nothing was changed.
+            UsageError: the bytes are others, or more than 1 GiB; nothing was changed.
         """
         if len(serialized) > MAX_SERIALIZED_BYTES:
             raise UsageError(f"StateSynchronization.deserialize_state: {len(serialized)} bytes are more than 1 GiB")
@@ -144,7 +144,7 @@ class StateSynchronization:
         does not matter.
 
         Raises:
-            UsageError: these are not the bytes of an export; nothing was changed.
+            UsageError: ``exported`` is not the bytes of an export; nothing was changed.
         """
         try:
             found = msgpack.unpackb(exported, raw=True, strict_map_key=False)
@@ -221,7 +221,7 @@ class ConsistencyProtocol:
         """Raise unless all states are equal.
 
         Raises:
-            UnequalError: they are not; the message names the ranks that differ.
+            UnequalError: the states differ; the message names the ranks.
         """
         judgement = self.check(states)
         if not judgement.is_equal:

@@ -34,7 +34,7 @@ MOST_GENERATIONS = 64
 class Witnesses:
     """Tracks which ranks took their state from which, since this scheduler started.
 
-    A rank that copied its state from another is no independent witness. After a restart of the scheduler every rank
+    A rank that copied its state from another is not an independent witness. After a restart of the scheduler every rank
     counts as independent.
     """
 

@@ -102,7 +102,7 @@ class KeyOutcome(enum.IntEnum):
     DONE = 1
     ABSENT = 2  # the key does not exist; nothing was changed
     DIFFERS = 3  # the key is at another version; nothing was changed
-    REFUSED = 4  # a limit is reached, or the value is no number; nothing was changed
+    REFUSED = 4  # a limit is reached, or the value is not a number; nothing was changed
 
 
 class RoundId(NamedTuple):
@@ -245,7 +245,7 @@ class Holdings(Value, frozen=True):
     blob: bytes = b""  # its part of the next generation's address map; b"": sent later
     place: Place | None = None  # the place that ``blob`` is valid for
     live: Point | None = None  # the complete commit that it holds in memory
-    looked: bool = True  # False: it has not read its disk, which takes a while
+    looked: bool = True  # False: the process has not read its disk, which takes a while
     commits: Int = 0  # commits on the line of ``live``; distinguishes several commits after one step
     copies: Few[Copy] = ()  # verified copies that it keeps for others; like ``points``, only if ``looked``
     page: Page | None = None  # of its slot, if generators' states are all that only its own points contain

@@ -52,7 +52,7 @@ class Body(Value, frozen=True):
 
     Attributes:
         delivery: when it is sent.
-        in_training: it is valid only while its sender trains in the present generation.
+        in_training: the body is valid only while its sender trains in the present generation.
         is_aside: its arrival does not change how a heartbeat is judged.
     """
 

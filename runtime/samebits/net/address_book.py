@@ -117,7 +117,7 @@ class AddressBook:
         """Record that the scheduler at the present address refused this process.
 
         Returns:
-            All refusals, once every address refused when last tried; otherwise "".
+            The refusals of all addresses, once each has refused at its last try; otherwise "".
         """
         if self.present is not None:
             self._refusals[self.present] = why

@@ -243,7 +243,7 @@ class Client:
         self._leave_at, self._is_waited_for = self._patience_ends_at(), True
 
     def _patience_ends_at(self) -> float | None:
-        """Return when to leave the present address if no handshake completes; None without a choice."""
+        """Return when to leave the present address if no handshake completes; None without another address."""
         if not self._book.has_choice:
             return None
         return time.monotonic() + TRY_S * self._book.slowness(2)
@@ -263,7 +263,7 @@ class Client:
         self._waker.wake()
 
     def look_elsewhere(self, refusal: str = "") -> str:
-        """Leave the present address, whose scheduler is not ours; does nothing without a choice.
+        """Leave the present address, whose scheduler is not ours; does nothing if there is no other address.
 
         Args:
             refusal: why the scheduler there refused this process as another job's, if it did.
@@ -319,7 +319,7 @@ class Client:
             yield from self._open_again()
 
     def _go_on(self) -> Iterator[Down]:
-        """Leave the present address for the next one, and have the file read again."""
+        """Leave the present address for the next one, and read the file of addresses again."""
         self._book.look()
         self._book.turn()
         yield from self._open_again()

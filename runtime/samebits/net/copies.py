@@ -48,7 +48,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """The keeper's address and its ticket; as text for the members of a generation."""
+    """The keeper's address and its ticket; ``str`` gives the form that a generation's members receive."""
 
     endpoint: str
     ticket: bytes = field(repr=False)

@@ -48,7 +48,7 @@ def raise_descriptor_limit() -> int:
     """Raise the limit to the maximum for this user, and return it.
 
     Raises:
-        SettingsError: it is too low for any process of a job.
+        SettingsError: the limit is too low for any process of a job.
     """
     require_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -51,7 +51,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
         on_wait: called with a sentence while the etcd does not answer.
 
     Raises:
-        JournalDamagedError: what is in the etcd is not a journal.
+        JournalDamagedError: the data in the etcd is not a journal.
         StoreError: the etcd or the disk refuses.
     """
     gateway = gateway_of(settings, on_wait)
@@ -87,7 +87,7 @@ def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
     """Copy the journals and events in the etcd to the folder; the caller holds the folder's lock.
 
     Raises:
-        JournalDamagedError: what is in the etcd is not a journal.
+        JournalDamagedError: the data in the etcd is not a journal.
         StoreError: the etcd or the disk refuses.
     """
     refresh_copies(recovery_path, gateway)
@@ -128,7 +128,7 @@ def written_term(recovery_path: Path) -> int:
     """Return the last term in the folder's journal; 0 if there is none.
 
     Raises:
-        JournalDamagedError: it cannot be read.
+        JournalDamagedError: the journal cannot be read.
     """
     return _state_in(recovery_path).term
 

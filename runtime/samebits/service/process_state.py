@@ -89,7 +89,7 @@ class LifeSign:
         _BEAT.pack_into(self._mapped, _BEAT_AT, 0.0)
 
     def give_up(self) -> None:
-        """Release the sign, once, in the thread that holds it; from now on the process's end is no death."""
+        """Release the sign, once, in the thread that holds it; the process's end then does not count as a death."""
         _libc.pthread_mutex_unlock(self._mutex)
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._mutex))
         os.close(self.whereabouts.descriptor)

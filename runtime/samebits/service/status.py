@@ -165,7 +165,7 @@ def question(*, follow: bool) -> StatusQuery:
 def stop_request(by: str) -> StopJob:
     """Return a request to end the job gracefully; ``by`` is shown to all processes.
 
-    It may be the whole text of an exception, so it is cut to the one line that a scheduler accepts.
+    ``by`` may be the whole text of an exception, so it is cut to the line that a scheduler accepts.
     """
     return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS))
 

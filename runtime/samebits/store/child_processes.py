@@ -3,8 +3,8 @@
 The kernel watches the thread that forked, not the process (prctl(2), PR_SET_PDEATHSIG), so the tie to the parent
 process holds only for a child forked by the parent's main thread.
 
-A child that another library starts cannot ask the kernel. For those, a small process watches the parent and kills what
-it leaves behind.
+A child that another library starts cannot ask the kernel. For such children, a small process watches the parent and
+kills those that it leaves behind.
 """
 
 from __future__ import annotations

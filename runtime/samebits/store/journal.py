@@ -82,7 +82,7 @@ def read_journal(directory: Path) -> JournalContents | None:
     An append in progress looks like a torn tail.
 
     Raises:
-        JournalDamagedError: it is damaged, not a journal, or of another version.
+        JournalDamagedError: the file is damaged, not a journal, or of another version.
     """
     path = directory / JOURNAL_FILE
     data = _read_file(path)
@@ -98,7 +98,7 @@ def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
     A journal that the etcd lacks stays as it is.
 
     Raises:
-        JournalDamagedError: what is in the etcd is not a journal.
+        JournalDamagedError: the data in the etcd is not a journal.
         StoreError: the etcd or the disk refuses.
     """
     for folder in (directory, directory / KEYS_FOLDER):
@@ -156,7 +156,7 @@ class Journal:
 
         Raises:
             SupersededError: another writer took the claim.
-            JournalDamagedError: it is damaged, not a journal, or of another version; nothing was changed.
+            JournalDamagedError: the file is damaged, not a journal, or of another version; nothing was changed.
             StoreError: the disk or the etcd refuses.
         """
         durable.make_directory(directory)
@@ -210,7 +210,7 @@ class Journal:
         """Make all these payloads durable, or none: one write, one fsync. An empty batch does nothing.
 
         Raises:
-            StoreError: they are not durable; the module's docstring describes the journal's state.
+            StoreError: the payloads are not durable; the module's docstring describes the journal's state.
             SupersededError: another writer took the claim; nothing in the batch may be sent, whatever the disk holds of
                 it.
             ClaimRemovedError: nothing in the batch may be sent before :meth:`begin_again`.
@@ -241,7 +241,7 @@ class Journal:
             self._confirm(self._claim.require_file)  # the etcd has compared its own
 
     def require_claim(self) -> None:
-        """Return if this writer's claim stands or it needs none; otherwise stop writing and raise.
+        """Return if this writer's claim stands, or it needs no claim; otherwise stop writing and raise.
 
         Raises:
             SupersededError: another writer took the claim.

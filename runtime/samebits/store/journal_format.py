@@ -131,7 +131,7 @@ def decode_batch(data: bytes, nonce: int, offset: int) -> list[bytes]:
     """Return the payloads of one append that is stored by itself, as :func:`encode_batch` made it.
 
     Raises:
-        JournalFormatError: it is not exactly that append.
+        JournalFormatError: ``data`` is not exactly that append.
     """
     batch = _decode_batch(data, 0, _seed(nonce, offset))
     if isinstance(batch, _Bad):

@@ -52,7 +52,7 @@ class LockHolder:
 
     @classmethod
     def read(cls, path: Path, doing: str) -> LockHolder | None:
-        """Return the holder named at ``path``, or None if there is no file or it is not such a note."""
+        """Return the holder named at ``path``, or None if there is no file or it holds something else."""
         with durable.disk_errors(path, doing):
             try:
                 with os.fdopen(durable.open_regular(path), "rb") as file:
@@ -63,7 +63,7 @@ class LockHolder:
 
     @classmethod
     def parse(cls, data: bytes) -> LockHolder | None:
-        """Return the holder that :meth:`note` wrote, or None if it is not such a note."""
+        """Return the holder that :meth:`note` wrote, or None if ``data`` is not such a note."""
         try:
             fields = strict_json.loads(data.partition(b"\n")[0])
             identity = ProcessIdentity.from_line(f"{fields['pid']} {fields['started_at']}")
@@ -191,7 +191,7 @@ class DirectoryLock:
             _pause(holder, min(_POLL_S, left_s))
 
     def renew(self) -> None:
-        """Take the lock again if its file was removed; a lock on an unlinked file excludes no process.
+        """Take the lock again if its file was removed; a lock on an unlinked file does not exclude other processes.
 
         Raises:
             LockedError: another process has locked the folder since; the old lock is still held.

@@ -168,7 +168,7 @@ def read_pid_file(path: Path) -> ProcessIdentity | None:
     """Return the process that a pid file names, alive or not; None if there is no file.
 
     Raises:
-        StoreError: it is not a pid file, or belongs to another user.
+        StoreError: the file is not a pid file, or belongs to another user.
     """
     data = private.read(path, _MAX_PID_FILE_BYTES)
     if data is None:

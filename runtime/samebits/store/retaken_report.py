@@ -41,7 +41,7 @@ def write_report(log_dir: Path, report: RetakenReport) -> None:
     """Replace the report in this folder.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the report cannot be written.
     """
     durable.replace_note(log_dir / _FILE, msgspec.json.encode(report))
 

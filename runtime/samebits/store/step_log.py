@@ -120,7 +120,7 @@ class StepLogWriter:
                 None: the points are in this folder.
 
         Raises:
-            ForeignFolderError: it is another job's log; nothing was changed.
+            ForeignFolderError: the log is another job's; nothing was changed.
             StoreError: the disk refuses.
         """
         writer = cls(directory, header, oldest_step)
@@ -166,7 +166,8 @@ class StepLogWriter:
         """Make these entries durable, or none: one write, one fsync.
 
         Raises:
-            StoreError: they are not durable. The next append begins a new segment if this one's content is unknown.
+            StoreError: the entries are not durable. The next append begins a new segment if this segment's content is
+                unknown.
         """
         payloads = [step_record.pack(entry) for entry in entries]
         if self._descriptor < 0 or self._size_bytes >= SEGMENT_BYTES:

@@ -1,7 +1,7 @@
 """The entries of a step log, their bytes, and the comparison of two records of a step. Does no I/O.
 
-A record is written before its step. Samples that the loop reports only after the step come as an entry of their own and
-are added to it. A later record of a step replaces an earlier one.
+A record is written before its step. Samples that the loop reports only after the step are a separate entry, and are
+added to the record. A later record of a step replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def unpack_header(payload: bytes) -> LogHeader:
     """Decode a payload of :func:`pack_header`.
 
     Raises:
-        StepEntryError: it is not a header, or of another version.
+        StepEntryError: the payload is not a header, or has another version.
     """
     kind, fields = _unpack(payload)
     if kind is not _Kind.HEADER or not fields or fields[0] != VERSION:
@@ -126,7 +126,7 @@ def unpack(payload: bytes) -> Entry:
     """Decode a payload of :func:`pack`.
 
     Raises:
-        StepEntryError: it is not an entry.
+        StepEntryError: the payload is not an entry.
     """
     kind, fields = _unpack(payload)
     match kind, fields:

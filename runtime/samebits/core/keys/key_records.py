@@ -1,6 +1,6 @@
 """Journal records of the scheduler's durable keys.
 
-They have a journal of their own because values are large, while the job's records are small, and because all readers of
+The keys have their own journal because values are large, while the job's records are small, and because all readers of
 the job's journal, including earlier releases, would have to know them. Replaying any prefix gives the keys at that
 record (``KeyStore.apply``).
 """

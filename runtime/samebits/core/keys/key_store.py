@@ -328,7 +328,7 @@ def replay(records: Iterable[KeyRecord], term: int) -> KeyStore:
 
 
 def _sum(value: bytes, amount: int) -> int | str:
-    """Return the sum, or why there is none as a text."""
+    """Return the sum; if there is none, the reason as a text."""
     try:
         total = _NUMBERS.decode(value) + amount
     except (msgspec.MsgspecError, UnicodeError):

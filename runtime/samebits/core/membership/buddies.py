@@ -64,7 +64,7 @@ def _next_on_host(hosts: Sequence[str]) -> list[int | None]:
 def buddies(hosts: Sequence[str]) -> tuple[int | None, ...]:
     """Return, by rank, the rank that keeps its copies; None in a world of one.
 
-    It is on another host if there are several.
+    The keeper is on another host if the job has several hosts.
 
     Args:
         hosts: of the members, by rank.

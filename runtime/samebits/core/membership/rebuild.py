@@ -1,7 +1,7 @@
 """Rebuild a lost journal from the workers that are alive (docs/explanation/how-recovery-works.md).
 
 A member of the last generation knows its place there, and two schedulers cannot give a majority of one generation the
-same places. So what a majority reports in agreement is what the lost journal contained. A minority, a stale member or
+same places. So the lost journal contained what a majority reports in agreement. A minority, a stale member or
 the last process of an older job never defines anything (S15).
 """
 

@@ -73,7 +73,7 @@ class World:
         return len(ledger.state.by_slot) + len(ledger.absent) - len(ledger.vacated)
 
     def free_slot(self, wanted: int | None = None) -> int | None:
-        """Return a slot for one more worker (the one it names, or the first), or None."""
+        """Return a slot for one more worker (``wanted``, or the first free one), or None."""
         ledger = self._ledger
         candidates = range(ledger.policy.max_world_size) if wanted is None else (wanted,)
         grows, held = self.may_grow(), ledger.state.by_slot

@@ -209,7 +209,7 @@ class Rendezvous:
         self._invite(round_, [seat for seat, slot in seats if self._world.place_of(slot) != round_.told.get(seat.node)])
 
     def remind(self, seat: Seat) -> bool:
-        """Invite a member that seems not to know of the round; False while it is too early to tell."""
+        """Invite a member that seems not to know of the round; return False if it is too early to tell."""
         has_crossed = self.round is not None and self._ledger.now < self.round.told_at + CROSSING_S
         if not has_crossed:
             self.invite(seat)
@@ -446,7 +446,7 @@ class Rendezvous:
     # ---- generations
 
     def rank_of(self, seat: Seat) -> int | None:
-        """Return the seat's rank in the last generation; None if this incarnation is no member."""
+        """Return the seat's rank in the last generation; None if this incarnation is not a member."""
         committed = self._ledger.state.generation
         rank = None if committed is None or seat.slot is None else rank_of_slot(committed, seat.slot)
         if committed is None or rank is None or committed.members[rank] != (seat.node, seat.incarnation):

@@ -57,7 +57,7 @@ class Band:
             return ""
         middle = median(self._values)
         distance = max(FACTOR * median(abs(one - middle) for one in self._values), LEAST_SHARE * abs(middle))
-        if abs(value - middle) <= distance or value < middle:  # a sudden drop of the loss is no fault
+        if abs(value - middle) <= distance or value < middle:  # a sudden drop of the loss is not a fault
             return ""
         return f"is {value:.4g} after {middle:.4g} ± {distance:.2g} so far"
 

@@ -56,7 +56,7 @@ class Stop:
 def decide(
     found: Difference, trust: Trust, repairs: Sequence[Repair] = (), origins: Mapping[int, Member] | None = None
 ) -> GoBack | Stop:
-    """Decide on a difference, as a function of what was reported and done before.
+    """Decide on a difference, from the reports and the repairs so far.
 
     If a generation has begun since all were equal, a rank that held the correct state may be lost. Then no group needs
     to be trusted: each rank rolls back to its own copy.

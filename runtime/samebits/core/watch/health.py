@@ -147,7 +147,7 @@ def _filled(text: str, ailment: Ailment, value: float) -> str:
 
 
 def place_said(sign: Sign, where: str) -> str:
-    """Return the name of what is healthy again."""
+    """Return the name of the resource that is healthy again."""
     return {
         Sign.CPU: "its CPUs",
         Sign.MEMORY: "its memory",

@@ -43,7 +43,7 @@ TIMEOUTS = 2.0
 """How long a hang is tolerated, in step timeouts."""
 LEAST_PATIENCE_S: dict[Hang, float] = {
     Hang.STUCK: 30.0,  # the script may be waiting for another program
-    Hang.BUSY: 600.0,  # an evaluation on one rank is no hang
+    Hang.BUSY: 600.0,  # an evaluation on one rank is not a hang
     Hang.LOADING: 60.0,  # storage may be slow for a while, as at the start of an epoch
     Hang.COMPILING: 1800.0,
     Hang.APART: 30.0,

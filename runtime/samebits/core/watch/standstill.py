@@ -24,12 +24,12 @@ class Member:
     node: str
     step: int
     progress: Progress | None
-    silent_s: float = 0.0  # not 0: it has been silent for too long, and its report is old
+    silent_s: float = 0.0  # not 0: the rank has been silent for too long, and its report is old
     process_state: ProcessState | None = None  # the process's state, if it is silent
 
     @property
     def waits(self) -> bool:
-        """Return whether it waits for the others."""
+        """Return whether the rank waits for the others."""
         return self.progress is None or self.progress.phase is Phase.COMMUNICATION
 
 

@@ -25,7 +25,7 @@ NAMED = 16
 class _Watched:
     """How long a node has been on the other side of the limit than last reported, in time and steps."""
 
-    text: str = ""  # the last message about it; "": it keeps up
+    text: str = ""  # the last message about the node; "": the node keeps up
     other_us: int = 0
     other_steps: int = 0
 

@@ -210,6 +210,6 @@ class CopySender:
             self._socket = None
 
     def close(self) -> None:
-        """Discard what is not sent."""
+        """Discard unsent points."""
         self._drop()
         self._hang_up()

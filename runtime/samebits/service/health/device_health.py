@@ -32,7 +32,7 @@ def devices() -> list[Device]:
 
 
 def problems(told: Told) -> list[str]:
-    """Return what the tool reports as faults, regardless of limits."""
+    """Return the faults that the tool reports, regardless of limits."""
     found = []
     if told.errors:
         found.append(f"{told.errors:.0f} uncorrected memory errors since it was started")

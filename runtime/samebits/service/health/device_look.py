@@ -1,7 +1,7 @@
 """Monitor the worker's training device every few seconds, in its own thread.
 
-It combines the vendor tool's readings, the kernel log's faults and the free memory seen by the training thread. No
-other thread of this process calls the driver, because a thread blocked in a hanging driver cannot be ended. A tool
+The thread combines the vendor tool's readings, the kernel log's faults and the free memory seen by the training thread.
+No other thread of this process calls the driver, because a thread blocked in a hanging driver cannot be ended. A tool
 without an answer leaves the known readings unchanged.
 """
 

@@ -251,7 +251,7 @@ def _require_identity(path: Path, point: Point, job: str | None, header: PointHe
 
 
 class EntryState(Enum):
-    """The state of an entry in a rank's folder; ``WHOLE`` is by manifest and sizes, not by the data's hashes."""
+    """The state of an entry in a rank's folder; ``WHOLE`` is judged by manifest and sizes, not by the data's hashes."""
 
     WHOLE = "whole"
     DAMAGED = "damaged"
@@ -268,7 +268,7 @@ class Entry:
         slot: the rank's slot.
         path: the directory.
         point: by the directory's name.
-        state: what the directory is.
+        state: the state of the directory.
         why: the reason if it is not whole.
         header: from the manifest; of a whole point only.
         size_bytes: of the files in it.

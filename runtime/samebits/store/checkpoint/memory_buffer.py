@@ -274,7 +274,7 @@ def read_manifest(descriptor: int, header: SlotHeader) -> bytes:
 def _map_all(memory: mmap.mmap) -> None:
     """Map every page now, so that no training step waits for page faults.
 
-    In slices, because ``mmap`` does not release the GIL.
+    The pages are mapped in slices, because ``mmap`` does not release the GIL.
     """
     with contextlib.suppress(OSError):  # before Linux 5.14
         for start in range(0, len(memory), _MAPPED_AT_ONCE):
@@ -306,7 +306,7 @@ class HashedPoint:
     _manifest: Future[bytes]
 
     def manifest_data(self) -> bytes:
-        """Wait for the hashes, and return the manifest's file.
+        """Wait for the hashes, and return the bytes of the manifest file.
 
         Raises:
             StoreError: the slot could not be marked.

@@ -75,7 +75,7 @@ class MemoryRoom:
         base: a folder in memory; ``SHARED_MEMORY`` except in tests.
         job: id of the points' job.
         slot: the points' slot.
-        kind: what they hold.
+        kind: the content of the slots.
 
     Raises:
         LockedError: another live process uses them.

@@ -1,6 +1,6 @@
 """A folder in an object store, through fsspec: list, read ranges, upload and remove, with clear errors.
 
-All calls to fsspec are in this file. It knows no names of points and no formats. A failure is either final
+All calls to fsspec are in this file. It knows neither points nor formats. A failure is either final
 (credentials, a missing bucket, an invalid request) and raised at once, or it may pass (network, an overloaded server)
 and is retried for a bounded time. Either way the error is one sentence with the URL, the operation and the fix, and
 without credentials.

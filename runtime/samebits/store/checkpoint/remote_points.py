@@ -94,7 +94,7 @@ class RemotePointStore:
         """Claim the folder for this job unless it is claimed already.
 
         Raises:
-            ForeignFolderError: it belongs to another job.
+            ForeignFolderError: the folder belongs to another job.
         """
         if self._is_claimed:
             return
@@ -115,7 +115,7 @@ class RemotePointStore:
         self._is_claimed = True  # for good: the object is never written again
 
     def scan(self) -> list[RemotePoint]:
-        """Return the points, newest first, each by its newest valid attempt, without unfinished uploads.
+        """Return the points, newest first, each as its newest valid attempt; unfinished uploads are left out.
 
         Raises:
             ForeignFolderError: the folder belongs to another job.

@@ -108,7 +108,7 @@ class Incoming:
         data_bytes: in all pieces, without their hashes.
 
     Raises:
-        CheckpointError: it is not what was sent, or belongs to another job.
+        CheckpointError: the preface is not what was sent, or belongs to another job.
     """
 
     def __init__(self, preface: memoryview, job: str, targets: Mapping[str, TensorPart]) -> None:
@@ -124,7 +124,7 @@ class Incoming:
         self._point = Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
     def take(self, piece: memoryview) -> None:
-        """Store the next piece; raises :class:`CheckpointError` if it is not what was sent."""
+        """Store the next piece; raises :class:`CheckpointError` if the piece is not what was sent."""
         content, digest = piece[:-_DIGEST_BYTES], piece[-_DIGEST_BYTES:]
         if xxhash.xxh3_128_digest(content, self._number) != digest:
             raise CheckpointError(f"{_ORIGIN}: piece {self._number} is not what was sent; request it again")

@@ -4,8 +4,8 @@
 
   <prefix>/events/<number>   lines of the event log, in order
 
-Like the log itself it is not needed for recovery. A thread writes it, so no decision waits for it, and what the etcd
-refuses is lost with one warning.
+Like the log itself, the copy is not needed for recovery. A thread writes it, so no decision waits for it, and lines
+that the etcd refuses are lost with one warning.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class EtcdGateway:
 
     @contextlib.contextmanager
     def watched(self, key: str) -> Iterator[socket.socket | None]:
-        """Yield a socket that is readable once the key has changed, perhaps earlier; None without an answer."""
+        """Yield a socket that becomes readable when the key changes, or earlier; None without an answer."""
         connection = self._connect()
         request = {"create_request": {"key": _coded(key)}}
         try:

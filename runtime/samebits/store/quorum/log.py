@@ -160,7 +160,7 @@ class QuorumLog:
 
         Raises:
             SupersededError: another scheduler took the claim.
-            JournalDamagedError: what is there is not a journal, or was changed.
+            JournalDamagedError: the stored data is not a journal, or was changed.
             StoreError: the etcd does not answer, or refuses.
         """
         gateway, log = claim.gateway, cls(claim, name)
@@ -185,7 +185,7 @@ class QuorumLog:
 
         Raises:
             SupersededError, ClaimRemovedError: nothing in the batch may be sent.
-            StoreError: they are not durable (``may_pass``: the etcd is full), or not known to be.
+            StoreError: the payloads are not durable (``may_pass``: the etcd is full), or not known to be.
         """
         self._require_usable()
         if not payloads:
@@ -297,7 +297,7 @@ def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
     """Return a journal's payloads in order, without a claim and without changes; None if there is none.
 
     Raises:
-        JournalDamagedError: it is not a journal, or was changed.
+        JournalDamagedError: the stored data is not a journal, or was changed.
         StoreError: the etcd does not answer, or refuses.
     """
     found = gateway.get(_head_key(gateway, name))
