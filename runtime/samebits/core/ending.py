@@ -210,7 +210,7 @@ class Ending:
     def _emptiness_s(self) -> float:
         """Return how long the job may be without workers, in seconds.
 
-        A term in which no worker was heard waits longer, because workers may be restarting. So does a job whose
+        A term in which no worker was heard from waits longer, because workers may be restarting. So does a job whose
         training is finished: the process that runs the rest of a killed worker's script may first have to wait for the
         cool-down.
         """

@@ -265,7 +265,7 @@ class Ledger:
         return self._absent_names[1]
 
     def _first_absent(self) -> list[int]:
-        """Return the lowest absent slots; drops those passed that are no longer absent."""
+        """Return the lowest absent slots; drops the stale slots that precede them."""
         found: list[int] = []
         passed = 0
         for slot in self._in_order:

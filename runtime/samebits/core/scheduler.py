@@ -443,7 +443,7 @@ class SchedulerCore:
             self._ledger.announce(lost)
 
     def _judge_reports(self) -> None:
-        """Begin a rebuilt job like a loaded one; workers that reported count as heard."""
+        """Begin a rebuilt job like a loaded one; workers that reported count as heard from."""
         reporters = self._rebuild.judge()
         if reporters is None:
             return
@@ -836,7 +836,7 @@ class SchedulerCore:
     def _judged(self, seat: Seat, words: str) -> tuple[Row, str]:
         """Return the cause row of a member's loss, and its class and remedy as text.
 
-        ``words`` is its own error message, or "".
+        ``words`` is the member's own error message, or "".
         """
         ledger, policy = self._ledger, self._ledger.policy
         presence = ledger.presences[seat.node]

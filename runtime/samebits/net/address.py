@@ -42,7 +42,7 @@ def listening(
     """Return the addresses of this machine that SCHED_HOST or ``bind`` names, and the port.
 
     If SCHED_HOST names several hosts, the first one that is this machine is used. If several are, as on a machine with
-    one scheduler on each of two ports, it is the first one whose port is free.
+    one scheduler on each of two ports, the first one whose port is free is used.
 
     Args:
         host: SCHED_HOST.

@@ -238,7 +238,7 @@ class ProcessObserver:
         self._due_at = float("-inf")
 
     def look(self, here: Mapping[str, ProcessIdentity], now: float) -> list[status.ForHistory]:
-        """Return what to report about these processes, by node. May be called at any rate."""
+        """Return the reports on these processes (by node) that are due. May be called at any rate."""
         if now < self._due_at:
             return []
         self._due_at = now + self._lease_s / LOOKS_A_LEASE

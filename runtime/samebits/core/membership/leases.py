@@ -176,7 +176,7 @@ class Leases:
         return max(0.0, self._quiet_from(seat) + self._ledger.policy.cool_down_s - self._ledger.now)
 
     def _lease_s(self, *, is_heard: bool) -> float:
-        """Return the lease's length; a node not heard in this term may still try other addresses."""
+        """Return the lease's length in seconds; a node not heard from in this term may still try other addresses."""
         policy = self._ledger.policy
         return policy.node_timeout_s if is_heard else policy.node_timeout_s + policy.search_s
 

@@ -153,7 +153,7 @@ class World:
         return given
 
     def _here(self) -> list[Seat]:
-        """Return spares that were heard and are connected; the others may be dead as well."""
+        """Return spares that were heard from and are connected; the others may be dead as well."""
         ledger = self._ledger
         found = ((ledger.state.seats[node], ledger.presences[node]) for node in ledger.state.spares)
         return [seat for seat, presence in found if presence.heard_at is not None and presence.closed_at is None]

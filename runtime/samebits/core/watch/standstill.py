@@ -43,7 +43,7 @@ class Standstill:
 
     @property
     def held_by(self) -> tuple[Hang | None, frozenset[str]]:
-        """Return what identifies the standstill: the common hang and the culprits."""
+        """Return the standstill's identity: the common hang and the culprits."""
         return self.common, frozenset(member.node for member, _ in self.culprits)
 
 

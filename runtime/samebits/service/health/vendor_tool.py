@@ -54,7 +54,7 @@ class Told:
 
 
 def nvidia(text: str) -> list[Told]:
-    """Read what ``--query-gpu`` prints for NVIDIA_FIELDS and one of LATER_FIELDS, as CSV without header and units."""
+    """Parse the output of ``--query-gpu`` for NVIDIA_FIELDS and one of LATER_FIELDS: CSV without header and units."""
     found = []
     for line in text.splitlines()[:MOST_DEVICES]:
         parts = [part.strip() for part in line.split(",")]

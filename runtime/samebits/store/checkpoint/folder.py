@@ -106,7 +106,7 @@ def temporary_directory(directory: Path, name: str) -> Path:
 
 
 def sweep_temporaries(directory: Path) -> None:
-    """Remove what dead writers left half written or half removed; the caller holds the folder's lock.
+    """Remove the half-written and half-removed points of dead writers; the caller holds the folder's lock.
 
     This only frees space: temporary names are never reused, so an entry that cannot be removed does no harm.
     """

@@ -110,7 +110,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Decode a manifest; raises :class:`CheckpointError` with what is wrong with it."""
+    """Decode a manifest; raises :class:`CheckpointError` with the reason if it is invalid."""
     body, trailer = data[:-_TRAILER_BYTES], data[-_TRAILER_BYTES:]
     if len(data) <= _TRAILER_BYTES or trailer != _DIGEST_PREFIX + xxhash.xxh3_128_digest(body):
         raise CheckpointError(f"the manifest's {len(data)} bytes are not those that were saved: their hash differs")
