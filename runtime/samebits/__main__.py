@@ -1,7 +1,7 @@
 """The command line: ``samebits <subcommand>``, or ``python -m samebits``.
 
-It holds the table of subcommands, runs the scheduler's service, and turns a :class:`SameBitsError` into a message and
-an exit status. Most subcommands are modules of ``samebits.commands``, which are imported when called.
+This module holds the table of subcommands, runs the scheduler's service, and turns a :class:`SameBitsError` into a
+message and an exit status. Most subcommands are modules of ``samebits.commands``, which are imported when called.
 """
 
 from __future__ import annotations

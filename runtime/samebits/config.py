@@ -472,8 +472,8 @@ def _listening_problem(found: str) -> str:
 def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
     """Return names and values that must be the same in every process of a job, in the table's order.
 
-    They are compared at registration, and with the journal's. Both know CONSISTENCY's interval under the name that it
-    had in earlier releases.
+    The values are compared at registration, and with the journal's. Both use the name of earlier releases for
+    CONSISTENCY's interval.
     """
     pairs = []
     for variable in (one for one in VARIABLES if one.scope is Scope.JOB):
@@ -505,7 +505,7 @@ def in_folder(folder: Path, settings: Settings) -> Settings:
 def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """Return the environment of a script that was started without a job: a world of one process.
 
-    None if a variable shows that it belongs to one: a role, size, scheduler or node, or another launcher's rank.
+    None if a variable shows that it belongs to a job: a role, size, scheduler or node, or another launcher's rank.
     """
     if any(environ.get(prefix + name) for name in _NAMES_OF_A_JOB for prefix in ("", PREFIX)) or environ.get("RANK"):
         return None
@@ -558,7 +558,7 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def environment_of_job(told: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return ``environ`` with these variables of a job, for a launcher whose command line gives its size and address.
 
-    What would contradict them, or is one process's own, is left out.
+    Variables that would contradict them, or that belong to a single process, are left out.
     """
     left_out = {*told, "ROLE", "JOB_ID", "MIN_WORKER_NUM", "MAX_WORKER_NUM", "DIE_WITH_ME"}
     kept = {name: text for name, text in environ.items() if name.removeprefix(PREFIX) not in left_out}
@@ -592,7 +592,7 @@ def host_launch(environment: Mapping[str, str]) -> str:
 
 
 def is_shell_name(name: str) -> bool:
-    """Return whether it is a shell variable's name (POSIX, 3.235): letters, digits and ``_``, no digit first."""
+    """Return whether ``name`` may name a shell variable (POSIX, 3.235): letters, digits and ``_``, no digit first."""
     return name.isascii() and name.isidentifier()
 
 
@@ -689,13 +689,13 @@ def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> boo
 
 
 def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have torch.compile, inductor and triton cache in ``folder``, unless the user has set a folder."""
+    """Make torch.compile, inductor and triton cache in ``folder``, unless the user has set a folder."""
     environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
     environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have CANN cache the operators that it compiles in ``folder``, unless the user has set a folder.
+    """Make CANN cache the operators that it compiles in ``folder``, unless the user has set a folder.
 
     CANN must not remove any itself (-1), so that nodes sharing the folder do not contend for it. The parent folder is
     pruned when a job starts (``store.compile_cache``).
@@ -758,7 +758,7 @@ def torchrun_seat(environ: Mapping[str, str] = os.environ) -> TorchrunSeat | Non
 
 
 def environment_of_seat(told: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a rank of torchrun's that takes its seat in a job with these variables."""
+    """Return the environment of a torchrun rank that takes its seat in a job with these variables."""
     environment = environment_of_job(told, environ)
     if environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":  # torchrun sets it if the user does not
         del environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
@@ -766,21 +766,21 @@ def environment_of_seat(told: Mapping[str, str], environ: Mapping[str, str] = os
 
 
 def scheduler_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a scheduler that a process of its job starts; an agent's end does not concern it."""
+    """Return the environment of a scheduler that a process of its job starts, without that process's own variables."""
     of_the_process = (*("ROLE", "NODE_ID", "JOB_ID", "PROBE_FILE"), _AGENT, _AGENT_SCHEDULER, _ERROR_FILE)
     kept = {name: text for name, text in environ.items() if name.removeprefix(PREFIX) not in of_the_process}
     return {**kept, "ROLE": "scheduler"}
 
 
 def torchrun_store(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
-    """Return the address at which an agent of torchrun serves its store as long as it lives; None if it does not."""
+    """Return the address of the store that torchrun's agent serves while it lives; None if it serves none."""
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
 
 
 def torchrun_error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the file in which torchrun reads the error of this rank."""
+    """Return the file from which torchrun reads the error of this rank, or None."""
     path = environ.get(_ERROR_FILE)
     return Path(path) if path else None
 
@@ -792,7 +792,7 @@ def mark_agent(session: str, environ: MutableMapping[str, str] = os.environ) -> 
 
 
 def offer_scheduler(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let torchrun's workers inherit where the scheduler of a ported script is to listen; host "": nowhere."""
+    """Let torchrun's workers inherit the address for a ported script's scheduler; host "": none."""
     environ[_AGENT_SCHEDULER] = f"{host} {port}" if host else ""
 
 
@@ -815,7 +815,7 @@ def publish_place(
 
 
 def withdraw_place(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Unset what ``publish_place`` sets: a spare has no rank, and a script must not see one."""
+    """Unset the variables of ``publish_place``: a spare has no rank, and a script must not see one."""
     for name in _PLACE:
         environ.pop(name, None)
 

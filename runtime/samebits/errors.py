@@ -96,7 +96,7 @@ __all__ = [
 
 
 WRONG_WORDS = 2
-"""The exit code for words on a command line that make no sense, as argparse has it; variables have SettingsError's."""
+"""The exit code for wrong arguments on a command line, as argparse uses it; wrong variables have SettingsError's."""
 
 
 class SameBitsError(Exception):

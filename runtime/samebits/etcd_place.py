@@ -1,4 +1,4 @@
-"""Where a job's journal lies in an etcd, and how a client is admitted there. Opens no connection."""
+"""The place of a job's journal in an etcd, and the credentials for that etcd. Opens no connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EtcdPlace:
         """Read ``etcd://h1:2379,h2:2379,h3/jobs/name``.
 
         Raises:
-            ValueError: it is not such a place; the message says why.
+            ValueError: ``text`` is not in this form; the message says why.
         """
         if has_password(text):
             raise ValueError("credentials do not belong in a URL, which is written to logs; put them in ETCDCTL_USER")
@@ -46,7 +46,7 @@ class EtcdPlace:
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """What etcdctl's own variables say: the files for TLS, and a user with a password.
+    """A client's credentials, from etcdctl's own variables: the files for TLS, and a user with a password.
 
     TLS is used if ``authority`` or ``certificate`` is set.
     """
@@ -59,5 +59,5 @@ class EtcdAccess:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether connections use TLS."""
+        """Return whether connections use TLS."""
         return self.authority is not None or self.certificate is not None

@@ -26,7 +26,7 @@ def read_named_file(path: Path, most_bytes: int) -> bytes:
     """Return the file's first ``most_bytes + 1`` bytes, so that a longer file can be detected.
 
     Raises:
-        OSError: it cannot be read, or is not a regular file; ``strerror`` has the reason.
+        OSError: the file cannot be read, or is not a regular file; ``strerror`` has the reason.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

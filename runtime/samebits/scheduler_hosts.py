@@ -19,7 +19,7 @@ _WITH_PORT = re.compile(r"(\[[^\]]*\]|[^:]*):([0-9]{1,5})")
 
 
 class NotHostsError(ValueError):
-    """The text names no hosts; the message tells why, if there is more to tell."""
+    """The text names no hosts; the message gives the reason, if there is one."""
 
 
 class SchedulerAddress(NamedTuple):
@@ -36,7 +36,7 @@ def one_host(text: str) -> str:
     """Return a host name or a literal address in canonical form: no brackets, addresses in shortest form.
 
     Raises:
-        NotHostsError: it is neither, or has a port.
+        NotHostsError: ``text`` is neither, or has a port.
     """
     value = text.strip()
     if "://" in value or _WITH_PORT.fullmatch(value):
@@ -57,7 +57,7 @@ def canonical(text: str) -> str:
     """Return SCHED_HOST in canonical form: a host, ``a,b:8119,[fd00::1]:8119``, or ``file:/path``.
 
     Raises:
-        NotHostsError: it is none of these.
+        NotHostsError: ``text`` is none of these.
     """
     value = text.strip()
     if value.startswith(FILE):
@@ -93,7 +93,7 @@ def addresses_of_file(content: str, port: int) -> tuple[SchedulerAddress, ...]:
     """Return the addresses in a file of SCHED_HOST: one or more per line, with commas; ``#`` begins a comment.
 
     Raises:
-        NotHostsError: it is empty or incomplete: a last line without a line break may be half of one.
+        NotHostsError: the file is empty, or may be incomplete because its last line has no line break.
     """
     if not content.endswith("\n"):
         raise NotHostsError(

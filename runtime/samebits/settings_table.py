@@ -23,7 +23,7 @@ MOST_WORKERS = 100_000
 MOST_RESETS = 1_000_000
 LEAST_AUDIT = 50
 STRATEGY_WORDS = ("process", "pod", "job", "retry", "recover", "recover-in-place", "exit", "dump", "elastic-training")
-"""Our names, then those of Ascend's ``recover-strategy``; ``samebits.core.escalation`` defines them."""
+"""Our names, then those of Ascend's ``recover-strategy``; ``samebits.core.causes.escalation`` defines them."""
 OF_A_SHELL = frozenset(("|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1", "2>"))
 """Words with a meaning to shells only; a command that is run without a shell would take them as arguments."""
 LONGEST_S = 1e9
@@ -147,7 +147,7 @@ def folder_or_url(text: str) -> Path | str:
     """Return a folder of this machine (a path or file://…) as a ``Path``, any other URL as text.
 
     Raises:
-        WrongValueError: it is neither.
+        WrongValueError: ``text`` is neither.
     """
     scheme, separator, rest = text.partition("://")
     if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*", scheme):
@@ -227,7 +227,7 @@ def _and_number(words: tuple[str, ...], number: Kind, example: str, make: Callab
 
 
 class Hang(NamedTuple):
-    """HANG: what follows for a worker that blocks the others, and the step timeout; None: it is learned."""
+    """HANG: the action on a worker that blocks the others, and the step timeout (None: learned)."""
 
     policy: str
     step_timeout_s: float | None
@@ -237,7 +237,7 @@ class Hang(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """STRAGGLER: what follows for a slow worker, and the multiple of the median that counts as slow."""
+    """STRAGGLER: the action on a slow worker, and the multiple of the median that counts as slow."""
 
     policy: str
     factor: float
@@ -247,7 +247,7 @@ class Straggler(NamedTuple):
 
 
 class Consistency(NamedTuple):
-    """CONSISTENCY: whose state counts if ranks differ, and the steps between two comparisons."""
+    """CONSISTENCY: which ranks are trusted if ranks differ, and the steps between two comparisons."""
 
     trust: str
     every: int | str
@@ -372,7 +372,7 @@ def _parse_share(text: str) -> float:
 
 
 class HostRest(NamedTuple):
-    """How long a host that failed is not used: the first time, and at most."""
+    """How long a host that failed is not used, in seconds: the first time, and at most."""
 
     first_s: float
     most_s: float
@@ -403,7 +403,7 @@ class Look(NamedTuple):
 
 
 class Health(NamedTuple):
-    """HEALTH: seconds between two looks, and a policy for each sign in the order of ``HEALTH_LIMITS``."""
+    """HEALTH: seconds between two checks, and a policy for each sign in the order of ``HEALTH_LIMITS``."""
 
     every_s: float
     looks: tuple[Look, ...]
@@ -1003,7 +1003,7 @@ NUMBER_OF = {
     "STRAGGLER_FACTOR": "STRAGGLER",
     "RECOVER_ATTEMPTS": "RECOVER_STRATEGY",
 }
-"""Variables of earlier releases that are now the number behind another one's words."""
+"""Variables of earlier releases that are now the number after another variable's word."""
 GRACES = {f"{name.upper()}_GRACE": name for name in ("start", "shrink", "reconnect")}
 """Variables of earlier releases that are now an item of GRACE."""
 PART_OF = {

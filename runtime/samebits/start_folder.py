@@ -27,6 +27,6 @@ def was_started_in(folder: Path | None) -> None:
 
 
 def starts_here() -> None:
-    """Set the current folder, in a process that was forked for a script."""
+    """Take the current folder as the start folder, in a process that was forked for a script."""
     global _folder
     _folder = Path.cwd()

@@ -30,8 +30,8 @@ def loads(text: str | bytes) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: it is not JSON in UTF-8, is nested too deeply, or has a number that is not finite or exceeds 64
-            bits.
+        ValueError: the text is not JSON in UTF-8, is nested too deeply, or has a number that is not finite or exceeds
+            64 bits.
     """
     if isinstance(text, bytes):
         text = text.decode()

@@ -1,8 +1,8 @@
 """A TorchX component: ``torchx run samebits.torchx:dist -j 2x4 --script train.py``.
 
-It is ``dist.torchrun`` with the rendezvous of this package, on any scheduler that TorchX knows. torchx is imported
-inside the function, since this package does not depend on it. TorchX evaluates the annotations of the arguments, so
-they cannot be postponed, and recognises that of the result by its name.
+The component is ``dist.torchrun`` with the rendezvous of this package, on any scheduler that TorchX knows. torchx is
+imported inside the function, since this package does not depend on it. TorchX evaluates the annotations of the
+arguments, so they cannot be postponed, and recognises the annotation of the result by its name.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -93,7 +93,7 @@ def _shown(file: str, line: str, folder: Path) -> str:
 
 
 def _whole(lines: list[str], number: int) -> str:
-    """Return the error's line, with the next one if it only announces that."""
+    """Return the error's line, with the next line if the first only announces it."""
     text = lines[number]
     if text.endswith(":") and number + 1 < len(lines):
         text = f"{text} {lines[number + 1].strip()}"

@@ -24,14 +24,14 @@ from samebits.store.quorum.gateway import EtcdGateway
 
 
 class EventWriter:
-    """Write the events of one start of the scheduler.
+    """Writes the events of one start of the scheduler.
 
     Args:
         directory: RECOVERY_PATH; None: events are not stored.
         core: the source of the events.
         zero_s: the Unix time at which the clock of ``core`` showed 0.
         warn: prints a line about a file that cannot be written.
-        gateway: to the etcd that holds a copy, if one does; for this writer alone.
+        gateway: to the etcd that holds a copy of the events, if there is one; used by this writer only.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class EventWriter:
         self._chronicle = Chronicle(core.state, step_of, zero_s)
 
     def heard(self, event: CoreEvent, now: float) -> None:
-        """Note an event that the core has processed."""
+        """Record an event that the core has processed."""
         if self._log is not None and type(event) is Received:
             self._chronicle.heard(event.message, now)
         elif self._log is not None and type(event) is Decision:
@@ -71,7 +71,7 @@ class EventWriter:
             self._log.close()
 
     def close(self) -> None:
-        """Close the file, and write what waits for the etcd."""
+        """Close the file, and write the waiting lines to the etcd."""
         if self._log is not None:
             self._log.end()
 
@@ -104,7 +104,7 @@ def read_events(recovery_path: Path) -> list[Event]:
 
 
 def asked_events(recovery_path: Path) -> list[Event]:
-    """Return what users have asked of the job, oldest first.
+    """Return the users' requests to the job, oldest first.
 
     Raises:
         StoreError: as :func:`read_events`.

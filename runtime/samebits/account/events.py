@@ -76,7 +76,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened.
+    """One event of a job.
 
     Attributes:
         at: seconds since 1970; never falls within one scheduler start.
@@ -218,7 +218,7 @@ class Chronicle:
     def _take_stall(self, sender: Credential, stalled_s: float) -> None:
         """Count newly reported waits of a process.
 
-        The first report of a process seated by an earlier scheduler start is not counted: that start has done so.
+        The first report of a process seated by an earlier scheduler start is not counted again.
         """
         node, incarnation = sender.node, sender.incarnation
         since, before = self._stalled_s.get(node, (incarnation, stalled_s))
@@ -228,7 +228,7 @@ class Chronicle:
             self._waited_s[node] = self._waited_s.get(node, 0.0) + grown
 
     def _stalls(self, kind: Kind) -> dict[str, float]:
-        """Return the time steps waited for saves since it was last stated, by the slowest rank."""
+        """Return how long the slowest rank's steps waited for saves, beyond what earlier events state."""
         if kind not in STALLS_TOLD:
             return {}
         waited_s = max(self._waited_s.values(), default=0.0)

@@ -2,7 +2,7 @@
 
 A single mark moves along the time line, and all time that it passes goes into exactly one bucket. So the buckets add up
 to the wall time. Time whose use is still unknown, such as the scheduler's absence while workers may train, is passed
-once later events tell.
+once later events show how it was used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Stage(enum.StrEnum):
 
 @dataclass(slots=True)
 class Goodput:
-    """Accumulates all events in order, then answers."""
+    """Accumulates all events in order, and returns the totals."""
 
     began_us: int | None = None
     mark_us: int = 0  # everything before is in a bucket
@@ -187,7 +187,7 @@ class Goodput:
             self.stage = _Stage.FORMING
 
     def _train(self, at: int, step: int) -> None:
-        if self.stage == _Stage.AWAY:  # it continued while no scheduler was there
+        if self.stage == _Stage.AWAY:  # training continued while no scheduler was there
             self.stage = _Stage.TRAINING
             self._pass_training(at, step)
         elif self.stage != _Stage.TRAINING:
@@ -241,4 +241,4 @@ _CARRIED = (
     "lost_at_us",
 )
 _LATER = ("owed_us", "lost_at_us")
-"""Not in files of earlier releases."""
+"""Fields that files of earlier releases lack."""

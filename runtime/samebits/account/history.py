@@ -67,7 +67,7 @@ class RecoveryFeed:
     """The recoveries of the job in this folder that end after this object was made.
 
     Attributes:
-        over: they, as far as the events were read.
+        over: these recoveries, as far as the events were read.
         trained: the last generation in which every member trained, according to the events read so far; 0: none.
     """
 
@@ -80,7 +80,7 @@ class RecoveryFeed:
         self.over.clear()
 
     def new(self) -> list[Recovery]:
-        """Return those that are over and were not returned before; none if the events cannot be read."""
+        """Return the recoveries that ended since the last call; none if the events cannot be read."""
         with contextlib.suppress(StoreError):
             for event in self._stream.new():
                 self._fold.add(event)
@@ -100,7 +100,7 @@ def required_events(recovery_path: Path) -> list[Event]:
     """Return the job's events.
 
     Raises:
-        UsageError: there are none.
+        UsageError: there are no events.
     """
     events = read_events(recovery_path)
     if not events:
@@ -180,7 +180,7 @@ _PHASES = {
     "meet": _BUCKETS[Bucket.FORMING],
     "restore": _BUCKETS[Bucket.RESTORING],
 }
-"""A recovery's phases as the time buckets are called that their time is in."""
+"""The names of a recovery's phases: those of the time buckets that count their time."""
 
 
 def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
@@ -197,9 +197,9 @@ def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
 
 @dataclass(slots=True)
 class StepColumn:
-    """The step that each of a job's events, in order, is shown with.
+    """Computes the step to show with each of a job's events, in order.
 
-    An event holds the step that its scheduler start had heard of, which may be behind what other events say.
+    An event holds the step that its scheduler start had heard of, which may be lower than in earlier events.
     """
 
     _reached: int = 0
@@ -219,7 +219,7 @@ class StepColumn:
 
 
 def line(event: Event, *, step: int | None) -> str:
-    """Return one event as a line; ``step`` is its ``StepColumn``, or None in a job whose script counts them alone."""
+    """Return one event as a line; ``step`` is from ``StepColumn``, or None in a job whose script alone counts steps."""
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f".{int(event.at % 1 * 1000):03d}"
     parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}"]
     if step is not None:

@@ -101,7 +101,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         committed_step: of the newest point on every member's disk.
         world_size: the present size; in an elastic world it may differ from ``wanted_size`` (WORKER_NUM).
         joining: how many workers no generation includes yet.
-        ready: how many workers have entered the round that forms; None if none forms, and from a journal.
+        ready: how many workers have entered the open round; None without an open round, and from a journal.
         seat_free_in_s: how long a process that asked for its seat must still wait; None if none does.
         standstill: which worker holds the others up, if no step is made; ``stall`` has the nodes.
         ailments: a sentence for each fault of a worker's host or device.
@@ -154,7 +154,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
         return f"job {self.job}" + (f" ({self.name})" if self.name else "")
 
     def plain(self) -> dict[str, Any]:
-        """Return what its source knows, for JSON."""
+        """Return the fields that the source knows, for JSON."""
         content: dict[str, Any] = msgspec.to_builtins(self)
         unknown = _OF_A_SCHEDULER if self.from_journal else _OF_A_JOURNAL
         for name in unknown if self.address else (*unknown, "address"):
@@ -169,17 +169,17 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def from_journal(self) -> bool:
-        """Whether no scheduler answered, so that only seats are known and not processes."""
+        """Return whether no scheduler answered, so that only seats are known and not processes."""
         return self.source == JOURNAL
 
     @property
     def nodes(self) -> tuple[WorkerView, ...]:
-        """Every node that was ever admitted."""
+        """Return every node that was ever admitted."""
         return self.workers + self.spares + self.retired
 
     @property
     def has_one_size(self) -> bool:
-        """Whether the world neither shrinks nor grows."""
+        """Return whether the world neither shrinks nor grows."""
         return self.min_world_size == self.max_world_size
 
     def node(self, name: str | None) -> WorkerView | None:

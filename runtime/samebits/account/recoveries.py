@@ -103,7 +103,7 @@ class Recoveries:
                 self._has_left = False
                 self._close(event)
             case Kind.ROUND if self._open is None and (self._leaving or self._has_left):
-                pass  # the world changes as it was told to
+                pass  # the world changes as requested
             case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
                 self._open, self._has_trained = None, False
             case Kind.CAUSE:  # it may come after the recovery
@@ -153,7 +153,7 @@ class Recoveries:
             case Kind.LEFT | Kind.RETIRED:
                 self._absent.add(event.more.get("slot"))
             case Kind.ROUND:
-                if row not in self.rows:  # the loss of a node that is no member yet begins no recovery
+                if row not in self.rows:  # losing a node that is not a member yet begins no recovery
                     self.rows.append(row)
                 row.decided_at = row.decided_at or event.at
                 row.missing = str(event.more.get("missing", ""))
@@ -162,13 +162,13 @@ class Recoveries:
                 self._absent.discard(event.more.get("slot"))
                 row.decided_at = (
                     row.decided_at or row.noticed_at
-                )  # all were lost, so the round had nobody to begin with
+                )  # all members were lost, so none was left to begin the round
                 row.seated_at = event.at
             case Kind.GENERATION:
                 row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text
                 restore = event.more.get("restore")
                 row.restore_step = restore if type(restore) is int else 0
-                row.step = max(row.step, row.restore_step, event.step)  # a survivor may have told a later one by now
+                row.step = max(row.step, row.restore_step, event.step)  # a survivor may know a later one by now
                 row.members = int(_number(event.more.get("members")))
                 row.last_to_join = str(event.more.get("last", ""))
 

@@ -15,7 +15,7 @@ from samebits.account.recoveries import Recoveries, Recovery
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``began_at`` and ``ended_at`` are in seconds since 1970; ``parts`` are child spans."""
+    """One span of a trace: ``began_at`` and ``ended_at`` in seconds since 1970, ``parts`` its child spans."""
 
     name: str
     began_at: float

@@ -1,6 +1,6 @@
 """``ModelCheckpoint`` and ``CheckpointRecovery``: a rank's points without ``samebits.elastic``, in the job's format.
 
-They are for a loop that saves and loads by itself. Every byte read is compared with its hash, everything written is
+Both are for a loop that saves and loads by itself. Every byte read is compared with its hash, everything written is
 durable when the call returns, and nothing is pickled. Points that a job has saved can be loaded here, but a job's own
 folder is never written to.
 """
@@ -134,7 +134,7 @@ class CheckpointRecovery:
         rank: the rank whose checkpoints are used.
 
     Attributes:
-        checkpoint_interval: 100; not used here, for your own loop.
+        checkpoint_interval: 100; not used here, but your own loop may read it.
         current_step: the step that was saved last.
     """
 
@@ -190,7 +190,7 @@ class CheckpointRecovery:
             optimizer: loaded too if given.
 
         Raises:
-            CheckpointError: it belongs to another model or optimizer, or is sharded; the message names it.
+            CheckpointError: the checkpoint belongs to another model or optimizer, or is sharded; the message names it.
         """
         found = next(self._whole(), None)
         if found is None:

@@ -33,7 +33,7 @@ class Replica(Protocol):
         """Return the state: plain values."""
 
     def set_state(self, state: Any) -> Any:
-        """Take this state."""
+        """Replace the state by this one."""
 
 
 class StateSynchronization:
@@ -43,7 +43,7 @@ class StateSynchronization:
     strings, bytes, lists and dicts of them. Any other type raises ``UsageError``.
 
     Attributes:
-        version: rises with every change; after :meth:`sync_state` at least the other's.
+        version: rises with every change; after :meth:`sync_state` at least the other process's version.
 
     Example::
 
@@ -73,14 +73,14 @@ class StateSynchronization:
     def sync_state(self, other_state: Mapping[str, Any]) -> None:
         """Adopt another process's values.
 
-        New names are always adopted, others only if its ``"version"`` is above this one's. Use :meth:`merge` if both
-        have changed: it compares the version of each name.
+        New names are always adopted, existing ones only if ``"version"`` is above this object's version. Use
+        :meth:`merge` if both processes have changed values: it compares the version of each name.
 
         Args:
-            other_state: the other's values and version: ``{**other.state, "version": other.version}``.
+            other_state: the other process's values and version: ``{**other.state, "version": other.version}``.
 
         Raises:
-            UsageError: ``"version"`` is missing or no number.
+            UsageError: ``"version"`` is missing or not a number.
         """
         theirs = other_state.get("version")
         if type(theirs) is not int or theirs < 0:
@@ -103,7 +103,7 @@ class StateSynchronization:
         """Replace all values by those that :meth:`serialize_state` returned.
 
         Raises:
-            UsageError: these are other bytes, or more than 1 GiB; nothing was changed.
+            UsageError: the bytes are others, or more than 1 GiB; nothing was changed.
         """
         if len(serialized) > MAX_SERIALIZED_BYTES:
             raise UsageError(f"StateSynchronization.deserialize_state: {len(serialized)} bytes are more than 1 GiB")
@@ -144,7 +144,7 @@ class StateSynchronization:
         does not matter.
 
         Raises:
-            UsageError: these are not the bytes of an export; nothing was changed.
+            UsageError: ``exported`` is not the bytes of an export; nothing was changed.
         """
         try:
             found = msgpack.unpackb(exported, raw=True, strict_map_key=False)
@@ -221,7 +221,7 @@ class ConsistencyProtocol:
         """Raise unless all states are equal.
 
         Raises:
-            UnequalError: they are not; the message names the ranks that differ.
+            UnequalError: the states differ; the message names the ranks.
         """
         judgement = self.check(states)
         if not judgement.is_equal:
@@ -283,7 +283,7 @@ class ConsistencyRecovery:
 
         Raises:
             UsageError: no states were given, or the leader's is missing.
-            UnequalError: the strategy is ``majority``, and no more than half agree.
+            UnequalError: the strategy is ``majority``, and no state is held by more than half.
         """
         judgement = ConsistencyProtocol().check(states)
         if not judgement.groups:
@@ -315,7 +315,7 @@ def _packed(name: str, value: Any) -> bytes:
 
 
 def _in_order(value: Any) -> Any:
-    """Dicts by their keys: two that are equal are packed alike."""
+    """Sort dicts by their keys, so that equal dicts are packed alike."""
     if isinstance(value, Mapping):
         return {key: _in_order(value[key]) for key in sorted(value, key=lambda key: (str(type(key)), key))}
     return [_in_order(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""``samebits.HealthChecker``: what is wrong with this host, without a job.
+"""``samebits.HealthChecker``: find problems of this host, without a job.
 
 The sensors are those of ``service.health``. The limits and their hysteresis are those of ``core.watch.health``.
 """
@@ -66,7 +66,7 @@ class HealthChecker:
         """Check this host once and keep the result as the status of ``node_id``.
 
         Return 1 if the host is healthy, 0 if it is over a limit. Only this host can be checked, so each node calls this
-        with its own id. It takes 0.1 s, during which the CPUs are measured.
+        with its own id. The call takes 0.1 s, during which the CPUs are measured.
 
         Raises:
             UsageError: ``node_id`` is negative.
@@ -81,6 +81,7 @@ class HealthChecker:
     def get_health_status(self, node_id: int) -> int:
         """Return a node's kept status.
 
-        It is 1 if the node was healthy, and 0 if it was over a limit, was never checked, or is beyond ``capacity``.
+        The status is 1 if the node was healthy, and 0 if it was over a limit, was never checked, or is beyond
+        ``capacity``.
         """
         return self._health_status[node_id] if 0 <= node_id < len(self._health_status) else 0

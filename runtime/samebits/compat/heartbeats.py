@@ -59,8 +59,8 @@ class HeartbeatDetector:
     def detect_failure(self, max_nodes: int | None = None) -> list[str | int]:
         """Return the nodes that were silent for ``timeout`` seconds, oldest first.
 
-        They are in the order of their first heartbeats. Call this at least once per ``timeout``: if two calls are
-        further apart, the time between them counts as a pause of this process, and no node's silence.
+        The nodes are in the order of their first heartbeats. Call this at least once per ``timeout``: if two calls are
+        further apart, the time between them counts as a pause of this process, and not as a node's silence.
 
         Args:
             max_nodes: return at most this many; None: all.

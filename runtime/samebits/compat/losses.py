@@ -1,4 +1,4 @@
-"""``samebits.LossMonitor``: print the loss every so many steps, and warn of one that is not finite."""
+"""``samebits.LossMonitor``: print the loss every few steps, and warn if it is not finite."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``samebits.Model``: MindSpore's training loop over a PyTorch network, loss and optimizer.
 
-For anything else, write the loop of docs/tutorials/recoverable-script.md, which is the same.
+For any other loop, start from that of docs/tutorials/recoverable-script.md, which recovers in the same way.
 """
 
 from __future__ import annotations

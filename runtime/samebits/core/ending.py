@@ -1,7 +1,7 @@
 """The ways in which a job ends (finished, stopped, given up), and their time limits.
 
-The scheduler decides when to ask. This module carries out an end for every process, and gives a job up after a delay if
-too few workers came or none is left. An end is journaled first, then sent to all; the scheduler exits once they have
+The scheduler decides when to ask. This module ends the job for every process, and gives the job up after a delay if too
+few workers arrived or none is left. An end is journaled first, then sent to all; the scheduler exits once they have
 left or a grace period is over.
 
 Training is finished when every rank's last commit is durable. The job is finished only once every rank has also reached
@@ -42,13 +42,13 @@ class Ending:
         self._filling_since = ledger.now
         self._empty_since: float | None = None
         self._deserted_at = 0.0  # when the last worker left; announced replacements do not move it
-        self._leave_by: float | None = None  # deadline for informed processes, and for a completed job's spares
+        self._leave_by: float | None = None  # deadline for processes told to leave, and for a finished job's spares
         self.ended: Ended | None = None
         self._left_with = ""
         self._causes = Causes(ledger.state.causes)
 
     def note_contact(self) -> None:
-        """Note that a process of this job, not a stranger, has sent something in this term."""
+        """Record that a process of this job has sent something in this term."""
         if self._first_heard_at is None:
             self._first_heard_at = self._filling_since = self._ledger.now
 
@@ -83,7 +83,7 @@ class Ending:
         self._left_with = self._left_with or text
 
     def trains(self, generation: int) -> None:
-        """Note that a member trains in this generation, which settles earlier causes."""
+        """Record that a member trains in this generation, which settles earlier causes."""
         self._causes.made_good(generation)
 
     def answer(self, session: str) -> bool:
@@ -107,11 +107,11 @@ class Ending:
         self._filling_since = min(self._filling_since + gap_s, now)
 
     def filling_since(self) -> float | None:
-        """Return when the first process of the job was heard, or None."""
+        """Return when the first process of the job was heard from, or None."""
         return None if self._first_heard_at is None else self._filling_since
 
     def deadline(self) -> float | None:
-        """Return when the next decision may be due."""
+        """Return the time of the next decision that depends on a deadline, or None."""
         if self.ended is not None:
             return self._leave_by
         is_trained = self._ledger.state.final is not None
@@ -123,13 +123,13 @@ class Ending:
         return min((at for at in candidates if at is not None), default=None)
 
     def fill_deadline(self) -> float | None:
-        """Return when the wait for a first generation ends."""
+        """Return when the wait for a first generation ends; None if there is no wait."""
         if self._ledger.state.generation is not None or self._rendezvous.round is not None or self.ended is not None:
             return None
         return self._filling_since + self._ledger.policy.topo_timeout_s
 
     def judge_emptiness(self) -> None:
-        """Give the job up once no worker was left, or asked for a seat, for long enough."""
+        """Give the job up if for long enough it had no worker and no request for a seat."""
         ledger = self._ledger
         is_trained = ledger.state.final is not None
         if not self._is_through():
@@ -154,8 +154,8 @@ class Ending:
     def await_replacements(self) -> None:
         """Restart the wait for workers: a supervisor reports that replacements are starting.
 
-        Any process that can connect may send this. So a job that has trained still ends when its round times out
-        (TOPO_TIMEOUT), and after training the wait for the rest of the scripts is limited too.
+        Any process that can connect may send this report, so it cannot keep a job alive for good. A round still times
+        out (TOPO_TIMEOUT), and after training the wait for unfinished scripts is limited too.
         """
         ledger = self._ledger
         if self._empty_since is None:
@@ -164,7 +164,7 @@ class Ending:
             self._empty_since = ledger.now
 
     def stop(self, by: str) -> None:
-        """End the job now; a job that its own script's error has ended keeps that end."""
+        """End the job now; if its scripts' own errors ended it, report those instead."""
         failed = self._failed_scripts() if self._ledger.state.final is not None else self._own_errors()
         if self._ledger.policy.recovery and failed:
             self._give_up()
@@ -192,8 +192,8 @@ class Ending:
     def _own_errors(self) -> list[Row]:
         """Return the missing members' own errors, if at least half of the job failed and each has one.
 
-        In that case the program is broken, not a machine. The few ranks that were torn out of a collective before they
-        met the same error would wait in vain. Errors that do not repeat (device, disk, network) are not the program's.
+        In that case the program is at fault and not a machine. The few ranks that left a collective before they met the
+        same error would wait in vain. If any error may not repeat (device, disk, network), the list is empty.
         """
         ledger = self._ledger
         if 2 * len(ledger.absent) < self._world.size():
@@ -208,10 +208,11 @@ class Ending:
         return found
 
     def _emptiness_s(self) -> float:
-        """Return for how long the job may be without workers.
+        """Return how long the job may be without workers, in seconds.
 
-        A term that has heard no worker waits longer, for processes that are being restarted. So does a finished
-        training: the process that runs the rest of a killed one's script may first have to wait for the cool-down.
+        A term in which no worker was heard from waits longer, because workers may be restarting. So does a job whose
+        training is finished: the process that runs the rest of a killed worker's script may first have to wait for the
+        cool-down.
         """
         policy = self._ledger.policy
         if self._first_heard_at is None:
@@ -234,7 +235,7 @@ class Ending:
             self._leave_by = ledger.now + END_GRACE_S
 
     def _all_are_through(self) -> None:
-        """End the job, as every script has ended; with recovery on, they must also have trained."""
+        """End a job whose scripts have all ended; with recovery on, it must also have trained."""
         ledger = self._ledger
         if ledger.policy.recovery and ledger.state.final is None:
             self.end_job(EndKind.UNTRAINED, f"every worker left before training began: {self._left_with}")
@@ -260,7 +261,7 @@ class Ending:
         return all(state.final is not None and seat.status for seat in unfinished)
 
     def _status_by(self) -> float | None:
-        """Return until when launchers may report exit statuses, or None."""
+        """Return the deadline for launchers to report exit statuses, or None."""
         ledger = self._ledger
         times = [ledger.presences[node].status_by for node in ledger.state.by_slot.values()]
         return max((at for at in times if at is not None and at > ledger.now), default=None)
@@ -306,8 +307,8 @@ class Ending:
 
         Args:
             kind: how it ends.
-            text: the reason, for people.
-            status: exit status of a script that failed after training; 0: none did.
+            text: the reason, as shown to users.
+            status: exit status of a script that failed after training; 0 if none did.
         """
         ledger = self._ledger
         if self.ended is not None:

@@ -71,7 +71,7 @@ def classify_hang(process_state: ProcessState | None, silent_s: float) -> Hang:
 
 
 def fix_of(hang: Hang, pid: int, scheduler: str = "the scheduler") -> str:
-    """Return what a person can do about a silent process; "" if unknown."""
+    """Return a command or advice that ends this hang; "" if none is known."""
     return {
         Hang.STOPPED: f"kill -CONT {pid}",
         Hang.TRACED: f"let the debugger continue or detach from pid {pid}",

@@ -2,8 +2,8 @@
 
 Only ``write`` changes durable state. It adds the record to the Ready and applies it at once, so the two cannot differ.
 Only ``miss``, ``meet`` and ``clear_absent`` change which slots are missing. Values that every message needs, such as
-the number of present slots, are kept up to date instead of being recounted: after a loss of all, ten thousand workers
-that return would otherwise be counted ten thousand times.
+the number of present slots, are kept up to date: recounting them would take ten thousand times ten thousand steps when
+ten thousand workers are lost and return.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_GENERATIONS = 64
 class Witnesses:
     """Tracks which ranks took their state from which, since this scheduler started.
 
-    A rank that copied its state from another is no independent witness. After a restart of the scheduler every rank
+    A rank that copied its state from another is not an independent witness. After a restart of the scheduler every rank
     counts as independent.
     """
 
@@ -53,14 +53,17 @@ class Witnesses:
         self._took.pop(generation - MOST_GENERATIONS, None)
 
     def origins(self, members: Sequence[Member], since: int) -> dict[int, Member]:
-        """Return, by rank, the member whose state from before generation ``since`` + 1 it holds."""
+        """Return, by rank, the member whose state the rank holds.
+
+        Only copies made after generation ``since`` count: a rank without one holds its own state.
+        """
         origins: dict[Member, Member] = {}
         for _, took in sorted(one for one in self._took.items() if one[0] > since):
             origins |= {member: origins.get(source, source) for member, source in took.items()}
         return {rank: origins.get(member, member) for rank, member in enumerate(members)}
 
 
-NAMED = 12  # nodes that a sentence names before it counts the rest
+NAMED = 12  # nodes that a sentence names; the others are counted
 MOST_NOTICES = 16
 """Notices in a status. A follower that was away for longer finds older ones in the history."""
 
@@ -123,25 +126,25 @@ class Presence:
 
     lease_until: float
     heard_at: float | None = None  # None: no message in this term
-    closed_at: float | None = None  # when the connection closed, if it has not come back
-    grace_until: float | None = None  # the deadline for it to come back
+    closed_at: float | None = None  # when the connection closed; None while it is open
+    grace_until: float | None = None  # deadline for the node to connect again
     activity: Activity = Activity.SEATED
     generation: int = 0
     round: RoundId | None = None
     step: int = 0
     last_words: str = ""
-    ended: ProcessEnded | None = None  # how its launcher says it ended, if it has sent nothing since
+    ended: ProcessEnded | None = None  # its launcher's report of its end, if no message has arrived since
     noticed_by: Notice | None = None  # how its loss was noticed, if nothing else is known about it
-    status_by: float | None = None  # its script has left; its launcher may report the exit status until then
+    status_by: float | None = None  # after its script has left: deadline for its launcher to report the exit status
     is_gone: bool = False  # it announced its end or its process was seen dead: messages that still arrive are old
     process_state: ProcessState | None = None  # the process state seen while it was silent
     seen_at: float = 0.0
     figures: tuple[Figure, ...] = ()  # its measurements
-    hang: Hang | None = None  # the reason for which it has to give up its seat
+    hang: Hang | None = None  # why it has to give up its seat
     avoids_host: bool = False  # its loss or departure is the fault of its host or device
 
     def hear(self, now: float, policy: Policy) -> None:
-        """Renew the lease: a message of its session was accepted."""
+        """Renew the lease when a message of this session is accepted."""
         self.heard_at, self.lease_until = now, now + policy.node_timeout_s
 
     def current_process_state(self) -> ProcessState | None:
@@ -195,7 +198,7 @@ class Ledger:
         self.tell_holder(self.state.seats[node], message)
 
     def tell_holder(self, seat: Seat, message: FromScheduler) -> None:
-        """Do the same as :meth:`tell` for a seat that is already looked up."""
+        """Send to the session that holds this seat."""
         if seat.session:  # a seat rebuilt without a report of its holder has no session
             self.ready.sends.append(Send(seat.session, message))
 
@@ -262,7 +265,7 @@ class Ledger:
         return self._absent_names[1]
 
     def _first_absent(self) -> list[int]:
-        """Return the lowest absent slots; drops those passed that are no longer absent."""
+        """Return the lowest absent slots; drops the stale slots that precede them."""
         found: list[int] = []
         passed = 0
         for slot in self._in_order:

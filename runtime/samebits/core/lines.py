@@ -14,7 +14,7 @@ _ORDINALS = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
 
 
 def root_of(node: str) -> str:
-    """Return the line's first node, or the node itself if it is no replacement."""
+    """Return the line's first node, or the node itself if it is not a replacement."""
     found = _REPLACEMENT.fullmatch(node)
     return node if found is None else found[1]
 
@@ -26,12 +26,12 @@ def number_of(node: str) -> int:
 
 
 def title_of(node: str) -> str:
-    """Return how people read a node: ``2``, or ``2 (second process)`` for ``2.1``."""
+    """Return a node's name for people: ``2``, or ``2 (second process)`` for ``2.1``."""
     return _titled(root_of(node), number_of(node)) if number_of(node) else node
 
 
 def titled(text: str) -> str:
-    """Return a sentence in which ``worker 2.1 (pid 7)`` reads ``worker 2 (second process, pid 7)``."""
+    """Return the text with ``worker 2.1 (pid 7)`` as ``worker 2 (second process, pid 7)``."""
     return _NAMED.sub(_retitled, text)
 
 
@@ -49,7 +49,7 @@ def _titled(root: str, number: int) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """Return the place of a line's replacement: the first one is the line's second process."""
+    """Return a replacement's ordinal; number 1 is the second process of its line."""
     return _ORDINALS[number - 1] if number <= len(_ORDINALS) else f"{number + 1}th"
 
 

@@ -102,7 +102,7 @@ class KeyOutcome(enum.IntEnum):
     DONE = 1
     ABSENT = 2  # the key does not exist; nothing was changed
     DIFFERS = 3  # the key is at another version; nothing was changed
-    REFUSED = 4  # a limit is reached, or the value is no number; nothing was changed
+    REFUSED = 4  # a limit is reached, or the value is not a number; nothing was changed
 
 
 class RoundId(NamedTuple):
@@ -139,7 +139,7 @@ class Credential(Value, frozen=True):
 class Standing(Value, frozen=True):
     """A member's knowledge of its job, from which a lost journal can be rebuilt."""
 
-    term: Int  # the latest it was sent
+    term: Int  # the latest that the scheduler sent it
     generation: Int
     round: RoundId  # the round that formed this generation
     slot: Int
@@ -172,7 +172,7 @@ class Loan(Value, frozen=True):
 
 
 class KeptCommit(Value, frozen=True):
-    """A commit that outlives its process in shared memory: all of it, or in a page the generators' states."""
+    """A commit in shared memory that outlives its process: the whole state, or only its generators' (in a page)."""
 
     point: Point
     commits: Int  # commits on the line up to this one
@@ -185,7 +185,7 @@ class Page(Value, frozen=True):
     generation: Int  # of the step after the last commit
     next_commit: Int  # number of the commit that ends that step
     collectives: Int  # launched in that step
-    draws_late: bool  # it has drawn, in any step, between the last collective and the commit
+    draws_late: bool  # in some step, random numbers were drawn between the last collective and the commit
 
 
 class OrphanedPage(Value, frozen=True):
@@ -207,7 +207,7 @@ class LiveStep(Value, frozen=True):
     """Facts about the step that led to the commit in a process's memory."""
 
     collectives: Int
-    draws_late: bool  # drew between the last collective and the commit
+    draws_late: bool  # random numbers were drawn between the last collective and the commit
 
 
 class Sharding(Value, frozen=True):
@@ -223,7 +223,7 @@ class Sharding(Value, frozen=True):
 
     @property
     def has_replicas(self) -> bool:
-        """Whether another rank holds the same part as each rank."""
+        """Return whether another rank holds the same part as each rank."""
         return any(replicates and size > 1 for size, replicates in zip(self.sizes, self.replicates, strict=False))
 
     def key_of(self, rank: int) -> tuple[int, ...]:
@@ -245,7 +245,7 @@ class Holdings(Value, frozen=True):
     blob: bytes = b""  # its part of the next generation's address map; b"": sent later
     place: Place | None = None  # the place that ``blob`` is valid for
     live: Point | None = None  # the complete commit that it holds in memory
-    looked: bool = True  # False: it has not read its disk, which takes a while
+    looked: bool = True  # False: the process has not read its disk, which takes a while
     commits: Int = 0  # commits on the line of ``live``; distinguishes several commits after one step
     copies: Few[Copy] = ()  # verified copies that it keeps for others; like ``points``, only if ``looked``
     page: Page | None = None  # of its slot, if generators' states are all that only its own points contain
@@ -255,7 +255,7 @@ class Holdings(Value, frozen=True):
     folder: Annotated[str, line(MAX_FOLDER_CHARS)] = ""  # where it searched for ``points``
     failed_with: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the runtime error that ended its generation
     sharding: Sharding | None = None  # None: every rank's point holds the whole state
-    kept: Few[KeptCommit] = ()  # commits of its slot in its host's shared memory, its predecessor's too
+    kept: Few[KeptCommit] = ()  # commits of its slot in its host's shared memory, including its predecessor's
 
 
 # ---- worker → scheduler -------------------------------------------------------------------------------------------
@@ -273,17 +273,17 @@ class Register(Value, frozen=True, tag=1):
     process: Process
     settings: Settings
     standing: Standing | None = None  # of a current or former member of a generation
-    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # a replacement's, that the job's launcher started it
-    term: Int = 0  # the latest of this job that it was sent; spares have no standing that would contain it
+    proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # of a replacement: the job's launcher started it
+    term: Int = 0  # the latest of this job that it was sent; a spare has no ``standing`` to hold it
 
 
 class Heartbeat(Value, frozen=True, tag=2):
     """The complete state of one agent, sent every HEARTBEAT_INTERVAL and after each change."""
 
     sender: Credential
-    term: Int  # of the scheduler start that the sender believes in
+    term: Int  # of the scheduler start that the sender is connected to
     activity: Activity
-    generation: Int  # the last that it was sent; 0 before the first
+    generation: Int  # the last one that it was sent; 0 before the first
     round: RoundId | None  # the last round it joined
     step: Int  # completed optimizer steps
 
@@ -356,7 +356,7 @@ class StopJob(Value, frozen=True, tag=8):
 class Decision(Value, frozen=True, tag=13):
     """An operator's or launcher's decision, for the history; nodes in ``drain`` leave at their next commit.
 
-    It is repeated without a text until they have left.
+    The decision is repeated, without its text, until these nodes have left.
     """
 
     text: Annotated[str, line(MAX_DECISION)]  # includes the reason

@@ -27,8 +27,8 @@ class Point(NamedTuple):
 class Cut(Value, frozen=True):
     """Points of ``generation`` up to ``step`` are on the job's line; later ones were abandoned.
 
-    A step of -1 marks a lost journal. Which generations existed up to this one is then known only from other cuts. So
-    all other points of them are dropped, and no later generation reuses one of their numbers.
+    A step of -1 marks a lost journal. The generations up to this one are then known only from other cuts. All their
+    points that no other cut covers are dropped, and no later generation reuses one of their numbers.
     """
 
     generation: Int

@@ -24,7 +24,7 @@ class JobCreated(Value, frozen=True, tag=1):
 
 
 class TermStarted(Value, frozen=True, tag=2):
-    """A scheduler start. Every message accepted before it arrived before ``at``."""
+    """A scheduler start. All messages accepted in earlier terms arrived before ``at``."""
 
     term: Int
     boot_id: str
@@ -65,7 +65,7 @@ class SeatLost(Told, frozen=True, tag=5):
 
 
 class CauseFound(Told, frozen=True, tag=18):
-    """A member's loss that ended its generation. Several members lost at once each get one.
+    """The loss of a member that ended its generation; one record for each member lost at once.
 
     A later record about the same member, with more details, replaces the earlier one.
     """
@@ -87,7 +87,7 @@ class SeatLeft(Value, frozen=True, tag=6):
 
 
 class SeatQuiet(Value, frozen=True, tag=12):
-    """Nothing was accepted from the node after this moment. Written by compaction only."""
+    """No message was accepted from the node after ``since``, where its cool-down starts. Written only by compaction."""
 
     node: str
     boot_id: str

@@ -52,8 +52,8 @@ class Body(Value, frozen=True):
 
     Attributes:
         delivery: when it is sent.
-        in_training: it is valid only while its sender trains in the present generation.
-        is_aside: it does not change how a heartbeat is judged.
+        in_training: the body is valid only while its sender trains in the present generation.
+        is_aside: its arrival does not change how a heartbeat is judged.
     """
 
     delivery: ClassVar[Delivery] = Delivery.ONCE
@@ -62,7 +62,7 @@ class Body(Value, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether it only withdraws an earlier body: no stall, no points."""
+        """Return whether the body is empty and so only withdraws an earlier one."""
         return not getattr(self, self.__struct_fields__[0])
 
 
@@ -231,7 +231,7 @@ class Digest(Value, frozen=True):
 
 
 class Digests(Body, frozen=True, tag=11):
-    """The digests of the sender's newest commits. Repeated with each heartbeat once it is done."""
+    """The digests of the sender's newest commits. Repeated with each heartbeat once the sender is done."""
 
     digests: Annotated[tuple[Digest, ...], Meta(max_length=MAX_DIGESTS)]
 
@@ -256,7 +256,7 @@ class Digests(Body, frozen=True, tag=11):
 
 
 class Anomaly(Body, frozen=True, tag=44):
-    """An implausible number, reported once for a row of them; or the fault, once it is known."""
+    """An implausible number, reported once for a row of them; or the fault that caused it, once it is known."""
 
     step: Count
     text: Annotated[str, line(MAX_ANOMALY_CHARS)]  # the number and what is wrong with it
@@ -267,11 +267,11 @@ class Anomaly(Body, frozen=True, tag=44):
 
 
 class LastWords(Body, Told, frozen=True, tag=5):
-    """The error that the sender is about to die of, shown to all as the cause.
+    """The fatal error of a sender that is about to exit, shown to all as the cause.
 
     Attributes:
         text: the error.
-        status: the exit code of an error of this package; 0: another error, or the sender is of an earlier release.
+        status: the exit code of an error of this package; 0 for other errors and from earlier releases.
     """
 
     text: Text

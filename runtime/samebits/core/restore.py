@@ -3,20 +3,21 @@
 Each rank has a *replica key*: ranks with equal keys hold the same part of the state (:class:`.messages.Sharding`). The
 point is the newest for which every key has a holder; a rank that lacks the point gets it from a rank with its key. A
 replicated state has one key, so one holder is enough; where each rank holds a shard of its own, every rank must hold
-the point. What a member keeps for another rank, as its buddy, counts as held under that rank's key. The point of step 0
+the point. A copy that a member keeps as another rank's buddy counts as held under that rank's key. The point of step 0
 is saved before anything is sharded, so on any disk it holds every key.
 
 A rank takes the point from the first of these that has it: its own memory; a replica's memory; the copies of commits
 that its slot has in its host's shared memory, which outlive a killed process; its own checkpoints; a replica's copies
-and checkpoints; a buddy's memory. If its points have parts of their own, its own copies and checkpoints come before a
-replica's memory, and a buddy's before a replica's checkpoints.
+and checkpoints; a buddy's memory. If a rank has parts that only its own points contain (its generators' states), its
+own copies and checkpoints come before a replica's memory, and its buddy's memory before a replica's checkpoints.
 
-The last commit is in the memory of the survivors, so disks are asked only if memories and copies do not hold every key:
-looking at one (every byte is verified) may take longer than the rest of a recovery.
+The survivors hold the last commit in memory, so disks are read only if memories and copies do not hold every key.
+Reading a disk verifies every byte and may take longer than the rest of a recovery.
 
-The states of a rank's generators are in its own points, and may have outlived it in its page (:func:`page_obstacle`).
-Otherwise all go back to the newest point that these ranks, or their buddies, hold. If there is none, the newest stands,
-and the choice says what is derived instead. A part without a holder cannot be derived: then there is no point.
+The states of a rank's generators are in its own points, and may also have survived in its page
+(:func:`page_obstacle`). If the newest point lacks them, all ranks go back to the newest point that these ranks, or
+their buddies, hold. If there is no such point, the newest is used, and the text names the states that are derived
+instead. A part without a holder cannot be derived: then there is no restore point.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Restore:
     borrowed: Mapping[int, Borrowed] = field(default_factory=dict)  # rank without the point → the copy that it loads
     lends: Mapping[int, tuple[Loan, ...]] = field(default_factory=dict)  # the same, by keeper
     serves: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # ``sources``, by holder
-    by_page: frozenset[int] = frozenset()  # those in ``sources`` whose generators are restored from pages
-    page_loans: tuple[PageLoan, ...] = ()  # the pages of those that another rank has
+    by_page: frozenset[int] = frozenset()  # ranks in ``sources`` whose generators are restored from pages
+    page_loans: tuple[PageLoan, ...] = ()  # pages of ``by_page`` ranks that another rank has to send
     lost: str = ""  # why there is no point, although members hold some
 
     def source_of(self, rank: int) -> int:
@@ -125,9 +126,9 @@ def choose(
     """Choose the restore point for these members, by rank.
 
     Args:
-        joined: what they brought.
+        joined: the members' holdings.
         committed: the last generation.
-        slots: by rank; None: a rank is its slot.
+        slots: by rank; None: each rank equals its slot.
         suspects: ranks whose memory is used only if no other holds the point. They still load their own parts.
     """
     slot_of, kept = _slots_of(joined, slots), _kept(joined)
@@ -161,8 +162,8 @@ def choose(
     point = max(common or complete)
     in_memory = dict.fromkeys(_trusted(_in_memory(joined, point), suspects, keys))
     remembered = {keys[rank] for rank in in_memory}
-    # After one step there may be several commits (one more at an epoch's end), and a disk has the first. If a memory
-    # holds the point, its last commit is meant; a rank with parts of its own uses its own disk nevertheless.
+    # A step may have several commits (one more at an epoch's end), and disks hold the first. If a memory holds the
+    # point, its last commit is used. Only ranks with parts of their own use their disks even then.
     on_disk = [
         rank
         for rank, one in sorted(joined.items())
@@ -179,7 +180,7 @@ def choose(
     borrowed = _borrow(
         {rank: slot for rank, slot in without.items() if joined[rank].own_parts or keys[rank] not in held_keys}, lent
     )
-    # Of a key that only keepers have, a rank without a copy of its own point takes another's.
+    # If only keepers hold a key, a rank without a copy of its own point takes another rank's copy.
     unserved = [rank for rank in sorted(without) if rank not in borrowed and keys[rank] not in held_keys]
     borrowed |= _share(unserved, lent, keys, slot_of)
     lacking = [rank for rank in joined if rank not in borrowed and rank not in holders]
@@ -214,8 +215,8 @@ def lost_progress(found: Point | None, known: Point | None, joined: Mapping[int,
 
     Args:
         found: the chosen restore point.
-        known: the newest point that every rank had, as the journal has it.
-        joined: what the members brought.
+        known: the newest point that every rank had, according to the journal.
+        joined: the members' holdings.
     """
     if known is None or known.step == 0 or (found is not None and found.step > 0):
         return ""
@@ -241,7 +242,7 @@ def lost_steps(found: Point | None, known: Point | None) -> str:
 
 
 def _keys(joined: Mapping[int, Holdings]) -> dict[int, Key]:
-    """By rank, its replica key; of a replicated state all keys are equal."""
+    """Return the replica key of each rank; all keys are equal if the state is replicated."""
     return {rank: () if one.sharding is None else one.sharding.key_of(rank) for rank, one in joined.items()}
 
 
@@ -252,9 +253,9 @@ def _in_memory(joined: Mapping[int, Holdings], point: Point) -> list[int]:
 
 
 def _kept(joined: Mapping[int, Holdings]) -> dict[int, frozenset[Point]]:
-    """By rank, the points of which its copies in shared memory have the last commit.
+    """Return, by rank, the points whose last commit is in its shared-memory copies.
 
-    After one step there may be several commits. The one that a live memory holds is meant, or else the last one.
+    A step may have several commits. The commit in a live memory counts as its last one, or else the newest copy.
     """
     newest: dict[Point, int] = {}
     for one in joined.values():
@@ -269,7 +270,7 @@ def _kept(joined: Mapping[int, Holdings]) -> dict[int, frozenset[Point]]:
 
 
 def _trusted(ranks: Sequence[int], suspects: Collection[int], keys: Mapping[int, Key]) -> list[int]:
-    """Leave the suspects out, except of a key that nobody else holds."""
+    """Return the ranks without the suspects, but keep suspects whose key no other rank holds."""
     sound = {keys[rank] for rank in ranks if rank not in suspects}
     return [rank for rank in ranks if rank not in suspects or keys[rank] not in sound]
 
@@ -287,7 +288,7 @@ def _without_holder(
         return set()  # saved before anything was sharded
     key_of_slot = {slot_of[rank]: key for rank, key in keys.items()}
     found = {key_of_slot.get(slot, ()) for slot, keepers in copies.items() if point in keepers}
-    # A memory whose commit others have overtaken within the step holds another one than is meant.
+    # A memory that holds an earlier commit of the same step does not count.
     found |= {keys[rank] for rank, one in joined.items() if point in held[rank] and one.live != point}
     found |= {keys[rank] for rank in _in_memory(joined, point)}
     return set(keys.values()) - found
@@ -296,12 +297,12 @@ def _without_holder(
 def _sources(
     lacking: Sequence[int], held: Sequence[Sequence[int]], initial: Sequence[int], keys: Mapping[int, Key]
 ) -> dict[int, int]:
-    """By rank without the point, a holder of its key; shared evenly.
+    """Return a holder of its key for each rank that lacks the point, spread evenly.
 
     Args:
-        lacking: these ranks.
-        held: the holders, those to be preferred first.
-        initial: the ranks whose disks hold the point of step 0, which is whole there.
+        lacking: the ranks without the point.
+        held: groups of holders, the preferred group first.
+        initial: the ranks whose disks hold the point of step 0, which is complete there.
         keys: of all ranks.
     """
     sources: dict[int, int] = {}
@@ -315,7 +316,7 @@ def _sources(
 
 
 def _parts_lost(newest: Point, without: Collection[Key], keys: Mapping[int, Key]) -> str:
-    """Explain that for no point every part of the state is left."""
+    """Explain that no point is left with all parts of the state."""
     ranks = sorted(rank for rank, key in keys.items() if key in without)
     return (
         f"the state is sharded, and no memory, copy, buffer or disk holds the part of {_ranks(ranks)} at step "
@@ -339,16 +340,17 @@ NO_SUCH_STEP = "has neither this commit nor the same number of collectives befor
 def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collection[LiveStep | None]) -> str:
     """Return why a page lacks its rank's generator states at a commit; "" if it has them.
 
-    A rank that was killed in the step that its peers have committed has launched that step's collectives. So its
-    generators at the commit are those before its last collective, unless it drew afterwards. The page of the dead
-    doesn't show that, so it is inferred from the peers, which run the same program: they launched as many collectives
-    in that step as the page counts, and none drew after the last one. Nor did the page's rank in any step before.
+    A rank that was killed in the step that its peers committed had launched all collectives of that step. So its
+    generators at the commit are in their state from before the last collective, unless it drew random numbers after
+    that. Its page doesn't show whether it did. The peers run the same program, so the answer is taken from them: they
+    launched as many collectives in that step as the page counts, and none of them drew after the last one. The page
+    must also show that its rank never did so in an earlier step.
 
     Args:
         page: of the rank.
         point: the commit.
         commits: number of commits on the line up to it.
-        steps: the last step as the ranks that hold the commit know it.
+        steps: facts about the last step, from the ranks that hold the commit.
     """
     if page is None:
         return NO_PAGE
@@ -365,14 +367,14 @@ def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collecti
 
 
 class _FoundPage(NamedTuple):
-    """The page that brings a rank's generators furthest."""
+    """The best page found for a rank's generators."""
 
     obstacle: str  # why it cannot bring them to the commit; "" if it can
     lender: int  # the rank that has it
 
 
 def _pages(joined: Mapping[int, Holdings], live: Point, slot_of: Mapping[int, int]) -> dict[int, _FoundPage]:
-    """Return, by rank, its own page if that reaches the last commit of ``live``, else one lent to it."""
+    """Return a page for each rank: the first that reaches the last commit of ``live``, else the rank's own."""
     commits = max((member.commits for member in joined.values() if member.live == live), default=0)
     steps = [one.live_step for one in joined.values() if one.live == live and one.commits == commits]
     orphaned: dict[int, list[tuple[int, Page | None]]] = {}
@@ -388,7 +390,7 @@ def _pages(joined: Mapping[int, Holdings], live: Point, slot_of: Mapping[int, in
 
 
 def _copies(joined: Mapping[int, Holdings], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
-    """Return, by slot, its points that other ranks keep, and the first rank that keeps each."""
+    """Return, by slot, its points that other ranks keep, each with the first such rank."""
     found: dict[int, dict[Point, int]] = {}
     for rank, member in sorted(joined.items()):
         for copy in member.copies:
@@ -398,7 +400,7 @@ def _copies(joined: Mapping[int, Holdings], committed: GenerationCommitted | Non
 
 
 def _borrow(wanted: Mapping[int, int], kept: Mapping[int, int]) -> dict[int, Borrowed]:
-    """Return the copies of their own points that ranks load.
+    """Return, by rank, the copy of its own point that it loads.
 
     Args:
         wanted: rank → its slot.
@@ -410,7 +412,7 @@ def _borrow(wanted: Mapping[int, int], kept: Mapping[int, int]) -> dict[int, Bor
 def _share(
     ranks: Sequence[int], kept: Mapping[int, int], keys: Mapping[int, Key], slot_of: Mapping[int, int]
 ) -> dict[int, Borrowed]:
-    """Copies of their keys' points for these ranks, shared evenly."""
+    """Return, by rank, a copy that holds its key's part, spread evenly over the copies."""
     key_of_slot = {slot_of[rank]: key for rank, key in keys.items()}
     borrowed: dict[int, Borrowed] = {}
     for rank in ranks:

@@ -144,8 +144,8 @@ class SchedulerCore:
         self._new_job_id = new_job_id
         self._claimed_term = claimed_term
         self._broken: list[str] = []  # why the last generation cannot continue
-        self._failed_collective = ""  # it cannot continue, and no member is known to be lost
-        self._newcomers: list[str] = []  # it can continue, and these nodes are ready to join it
+        self._failed_collective = ""  # why it cannot continue although no member is known to be lost
+        self._newcomers: list[str] = []  # nodes that are ready to join a generation that can continue
         self._accepted: Seat | None = None  # the sender of this step's heartbeat
         self._fenced: set[str] = set()  # sessions that were already logged as fenced
         self._is_journal_doubted = False
@@ -244,7 +244,7 @@ class SchedulerCore:
 
     @property
     def keys(self) -> KeyStore:
-        """Return the keys that it stores for the workers."""
+        """Return the keys stored for the workers."""
         return self._keys
 
     def wake_at(self) -> float | None:
@@ -284,7 +284,7 @@ class SchedulerCore:
 
     @property
     def found(self) -> Standstill | None:
-        """Return the same as values."""
+        """Return the facts behind ``standstill``; None while the job makes progress."""
         return self._watch.found
 
     def silent(self, now: float) -> list[Seat]:
@@ -303,7 +303,7 @@ class SchedulerCore:
         return self._ledger.presences.get(node)
 
     def seat_free_in_s(self) -> float | None:
-        """Return how long the last refused process still has to wait for its seat, or None."""
+        """Return the longest time in seconds that a refused process must still wait, or None."""
         return self._admission.longest_wait_s()
 
     def process_of_session(self, session: str) -> Process | None:
@@ -312,7 +312,7 @@ class SchedulerCore:
         return self._ledger.process_of(node) if node is not None else None
 
     def phase(self) -> str:
-        """Return the phase and, if it waits for nodes, their names."""
+        """Return the job's phase and the nodes that it waits for."""
         state = self._ledger.state
         if self._ending.ended:
             return "ending"
@@ -334,7 +334,7 @@ class SchedulerCore:
         return ready
 
     def _remember(self, event: Event, ready: Ready) -> None:
-        """Remember a heartbeat without effect: repeating it has none until another event does."""
+        """Remember a heartbeat without effect, so that ``repeats`` can skip its repetitions."""
         accepted, self._accepted = self._accepted, None
         if isinstance(event, Received) and isinstance(event.message, KeyCall) and ready.is_about_keys:
             return
@@ -443,7 +443,7 @@ class SchedulerCore:
             self._ledger.announce(lost)
 
     def _judge_reports(self) -> None:
-        """Begin a rebuilt job like a loaded one, with the reporting workers already heard."""
+        """Begin a rebuilt job like a loaded one; workers that reported count as heard from."""
         reporters = self._rebuild.judge()
         if reporters is None:
             return
@@ -513,7 +513,7 @@ class SchedulerCore:
             self._member_waits(seat)
         if self._ending.answer(seat.session):
             return
-        if message.term < ledger.state.term:  # it took a late message of an earlier scheduler for this one's
+        if message.term < ledger.state.term:  # it mistook a late message of an earlier scheduler for one of this term
             self._admission.welcome(seat)
         if ledger.state.final is not None:
             if message.activity is not Activity.FINISHED:
@@ -521,7 +521,7 @@ class SchedulerCore:
         elif self._rendezvous.round is not None:
             has_missed_it = seat.node not in self._rendezvous.round.joined and message.activity is not Activity.SEATED
             if has_missed_it and not self._rendezvous.remind(seat):
-                self._accepted = None  # the repetition is judged again: by then time has passed
+                self._accepted = None  # judge its repetition again: by then a reminder may be due
         elif self._rendezvous.rank_of(seat) is not None:
             self._compare_member(seat, message)
         elif seat.slot is not None and self._world.is_new(seat.slot) and message.activity is Activity.WAITING:
@@ -547,7 +547,7 @@ class SchedulerCore:
         if message.generation < committed:
             if self._rendezvous.can_tell():
                 self._rendezvous.start(seat)
-            elif message.term == self._ledger.state.term:  # otherwise it was sent to an earlier scheduler and came late
+            elif message.term == self._ledger.state.term:  # otherwise it is a late message to an earlier scheduler
                 self._break(f"worker {seat.node} did not receive generation {committed} before the scheduler died")
         elif message.generation == committed and message.activity is Activity.WAITING:
             self._failed_collective = self._why_left(seat, committed)
@@ -559,7 +559,10 @@ class SchedulerCore:
         self._finish_if_equal()
 
     def _judge_equality(self) -> None:
-        """Repair a difference or end the job once it can be named, then continue what waited for that."""
+        """Act on a known difference between ranks: roll back, or end the job.
+
+        Without a difference, finish training if all final states are equal.
+        """
         is_open = self._ending.ended is None and self._ledger.state.final is None
         found = self._equality.difference() if is_open else None
         if found is None:
@@ -644,7 +647,7 @@ class SchedulerCore:
             self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {body.text}", Level.WARNING)
 
     def _ends_job(self, seat: Seat, text: str, status: int) -> bool:
-        """End the job if a member's error ends it at every retry; return whether the job has ended."""
+        """End the job if a retry would meet the same error; return whether the job has ended."""
         if self._ending.ended is not None:
             return True
         policy = self._ledger.policy
@@ -660,8 +663,8 @@ class SchedulerCore:
     def _hear_of_end(self, end: ProcessEnded) -> None:
         """Process a launcher's report of an ended process.
 
-        Any process that can connect may send one. So it only changes messages, and only if the process itself sent no
-        error. The exception is a process that, after training, can no longer report its own exit status.
+        Any process that can connect may send this report. So it only changes messages, and only if the process itself
+        sent no error. The exception is a process that, after training, can no longer report its own exit status.
         """
         seat, presence = self._ledger.state.seats.get(end.node), self._ledger.presences.get(end.node)
         if seat is None or presence is None or seat.process[:3] != (end.host, end.pid, end.started_at):
@@ -719,7 +722,7 @@ class SchedulerCore:
         if seat is None or seat.session != session or seat.is_retired:
             return
         reason, round_ = self._leases.close(seat, gone=gone, witness=witness), self._rendezvous.round
-        is_close = witness is None  # an observed death is not new if it was known, and implies nothing about others
+        is_close = witness is None  # a reported death may be known already, and implies nothing about others
         if reason is not None:
             self._lose(seat, reason)
         elif is_close:
@@ -833,7 +836,7 @@ class SchedulerCore:
     def _judged(self, seat: Seat, words: str) -> tuple[Row, str]:
         """Return the cause row of a member's loss, and its class and remedy as text.
 
-        ``words`` is its own error message, or "".
+        ``words`` is the member's own error message, or "".
         """
         ledger, policy = self._ledger, self._ledger.policy
         presence = ledger.presences[seat.node]
@@ -865,7 +868,7 @@ class SchedulerCore:
             self._break(why)
 
     def _break(self, why: str) -> None:
-        """Note that the last generation cannot continue; an open round covers this already."""
+        """Record why the last generation cannot continue, unless a round is already open."""
         if self._rendezvous.round is None:
             self._broken.append(why)
 

@@ -74,22 +74,22 @@ class Seat:
     state: SeatState = SeatState.HELD
     reason: str = ""  # of its loss
     status: int = 0  # not 0: its script exited with this status
-    quiet_since: BootTime | None = None  # nothing was accepted from it after this moment
+    quiet_since: BootTime | None = None  # no message was accepted after this time; its cool-down starts here
     is_spare: bool = False
 
     @property
     def is_held(self) -> bool:
-        """Return whether its holder is neither lost nor has left."""
+        """Return whether the holder is neither lost nor has left."""
         return self.state is SeatState.HELD
 
     @property
     def is_lost(self) -> bool:
-        """Return whether its lease has ended without a return."""
+        """Return whether the holder's lease ended and the holder has not returned."""
         return self.state is SeatState.LOST
 
     @property
     def has_left(self) -> bool:
-        """Return whether its holder gave it up on purpose."""
+        """Return whether the holder gave up the seat on purpose."""
         return self.state is SeatState.LEFT
 
     @property
@@ -99,7 +99,7 @@ class Seat:
 
     @property
     def title(self) -> str:
-        """Return its name in messages."""
+        """Return the node's name in messages: ``worker 2`` or ``spare 2``."""
         return f"{'spare' if self.is_spare else 'worker'} {self.node}"
 
 
@@ -117,7 +117,7 @@ class JobState:
     spares: dict[str, None] = field(default_factory=dict)  # neither lost nor left, in order of arrival
     generation: GenerationCommitted | None = None
     committed_point: Point | None = None  # the newest on the job's line that every member held at the time
-    lost_point: Point | None = None  # it, once a generation had to start from an older point
+    lost_point: Point | None = None  # the former ``committed_point``, once a generation had to start from an older one
     final: Point | None = None
     interruptions: tuple[JobInterrupted, ...] = ()
     finished: bool = False
@@ -232,7 +232,7 @@ class JobState:
                 self.finished = True
 
     def superseded(self, committed: GenerationCommitted) -> list[str]:
-        """Return replaced replacements that hold nothing, to be forgotten with this generation.
+        """Return the superseded replacements without a seat, which this generation drops.
 
         Only the first and the last node of a line stay, however often its process was restarted.
         """
@@ -287,7 +287,7 @@ class JobState:
         self.spares[record.node] = None
 
     def snapshot(self) -> Iterator[Record]:
-        """Return the fewest records whose replay gives this state."""
+        """Yield the fewest records whose replay gives this state."""
         yield JobCreated(self.job, self.name, self.settings)
         yield from self.interruptions  # before the seats, whose statuses they would clear
         if self.boot_id:

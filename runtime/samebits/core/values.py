@@ -112,7 +112,7 @@ def _texts_of(kind: type[Value]) -> tuple[str, ...]:
 def unprintable(value: Any) -> str | None:
     """Return the path of the first field that is not a printable line, or None.
 
-    Only values from a peer are checked, so that a text never ends one of our own threads.
+    Only values from a peer are checked, so that text of our own cannot raise an error in one of our threads.
     """
     found = _finder_of(type(value))(value)  # type: ignore[arg-type]  # classes are hashable; mypy disagrees
     return None if found is None else f"{type(value).__name__}{found}"

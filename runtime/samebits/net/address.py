@@ -42,7 +42,7 @@ def listening(
     """Return the addresses of this machine that SCHED_HOST or ``bind`` names, and the port.
 
     If SCHED_HOST names several hosts, the first one that is this machine is used. If several are, as on a machine with
-    one scheduler on each of two ports, it is the first one whose port is free.
+    one scheduler on each of two ports, the first one whose port is free is used.
 
     Args:
         host: SCHED_HOST.
@@ -263,7 +263,7 @@ def free_port(addresses: Sequence[str]) -> int:
     """Return a TCP port that is free on all of these addresses now.
 
     Raises:
-        ListenError: there is none.
+        ListenError: no port is free on all of them.
     """
     sockets = listen(addresses, 0)
     try:

@@ -1,4 +1,4 @@
-"""The addresses at which the scheduler may be, and the one that is tried now.
+"""Track the addresses at which the scheduler may be, and the one that is tried now.
 
 SCHED_HOST may name a file of addresses. It is read in a thread of its own, because a file system that hangs must not
 block the connection that keeps a worker's seat. If the file cannot be read, the previous addresses stay, and the cause
@@ -31,7 +31,7 @@ def read_file(path: Path, port: int) -> tuple[SchedulerAddress, ...]:
     """Return the addresses in the file that SCHED_HOST names.
 
     Raises:
-        NotHostsError: it cannot be read, is not a plain file, is too large or incomplete, or names no host.
+        NotHostsError: the file cannot be read, is not a plain file, is too large or incomplete, or names no host.
     """
     try:
         content = read_named_file(path, MAX_FILE_BYTES)
@@ -50,7 +50,7 @@ def addresses_now(host: str, port: int) -> tuple[SchedulerAddress, ...]:
         port: SCHED_PORT.
 
     Raises:
-        NotHostsError: it names an unusable file; the message is a whole sentence with the fix.
+        NotHostsError: SCHED_HOST names an unusable file; the message is a whole sentence with the fix.
     """
     file = file_in(host)
     if file is None:
@@ -97,12 +97,12 @@ class AddressBook:
 
     @property
     def present(self) -> SchedulerAddress | None:
-        """The address that is tried or used now; None until a file has named one."""
+        """Return the address that is tried or used now; None until a file has named one."""
         return self._all[self._index] if self._all else None
 
     @property
     def every(self) -> tuple[SchedulerAddress, ...]:
-        """All known addresses, in order."""
+        """Return all known addresses, in order."""
         return self._all
 
     def slowness(self, most: int) -> int:
@@ -117,7 +117,7 @@ class AddressBook:
         """Record that the scheduler at the present address refused this process.
 
         Returns:
-            All refusals, once every address refused when last tried; otherwise "".
+            The refusals of all addresses, once each has refused at its last try; otherwise "".
         """
         if self.present is not None:
             self._refusals[self.present] = why
@@ -146,7 +146,7 @@ class AddressBook:
         self._reader.start()
 
     def take(self) -> tuple[bool, str]:
-        """Return whether the file now has other addresses, and a message to log or "".
+        """Take the addresses read last; return whether they are new, and a message to log or "".
 
         The present address stays if it is still listed.
         """

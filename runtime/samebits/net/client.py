@@ -3,14 +3,16 @@
 With ``IMMEDIATE``, ZeroMQ queues nothing while there is no connection. Messages are dropped while the scheduler is
 away, and the agent repeats those that still matter after the reconnect.
 
-A failed handshake tells little. The scheduler closes the connection of a worker with another secret or none, and also
-that of any worker while it is flooded. So after ``ASK_AFTER`` failures in a row, :func:`greet` asks the other end for
-its greeting. A greeting with another mechanism is conclusive. One with our mechanism is not: the connection it came
-over is kept, and only if ``REFUSED_AFTER`` younger ones are closed while it stands was our secret refused (``net.gate``
-closes connections in this order). In all other cases the handshake is tried again, even if ZeroMQ itself would give up.
+A failed handshake has several possible causes. The scheduler closes the connection of a worker with another secret or
+none, and also that of any worker while it is flooded. So after ``ASK_AFTER`` failures in a row, :func:`greet` asks the
+other end for its greeting. A greeting with another mechanism is conclusive. With our mechanism it is not: its
+connection is then kept as a witness, and only if ``REFUSED_AFTER`` younger ones are closed while the witness stands was
+our secret refused (``net.gate`` closes connections in this order). In all other cases the handshake is tried again,
+even if ZeroMQ itself would give up.
 
-If SCHED_HOST names several addresses, each gets a socket of its own, so that no message of one is received over the
-next. The client leaves an address if no handshake completes in time, if its secret differs, or if its user asks for it.
+If SCHED_HOST names several addresses, each gets a socket of its own, so that no message from one address is received
+over the next. The client leaves an address if no handshake completes in time, if its secret differs, or if its user
+asks for it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from samebits.scheduler_hosts import SchedulerAddress
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(8) + b"\x7f" + b"\x03"
 _MINOR_VERSION = b"\x01"
 _AS_CLIENT_AND_FILLER = bytes(32)
-_STAY_S = 0.05  # the scheduler looks up a connection's address when it sees it, which works only while it stands
+_STAY_S = 0.05  # the scheduler looks up a connection's address on accept, while the connection must still stand
 _GREETING_BYTES = 64
 _MECHANISM = slice(12, 32)
 
@@ -54,7 +56,7 @@ class Greeted:
         self.mechanism = mechanism
 
     def stands(self) -> bool:
-        """Return whether the other end has not closed it."""
+        """Return whether the other end has not closed the connection."""
         self._connection.setblocking(False)
         try:
             while self._connection.recv(_GREETING_BYTES):
@@ -200,7 +202,7 @@ class Client:
 
     @property
     def address(self) -> SchedulerAddress | None:
-        """The address that is tried or used now; None until the file of SCHED_HOST has named one."""
+        """Return the address that is tried or used now; None until the file of SCHED_HOST has named one."""
         return self._book.present
 
     def _open(self) -> None:
@@ -241,13 +243,13 @@ class Client:
         self._leave_at, self._is_waited_for = self._patience_ends_at(), True
 
     def _patience_ends_at(self) -> float | None:
-        """Return when to leave the present address if no handshake completes; None without a choice."""
+        """Return when to leave the present address if no handshake completes; None without another address."""
         if not self._book.has_choice:
             return None
         return time.monotonic() + TRY_S * self._book.slowness(2)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Sleep until something arrives, ``wake`` is called, or the time is over."""
+        """Sleep until something arrives, ``wake`` is called, or ``timeout_s`` has passed."""
         for at in (self._retry_at, self._leave_at):
             if at is not None:
                 left_s = max(0.0, at - time.monotonic())
@@ -261,7 +263,7 @@ class Client:
         self._waker.wake()
 
     def look_elsewhere(self, refusal: str = "") -> str:
-        """Leave the present address, whose scheduler is not ours; does nothing without a choice.
+        """Leave the present address, whose scheduler is not ours; does nothing if there is no other address.
 
         Args:
             refusal: why the scheduler there refused this process as another job's, if it did.
@@ -317,7 +319,7 @@ class Client:
             yield from self._open_again()
 
     def _go_on(self) -> Iterator[Down]:
-        """Leave the present address for the next one, and have the file read again."""
+        """Leave the present address for the next one, and read the file of addresses again."""
         self._book.look()
         self._book.turn()
         yield from self._open_again()
@@ -365,7 +367,7 @@ class Client:
                 yield from self._told(told)
 
     def _told(self, told: ShutOut | TurnedAway) -> Iterator[ShutOut | TurnedAway | PassedOver]:
-        """Report a failed handshake: as a verdict if there is no choice, or all addresses failed."""
+        """Report a failed handshake: as final if there is no other address, or all have failed."""
         if not self._book.has_choice:
             yield told
             return

@@ -36,8 +36,7 @@ TICKET_BYTES = 16
 _QUEUE = 8
 """Messages queued per direction.
 
-ZeroMQ learns about what was read in steps of half a queue, so the queue must hold the window and as many messages
-again.
+ZeroMQ reports what was read in steps of half a queue, so the queue must hold twice the window.
 """
 _OVERHEAD_BYTES = 1024  # of encryption
 _NOW = int(zmq.NOBLOCK)
@@ -49,7 +48,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """The keeper's address and its ticket; as text for the members of a generation."""
+    """The keeper's address and its ticket; ``str`` gives the form that a generation's members receive."""
 
     endpoint: str
     ticket: bytes = field(repr=False)
@@ -91,7 +90,7 @@ class Piece(Value, frozen=True, tag=2):
 
 
 class Taken(Value, frozen=True, tag=3):
-    """Keeper: so many bytes were received; 0 means that there is room and the sender may begin."""
+    """Keeper: this many bytes were received; 0 means that there is room and the sender may begin."""
 
     transfer: Int
     received_bytes: Int
@@ -159,16 +158,16 @@ class KeeperSocket:
 
     @property
     def sources(self) -> list[zmq.Socket[Any]]:
-        """The sockets that become readable when ``drain`` has something to do."""
+        """Return the sockets that become readable when ``drain`` has something to do."""
         return [self.socket, *self._gate.sources]
 
     @property
     def look_within_s(self) -> float | None:
-        """Seconds after which to call ``drain`` even if nothing is readable; None: not needed."""
+        """Return the seconds after which to call ``drain`` even if nothing is readable; None: not needed."""
         return CHECK_S if self._gate.has_guests else None
 
     def drain(self, most: int = 2 * _QUEUE) -> Iterator[Said]:
-        """Yield the messages received, without invalid ones, and close connections beyond the bound."""
+        """Yield the valid messages received, and close connections beyond the bound."""
         self._gate.take()
         for _ in range(most):
             try:
@@ -222,7 +221,7 @@ class SenderSocket:
         self.socket.connect(endpoint)
 
     def drain(self, most: int = 2 * _QUEUE) -> Iterator[FromKeeper]:
-        """Yield the messages received, without invalid ones."""
+        """Yield the valid messages received."""
         for _ in range(most):
             try:
                 frames = self.socket.recv_multipart(_NOW)

@@ -61,7 +61,7 @@ def secret_words(secret: str | None, secret_file: Path | None) -> bytes | None:
     """Return the secret's bytes without the line end that an editor or ``echo`` leaves; None if none is given.
 
     Raises:
-        SettingsError: it cannot be read or is unusable; its text appears in no message.
+        SettingsError: the secret cannot be read or is unusable; its text appears in no message.
     """
     if secret is not None:
         return _checked(os.fsencode(secret), "CLUSTER_SECRET=(hidden)", "export CLUSTER_SECRET")

@@ -6,14 +6,14 @@ import resource
 
 from samebits.errors import SettingsError
 
-_OF_A_PROCESS = 64  # a worker of two has 32 open, and the script's data adds to that
+_OF_A_PROCESS = 64  # a worker in a job of two has 32 open, and the script's data adds to that
 _OF_A_WORKER = 2  # in the scheduler, its connection and its pidfd; in another worker, gloo's connection and a spare one
 _UNLIMITED = 1 << 20
 _USUAL = 1024  # a Linux shell's soft limit; enough for a job of some hundred workers
 
 
 def needed_descriptors(workers: int = 0) -> int:
-    """Return how many descriptors a process needs in a job with so many workers and spares."""
+    """Return how many descriptors a process needs in a job of ``workers`` workers and spares."""
     return _OF_A_PROCESS + _OF_A_WORKER * workers
 
 
@@ -24,7 +24,7 @@ def hard_limit() -> int:
 
 
 def require_descriptors(workers: int = 0) -> None:
-    """Raise the limit to at least what a job with so many workers needs.
+    """Raise the limit to at least what a job of ``workers`` workers and spares needs.
 
     Without this check libzmq would abort the process, or the job would stall with only a line in one of its logs.
 
@@ -48,7 +48,7 @@ def raise_descriptor_limit() -> int:
     """Raise the limit to the maximum for this user, and return it.
 
     Raises:
-        SettingsError: it is too low for any process of a job.
+        SettingsError: the limit is too low for any process of a job.
     """
     require_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

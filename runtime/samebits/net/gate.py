@@ -1,8 +1,8 @@
 """Watch the connections of a listening socket, authenticate them, and close those beyond the bounds.
 
-It handles ZeroMQ's connection events (``zmq_socket_monitor(3)``), the decision on a key (ZAP, RFC 27), and the bound on
-connections, but no messages. A connection that ends before it became a peer is counted here with its address and leaves
-no other state.
+This module handles ZeroMQ's connection events (``zmq_socket_monitor(3)``), the decision on a key (ZAP, RFC 27), and the
+bound on connections, but no messages. A connection that ends before it became a peer is counted here with its address
+and leaves no other state.
 
 A connection is a guest until it is settled. With a secret its first message settles it, which only a process that knows
 the secret can send. Without one it is settled when the scheduler promises it a seat. Beyond the bound, guests are
@@ -99,7 +99,7 @@ class _Guest:
 
 
 class Gate:
-    """Watch one listening socket; not thread-safe.
+    """Watches one listening socket; not thread-safe.
 
     Args:
         listening: the socket, before it is bound.
@@ -107,9 +107,9 @@ class Gate:
         max_connections: bound on connections, with or without a finished handshake; beyond it guests are closed.
         max_unheard_bytes: how much a connection may send without completing a message: ZeroMQ bounds the frame and the
             queue, but not the number of frames per message.
-        silence_s: a connection is closed after about a third longer without a byte. Our processes send more often than
-            that, and otherwise ZeroMQ's own heartbeat does. A late check counts once, so a scheduler that was stopped
-            closes no connection. A guest must send its first message in the same time.
+        silence_s: a connection is closed once it has sent no byte for about a third longer. Our processes send more
+            often than this, and otherwise ZeroMQ's own heartbeat does. A late check counts once, so a scheduler that
+            was stopped closes no connection. A guest must send its first message in the same time.
     """
 
     def __init__(
@@ -151,12 +151,12 @@ class Gate:
 
     @property
     def sources(self) -> list[zmq.Socket[bytes]]:
-        """The sockets that become readable when a connection needs attention."""
+        """Return the sockets that become readable when a connection needs attention."""
         return [self._monitor] if self._zap is None else [self._monitor, self._zap]
 
     @property
     def connections(self) -> int:
-        """The number of connections, as of the last events taken."""
+        """Return the number of connections, as of the last events taken."""
         return len(self._address_of)
 
     def address_of(self, descriptor: int) -> str:
@@ -182,12 +182,12 @@ class Gate:
 
     @property
     def has_guests(self) -> bool:
-        """Whether any connection is not settled."""
+        """Return whether any connection is not settled."""
         return bool(self._guests)
 
     @property
     def has_news(self) -> bool:
-        """Whether ``take`` would return something even if no source is readable."""
+        """Return whether ``take`` would return something even if no source is readable."""
         return bool(self._ended or self._rejected)
 
     def stands(self, descriptor: int) -> bool:

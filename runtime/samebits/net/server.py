@@ -116,7 +116,7 @@ class _Peer:
 
 
 class Server:
-    """Listen, receive and send. Not thread-safe, except ``wake``.
+    """Listens, receives and sends. Not thread-safe, except ``wake``.
 
     Args:
         addresses: local addresses, IPv4 and IPv6.
@@ -186,7 +186,7 @@ class Server:
                 raise cannot_listen(address, port, error.errno, error.strerror) from None
 
     def watch(self, descriptor: int) -> None:
-        """Make ``wait`` return when this descriptor becomes readable, too."""
+        """Make ``wait`` also return when this descriptor becomes readable."""
         self._poller.register(descriptor, zmq.POLLIN)
 
     def unwatch(self, descriptor: int) -> None:
@@ -310,7 +310,7 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """The number of connections, including those that are not peers yet."""
+        """Return the number of connections, including those that are not peers yet."""
         return self._gate.connections
 
     def address_of(self, peer: str) -> str:
@@ -318,7 +318,7 @@ class Server:
         return self._gate.address_of(self._descriptor_of.get(peer, -1))
 
     def send(self, peer: str, message: object) -> bool:
-        """Send, and return whether the peer is there; a message for a peer that is gone is dropped.
+        """Send a message; return False, and drop it, if the peer is gone.
 
         The scheduler repeats it when the peer returns.
         """

@@ -1,4 +1,4 @@
-"""Sockets' small parts: a pipe that wakes a polling thread, and ZeroMQ's event format."""
+"""Small helpers for sockets: a pipe that wakes a polling thread, and ZeroMQ's event format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zmq
 
 
 class Waker:
-    """Make ``descriptor`` readable by ``wake`` and unreadable by ``rest``; after ``close`` a wake does nothing."""
+    """Makes ``descriptor`` readable by ``wake`` and unreadable by ``rest``; after ``close`` a wake does nothing."""
 
     def __init__(self) -> None:
         self.descriptor, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,8 +60,8 @@ def close_both(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
 def source_of(body: zmq.Frame) -> int | None:
     """Return the descriptor of the connection that a message came over, or None if ZeroMQ has none.
 
-    It has none for a peer that speaks ZMTP 1.0 or 2.0, and takes anything that does not begin with a signature for one:
-    a browser, a scraper, a TLS hello, five bytes.
+    ZeroMQ has none for a peer that speaks ZMTP 1.0 or 2.0. It treats any peer whose data does not begin with a
+    signature as such a peer: a browser, a scraper, a TLS hello, five bytes.
     """
     try:
         return int(body.get(_SRCFD))

@@ -1,4 +1,4 @@
-"""The worker's control thread: it keeps the seat while the main thread computes, and passes orders on.
+"""Run the worker's control thread, which keeps the seat while the main thread computes.
 
 The thread owns the connection and the agent's core. The main thread calls the methods below, which post an event and,
 if they wait, sleep on one condition. Two actions happen in the control thread itself, whatever blocks the main thread:
@@ -129,7 +129,7 @@ class Agent:
         stalled_s: seconds that steps have waited for saves; set by the main thread, sent with saved points.
         figures: the newest of each of the script's figures; set by the main thread, sent with heartbeats.
         observe: called in the control thread more often than once per heartbeat; returns the main thread's position if
-            that stands still.
+            it makes no progress.
         pace: duration of the last steps; set by the main thread, sent once per window of steps.
         on_break: called in the control thread, with the reason, when the present group must be left.
         on_link: called in the control thread with whether the scheduler can be reached, when that changes.
@@ -228,7 +228,7 @@ class Agent:
             meanwhile: called once if no seat is free at once, for work that needs none.
 
         Raises:
-            SameBitsError: the process gets no seat, for this reason.
+            SameBitsError: the process gets no seat; the message says why.
         """
         self._thread.start()
         self._health.start()
@@ -259,7 +259,7 @@ class Agent:
         """Wait in the rendezvous for a generation; return the final point if training is finished.
 
         Args:
-            holdings: what this process brings.
+            holdings: the points and other state that this process holds.
             again: returns other holdings that the round needs; unnecessary if the disk has been read.
 
         Raises:
@@ -305,7 +305,7 @@ class Agent:
         self._health.watch_device(device)
 
     def trains(self, generation: int) -> None:
-        """Note that the group is formed and the state is restored."""
+        """Report that the group is formed and the state is restored."""
         self._post(Trains(generation))
 
     def report_saved(self, points: Sequence[Point]) -> None:
@@ -338,7 +338,7 @@ class Agent:
         Args:
             ask: the call.
             timeout_s: limit; None: TOPO_TIMEOUT.
-            is_wait: it depends on other processes, so the end of this process's generation ends it too.
+            is_wait: the answer depends on other processes, so the end of this process's generation ends the wait too.
 
         Raises:
             KeyValueError: this process has too many open calls.
@@ -393,7 +393,7 @@ class Agent:
         return True
 
     def speak_last(self, text: str, status: int = 0) -> None:
-        """Tell the scheduler the error that this process is about to die of, with this package's exit code for it."""
+        """Report this process's fatal error, with its exit code if the error is this package's."""
         self._is_dying = True
         self._report(LastWords(text, status))
 
@@ -407,7 +407,7 @@ class Agent:
             self._closed.wait(timeout=1.0)
 
     def verdict(self, timeout_s: float) -> SameBitsError | None:
-        """Return the scheduler's verdict shortly after a failed collective, or None."""
+        """Wait up to ``timeout_s`` for the scheduler's verdict on a failed collective; return it or None."""
         with self._changed:
             self._changed.wait_for(lambda: self.must_end is not None, timeout_s)
         return self._told_to_end()
@@ -417,12 +417,12 @@ class Agent:
         self._must_end(error)
 
     def wait_for_end_of_generation(self) -> NoReturn:
-        """Wait until the scheduler ends this generation or the job, as after a difference, and raise that."""
+        """Wait until the scheduler ends this generation or the job, as after a difference; raise the error."""
         self._wait(lambda: None, until_interrupted=True)
         raise AssertionError("nothing else ends that wait")
 
     def check(self) -> None:
-        """Raise what ended this process's generation or place in the job, if anything has."""
+        """Raise the error that ended this process's generation or its place in the job, if there is one."""
         if self.interrupted:
             raise self._told_to_end() or GenerationEndedError(_MEMBER_LOST)
         if self._members_change:
@@ -524,7 +524,7 @@ class Agent:
         return Passed(self.step)
 
     def _pause_s(self, wake_at: float | None) -> float:
-        """Return the pause, at most a heartbeat's interval, so that ``LifeSign.beat`` shows that Python runs."""
+        """Return the seconds to sleep: at most a heartbeat's interval, so ``LifeSign.beat`` shows that Python runs."""
         deadlines = [wake_at, self._end_at, self._lonely_at, self._say_at if self._seat_at is not None else None]
         longest_at = clock.now_s() + self._settings.heartbeat_interval_s
         earliest = min((at for at in deadlines if at is not None), default=longest_at)
@@ -735,7 +735,7 @@ class Agent:
 
 
 def _reaches(restore: Point | None, committed: Point) -> bool:
-    """Return whether a generation that starts there includes the committed point."""
+    """Return whether a generation that starts from ``restore`` includes the committed point."""
     return restore is not None and restore >= committed
 
 

@@ -100,7 +100,7 @@ def _row(row: dict[str, Any], name: str, line: int) -> Row:
 
 
 def _one_of(row: dict[str, Any], key: str, values: dict[str, Any], name: str, line: int) -> Any:
-    """Return the value of the key's word; None if the key is missing."""
+    """Return the value that the key's word stands for; None if the key is missing."""
     if key not in row:
         return None
     word = row[key]

@@ -20,7 +20,7 @@ def boot_id(process: Path = Path("/proc/self")) -> str:
     """Return an id of the boot, and of any clock shift; unique if the machine provides none.
 
     Args:
-        process: its folder in /proc; another one only in tests.
+        process: this process's folder in /proc; another one only in tests.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -51,7 +51,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
         on_wait: called with a sentence while the etcd does not answer.
 
     Raises:
-        JournalDamagedError: what is in the etcd is not a journal.
+        JournalDamagedError: the data in the etcd is not a journal.
         StoreError: the etcd or the disk refuses.
     """
     gateway = gateway_of(settings, on_wait)
@@ -70,7 +70,7 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
 
 
 def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
-    """Return which live scheduler serves the job whose journal lies in an etcd; "" if none does.
+    """Describe the live scheduler that serves the job whose journal lies in an etcd; "" if there is none.
 
     Raises:
         StoreError: the etcd does not answer, or refuses.
@@ -84,10 +84,10 @@ def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:
 
 
 def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
-    """Make the folder's journals and events copies of those in the etcd; the caller holds the folder's lock.
+    """Copy the journals and events in the etcd to the folder; the caller holds the folder's lock.
 
     Raises:
-        JournalDamagedError: what is in the etcd is not a journal.
+        JournalDamagedError: the data in the etcd is not a journal.
         StoreError: the etcd or the disk refuses.
     """
     refresh_copies(recovery_path, gateway)
@@ -97,7 +97,7 @@ def refresh_folder(recovery_path: Path, gateway: EtcdGateway) -> None:
 def clear(settings: Settings, role: str, on_wait: Callable[[str], object]) -> None:
     """Remove a job from the etcd once the folder with its copy was moved aside.
 
-    A scheduler of that job that still lives is superseded first, so that it writes nothing more.
+    A scheduler of that job that is still alive is superseded first, so that it writes nothing more.
 
     Raises:
         StoreError: the etcd refuses.
@@ -128,7 +128,7 @@ def written_term(recovery_path: Path) -> int:
     """Return the last term in the folder's journal; 0 if there is none.
 
     Raises:
-        JournalDamagedError: it cannot be read.
+        JournalDamagedError: the journal cannot be read.
     """
     return _state_in(recovery_path).term
 

@@ -32,7 +32,7 @@ from samebits.store.child_processes import tied
 from samebits.store.process_identity import ProcessIdentity
 
 LOOK_S = 0.5  # for changes that no descriptor reports: members that come or go
-BLAME_S = 5.0  # how long a failed script waits for news that another one's death was the reason
+BLAME_S = 5.0  # how long to wait, after a script failed, for news that another rank's death was the reason
 LEFT_STATUS = 143
 _FINISHED = b"plain"
 _OF_THE_LAUNCHER = ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID")
@@ -49,15 +49,15 @@ class Script:
         self._descriptor = os.pidfd_open(self._process.pid)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once it has ended."""
+        """Return a descriptor that is readable once the script has ended."""
         return self._descriptor
 
     def status(self) -> int | None:
-        """Return its status as subprocess does: negative for a signal, None while it runs."""
+        """Return the script's status as subprocess does: negative for a signal, None while it runs."""
         return self._process.poll()
 
     def end(self, grace_s: float) -> None:
-        """End it and all processes of its session: SIGTERM, then SIGKILL after ``grace_s``."""
+        """End the script and all processes of its session: SIGTERM, then SIGKILL after ``grace_s``."""
         for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, number)  # not reaped yet, so the pid is not reused

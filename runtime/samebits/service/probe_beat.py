@@ -1,4 +1,4 @@
-"""Keep PROBE_FILE up to date: a thread notes every second that this process lives.
+"""Keep PROBE_FILE up to date: a thread records every second that this process lives.
 
 ``store.probe_note`` defines the content. The thread needs the interpreter as training does, so a process that stands
 still, or whose interpreter is held by C code, stops updating the file.

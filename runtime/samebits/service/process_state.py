@@ -4,7 +4,7 @@
   lives. The kernel hands it on before it frees a killed process's memory (44 ms a GB) and closes its connections. It is
   in an unnamed file (memfd_create(2)) that others open through /proc, so nothing has to be removed.
 - :func:`look`: the kernel's state of a process, and when its control thread last ran Python.
-- :class:`ProcessObserver`: which silent workers of this host to report to a scheduler that may be on another host.
+- :class:`ProcessObserver`: chooses the silent workers of this host to report to a scheduler, perhaps on another host.
 
 ``core.hangs`` interprets the observations.
 """
@@ -81,7 +81,7 @@ class LifeSign:
         _libc.pthread_mutex_lock(self._mutex)
 
     def beat(self) -> None:
-        """Note that the control thread runs Python now, for ``quiet_s`` in other processes."""
+        """Record that the control thread runs Python now, for ``quiet_s`` in other processes."""
         _BEAT.pack_into(self._mapped, _BEAT_AT, clock.now_s())
 
     def beat_no_more(self) -> None:
@@ -89,7 +89,7 @@ class LifeSign:
         _BEAT.pack_into(self._mapped, _BEAT_AT, 0.0)
 
     def give_up(self) -> None:
-        """Release the sign, once, in the thread that holds it: the end from now on is no death."""
+        """Release the sign, once, in the thread that holds it; the process's end then does not count as a death."""
         _libc.pthread_mutex_unlock(self._mutex)
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._mutex))
         os.close(self.whereabouts.descriptor)
@@ -99,7 +99,7 @@ class WatchedSign:
     """Another process's sign of life, opened by this process.
 
     Raises:
-        OSError: it is missing or another's: that process is gone, or in another container.
+        OSError: the sign is missing or another session's, because the process is gone or in another container.
     """
 
     def __init__(self, at: Whereabouts) -> None:
@@ -238,7 +238,7 @@ class ProcessObserver:
         self._due_at = float("-inf")
 
     def look(self, here: Mapping[str, ProcessIdentity], now: float) -> list[status.ForHistory]:
-        """Return what to report about these processes, by node. May be called at any rate."""
+        """Return the reports on these processes (by node) that are due. May be called at any rate."""
         if now < self._due_at:
             return []
         self._due_at = now + self._lease_s / LOOKS_A_LEASE

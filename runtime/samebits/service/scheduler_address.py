@@ -34,7 +34,7 @@ def wait_for_name(settings: Settings) -> None:
     One of several hosts is enough; a file must exist and name one.
 
     Raises:
-        SchedulerUnreachableError: there is still none.
+        SchedulerUnreachableError: no host has an address after that time.
     """
     deadline = time.monotonic() + settings.topo_timeout_s
     said = ""
@@ -63,7 +63,7 @@ def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
         port: SCHED_PORT.
 
     Raises:
-        socket.gaierror: none ever had one in this process.
+        socket.gaierror: no host ever had an address in this process.
     """
     return frozenset((str(address[0]), int(address[1])) for _, address in _of_every(host, port))
 

@@ -51,7 +51,7 @@ class Answer:
 
 
 def report_crashes() -> None:
-    """Have a crash in compiled code write the threads' Python lines to the log, unless the user has set that up."""
+    """Make a crash in compiled code write all threads' Python lines to the log, unless that is set up already."""
     if not faulthandler.is_enabled():
         faulthandler.enable(file=_STDERR, all_threads=True)
 

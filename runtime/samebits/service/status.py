@@ -165,13 +165,13 @@ def question(*, follow: bool) -> StatusQuery:
 def stop_request(by: str) -> StopJob:
     """Return a request to end the job gracefully; ``by`` is shown to all processes.
 
-    It may be the whole text of an exception, so it is cut to the one line that a scheduler accepts.
+    ``by`` may be the whole text of an exception, so it is cut to the line that a scheduler accepts.
     """
     return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS))
 
 
 def decision(text: str, drain: Sequence[str] = ()) -> Decision:
-    """Return a decision for the job's history, and the nodes that it asks to leave."""
+    """Return a decision for the job's history, with the nodes that it asks to leave."""
     return Decision(printable(text, MAX_DECISION, IN_LOGS), tuple(drain)[:MAX_ITEMS])
 
 
@@ -197,12 +197,12 @@ def process_seen(node: str, identity: ProcessIdentity, state: ProcessState) -> P
 
 
 def restarting() -> Restarting:
-    """Return a report that workers are starting which have not registered yet."""
+    """Return a report that workers are starting and have not registered yet."""
     return Restarting()
 
 
 def message_of(view: JobView) -> Status:
-    """Return the message with this state."""
+    """Return the message that carries this state."""
     content = view.plain()
     for name in NODE_LISTS:
         rows = content[name]

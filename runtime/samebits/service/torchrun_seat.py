@@ -1,4 +1,4 @@
-"""How a ported script under torchrun recovers without torchrun: its process becomes a keeper, whose child trains.
+"""Recover a ported script under torchrun without torchrun: its process becomes a keeper, whose child trains.
 
 torch's agents restart all workers of a job if one process of theirs ends. So ``samebits.init()`` replaces the agent's
 child by ``samebits keep --torchrun``, a small process without torch under the same pid, which starts the script again
@@ -105,7 +105,7 @@ def _told(seat: TorchrunSeat, folder: Path, settings: Settings) -> dict[str, str
 
 
 def offered_port(settings: Settings, folder: Path) -> int:
-    """Return the port of the ranks' scheduler on this machine, the endpoint's, should their script be ported.
+    """Return the port for the ranks' scheduler on this machine, in case the agents' script is ported.
 
     Args:
         settings: of an agent.
@@ -120,7 +120,7 @@ def offered_port(settings: Settings, folder: Path) -> int:
 
 
 def offer(settings: Settings, port: int) -> None:
-    """Tell the workers of this agent on which port of the endpoint's machines their scheduler is to listen.
+    """Tell this agent's workers the port on which their scheduler listens on the endpoint's machines.
 
     Args:
         settings: of the agent.
@@ -133,7 +133,7 @@ def offer(settings: Settings, port: int) -> None:
 
 
 def agreed_port(recovery_path: Path, addresses: Sequence[str], launcher: ProcessIdentity | None = None) -> int:
-    """Return the port of the ranks' scheduler, which all processes of this folder read in a file beside RECOVERY_PATH.
+    """Return the port of the ranks' scheduler, kept in a file beside RECOVERY_PATH for all processes of this folder.
 
     Args:
         recovery_path: of the job.
@@ -167,7 +167,7 @@ def agreed_port(recovery_path: Path, addresses: Sequence[str], launcher: Process
 
 
 def _noted(data: bytes) -> tuple[int, ProcessIdentity | None]:
-    """Return the port in such a file, 0 for none, and the agent that uses it, if it is on this machine."""
+    """Return the port in such a file (0: none) and the agent that uses the port, if it is on this machine."""
     words = data.decode(errors="replace").split()
     if len(words) != 4 or not all(word.isascii() and word.isdigit() for word in (words[0], *words[2:])):
         return 0, None  # new, or its writer was killed

@@ -3,8 +3,8 @@
 The kernel watches the thread that forked, not the process (prctl(2), PR_SET_PDEATHSIG), so the tie to the parent
 process holds only for a child forked by the parent's main thread.
 
-A child that another library starts cannot ask the kernel. For those, a small process watches the parent and kills what
-it leaves behind.
+A child that another library starts cannot ask the kernel. For such children, a small process watches the parent and
+kills those that it leaves behind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TIED = (
 
 
 def tied(words: Sequence[str]) -> list[str]:
-    """Return a command that becomes this one, and that the kernel kills when this process ends.
+    """Return a command that runs this one and that the kernel kills when this process ends.
 
     Start it from the main thread.
     """
@@ -94,9 +94,10 @@ while found:  # again, for what a process has forked meanwhile
 
 
 def kill_left_behind(name: str, value: str) -> Callable[[], None]:
-    """Have every process with this variable killed once this process is; return what undoes that.
+    """Kill all processes with this environment variable once this process is killed.
 
-    An exit of the interpreter undoes it as well: then this process has had the time to end its children itself.
+    Returns a function that cancels this. An exit of the interpreter cancels it too, because then this process has had
+    the time to end its children itself.
     """
     this = os.pidfd_open(os.getpid())
     words = [sys.executable, "-I", "-S", "-c", _WATCH, str(this), f"{name}={value}"]

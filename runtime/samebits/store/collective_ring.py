@@ -4,7 +4,7 @@ The worker writes one record per launch, which costs a microsecond or two. Anoth
 worker's Python or its GIL, so it also works on a worker that is stopped or hangs in C.
 
 A record that is read while it is being written may be wrong. Only the newest record can be affected, and readers look
-at processes that stand still.
+only at processes that have come to a standstill.
 """
 
 from __future__ import annotations
@@ -107,11 +107,14 @@ class Launched:
 
     @property
     def is_pairwise(self) -> bool:
-        """Whether it is a send or a receive."""
+        """Return whether this is a send or a receive."""
         return self.op in PAIRWISE
 
     def __str__(self) -> str:
-        """``all_reduce #812 (float32, 25000) at train.py:46, in flight``; ``recv from rank 1 #3 (…), over``."""
+        """Return ``all_reduce #812 (float32, 25000) at train.py:46, in flight`` or the like.
+
+        A send or receive reads ``recv from rank 1 #3 (…), over``.
+        """
         shape = " × ".join(map(str, self.input_shape)) or "one number"
         state = "in flight" if self.over_ns is None else "over"
         at = "" if self.place is None else f" at {self.place}"
@@ -137,7 +140,7 @@ class Contents:
 
 
 class CollectiveRing:
-    """The writing end; as torch requires, only one thread at a time launches in a group.
+    """The ring's writer. As torch requires, only one thread at a time launches in a group.
 
     Args:
         memory: ``_SIZE`` bytes of shared memory.

@@ -68,8 +68,8 @@ def reason_of(error: OSError) -> str:
 def open_regular(path: Path) -> int:
     """Open a regular file for reading; raise a bare :class:`OSError` for anything else.
 
-    Anyone who can write to the folder could leave a fifo there, and opening one waits for a writer (fifo(7)), or a link
-    to a device.
+    Anyone who can write to the folder could leave a link to a device there, or a fifo, and opening a fifo waits for a
+    writer (fifo(7)).
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -86,7 +86,7 @@ def open_regular(path: Path) -> int:
 def require_replaceable(path: Path) -> None:
     """Refuse to replace a device, fifo, socket or directory.
 
-    A user who names one wants to write into it, and root could replace ``/dev/null``.
+    A user who names a device wants to write into it, and root could replace ``/dev/null``.
 
     Raises:
         StoreError: the path names one of these.
@@ -154,7 +154,7 @@ def make_directory(directory: Path, *, sync: bool = True) -> None:
 def make_missing_directory(directory: Path) -> None:
     """Create the directory durably, but do not wait for the disk if it exists.
 
-    For callers that can rely on another one to make an existing entry durable.
+    For callers that can rely on another caller to make an existing entry durable.
     """
     with disk_errors(directory, "looking for the directory"):
         is_there = directory.is_dir()
@@ -250,7 +250,7 @@ def write_file_atomically(path: Path, data: BytesLike) -> None:
 def replace_note(path: Path, data: BytesLike) -> None:
     """Replace ``path`` by ``data`` atomically, without any sync.
 
-    For files that do not matter after the machine was off.
+    For files that are not needed after a reboot.
     """
     temporary = write_temporary(path, data, sync=False)
     with disk_errors(path, "writing the note"), removed_on_failure(temporary):

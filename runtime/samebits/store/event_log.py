@@ -33,7 +33,7 @@ class EventLog:
         directory: an existing folder.
         first_line: makes the first line of a part from the lines of the previous part.
         on_failure: called once, with a sentence, when a line is lost.
-        gateway: to the etcd that holds a copy, if one does; for the log alone.
+        gateway: to the etcd that holds a copy of the log, if there is one; used by this log only.
         part_bytes: size at which a new part begins.
     """
 
@@ -110,7 +110,7 @@ class EventLog:
 
 
 def refresh_copy(directory: Path, gateway: EtcdGateway) -> None:
-    """Make the folder's log a copy of the one in the etcd, unless it has more; the caller holds the folder's lock.
+    """Copy the log in the etcd to the folder, unless the folder has more; the caller holds the folder's lock.
 
     Raises:
         StoreError: the etcd or the disk refuses.
@@ -139,14 +139,14 @@ def read_lines(directory: Path) -> list[str]:
 
 
 class Tail:
-    """Poll for lines appended to the log since the last call."""
+    """Polls for lines appended to the log since the last call."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._inode, self._offset, self._rest = 0, 0, b""
 
     def new_lines(self) -> tuple[list[str], bool]:
-        """Return the new lines, and whether they are all lines from the beginning."""
+        """Return the new lines, and whether they are the log from its beginning."""
         path = self._directory / EVENTS_FILE
         try:
             found = path.stat()

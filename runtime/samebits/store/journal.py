@@ -82,7 +82,7 @@ def read_journal(directory: Path) -> JournalContents | None:
     An append in progress looks like a torn tail.
 
     Raises:
-        JournalDamagedError: it is damaged, not a journal, or of another version.
+        JournalDamagedError: the file is damaged, not a journal, or of another version.
     """
     path = directory / JOURNAL_FILE
     data = _read_file(path)
@@ -93,12 +93,12 @@ def read_journal(directory: Path) -> JournalContents | None:
 
 
 def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
-    """Make the folder's journals copies of those in the etcd; the caller holds the folder's lock.
+    """Copy the journals in the etcd to the folder; the caller holds the folder's lock.
 
     A journal that the etcd lacks stays as it is.
 
     Raises:
-        JournalDamagedError: what is in the etcd is not a journal.
+        JournalDamagedError: the data in the etcd is not a journal.
         StoreError: the etcd or the disk refuses.
     """
     for folder in (directory, directory / KEYS_FOLDER):
@@ -151,12 +151,12 @@ class Journal:
 
         Args:
             directory: created if missing.
-            claim: taken before; without one, only the folder's lock keeps other writers out. If it is one in an etcd,
-                the payloads are those of the journal there. The folder's are written there if it has none.
+            claim: taken before this call. Without one, only the folder's lock keeps other writers out. With a claim in
+                an etcd, the payloads are those of the journal there; if it has none, the folder's are written to it.
 
         Raises:
             SupersededError: another writer took the claim.
-            JournalDamagedError: it is damaged, not a journal, or of another version; nothing was changed.
+            JournalDamagedError: the file is damaged, not a journal, or of another version; nothing was changed.
             StoreError: the disk or the etcd refuses.
         """
         durable.make_directory(directory)
@@ -188,29 +188,29 @@ class Journal:
 
     @property
     def term(self) -> int:
-        """The number of its writer's claim; 0 without one."""
+        """Return the number of the writer's claim; 0 without a claim."""
         return 0 if self._claim is None else self._claim.number
 
     @property
     def size_bytes(self) -> int:
-        """The file's size in bytes."""
+        """Return the file's size in bytes."""
         return self._size_bytes
 
     @property
     def compacted_bytes(self) -> int:
-        """The file's size after its last compaction, to decide when the next one is due."""
+        """Return the file's size after its last compaction, to decide when the next one is due."""
         return self._compacted_bytes
 
     @property
     def goes_on(self) -> bool:
-        """Whether it can be appended to; after a failed append, whether the batch was taken back."""
+        """Return whether the journal can be appended to; after a failed append, whether it was undone."""
         return self._descriptor >= 0 and self._broken is None and (self._log is None or self._log.goes_on)
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Make all these payloads durable, or none: one write, one fsync. An empty batch does nothing.
 
         Raises:
-            StoreError: they are not durable; the module's docstring describes the journal's state.
+            StoreError: the payloads are not durable; the module's docstring describes the journal's state.
             SupersededError: another writer took the claim; nothing in the batch may be sent, whatever the disk holds of
                 it.
             ClaimRemovedError: nothing in the batch may be sent before :meth:`begin_again`.
@@ -241,7 +241,7 @@ class Journal:
             self._confirm(self._claim.require_file)  # the etcd has compared its own
 
     def require_claim(self) -> None:
-        """Return if this writer's claim stands or it needs none; otherwise stop writing and raise.
+        """Return if this writer's claim stands, or it needs no claim; otherwise stop writing and raise.
 
         Raises:
             SupersededError: another writer took the claim.
@@ -258,7 +258,7 @@ class Journal:
             raise
 
     def _write_to_log(self, write: Callable[[QuorumLog], None]) -> None:
-        """Write to the etcd's journal, if there is one; another failure than a lost claim may leave it usable."""
+        """Write to the etcd's journal, if there is one; unless the claim is lost, it may survive a failure."""
         if self._log is None:
             return
         try:
@@ -307,7 +307,7 @@ class Journal:
 
         Args:
             payloads: all that this writer knows, including what it was about to append.
-            claim: taken since.
+            claim: a claim taken since.
 
         Raises:
             SupersededError: the journal there is another writer's, or the claim was taken.

@@ -59,7 +59,7 @@ class Fault(Enum):
 
 
 class JournalFormatError(Exception):
-    """The bytes cannot be decoded; ``offset`` is where they stop making sense."""
+    """The bytes cannot be decoded; ``offset`` is where decoding failed."""
 
     def __init__(self, fault: Fault, offset: int, found: str) -> None:
         super().__init__(found)
@@ -108,7 +108,7 @@ def decode_file(data: bytes) -> Contents:
     """Decode a journal file.
 
     Raises:
-        JournalFormatError: it is not intact up to a torn end.
+        JournalFormatError: the file is not a journal, or is damaged before its torn end.
     """
     nonce, born_bytes = _decode_file_head(data)
     if len(data) < born_bytes:
@@ -131,7 +131,7 @@ def decode_batch(data: bytes, nonce: int, offset: int) -> list[bytes]:
     """Return the payloads of one append that is stored by itself, as :func:`encode_batch` made it.
 
     Raises:
-        JournalFormatError: it is not exactly that append.
+        JournalFormatError: ``data`` is not exactly that append.
     """
     batch = _decode_batch(data, 0, _seed(nonce, offset))
     if isinstance(batch, _Bad):

@@ -52,7 +52,7 @@ class LockHolder:
 
     @classmethod
     def read(cls, path: Path, doing: str) -> LockHolder | None:
-        """Return the holder named at ``path``, or None if there is no file or it is not such a note."""
+        """Return the holder named at ``path``, or None if there is no file or it holds something else."""
         with durable.disk_errors(path, doing):
             try:
                 with os.fdopen(durable.open_regular(path), "rb") as file:
@@ -63,7 +63,7 @@ class LockHolder:
 
     @classmethod
     def parse(cls, data: bytes) -> LockHolder | None:
-        """Return the holder that :meth:`note` wrote, or None if it is not such a note."""
+        """Return the holder that :meth:`note` wrote, or None if ``data`` is not such a note."""
         try:
             fields = strict_json.loads(data.partition(b"\n")[0])
             identity = ProcessIdentity.from_line(f"{fields['pid']} {fields['started_at']}")
@@ -82,11 +82,11 @@ class LockHolder:
         return self.host == socket.gethostname()
 
     def is_ending(self) -> bool:
-        """Return whether it was killed or is exiting on this host, and may still hold resources."""
+        """Return whether the holder was killed or is exiting on this host, and may still hold resources."""
         return self.is_on_this_host() and self.identity.is_ending()
 
     def is_gone(self) -> bool:
-        """Return whether the process has certainly ended; always false for another host's process."""
+        """Return whether the holder has certainly ended; always False for a process on another host."""
         return self.is_on_this_host() and not self.identity.is_alive()
 
 
@@ -115,8 +115,8 @@ class DirectoryLock:
 
     Args:
         directory: created, with its parents, if missing.
-        role: how other processes are told about this one, e.g. "scheduler" or "worker 3".
-        is_needed: if false, a file system without locks is accepted, because something else tells two writers apart.
+        role: what other processes' messages call this one, e.g. "scheduler" or "worker 3".
+        is_needed: if false, a file system without locks is accepted, because something else keeps two writers apart.
 
     Attributes:
         is_unknown_here: the file system has no locks, so none is held.
@@ -143,7 +143,7 @@ class DirectoryLock:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of the held lock, for a child process that writes on behalf of this one.
+        """Return the descriptor of the held lock, for a child process that writes on behalf of this one.
 
         A process that inherits it keeps the folder locked until it ends, even after this process died. :meth:`release`
         here frees the folder in any case, so call it only after the child has ended.
@@ -157,7 +157,7 @@ class DirectoryLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this object holds the lock."""
+        """Return whether this object holds the lock."""
         return self._lock.is_locked
 
     def acquire(self, wait_s: float = 0.0, on_wait: Callable[[str], None] | None = None) -> None:
@@ -165,10 +165,10 @@ class DirectoryLock:
 
         Args:
             wait_s: 0 means one attempt. A holder that the kernel is ending is awaited in any case.
-            on_wait: called with a sentence about the holder, first and whenever that changes.
+            on_wait: called with a sentence about the holder, at first and whenever the sentence changes.
 
         Raises:
-            LockedError: another process, or another lock object of this one, holds it; the message names it.
+            LockedError: another process, or another lock object of this one, holds the lock; the message names it.
         """
         if self.is_held:
             raise LockedError(f"{self.directory}: this lock is already held here; release it before taking it again")
@@ -191,7 +191,7 @@ class DirectoryLock:
             _pause(holder, min(_POLL_S, left_s))
 
     def renew(self) -> None:
-        """Take the lock again if its file was removed; a lock on an unlinked file excludes no process.
+        """Take the lock again if its file was removed; a lock on an unlinked file does not exclude other processes.
 
         Raises:
             LockedError: another process has locked the folder since; the old lock is still held.

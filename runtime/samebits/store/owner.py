@@ -48,7 +48,7 @@ def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True)
         sync: if false, call :func:`make_claim_durable` before anything is saved there.
 
     Raises:
-        ForeignFolderError: it belongs to another job.
+        ForeignFolderError: the folder belongs to another job.
     """
     durable.make_directory(directory, sync=sync)
     claimant = FolderOwner(job, job_name)
@@ -68,7 +68,7 @@ def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True)
 
 
 def make_claim_durable(directory: Path) -> None:
-    """Make a claim by :func:`claim_folder` with ``sync=False`` durable: the folder and its marker."""
+    """Sync the folder and the marker of a claim that was made with ``sync=False``."""
     with durable.disk_errors(directory / OWNER_FILE, "making the claim durable"):
         descriptor = durable.open_regular(directory / OWNER_FILE)
         try:
@@ -101,7 +101,7 @@ def owner_in(data: bytes, where: str, fix: str) -> FolderOwner | None:
         fix: what to do if it is damaged.
 
     Raises:
-        StoreError: they name no job.
+        StoreError: the bytes name no job.
     """
     if not data:
         return None
@@ -133,7 +133,7 @@ def make_token(log_dir: Path) -> None:
     """Replace the launcher's token by a new one (mode 0600); call this before the job's scheduler starts.
 
     Raises:
-        StoreError: it cannot be written there.
+        StoreError: the token cannot be written.
     """
     private.make_folder(log_dir)
     durable.write_file_atomically(log_dir / TOKEN_FILE, secrets.token_hex(TOKEN_BYTES).encode())

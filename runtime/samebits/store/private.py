@@ -28,7 +28,7 @@ def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
         variable: the setting that names it, for the fix.
 
     Raises:
-        StoreError: it is not a folder, belongs to another user, or is writable by others.
+        StoreError: the path is not a folder, belongs to another user, or is writable by others.
     """
     other = f"export {variable}=<a folder of your own>"
     with durable.disk_errors(path, "checking the folder"):
@@ -64,7 +64,7 @@ def read(path: Path, limit: int) -> bytes | None:
     """Return the first ``limit`` bytes of a file of this user; None if it does not exist.
 
     Raises:
-        StoreError: it is a link or not a regular file, belongs to another user, or is writable by others.
+        StoreError: the file is a link or not a regular file, belongs to another user, or is writable by others.
     """
     descriptor = _open(path, os.O_RDONLY)
     if descriptor is None:
@@ -83,10 +83,10 @@ def read(path: Path, limit: int) -> bytes | None:
 def open_to_append(path: Path) -> int:
     """Open a file of this user for appending; the caller closes the descriptor.
 
-    It is created with mode 0600 if it is missing.
+    A missing file is created with mode 0600.
 
     Raises:
-        StoreError: it is a link or not a regular file, or belongs to another user.
+        StoreError: the file is a link or not a regular file, or belongs to another user.
     """
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     assert descriptor is not None

@@ -4,7 +4,7 @@ The file has one line, replaced every second: ``<pid> <start time> <state> <mill
 that all processes of a machine share (``time.monotonic``). ``service.probe_beat`` writes it and ``samebits probe``
 reads it.
 
-Only the process itself is asked. So a liveness probe never restarts a worker because its scheduler is away.
+The state is that of the process alone, so a liveness probe never restarts a worker because its scheduler is away.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read(path: Path) -> ProbeNote | None:
     """Return the note in the file; None if there is none yet.
 
     Raises:
-        StoreError: it is not such a note, or belongs to another user.
+        StoreError: the file holds something else, or belongs to another user.
     """
     data = private.read(path, _MAX_BYTES)
     if data is None:
@@ -76,8 +76,8 @@ def is_alive(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, s
     """Return whether the process needs no restart, and why, in a sentence.
 
     Args:
-        note: the newest one; None if there is none.
-        lives: whether exactly this process still runs.
+        note: the newest note; None if there is none.
+        lives: whether exactly the process that wrote the note still runs.
         now_s: the machine's monotonic clock.
     """
     if note is None:

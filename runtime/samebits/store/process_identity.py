@@ -1,7 +1,7 @@
 """Identify a process by its pid together with its start time, also in pid files.
 
 The kernel reuses pids, but no two processes share a pid and the start time that ``/proc/<pid>/stat`` reports (proc(5),
-field 22). A zombie holds no file, lock or socket any more, so it counts as dead. On other systems than Linux, psutil
+field 22). A zombie holds no file, lock or socket any more, so it counts as dead. On systems other than Linux, psutil
 provides the same values. Nothing here sends a signal.
 """
 
@@ -74,7 +74,7 @@ class ProcessIdentity:
         return _started_at(self.pid) == self.started_at
 
     def is_ending(self) -> bool:
-        """Return whether it was killed or is exiting, and the kernel may not have freed its resources yet.
+        """Return whether this process was killed or is exiting, and may still hold resources.
 
         Memory is freed first, at 40 ms per GB, then locks. Always false on systems other than Linux.
         """
@@ -82,7 +82,7 @@ class ProcessIdentity:
         return stat is not None and stat.started_at == self.started_at and stat.is_ending
 
     def wait_for_exit(self, timeout_s: float) -> bool:
-        """Block until this process is gone, for at most ``timeout_s``; return whether it is.
+        """Wait until this process is gone, for at most ``timeout_s``; return whether it is gone.
 
         On Linux the kernel reports the exit; elsewhere it is polled.
         """
@@ -127,7 +127,7 @@ class ProcessIdentity:
 
 
 def launcher_of_session() -> ProcessIdentity | None:
-    """Return the process that started this one's session, such as torchrun's agent; None if it has ended.
+    """Return the process that started the current session, such as torchrun's agent; None if it has ended.
 
     A shell between the two does not matter, as it belongs to the same session.
     """
@@ -168,7 +168,7 @@ def read_pid_file(path: Path) -> ProcessIdentity | None:
     """Return the process that a pid file names, alive or not; None if there is no file.
 
     Raises:
-        StoreError: it is not a pid file, or belongs to another user.
+        StoreError: the file is not a pid file, or belongs to another user.
     """
     data = private.read(path, _MAX_PID_FILE_BYTES)
     if data is None:

@@ -1,7 +1,7 @@
 """The progress that a training script reports, in one small file beside the worker's log.
 
-The newest report replaces the last one by a rename, without any sync, because it is only shown. A reader drops whatever
-does not have the right shape.
+The newest report replaces the last one by a rename, without any sync, because it is only shown. A reader drops values
+that are malformed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ProgressReport:
     """One report of one rank.
 
     Attributes:
-        step: completed steps when it was made.
+        step: completed steps at the time of the report.
         total_steps: planned steps; None if the script has not reported them.
         values: by name, in the order they were given; the first is usually the loss.
     """
@@ -37,7 +37,7 @@ class ProgressReport:
 
 
 _NOT_FINITE = {str(value): value for value in (math.nan, math.inf, -math.inf)}
-"""How they are stored, since JSON has no such numbers."""
+"""Texts that stand for the numbers that JSON lacks."""
 
 
 def report_file(log_dir: Path, node: str) -> Path:
@@ -80,5 +80,5 @@ def read_report(log_dir: Path, node: str) -> ProgressReport | None:
 
 
 def is_name(name: object) -> bool:
-    """Return whether it can name a value: short, and printable, so that it cannot move a cursor."""
+    """Return whether ``name`` can name a value: short, and printable, so that it cannot move a cursor."""
     return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()

@@ -1,4 +1,4 @@
-"""The result of taking steps twice, written by rank 0 into LOG_DIR and read by ``run --check`` and ``drill``."""
+"""The result of repeating steps, written by rank 0 into LOG_DIR and read by ``run --check`` and ``drill``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_report(log_dir: Path, report: RetakenReport) -> None:
     """Replace the report in this folder.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the report cannot be written.
     """
     durable.replace_note(log_dir / _FILE, msgspec.json.encode(report))
 

@@ -49,13 +49,13 @@ class Segment:
 
     @property
     def last_step(self) -> int:
-        """The greatest step that it holds a record of."""
+        """Return the highest recorded step; 0 without a record."""
         return max((entry.step for entry in self.entries if isinstance(entry, StepRecord)), default=0)
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What pruning needs to know of a segment."""
+    """The facts about a segment that pruning needs."""
 
     path: Path
     last_step: int
@@ -120,7 +120,7 @@ class StepLogWriter:
                 None: the points are in this folder.
 
         Raises:
-            ForeignFolderError: it is another job's log; nothing was changed.
+            ForeignFolderError: the log is another job's; nothing was changed.
             StoreError: the disk refuses.
         """
         writer = cls(directory, header, oldest_step)
@@ -166,7 +166,8 @@ class StepLogWriter:
         """Make these entries durable, or none: one write, one fsync.
 
         Raises:
-            StoreError: they are not durable. The next append begins a new segment if this one's content is unknown.
+            StoreError: the entries are not durable. The next append begins a new segment if this segment's content is
+                unknown.
         """
         payloads = [step_record.pack(entry) for entry in entries]
         if self._descriptor < 0 or self._size_bytes >= SEGMENT_BYTES:
@@ -189,7 +190,7 @@ class StepLogWriter:
         with durable.disk_errors(path, "opening the segment"):
             self._descriptor = durable.reopen(path, os.O_APPEND)
         self._path, self._nonce, self._size_bytes = path, nonce, len(data)
-        with contextlib.suppress(StoreError):  # whatever stays is tried again with the next segment
+        with contextlib.suppress(StoreError):  # segments that stay are tried again with the next one
             self._prune()
 
     def _append(self, payloads: Sequence[bytes]) -> None:

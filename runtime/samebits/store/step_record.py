@@ -1,7 +1,7 @@
 """The entries of a step log, their bytes, and the comparison of two records of a step. Does no I/O.
 
-A record is written before its step. Samples that the loop reports only after the step come as an entry of their own and
-are added to it. A later record of a step replaces an earlier one.
+A record is written before its step. Samples that the loop reports only after the step are a separate entry, and are
+added to the record. A later record of a step replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LateSamples:
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """From here on, earlier records of steps above ``step`` are not compared: training took another course."""
+    """A new course of training: earlier records of steps above ``step`` are no longer compared."""
 
     step: int
     reason: str
@@ -90,7 +90,7 @@ def unpack_header(payload: bytes) -> LogHeader:
     """Decode a payload of :func:`pack_header`.
 
     Raises:
-        StepEntryError: it is not a header, or of another version.
+        StepEntryError: the payload is not a header, or has another version.
     """
     kind, fields = _unpack(payload)
     if kind is not _Kind.HEADER or not fields or fields[0] != VERSION:
@@ -126,7 +126,7 @@ def unpack(payload: bytes) -> Entry:
     """Decode a payload of :func:`pack`.
 
     Raises:
-        StepEntryError: it is not an entry.
+        StepEntryError: the payload is not an entry.
     """
     kind, fields = _unpack(payload)
     match kind, fields:
@@ -189,18 +189,7 @@ class History:
 
     @classmethod
     def of(cls, entries: Iterable[Entry], *, after_step: int = 0) -> History:
-        """Return the history of these entries; steps up to ``after_step`` are left out.
-
-        D  Return the first difference between two records of a step; None if there is none.
-
-        A value that only one of them has (a digest that was not computed, samples that may have followed) is not a
-        difference.
-
-        Args:
-            one: a record of the step.
-            other: another record of the step.
-            same_rank: False compares two ranks of one world, whose rank and samples are expected to differ.
-        """
+        """Return the history of these entries; steps up to ``after_step`` are left out."""
         history = cls([], {})
         for entry in entries:
             history.add(entry, after_step=after_step)

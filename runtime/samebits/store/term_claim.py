@@ -57,7 +57,7 @@ class TermClaim:
     """The claim of one scheduler start in one folder.
 
     Attributes:
-        number: the term; higher than all that were claimed or, by ``floor``, written before.
+        number: the term; higher than all terms claimed before and, according to ``floor``, written before.
         quorum: the claim in the etcd, if the journal lies in one.
     """
 
@@ -84,10 +84,10 @@ class TermClaim:
 
         Args:
             directory: created, with its parents, if missing.
-            role: how others are told about this process, e.g. "scheduler on port 8000".
+            role: what other processes' messages call this one, e.g. "scheduler on port 8000".
             floor: returns the highest term in the folder's journal; called before the claim is made.
             gateway: to the etcd that holds the journal, if one does.
-            take_over: what is compared and changed in the etcd with the claim.
+            take_over: a further condition and change in the etcd, made together with the claim.
 
         Raises:
             LockedError: the condition of ``take_over`` does not hold; nothing was claimed.
@@ -122,15 +122,15 @@ class TermClaim:
 
     @property
     def tag(self) -> str:
-        """The part of its temporary files' names that identifies this claim."""
+        """Return the part of temporary files' names that identifies this claim."""
         return f"{self.number}-"
 
     def require(self) -> None:
-        """Return if the claim stands; any later claimant then reads everything durable before this call.
+        """Return if the claim stands; any later claimant then reads everything that is durable by now.
 
         Raises:
             SupersededError: another scheduler has taken it; the message names that one.
-            ClaimRemovedError: it is gone, and no scheduler has claimed this term or a later one.
+            ClaimRemovedError: the claim is gone, and no scheduler has claimed this term or a later one.
             StoreError: the disk or the etcd gives no answer.
         """
         if self.quorum is not None:
@@ -140,8 +140,8 @@ class TermClaim:
     def require_file(self) -> None:
         """Return if the claim of the folder stands; raises as :meth:`require`.
 
-        It costs one fchmodat(2); see the module's docstring. After a person emptied the folder, another scheduler may
-        claim the same number, so the file's content is compared as well.
+        The check costs one fchmodat(2); see the module's docstring. After a person emptied the folder, another
+        scheduler may claim the same number, so the file's content is compared as well.
         """
         with durable.disk_errors(self._path, "checking this scheduler's claim"):
             try:

@@ -92,7 +92,7 @@ from samebits.core.values import replace
 
 @dataclass(frozen=True, slots=True)
 class AgentPolicy:
-    """This worker's identity and patience. Durations are in seconds.
+    """This worker's identity and time limits. Durations are in seconds.
 
     ``first_beat_s`` is the delay of the next heartbeat after another message, at most ``heartbeat_interval_s``. It
     differs between workers: otherwise the thousands that begin a generation together would send all later heartbeats at
@@ -151,32 +151,32 @@ class AgentCore:
 
     @property
     def job(self) -> str:
-        """Return the id of the job that admitted it; "" before."""
+        """Return the id of the job that admitted this worker; "" before admission."""
         return self._seat.sender.job if self._seat else ""
 
     @property
     def expected_job(self) -> str:
-        """Return the only job it may belong to: its own or its launcher's; "" if unknown."""
+        """Return the only job that this worker may join, its own or its launcher's; "" if unknown."""
         return self.job or self._policy.job
 
     @property
     def incarnation(self) -> int:
-        """Return its seat's incarnation; 0 before."""
+        """Return the seat's incarnation; 0 before admission."""
         return self._seat.sender.incarnation if self._seat else 0
 
     @property
     def _sender(self) -> Credential | None:
-        """Return the credential for its messages; None while the scheduler would accept none."""
+        """Return the credential for messages; None while the scheduler would accept none."""
         return self._seat.sender if self._seat is not None and self._link.is_registered else None
 
     @property
     def slot(self) -> int | None:
-        """Return its seat's slot; None for a spare."""
+        """Return the seat's slot; None for a spare and before admission."""
         return self._seat.slot if self._seat else None
 
     @property
     def offered(self) -> RoundId | None:
-        """Return the newest round, or None."""
+        """Return the newest round that was offered, or None."""
         return self._offer.round if self._offer else None
 
     def step(self, event: AgentEvent, now: float) -> AgentReady:
@@ -193,7 +193,7 @@ class AgentCore:
     def _dispatch(self, event: AgentEvent) -> None:
         match event:
             case Passed():
-                if self.activity is not Activity.DONE:  # then the step is that of the durable commit
+                if self.activity is not Activity.DONE:  # once done, the step stays that of the durable commit
                     self.step_count = event.step
                 self._pass()
             case Heard():
@@ -232,7 +232,7 @@ class AgentCore:
                 self._key_calls.give_up(ticket)
                 self._call_keys()
             case RefusedByAll(text):
-                if self.activity is not Activity.TRAINING:  # training continues as without a scheduler
+                if self.activity is not Activity.TRAINING:  # training continues without a scheduler
                     self._end(EndKind.REFUSED, f"worker {self._policy.node}: {text}")
             case Leaving(on_purpose, text, status):
                 if self._seat is not None:
@@ -254,13 +254,13 @@ class AgentCore:
         if self.activity is not Activity.FINISHED:
             self.activity, self._blob = Activity.WAITING, None
             self._join()
-            if self._is_invited():  # otherwise only a heartbeat tells that its collective failed
+            if self._is_invited():  # otherwise only a heartbeat reports the failed collective
                 self._beat_at = self._now + self._policy.first_beat_s
             else:
                 self._heartbeat()
 
     def _is_invited(self) -> bool:
-        """Return whether a round is open that has not become this process's generation."""
+        """Return whether the newest round has not become this process's generation yet."""
         return self._offer is not None and (self._started is None or self._offer.round > self._started.round)
 
     def _join(self) -> None:
@@ -274,7 +274,7 @@ class AgentCore:
         self._send(Join(sender, offer.round, holdings))
 
     def _ask(self, holdings: Holdings, offer: Offer, place: Place | None) -> None:
-        """Ask the process to enter again, once per reason: its holdings do not fit the round."""
+        """Ask the process to enter again, once per reason, because its holdings do not fit."""
         asked = Request(offer.round, place, offer.must_look and not holdings.looked, offer.back_to)
         if asked != self._asked:
             again = EnterAgain(place, look=asked.look, committed=offer.committed, back_to=offer.back_to)
@@ -341,7 +341,7 @@ class AgentCore:
         return None
 
     def _look_elsewhere(self, objection: TryNextAddress) -> None:
-        self._failover.opened(self._now)  # until the connection is closed
+        self._failover.opened(self._now)  # restarts the timer until the connection is closed
         self._ready.notices.append(objection)
 
     def _lose_patience(self) -> None:
@@ -492,11 +492,11 @@ class AgentCore:
         self,
         message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | EqualPoint | Explain | GiveUp | Depart,
     ) -> bool:
-        """Return whether it is neither of a replaced scheduler nor of another job."""
+        """Return whether a message is from the present scheduler of this worker's job."""
         return self.seated and message.job == self.job and message.term >= self.term
 
     def _is_late(self, term: int) -> bool:
-        """Return whether it is from an earlier scheduler of this job; 0 is from an earlier release."""
+        """Return whether a term is that of an earlier scheduler; 0 is sent by earlier releases."""
         return 0 < term < self.term
 
     def _admitted(self, message: Admitted) -> None:
@@ -582,12 +582,12 @@ class AgentCore:
             self._seat = replace(self._seat, slot=slot)
 
     def _is_ready_for(self, place: Place) -> bool:
-        """Return whether its holdings were made for this place, by default that in a full world."""
+        """Return whether the holdings were made for this place (by default: in a full world)."""
         full_place = self._seat.full_place if self._seat else None
         return self._holdings is not None and (self._holdings.place or full_place) == place
 
     def _was_asked_for(self, place: Place) -> bool:
-        """Return whether it has already entered again for this round and place."""
+        """Return whether the process has already entered again for this round and place."""
         asked = self._asked
         return asked is not None and asked.is_answered and (asked.round, asked.place) == (self.offered, place)
 
@@ -596,7 +596,7 @@ class AgentCore:
         if self._holdings is None or message.generation <= self.generation or message.round != self.joined:
             return
         if self._offer is not None and message.round < self._offer.round:
-            return  # it is outdated: the round that replaces it was announced first, and will not be again
+            return  # outdated: the round that replaces it was announced first, and only once
         is_ready = self._is_ready_for(Place(message.slot, message.rank, message.world_size))
         blob = self._holdings.blob if is_ready else b""
         self.generation, self._blob, self._holdings = message.generation, blob or None, None

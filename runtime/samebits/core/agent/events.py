@@ -105,7 +105,7 @@ class KeyAsk:
 
     @property
     def changes(self) -> bool:
-        """Return whether it may change something and must be done exactly once."""
+        """Return whether the call may change a key and so must be done exactly once."""
         return self.op not in (KeyOp.GET, KeyOp.WAIT)
 
 
@@ -188,7 +188,8 @@ class EnterAgain:
     """Enter the round again in this place and, with ``look``, with the content of the disk.
 
     Attributes:
-        committed: every member held it. Older points help only members whose state is in their own points alone.
+        committed: the last point that every member held. Older points help only members whose state is in their own
+            points alone.
         back_to: newer points are unreliable: restore the kept copy of this one.
     """
 
@@ -222,7 +223,7 @@ class Began:
     """The process's place in a new generation."""
 
     started: GenerationStarted
-    is_addressed: bool = True  # it brought its part of the address map; otherwise it must publish it
+    is_addressed: bool = True  # the process has sent its part of the address map; otherwise it must publish it
 
 
 @dataclass(frozen=True, slots=True)

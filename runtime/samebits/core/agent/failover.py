@@ -1,7 +1,7 @@
 """Decide whether the scheduler at the present address is the right one.
 
-A term is claimed once, so of two schedulers of one job that with the higher term is right. A scheduler that sends
-nothing of the worker's own term or a later one counts as absent, even if its connection is open.
+Each term is claimed once, so of two schedulers of one job the one with the higher term is right. A scheduler that sends
+only messages of terms before the worker's counts as absent, even if its connection is open.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class SchedulerFailover:
         self._heard_at = 0.0
 
     def opened(self, now: float) -> None:
-        """Note a new connection. The first message may take longer: a scheduler that rebuilds its journal waits."""
+        """Begin a connection; its first message may be late if the scheduler rebuilds its journal."""
         self._heard_at = now + self._patience_s
 
     def heard(self, message: FromScheduler, now: float) -> None:
-        """Note a valid message. After a refusal, silence is expected until the retry."""
+        """Record a valid message. After a refusal, silence is expected until the retry."""
         wait_s = max(0.0, message.retry_after_s) if isinstance(message, Refused) else 0.0
         self._heard_at = now + wait_s
 
@@ -66,15 +66,15 @@ class SchedulerFailover:
         return None
 
     def is_doubtful(self, now: float) -> bool:
-        """Return whether it has been silent for so long that it is asked for a sign of life."""
+        """Return whether the silence is long enough to ask for a sign of life."""
         return self.has_choice and now >= self._heard_at + self._patience_s / 2
 
     def is_over(self, now: float) -> bool:
-        """Return whether it has been silent for so long that another scheduler is tried."""
+        """Return whether the silence is long enough to try another scheduler."""
         return self.has_choice and now >= self._heard_at + self._patience_s
 
     def wake_at(self, now: float) -> float | None:
-        """Return when either of the two results changes."""
+        """Return when ``is_doubtful`` or ``is_over`` changes next; None without another address."""
         if not self.has_choice:
             return None
         return self._heard_at + (self._patience_s if self.is_doubtful(now) else self._patience_s / 2)

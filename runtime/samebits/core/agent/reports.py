@@ -53,6 +53,6 @@ class Reports:
             self._newest[StallReport] = StallReport()
 
     def begin_connection(self) -> None:
-        """Forget what was sent on an earlier connection, as it may not have arrived."""
+        """Forget the reports sent on an earlier connection, which may not have arrived."""
         for kind in [kind for kind in self._sent if kind.delivery is Delivery.NEWS and not kind.in_training]:
             del self._sent[kind]

@@ -27,9 +27,9 @@ class Link(msgspec.Struct, frozen=True):
 
     Attributes:
         state: of the connection.
-        away_since: when the worker last heard from a scheduler of which it is, or may become, a member.
-        refused_since: when it was first refused for the present reason. None: it was not, or only for a cool-down.
-        refusal: that reason.
+        away_since: when the worker last heard from a scheduler whose job it belongs to, or may join.
+        refused_since: when the present refusal began. None: not refused, or only for a cool-down.
+        refusal: its reason.
     """
 
     state: LinkState
@@ -67,11 +67,11 @@ class Offer(msgspec.Struct, frozen=True):
 
     Attributes:
         round: its id.
-        must_look: it requires the content of the disk.
+        must_look: the round requires the content of the disk.
         is_gentle: the generation may continue to its next commit.
         committed: the last announced point that all members hold.
-        text: why it is open, and which nodes are missing.
-        back_to: newer points are unreliable.
+        text: why the round is open, and which nodes are missing.
+        back_to: the point to return to, because newer ones are unreliable; None: the newest.
     """
 
     round: RoundId

@@ -1,4 +1,4 @@
-"""Escalate restarts of a dead process: in its place, then its pod, then the whole job.
+"""Escalate restarts of a dead process: first in place, then its pod, then the whole job.
 
 A level is abandoned for the next after a fixed number of failed attempts. A process that has held its seat for a while
 shows that the level was sufficient, so counting starts again at the lowest level.
@@ -14,7 +14,7 @@ from enum import Enum
 from samebits.printable import counted
 
 ATTEMPTS = 3
-"""Attempts of a level for which RECOVER_STRATEGY gives none."""
+"""Attempts per level if RECOVER_STRATEGY gives no number."""
 STEADY_S = 60.0
 """An attempt succeeded if its process has held its seat for this long."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 8.0
@@ -93,7 +93,7 @@ class Escalation:
     """The escalation of one place in the job.
 
     Args:
-        levels: that may be tried, lowest first, with the attempts that each gets.
+        levels: the levels to try, lowest first, with the attempts of each.
         tried: state of an earlier start.
     """
 

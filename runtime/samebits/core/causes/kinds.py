@@ -45,7 +45,7 @@ class Strategy(enum.Enum):
 
 
 class Signal(enum.IntEnum):
-    """Signals that tell more than that a process was killed, with their Linux numbers (signal(7))."""
+    """Signals whose number hints at why a process was killed, with their Linux numbers (signal(7))."""
 
     HUP = 1
     INT = 2

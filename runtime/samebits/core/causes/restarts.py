@@ -1,4 +1,4 @@
-"""Decide whether and when a dead process is restarted: the restart budget of each place.
+"""Decide whether and when to restart a dead process, by the restart budget of its place.
 
 Deaths are counted per place in the job, not per process, node id or supervisor. External causes (a kill, a host, a
 network) are retried forever, at growing intervals if they persist. A failure that the program itself repeats is not
@@ -15,23 +15,23 @@ from dataclasses import dataclass, field
 from samebits.core.causes.table import DEFAULT, CauseTable, Observation, Retry
 
 NO_WORKER_LEFT = "no worker is left"
-"""Beginning of the cause for which a scheduler gives up a job without workers."""
+"""Beginning of the cause when a scheduler gives up a job without workers."""
 WINDOW_S = 3600.0
 """MAX_RESTARTS limits the deaths of a place in any period of this length."""
 FREE = 3
 """Remembered deaths that cost no wait: a worker killed twice in a minute is restarted at once."""
 FORGOTTEN_BY_HALF_S = 10.0
-"""Time after which a place's deaths have half their weight."""
+"""Seconds after which a place's deaths have half their weight."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0  # below 2 × NODE_TIMEOUT, after which a job without workers is given up
 SAME_ERRORS, SAME_ERROR_WITHIN_S = 10, 60.0
-"""Most repetitions of one program error in a place, each within this time after the last.
+"""Most repetitions of one program error in a place, and the longest time between two, in seconds.
 
-They count at any step, because the others may make steps meanwhile.
+Repetitions count at any step, because the other places may complete steps meanwhile.
 """
 _USAGE_STATUS = 2
 _USAGE_ERROR = re.compile(r"^(?:\S+: error|Error): ")  # at the last line of a log
 OWN_ERROR_WAIT_S = 1.0
-"""Wait after a program error: if the others meet it a moment later, the job ends instead."""
+"""Seconds to wait after a program error: if the other places meet it too, the job ends instead."""
 
 
 class Backoff:
@@ -69,7 +69,7 @@ _SORTS = {Retry.YES: Sort.OUTSIDE, Retry.ONCE: Sort.OWN, Retry.NO: Sort.HOPELESS
 
 
 def sort_of(seen: Observation, table: CauseTable = DEFAULT) -> Sort:
-    """Return the kind of cause, from the cause table or because a script refused its arguments."""
+    """Return the kind of cause: from the cause table, or a script's refusal of its arguments."""
     if seen.status is not None and is_usage_error(seen.status, seen.error):
         return Sort.ARGUMENTS
     return _SORTS[table.of(seen).retry]
@@ -107,7 +107,7 @@ class Never:
 @dataclass(slots=True)
 class _Place:
     deaths: deque[float] = field(default_factory=deque)  # within the last WINDOW_S
-    weight: float = 0.0  # of remembered deaths, at the last one
+    weight: float = 0.0  # of the remembered deaths, at the time of the last
     last_at: float = 0.0
     own: tuple[str, int] | None = None  # its program's last error and step
     alike: int = 0  # repetitions in a row, each soon after the last
@@ -117,7 +117,7 @@ class Restarts:
     """The restart budgets of all places of one job on this machine.
 
     Args:
-        most: MAX_RESTARTS: for one place, within WINDOW_S.
+        most: deaths of one place within WINDOW_S (MAX_RESTARTS).
     """
 
     def __init__(self, most: int) -> None:

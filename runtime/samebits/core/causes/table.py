@@ -372,7 +372,7 @@ class Means:
 def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
     """Return the row's first feasible strategy, and a description of it.
 
-    The choice depends on the means at hand, so the sentence states what is done now, not what would be best.
+    The description states what is done with the means at hand.
     """
     if not means.goes_on:
         return Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"

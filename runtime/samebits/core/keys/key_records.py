@@ -1,6 +1,6 @@
 """Journal records of the scheduler's durable keys.
 
-They have a journal of their own because values are large, while the job's records are small, and because all readers of
+The keys have their own journal because values are large, while the job's records are small, and because all readers of
 the job's journal, including earlier releases, would have to know them. Replaying any prefix gives the keys at that
 record (``KeyStore.apply``).
 """
@@ -13,7 +13,7 @@ from samebits.core.messages import Key, KeyValue
 from samebits.core.values import Count, Id, Meta, Schema, Value
 
 MAX_KEPT_ANSWERS = 1024
-"""Most changes of one caller between its first unanswered and its last one."""
+"""Most changes of one caller from its first unanswered one to its last."""
 
 
 class KeysOf(Value, frozen=True, tag=1):
@@ -45,7 +45,7 @@ class KeyDeleted(Value, frozen=True, tag=3):
 
 
 class KeptAnswer(Value, frozen=True):
-    """The answer to a completed call, which may be repeated."""
+    """The answer to a completed call, kept because the call may be repeated."""
 
     number: Count
     version: Count

@@ -9,8 +9,8 @@
 * Changes that were not durable are lost with the scheduler. So callers reject answers of an earlier term, and calls
   sent to an earlier scheduler are ignored and sent again.
 * Kept answers contain no key's value, so they are small. Reads are simply repeated.
-* A key that a call made durable stays durable until it is deleted. Otherwise a volatile value could follow a durable
-  one, which would then return.
+* A key that a call made durable stays durable until it is deleted. Otherwise a newer volatile value could be lost with
+  the scheduler, and the older durable value would return.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_WAITS = 1 << 16
 MAX_WAITS_OF_ONE = 64
 CALLERS_A_SEAT = 2
 FEW_CALLERS = 64
-"""Callers without a seat are forgotten above this excess over seats. They are fenced and call no more."""
+"""Callers remembered beyond those of the seats. Above that, callers without a seat, which are fenced, are forgotten."""
 _TERM_BITS = 32
 
 _NUMBERS = msgspec.msgpack.Decoder(Int)
@@ -82,7 +82,7 @@ class _Caller:
     waits: dict[int, bytes] = field(default_factory=dict)  # number → key
 
     def raise_floor(self, floor: int) -> None:
-        """Drop the answers to all calls below, which the caller has."""
+        """Drop the answers to all lower calls, which the caller has received."""
         if floor > self.floor:
             self.floor = floor
             for number in [number for number in self.answers if number < floor]:
@@ -108,7 +108,7 @@ class KeyStore:
         self._trouble = ""
 
     def apply(self, record: KeyRecord) -> None:
-        """Apply a record of the keys' journal, but none made by this store."""
+        """Apply a record read from the keys' journal; the store applies its own new records itself."""
         match record:
             case KeysOf():
                 return
@@ -141,7 +141,7 @@ class KeyStore:
             caller.answers[record.number] = (kept, True)
 
     def snapshot(self) -> Iterator[KeyRecord]:
-        """Return the fewest records whose replay gives the durable keys and their answers."""
+        """Yield the fewest records whose replay gives the durable keys and their answers."""
         for key, value in self._keys.items():
             if key in self._durable:
                 yield KeyWritten(key, *value)
@@ -176,7 +176,7 @@ class KeyStore:
         return self._waits_count
 
     def forget_callers_but(self, sessions: Collection[str]) -> None:
-        """Forget all other sessions, which are fenced before they can call again."""
+        """Forget all callers but these sessions; the others are fenced before they can call again."""
         for session in [session for session in self._callers if session not in sessions]:
             for number in list(self._callers[session].waits):
                 self._end_wait(session, number)
@@ -193,7 +193,7 @@ class KeyStore:
         caller.raise_floor(call.floor)
         if self._trouble:
             if call.number in caller.answers:
-                return ready  # whether it is durable is unknown, so no answer is sent
+                return ready  # whether the change is durable is unknown, so no answer is sent
             ready.answers.append(self._refused(call, self._trouble))
         elif call.op is KeyOp.GET:
             ready.answers.append(self._got(call))
@@ -216,7 +216,7 @@ class KeyStore:
             self._end_wait(session, number)
             ready.answers.append(self._got(call))
         elif number not in caller.waits:
-            if len(caller.waits) >= MAX_WAITS_OF_ONE:  # it has fewer open calls: the oldest was abandoned
+            if len(caller.waits) >= MAX_WAITS_OF_ONE:  # the caller has fewer open calls: it abandoned the oldest
                 self._end_wait(session, min(caller.waits))
             if self._waits_count >= MAX_WAITS:
                 ready.answers.append(
@@ -328,7 +328,7 @@ def replay(records: Iterable[KeyRecord], term: int) -> KeyStore:
 
 
 def _sum(value: bytes, amount: int) -> int | str:
-    """Return the sum, or why there is none as a text."""
+    """Return the sum; if there is none, the reason as a text."""
     try:
         total = _NUMBERS.decode(value) + amount
     except (msgspec.MsgspecError, UnicodeError):

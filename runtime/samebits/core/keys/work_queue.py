@@ -21,7 +21,7 @@ MAX_RUNS = 1024
 """Most runs of neighbouring items that were taken or have returned. A new generation may split a few more."""
 
 Run = tuple[Count, Count]
-"""A range of item numbers, without its end."""
+"""A range of item numbers; the end is exclusive."""
 
 
 class Put(Value, frozen=True):
@@ -100,7 +100,7 @@ def put(state: WorkState, key: bytes, count: int) -> WorkState | None:
 
 
 def settle(state: WorkState, generation: int, restore: int) -> WorkState:
-    """Return taken items that are lost when this generation continues from ``restore`` steps. Idempotent."""
+    """Put back the taken items that are lost when a generation continues from ``restore`` steps. Idempotent."""
     if generation <= state.generation:
         return state
     halves = [one.split(restore) for one in state.taken]
@@ -114,9 +114,10 @@ def settle(state: WorkState, generation: int, restore: int) -> WorkState:
 
 
 def forget(state: WorkState, durable: int) -> tuple[WorkState, tuple[Put, ...]]:
-    """Forget what cannot return, as every disk has ``durable`` steps; return also the finished puts.
+    """Forget taken items that cannot return, because every disk has ``durable`` steps.
 
-    Those puts stay in the state until :func:`dropped`, so that the process that deletes their items may be killed.
+    Returns the new state and the finished puts. These stay in the state until :func:`dropped` removes them, so that
+    their items are deleted even if the process that deletes them is killed.
     """
     kept = tuple(after for one in state.taken if (after := one.split(durable)[1]) is not None)
     state = state if kept == state.taken else replace(state, taken=kept)
@@ -135,7 +136,7 @@ def take(state: WorkState, count: int, generation: int, step: int) -> tuple[Work
 
     Args:
         state: settled in this generation.
-        count: the most items, at least 1.
+        count: the largest number of items to take, at least 1.
         generation, step: of the taker; ``step`` counts its completed steps at its last commit.
     """
     numbers: list[int] = []

@@ -23,10 +23,10 @@ from samebits.core.restore import differing
 from samebits.core.state import Seat
 
 MIN_RETRY_S = 0.05
-EARLY_RETRY_S = 0.1  # its launcher saw a death that the scheduler will notice in a moment
+EARLY_RETRY_S = 0.1  # the launcher saw a death that the scheduler will notice in a moment
 MUST_LEAVE = ": this process must not touch the job again"
 MAY_RETURN = ": it must leave its generation, and may come back as a spare"
-MAX_REFUSED = 1000  # remembered beyond two per slot; others get the same answers, but not the job's end
+MAX_REFUSED = 1000  # remembered beyond two per slot; further sessions are refused too, but not told of the job's end
 MAX_DIGITS = 18  # of a number inside a name; a peer must not determine how long int() takes
 
 
@@ -43,7 +43,7 @@ class Admission:
     """Answers Register messages and tracks the sessions that wait for a seat.
 
     Args:
-        give_slots: called for an admitted spare before it is informed, since it may get a lost slot at once.
+        give_slots: called for an admitted spare before it is answered, since it may get a lost slot at once.
     """
 
     def __init__(self, ledger: Ledger, leases: Leases, world: World, give_slots: Callable[[Seat], object]) -> None:
@@ -102,7 +102,7 @@ class Admission:
         self.check_at = min(rest, default=None)
 
     def longest_wait_s(self) -> float | None:
-        """Return how long the last refused session still has to wait, or None."""
+        """Return the longest time in seconds that a refused session must still wait, or None."""
         ledger = self._ledger
         free_at = max((entry.until - ledger.policy.node_timeout_s for entry in self.refused.values()), default=None)
         return None if free_at is None else max(0.0, free_at - ledger.now)
@@ -145,7 +145,7 @@ class Admission:
         return None
 
     def _late_member(self, message: Register) -> Seat | None:
-        """Return its reserved seat if its report agrees with the rebuilt generation."""
+        """Return the sender's reserved seat if its report agrees with the rebuilt generation."""
         state, standing = self._ledger.state, message.standing
         committed = state.generation
         if committed is None or standing is None or not 0 <= standing.rank < len(committed.slots):
@@ -163,7 +163,7 @@ class Admission:
         return self._seat(message, slot, incarnation=message.incarnation)
 
     def _is_late_spare(self, message: Register, seat: Seat | None) -> bool:
-        """Return whether it is a spare of the rebuilt job, which the members did not know and could not report."""
+        """Return whether the sender is a spare of the rebuilt job, which its members could not report."""
         is_spare = seat is None and message.incarnation > 0 and message.standing is None
         was_replaced = self._replacements.is_spent(message.node)  # its record was dropped, so it looks unknown
         return is_spare and not was_replaced and self._has_room_for_spare(message)
@@ -173,9 +173,9 @@ class Admission:
     def _admit_replacement(self, message: Register, claim: Claim, before: Waiting | None) -> Seat | None:
         """Admit a new node in the line of a dead one.
 
-        It is a spare beyond SPARE_NUM until it gets a slot. Once training is finished no round assigns slots: then it
-        takes the lost one's slot and runs the rest of its script. If that slot went to another node, it takes any lost
-        slot whose script is unfinished.
+        The node is a spare beyond SPARE_NUM until it gets a slot. Once training is finished no round assigns slots:
+        then the node takes the lost node's slot and runs the rest of its script. If that slot went to another node, it
+        takes any lost slot whose script is unfinished.
         """
         node, newest = message.node, self._replacements.newest(message.node)
         if claim is Claim.OF_A_LOST_ONE:
@@ -298,7 +298,7 @@ class Admission:
         return [state.seats[node] for node in state.by_slot.values()]
 
     def _take_over(self, message: Register, holders: list[Seat]) -> Seat | None:
-        """Give away the first lost seat whose cool-down has passed, as no slot is free."""
+        """Grant the first lost seat whose cool-down has passed, because no slot is free."""
         is_trained = self._ledger.state.final is not None
         waits = [
             (max(self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)), seat.slot or 0, seat)
@@ -325,7 +325,7 @@ class Admission:
         return None
 
     def _wait_for_full_house(self, message: Register) -> Seat | None:
-        """Assign slots to nodes that name none only when all have registered, before anything is journaled."""
+        """Make a node that names no slot wait until all have registered; nothing is journaled before."""
         ledger, world_size = self._ledger, self._ledger.policy.world_size
         is_new = message.session not in self.pending
         older = self._pending_session.get(message.node)
@@ -390,7 +390,7 @@ class Admission:
         return 1 + max(known, highest_unheard_incarnation(self._ledger.state.term))
 
     def _has_room_for_spare(self, message: Register) -> bool:
-        """Return whether SPARE_NUM allows one more, or a replacement returns to its predecessor's spare place."""
+        """Return whether SPARE_NUM allows another spare, or a replacement returns to a lost spare's place."""
         has_room = len(self._ledger.state.spares) < self._ledger.policy.spare_num
         return has_room or self._replacements.returns(message)
 
@@ -411,13 +411,13 @@ class Admission:
         return seat
 
     def _hold(self, message: Register, before: Seat | None) -> Seat:
-        """Make the granted seat this session's."""
+        """Record that this session holds the granted seat."""
         ledger = self._ledger
         if before is not None:
             ledger.sessions.pop(before.session, None)
         seat = ledger.state.seats[message.node]
         ledger.sessions[seat.session] = seat.node
-        self.pending.pop(self._pending_session.pop(seat.node, ""), None)  # another process of this node that waited
+        self.pending.pop(self._pending_session.pop(seat.node, ""), None)  # drops another waiting process of this node
         if self._replacements.is_proven(message):
             ledger.write(ReplacementShown(seat.node))
         self._leases.begin(seat, heard=True)
@@ -471,7 +471,7 @@ class Admission:
 
 
 def fenced_text(node: str, seat: Seat | None) -> str:
-    """Return why a process that believes it holds the node's seat must exit."""
+    """Return why a process that wrongly claims the node's seat must exit."""
     if seat is None:
         holder = "unknown to this scheduler"
     elif seat.is_retired:

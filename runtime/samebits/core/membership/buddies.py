@@ -3,7 +3,7 @@
 Each rank watches the next rank on its host, in a ring. Its buddy, on another host, keeps copies of its newest points.
 Buddies result from ordering the ranks by host and shifting them by the size of the largest host: then no rank is paired
 with its own host, each rank keeps exactly one other's copies, and all members compute the same result. If one host has
-more than half of the ranks, no such shift exists: its ranks are dealt out over the others, and theirs over it.
+more than half of the ranks, no such shift exists: its ranks are spread over the other hosts, and their ranks over it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _next_on_host(hosts: Sequence[str]) -> list[int | None]:
 def buddies(hosts: Sequence[str]) -> tuple[int | None, ...]:
     """Return, by rank, the rank that keeps its copies; None in a world of one.
 
-    It is on another host if there are several.
+    The keeper is on another host if the job has several hosts.
 
     Args:
         hosts: of the members, by rank.

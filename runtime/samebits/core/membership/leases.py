@@ -52,10 +52,10 @@ class Leases:
         return came_back
 
     def close(self, seat: Seat, *, gone: bool, witness: Seat | None = None) -> str | None:
-        """Note a closed connection, or a death that a ``witness`` on the same host saw before that.
+        """Record a closed connection, or a death that a ``witness`` on the same host reported first.
 
         Returns:
-            The reason, if that ends the lease at once; else None.
+            The reason if the lease ends at once, else None.
         """
         ledger, presence = self._ledger, self._ledger.presences[seat.node]
         if seat.has_left:
@@ -107,7 +107,7 @@ class Leases:
             self._ledger.miss(seat.slot, at_once=True)
 
     def expired(self) -> list[tuple[Seat, str]]:
-        """Return seats whose lease is over, with the reason. Call only with a drained socket."""
+        """Return seats whose lease is over, with the reason. Call only after the socket is drained."""
         ledger, over = self._ledger, []
         again = set()
         while self._deadlines and self._deadlines[0][0] <= ledger.now:
@@ -145,8 +145,8 @@ class Leases:
     def shift(self, gap_s: float) -> None:
         """Extend leases by a pause of the scheduler, so that no node loses its lease because of it.
 
-        A lease renewed since (the queue may have been drained before) gets at most its full length. Cool-downs are not
-        extended: they do not protect against pauses of this scheduler.
+        A lease that was renewed after the pause (the queue may be drained first) gets at most its full length.
+        Cool-downs are not extended: they do not protect against pauses of this scheduler.
         """
         now = self._ledger.now
         if gap_s >= self._ledger.policy.node_timeout_s / 2:
@@ -176,7 +176,7 @@ class Leases:
         return max(0.0, self._quiet_from(seat) + self._ledger.policy.cool_down_s - self._ledger.now)
 
     def _lease_s(self, *, is_heard: bool) -> float:
-        """Return the lease's length; a node not heard in this term may still try other addresses."""
+        """Return the lease's length in seconds; a node not heard from in this term may still try other addresses."""
         policy = self._ledger.policy
         return policy.node_timeout_s if is_heard else policy.node_timeout_s + policy.search_s
 

@@ -1,7 +1,7 @@
 """Rebuild a lost journal from the workers that are alive (docs/explanation/how-recovery-works.md).
 
 A member of the last generation knows its place there, and two schedulers cannot give a majority of one generation the
-same places. So what a majority reports in agreement is what the lost journal contained. A minority, a stale member or
+same places. So the lost journal contained what a majority reports in agreement. A minority, a stale member or
 the last process of an older job never defines anything (S15).
 """
 
@@ -18,13 +18,13 @@ from samebits.core.ready import Level
 from samebits.core.records import MAX_TERM, JobCreated, JobRebuilt, RebuiltGeneration, RebuiltSeat
 
 UNKNOWN_INCARNATION = 20
-"""Bits below a term. A new or unheard node begins above all incarnations that it can have had."""
+"""Bits of an incarnation below the term's. A new or unheard node begins above all that it may have had."""
 UNHEARD_TERMS = 1000
-"""Scheduler starts that no reporting member may know of; members may report too late."""
+"""Scheduler starts assumed beyond the latest reported term, because members may report too late."""
 UNHEARD_GENERATIONS = 10
-"""The same for generations, if not all members of the last one report."""
+"""Generations assumed beyond the latest reported one, if not all of its members report."""
 REPORTS_PER_SLOT = 4
-"""More than the members of one job can send; further reports, from strangers, are dropped."""
+"""Reports kept per slot: more than the members of one job can send. Further ones, from strangers, are dropped."""
 EVERY_STEP = 2**62
 _TOO_MANY_GENERATIONS = 2**40  # more than any job can reach
 _TOO_MANY_INCARNATIONS = (MAX_TERM + 1) << UNKNOWN_INCARNATION
@@ -32,7 +32,7 @@ _TOO_HIGH = MAX_TERM // 2  # a term above this is made up by a stranger; a rebui
 
 
 def highest_unheard_incarnation(term: int) -> int:
-    """Return the highest incarnation in a journal lost before this term that no report may mention."""
+    """Return the highest incarnation that a journal lost before this term may have given out unreported."""
     return (term // UNHEARD_TERMS) << UNKNOWN_INCARNATION
 
 
@@ -95,7 +95,7 @@ class Rebuild:
             ledger.ready.say(text, Level.WARNING)
 
     def _is_spare(self, message: Register) -> bool:
-        """Return whether a spare of the lost job came first: its members will follow."""
+        """Return whether the sender is a spare of the lost job, whose members will follow."""
         is_spare = message.standing is None and message.incarnation > 0
         return self._ledger.policy.spare_num > 0 and is_spare and self._is_of_lost_job(message)
 
@@ -129,9 +129,9 @@ class Rebuild:
     def judge(self) -> list[Register] | None:
         """Return the members of the rebuilt job, already journaled.
 
-        None if it is too early or impossible. Call only with a drained socket. The first group to agree need not be the
-        newest: all members of an earlier generation may be alive, cut off and replaced, and may report before their
-        successors.
+        None if it is too early or no group agrees. Call only after the socket is drained. The first group to agree need
+        not be the newest: all members of an earlier generation may be alive, cut off and replaced, and may report
+        before their successors.
         """
         ledger = self._ledger
         if self._until is None or ledger.now < self._until:
@@ -226,7 +226,7 @@ def is_placeholder(session: str) -> bool:
 
 
 def _is_majority(said: Agreement, reports: int) -> bool:
-    """Return whether so many reports are a majority, of which a generation can have only one."""
+    """Return whether this many reports are a majority; a generation can have only one."""
     return 2 * reports > said.world_size
 
 

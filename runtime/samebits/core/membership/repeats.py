@@ -39,7 +39,7 @@ class Repeats:
         self._said[session] = (message, presence, self._era)
 
     def forget(self) -> None:
-        """Invalidate all entries, without removing them: with ten thousand, that would delay a loss."""
+        """Invalidate all entries; removing ten thousand of them would delay a loss."""
         self._era += 1
         if len(self._said) > MOST_A_SEAT * len(self._ledger.state.seats):
             self._said.clear()  # drop sessions that are over

@@ -1,9 +1,9 @@
 """Recognise replacements: nodes that the job's own launcher starts for dead ones (rule 1b).
 
 This module judges the proof and the claim; ``admission`` assigns seats. A replacement is another node, ``2.1`` for node
-``2``, so the known node's cool-down needs no exception. It proves its origin with the launcher's token, which never
-leaves the launcher's machine. Each number is accepted once and must be above all earlier ones of its line, so an
-overheard proof is useless.
+``2``, so the known node's cool-down needs no exception. A replacement proves its origin with the launcher's token,
+which never leaves the launcher's machine. Each number is accepted once and must be above all earlier ones of its line,
+so an overheard proof is useless.
 """
 
 from __future__ import annotations

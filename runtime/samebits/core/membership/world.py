@@ -49,7 +49,7 @@ class World:
         if state.generation is None:
             expected.update(range(ledger.policy.world_size))
         ledger.clear_absent()
-        for slot in range(ledger.policy.max_world_size):  # a slot may have been taken away and not yet been given
+        for slot in range(ledger.policy.max_world_size):  # a slot that was taken away may have no new holder yet
             if len(expected) >= ledger.policy.min_world_size:
                 break
             expected.add(slot)
@@ -73,7 +73,7 @@ class World:
         return len(ledger.state.by_slot) + len(ledger.absent) - len(ledger.vacated)
 
     def free_slot(self, wanted: int | None = None) -> int | None:
-        """Return a slot for one more worker (the one it names, or the first), or None."""
+        """Return a slot for one more worker (``wanted``, or the first free one), or None."""
         ledger = self._ledger
         candidates = range(ledger.policy.max_world_size) if wanted is None else (wanted,)
         grows, held = self.may_grow(), ledger.state.by_slot
@@ -116,7 +116,7 @@ class World:
     # ---- losses
 
     def give_slots(self) -> list[Seat]:
-        """Give lost slots to spares, at once, since another node has no cool-down."""
+        """Give lost slots to spares at once, since the cool-down holds only for the lost node."""
         ledger = self._ledger
         given: list[Seat] = []
         if not (ledger.absent and ledger.state.spares):
@@ -153,13 +153,13 @@ class World:
         return given
 
     def _here(self) -> list[Seat]:
-        """Return spares that were heard and are connected; the others may be dead as well."""
+        """Return spares that were heard from and are connected; the others may be dead as well."""
         ledger = self._ledger
         found = ((ledger.state.seats[node], ledger.presences[node]) for node in ledger.state.spares)
         return [seat for seat, presence in found if presence.heard_at is not None and presence.closed_at is None]
 
     def spare_said(self, lost: Seat) -> str:
-        """Return where the spare that would replace this seat is, for a sentence; "" if there is none."""
+        """Return where the spare for this seat is, as a phrase for a sentence; "" without one."""
         fit = _fit(self._here(), lost, {root_of(lost.node)})
         if not fit:
             return ""
@@ -169,9 +169,9 @@ class World:
     def _readiest(self, spares: Sequence[Seat], lost: Seat | None) -> Seat:
         """Return the spare that is best prepared to replace ``lost``.
 
-        Waiting spares come before starting ones, then healthy before unhealthy ones. If the lost one's host or device
-        failed, a spare on another host is preferred; then its own replacement, then a spare on its host, then the
-        first.
+        Waiting spares come before starting ones, then healthy before unhealthy ones. If the lost node's host or device
+        failed, a spare on another host is preferred. Then comes the node's own replacement, then a spare on its host,
+        then the first.
         """
         presences = self._ledger.presences
         before = None if lost is None else presences.get(lost.node)

@@ -30,7 +30,7 @@ class DurablePoints:
         self._holders: Counter[Point] = Counter()  # point → number of holders
 
     def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
-        """Take a member's report. After its first one it is sent the known committed point."""
+        """Take a member's report; after its first one, send it the known committed point."""
         committed = self._ledger.state.generation
         if committed is None:
             return
@@ -71,7 +71,7 @@ class DurablePoints:
         self._ledger.tell(seat.node, CommittedPoint(state.job, state.term, state.generation_number, point))
 
     def _count_for(self, committed: GenerationCommitted) -> None:
-        """Recount after the members changed; reports of those that stay remain valid."""
+        """Recount after the members changed; reports of remaining members stay valid."""
         if committed is self._counted:
             return
         self._counted, self._incarnations = committed, dict(committed.members)

@@ -44,7 +44,7 @@ class Causes:
 
     @property
     def first_at_end(self) -> str:
-        """Return the same for a job that ends, which no longer carries out the remedies."""
+        """Return the first loss without its remedy, for a job that ends and no longer carries it out."""
         return self._first(_without_remedy)
 
     def _first(self, shown: Callable[[CauseFound], CauseFound] = lambda one: one) -> str:
@@ -65,9 +65,10 @@ class Causes:
         """Record that a member is lost or dying; return whether that is a new cause.
 
         Args:
-            cause: its loss; once more if it had announced its death.
-            spoke: it sent the error that it dies of. An equal error of another rank means that both met it together.
-            is_echo: that error is a broken connection, which after an earlier loss is its consequence.
+            cause: the member's loss; recorded again if the member had announced its death.
+            spoke: the member itself sent its fatal error. An equal error of another rank means that both met it
+                together.
+            is_echo: the error is a broken connection. After an earlier loss it is that loss's consequence.
         """
         found = self._of.setdefault(cause.generation, [])
         followers = self._followers.setdefault(cause.generation, set())
@@ -94,7 +95,7 @@ class Causes:
                 continue
             for place, one in enumerate(found):
                 if one.node == node and one.process == process:
-                    is_done = found is self._made_good or "; a spare " in one.text  # it has taken the place by now
+                    is_done = found is self._made_good or "; a spare " in one.text  # the spare has the place by now
                     said = _as_it_was_made_good(text, one.text) if is_done else text
                     found[place] = replace(one, text=said)
                     return found[place] if said != one.text else None
@@ -156,7 +157,7 @@ def _without_remedy(cause: CauseFound) -> CauseFound:
 
 
 def _as_it_was_made_good(text: str, before: str) -> str:
-    """Return the new text with the old one's remedy, which was already carried out."""
+    """Return ``text`` with the remedy of ``before``, which was already carried out."""
     return f"{text.rpartition('; ')[0]}; {before.rpartition('; ')[2]}"
 
 

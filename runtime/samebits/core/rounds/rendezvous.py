@@ -43,19 +43,19 @@ from samebits.core.values import replace
 from samebits.printable import counted
 
 LEAVE_TOGETHER_S = 1.0
-"""Seconds that all members have to leave a generation at its commit after the first one has left.
+"""Seconds that members have to leave a generation at a commit after the first member has left.
 
-Later ones cannot reach another commit.
+A later member cannot reach another commit.
 """
 
 MOST_FAILURES = 8
-"""Most generations in a row that may fail at one restore point through the runtime's own error.
+"""Most generations in a row that the runtime's own error may end at one restore point.
 
 A permanent error of this kind is not the fault of a network or host.
 """
 
 CROSSING_S = 0.5
-"""Seconds after an invitation of all in which a heartbeat may have crossed it."""
+"""Seconds after inviting all members in which a heartbeat may have crossed the invitation."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class Rendezvous:
             self._invite_all_again()
 
     def harden_if_stuck(self) -> None:
-        """Harden a gentle round in which late members wait for the others in a collective."""
+        """Make a gentle round urgent if late members wait in a collective for those that left."""
         round_ = self.round
         if round_ is not None and round_.leave_by is not None and round_.leave_by <= self._ledger.now:
             self.harden("the others have left the generation at a commit")
@@ -165,7 +165,7 @@ class Rendezvous:
             self._invite_all_again()
 
     def begin_again(self, reason: str) -> None:
-        """Discard what members brought into the open round: all must roll back first."""
+        """Discard the holdings in the open round, because all members must roll back first."""
         round_ = self.round
         if round_ is None:
             return
@@ -209,7 +209,7 @@ class Rendezvous:
         self._invite(round_, [seat for seat, slot in seats if self._world.place_of(slot) != round_.told.get(seat.node)])
 
     def remind(self, seat: Seat) -> bool:
-        """Invite a member that seems not to know of the round; False while it is too early to tell."""
+        """Invite a member that seems not to know of the round; return False if it is too early to tell."""
         has_crossed = self.round is not None and self._ledger.now < self.round.told_at + CROSSING_S
         if not has_crossed:
             self.invite(seat)
@@ -259,7 +259,7 @@ class Rendezvous:
         return names + (self._world.shortage() or f", at most {policy.shrink_grace_s:g} s (shrink in GRACE)")
 
     def forget(self, node: str) -> None:
-        """Discard what a lost or departed node brought into the open round."""
+        """Remove a lost or departed node from the open round."""
         if self.round is not None:
             self.round.came.discard(node)
             self.round.told.pop(node, None)
@@ -319,7 +319,7 @@ class Rendezvous:
         return deadline is not None and deadline <= self._ledger.now
 
     def deadline(self) -> float | None:
-        """Return when the open round has waited long enough, or None."""
+        """Return when the open round times out or must stop being gentle, or None."""
         if self.round is None or (not self._ledger.policy.recovery and not self.round.joined):
             return None  # with recovery off, a script may never enter elastic.run
         if self.round.gently:
@@ -405,12 +405,12 @@ class Rendezvous:
         return True
 
     def _is_in_place(self, made_for: Place | None, place: Place) -> bool:
-        """Return whether a blob made for one place, by default that in a full world, fits this one."""
+        """Return whether an address part made for ``made_for`` (None: a full world) fits ``place``."""
         default = Place(place.slot, place.slot, self._ledger.policy.world_size)
         return (made_for or default) == place
 
     def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Holdings]) -> bool:
-        """Ask members to read their disks if memories do not hold enough; return whether that is so."""
+        """Ask members to read their disks if memories do not hold enough; return whether any was asked."""
         if not must_look(by_rank, self._ledger.state.generation, [seat.slot for seat in seats]):
             return False
         round_.look = True
@@ -446,7 +446,7 @@ class Rendezvous:
     # ---- generations
 
     def rank_of(self, seat: Seat) -> int | None:
-        """Return the seat's rank in the last generation; None if this incarnation is no member."""
+        """Return the seat's rank in the last generation; None if this incarnation is not a member."""
         committed = self._ledger.state.generation
         rank = None if committed is None or seat.slot is None else rank_of_slot(committed, seat.slot)
         if committed is None or rank is None or committed.members[rank] != (seat.node, seat.incarnation):
@@ -454,7 +454,7 @@ class Rendezvous:
         return rank
 
     def can_tell(self) -> bool:
-        """Return whether a member that missed its GenerationStarted can still get it: not after a restart."""
+        """Return whether a member's missed GenerationStarted can be sent again; not after a restart."""
         return self._restore is not None
 
     def start(self, seat: Seat) -> None:
@@ -520,7 +520,7 @@ class Rendezvous:
             self.publish(seat, Publish(message.sender, committed.generation, message.holdings.blob))
 
     def publish(self, seat: Seat, message: Publish) -> None:
-        """Take a member's part of the address map; with the last part all get the map."""
+        """Take a member's part of the address map; after the last part, send the map to all."""
         committed = self._ledger.state.generation
         rank = self.rank_of(seat)
         if self.round is not None or committed is None or rank is None or message.generation != committed.generation:

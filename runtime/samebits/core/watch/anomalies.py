@@ -1,7 +1,7 @@
 """Detect losses and gradient norms that are not finite or far outside their usual band.
 
-The band is learned from the ranks of the last values (median and median distance). So one spike does not widen it, and
-a series that has permanently moved is accepted after a while. Pure functions.
+The band is learned from the median and the median distance of the last values. So one spike does not widen it, and a
+series that has permanently moved is accepted after a while. Pure functions.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from statistics import median
 
 WINDOW = 64
-"""Values that the band is learned from. Until half of them exist only non-finite values are reported."""
+"""Values that the band is learned from. Until half of them exist, only non-finite values are reported."""
 FACTOR = 12.0
 """Values further from the median than this many median distances are outside the band."""
 LEAST_SHARE = 0.25
 """Distances below this share of the median are always inside, however calm the series was."""
 MOVED = 16
-"""This many values in a row outside the band are the series' new level."""
+"""After this many values in a row outside the band, they count as the series' new level."""
 
 
 class Band:
@@ -31,7 +31,7 @@ class Band:
         self._is_told = False
 
     def take(self, value: float) -> str:
-        """Add a value; return its problem if it is the first in a row with one, else ""."""
+        """Add a value; return its problem, or "" if it has none or its predecessor had one too."""
         problem = self.problem(value)
         if not problem:
             self._outside, self._is_told = [], False
@@ -57,7 +57,7 @@ class Band:
             return ""
         middle = median(self._values)
         distance = max(FACTOR * median(abs(one - middle) for one in self._values), LEAST_SHARE * abs(middle))
-        if abs(value - middle) <= distance or value < middle:  # a sudden drop of the loss is no fault
+        if abs(value - middle) <= distance or value < middle:  # a sudden drop of the loss is not a fault
             return ""
         return f"is {value:.4g} after {middle:.4g} ± {distance:.2g} so far"
 
@@ -81,7 +81,7 @@ class Odd:
     problem: str
 
     def judge(self, step: int, value: float, problem: str) -> Verdict | None:
-        """Return the verdict after a later report; None if that step is earlier."""
+        """Return the verdict from a later report; None if that report is about an earlier step."""
         if step < self.step:
             return None
         if step > self.step:

@@ -26,7 +26,7 @@ class Roles:
 
 
 def roles(step: int, every: int, world_size: int) -> Roles | None:
-    """Return who recomputes whose gradient, from the step alone, so that all ranks agree.
+    """Return the ranks' roles at a step, from the step alone, so that all ranks agree.
 
     None if the step is not audited or there is no other rank.
     """
@@ -48,7 +48,7 @@ class Fault(enum.Enum):
 
 
 def judge(who: Roles, values: Mapping[int, int], own: int, times: int) -> Fault:
-    """Return what is wrong.
+    """Return the fault that the results show.
 
     Args:
         who: roles in the audited step.

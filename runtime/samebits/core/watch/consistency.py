@@ -1,4 +1,4 @@
-"""Decide what happens if equal ranks differ: all roll back, or the job ends.
+"""Decide what to do if ranks that must be equal differ: roll all back, or end the job.
 
 A bit that flipped in one rank has reached all others by the next all-reduce. So nothing computed since is reliable on
 any rank, but the last state at which all ranks were equal is. A device fault does not repeat the very same wrong value,
@@ -56,7 +56,7 @@ class Stop:
 def decide(
     found: Difference, trust: Trust, repairs: Sequence[Repair] = (), origins: Mapping[int, Member] | None = None
 ) -> GoBack | Stop:
-    """Decide on a difference, as a function of what was reported and done before.
+    """Decide on a difference, from the reports and the repairs so far.
 
     If a generation has begun since all were equal, a rank that held the correct state may be lost. Then no group needs
     to be trusted: each rank rolls back to its own copy.

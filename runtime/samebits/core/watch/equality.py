@@ -1,6 +1,6 @@
 """Compare the ranks' digests of their states and name differences.
 
-A digest is a few bytes, so every rank reports it and none waits. Only if digests differ, two ranks are asked for the
+A digest is a few bytes, so every rank reports it and none waits. Only if digests differ are two ranks asked for the
 parts behind them. ``training.state.compared`` determines what is hashed, ``consistency`` what follows. ``judge`` and
 ``sentence`` are pure functions of the reports.
 """
@@ -20,7 +20,7 @@ from samebits.core.reports import FINAL, Digest, Digests, Part, PartKind
 from samebits.core.state import Seat, is_on_line
 
 EXPLAIN_S = 2.0
-"""How long the parts of two digests are awaited before the job ends without naming the difference."""
+"""Seconds to wait for the parts of two digests before the job ends without naming the difference."""
 NAMED_PARTS = 8
 MOST_EQUAL = 16
 """How many of the latest equal commits are remembered."""
@@ -31,18 +31,18 @@ Key: TypeAlias = tuple[Point, int]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Groups of ranks with equal values, the largest first; among equal sizes that of the lowest rank."""
+    """Groups of ranks with equal values, the largest first; of equal sizes, the one with the lowest rank."""
 
     groups: tuple[tuple[int, ...], ...]
 
     @property
     def is_equal(self) -> bool:
-        """Return whether all agree."""
+        """Return whether all ranks agree."""
         return len(self.groups) <= 1
 
     @property
     def has_majority(self) -> bool:
-        """Return whether more than half agree."""
+        """Return whether more than half of the ranks agree."""
         return 2 * len(self.groups[0]) > sum(map(len, self.groups)) if self.groups else False
 
 
@@ -73,12 +73,12 @@ class Difference:
 
     @property
     def step(self) -> int:
-        """Return the step at which they were seen to differ."""
+        """Return the step at which the ranks were seen to differ."""
         return max(self.one.point.step, self.other.point.step)
 
     @property
     def is_apart(self) -> bool:
-        """Return whether they reached the same step after different numbers of commits."""
+        """Return whether the ranks reached the same step after different numbers of commits."""
         return self.one.commits != self.other.commits
 
     def first_part(self) -> str:
@@ -190,7 +190,7 @@ class _Inquiry:
 
     @property
     def is_answered(self) -> bool:
-        """Return whether both have sent their parts."""
+        """Return whether both ranks have sent their parts."""
         return all(digest.parts for digest in self.digests)
 
 
@@ -263,7 +263,7 @@ class Equality:
         return Difference(found.judgement, one, other, found.values, self._equal_before(_key(one)))
 
     def settle(self) -> None:
-        """Forget all digests: the difference was acted on."""
+        """Forget all digests after the difference was acted on."""
         self._differs = self._may_differ = None
         self._told.clear()
         for counter in (self._tellers, self._values, self._kept):
@@ -308,7 +308,7 @@ class Equality:
                 del self._kept[key[0]]
 
     def _count_for(self, committed: GenerationCommitted) -> None:
-        """Recount after the members changed; digests of those that stay remain valid."""
+        """Recount after the members changed; digests of remaining members stay valid."""
         if committed is self._counted:
             return
         self._counted = committed
@@ -354,7 +354,7 @@ class Equality:
                 ledger.tell(node, message)
 
     def _compare_numbers(self, point: Point) -> None:
-        """Compare the numbers of commits of a step that all keep: a rank may have skipped a step."""
+        """Compare the ranks' commit numbers at a point that all have: a rank may have skipped a step."""
         told = {
             self._rank_of[teller]: one
             for teller, digests in self._told.items()
@@ -395,7 +395,7 @@ class Equality:
         self._may_differ = None
         names = [part.name for part, _ in differences(found.digests[1].parts, found.digests[0].parts)]
         if not names:
-            return  # not reported in time: a later commit may tell
+            return  # not reported in time: a later commit may show the difference
         shown = ", ".join(names[:NAMED_PARTS])
         more = f" and {len(names) - NAMED_PARTS} more" if len(names) > NAMED_PARTS else ""
         alike, odd = map(ranks_of, found.judgement.groups[:2])

@@ -13,9 +13,9 @@ from samebits.core.reports import MAX_AILMENTS, MAX_PLACE_CHARS, Ailment, Sign
 from samebits.printable import printable
 
 CALM_SHARE = 0.05
-"""How far below its limit a reading must fall to be healthy again."""
+"""How far below its limit a share must fall for its place to count as healthy again."""
 LOOKS = 2
-"""How many readings in a row must agree on a change."""
+"""Readings in a row that must agree on a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """From which share a sign is a problem, and whether the worker then leaves or must not start."""
+    """The share from which a sign is a problem, and whether the worker must then leave or not start."""
 
     share: float
     drains: bool = False
@@ -41,7 +41,7 @@ class _Seen:
     """State of one sign at one place."""
 
     is_over: bool = False
-    looks: int = 0  # in a row that contradict ``is_over``
+    looks: int = 0  # readings in a row that contradict ``is_over``
     share: float = 0.0
 
 
@@ -91,7 +91,7 @@ def _judged(seen: _Seen, share: float, limit: float) -> _Seen:
 
 
 def unfit(limits: Mapping[Sign, Limit], readings: Iterable[Reading]) -> list[Ailment]:
-    """Return the problems, in one round of readings, for which a process must not ask for a seat."""
+    """Return the problems in one round of readings that bar a process from asking for a seat."""
     found = [(one, limits[one.sign]) for one in readings if one.sign in limits]
     return [
         Ailment(one.sign, printable(one.where, MAX_PLACE_CHARS), min(one.share, 1e6), limit.share, limit.drains)
@@ -124,7 +124,7 @@ _LIMITS = {
 }
 _FIXES = {Sign.LOGS: "Fix: free space there, or start the job with LOG_DIR on another disk"}
 SHOWN_AT_ONCE = frozenset((Sign.LOGS,))
-"""Signs of which followers are told even if no worker leaves: the scheduler's own log may not show them."""
+"""Signs shown to followers even if no worker leaves, because the scheduler's own log may not show them."""
 
 
 def said(ailment: Ailment) -> str:
@@ -147,7 +147,7 @@ def _filled(text: str, ailment: Ailment, value: float) -> str:
 
 
 def place_said(sign: Sign, where: str) -> str:
-    """Return the name of what is healthy again."""
+    """Return the name of the resource that is healthy again."""
     return {
         Sign.CPU: "its CPUs",
         Sign.MEMORY: "its memory",

@@ -20,10 +20,10 @@ from samebits.core.watch.health import SHOWN_AT_ONCE, place_said, said
 ANOMALY_S = 30.0
 """Seconds in which only one report of an implausible number is shown, since all ranks share the loss.
 
-Ends of threads and hidden state are limited to one per text.
+Ended threads and hidden state are shown once per text in that time.
 """
 MOST_ANOMALIES = 16
-"""Most reports that are remembered before further ends of threads and hidden state are dropped."""
+"""Reports remembered at a time. At this number, further ended threads and hidden state are not shown."""
 NAMED = 16
 """Readings that a status lists."""
 
@@ -105,12 +105,12 @@ class HostHealth:
         return [*found[:NAMED], *([f"{more} more such readings"] if more > 0 else [])]
 
     def remind(self, seat: Seat) -> None:
-        """Repeat a request to leave that may be lost, as the node still trains."""
+        """Repeat a request to leave, which may have been lost: the node still trains."""
         if self._leaving == seat.node:
             self._ask(seat, self._why)
 
     def judge(self, slow: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Ask the first member that should leave, if a healthy spare is waiting. Call while all train.
+        """Ask the first member with a reason to leave, if a healthy spare waits. Call while all train.
 
         Args:
             slow: by node, why it should leave for being slow.

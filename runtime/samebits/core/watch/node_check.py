@@ -1,4 +1,4 @@
-"""Find nodes that are slow or compute wrong results before training, alone and in pairs. Pure functions.
+"""Find nodes that are slow or compute wrong results, alone and in pairs, before training. Pure functions.
 
 A node that needs a multiple of the others' time for the same work is slow if a second measurement, while the others are
 idle, confirms it. In a slow or wrong pair the faulty member is unknown, but a member that succeeds in another pair is
@@ -19,24 +19,24 @@ import msgspec
 from samebits.printable import IN_LOGS, shortened
 
 FACTOR = 2.0
-"""Limit relative to the others' median, for computing and memory."""
+"""A node that takes this many times the others' median is slow (computing and memory)."""
 SUM_FACTOR = 3.0
-"""The same relative to the other pairs' median; connections between nodes differ more."""
+"""The same for a pair and the other pairs' median; connections between nodes differ more."""
 DISK_FACTOR = 5.0
 """The same for disks, which vary most, even from one minute to the next."""
 MOST_ROUNDS = 4
 """Most rounds of pairs."""
 MOST_PLANS = MOST_ROUNDS + 3
-"""Slow nodes measure again, pairs add up, and a verdict follows."""
+"""Most plans of one check: slow nodes measure again, pairs add up, and a verdict follows."""
 MOST_SAID = 32
-"""Limit on nodes with a sentence of their own in a verdict, and on those only listed: key values are bounded."""
+"""Most nodes with a sentence of their own in a verdict, and most that are only listed: key values are bounded."""
 MOST_CHARS = 300
 _MOST_NAME_CHARS = 40
 _LONGEST_S = 1e6
 WRONG = "wrong"
 SILENT = "silent"
 UNMET = "unmet"
-"""They did not learn each other's address in time, which says nothing about their connection."""
+"""The nodes did not learn each other's address in time, so their connection is untested."""
 Pair = tuple[int, int]
 
 
@@ -49,7 +49,7 @@ class Figures(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A pair member's result of adding something up together."""
+    """One node's result of the sum that a pair computes together."""
 
     took_s: float
     problem: str = ""  # WRONG, SILENT or UNMET; the last is not held against the pair
@@ -92,7 +92,7 @@ def by_host(figures: Mapping[int, Figures], hosts: Mapping[int, bytes], *, share
 
 
 def slow(figures: Mapping[int, Figures], again: Mapping[int, Figures] | None = None) -> dict[int, str]:
-    """Return slow nodes and their problem; with ``again``, only those that were slow in both."""
+    """Return slow nodes and their problem; with ``again``, only those that were slow both times."""
     found: dict[int, str] = {}
     for place, (part, factor) in enumerate(_PARTS):
         known = sorted((one[place], slot) for slot, one in figures.items() if one[place] > 0)
@@ -194,7 +194,7 @@ def _cleared(sums: Mapping[Pair, Sum], failed: Collection[Pair]) -> set[int]:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What all nodes do next; in the last plan, the nodes that must not train."""
+    """The nodes' next task; the last plan names the nodes that must not train."""
 
     pairs: tuple[tuple[int, int], ...] = ()
     again: tuple[int, ...] = ()  # slots that measure once more, while the others are idle
@@ -204,7 +204,7 @@ class Plan(msgspec.Struct, frozen=True):
     said: tuple[str, ...] = ()
 
     def is_sound(self, world_size: int) -> bool:
-        """Return whether it names existing slots only, and none in two pairs."""
+        """Return whether the plan names only existing slots, and each in at most one pair."""
         paired = [slot for pair in self.pairs for slot in pair]
         named = (*paired, *self.again, *self.bad)
         return len(paired) == len(set(paired)) and all(0 <= slot < world_size for slot in named)
@@ -216,7 +216,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one node found in one round."""
+    """One node's results from one round."""
 
     name: str = ""
     machine: bytes = b""
@@ -229,7 +229,7 @@ class Judge:
     """Derives plans from the nodes' reports.
 
     Args:
-        alone: by slot, what the nodes that reported in time measured.
+        alone: by slot, the figures of the nodes that reported in time.
         slots: of all nodes.
         shares_all: nodes of one machine share processors and memory too, not only the disk.
     """
@@ -242,7 +242,7 @@ class Judge:
         self._gone: set[int] = set()  # sent nothing in time: dead or stopped, which is handled elsewhere
 
     def plan(self) -> Plan:
-        """Return what comes next."""
+        """Return the next plan."""
         figures = self._figures(self._alone)
         if self._again is None and (slow_ones := slow(figures)):
             return Plan(again=tuple(slow_ones))

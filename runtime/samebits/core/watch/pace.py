@@ -45,7 +45,7 @@ class Slowness:
         part: the part of the step with the largest excess.
         part_us: its duration.
         usual_us: the median rank's duration of that part.
-        excess_us: excess of its whole own part over the median.
+        excess_us: how far its whole own part exceeds the median rank's.
     """
 
     ratio: float
@@ -55,12 +55,12 @@ class Slowness:
     excess_us: int
 
     def exceeds(self, factor: float) -> bool:
-        """Return whether it is slower by this factor, and by a noticeable time."""
+        """Return whether the rank is slower by this factor, and by a noticeable time."""
         return self.ratio > factor and self.excess_us >= LEAST_EXCESS_US
 
 
 def compare(times: Mapping[str, StepTime], of: Collection[str] | None = None) -> dict[str, Slowness]:
-    """Compare each rank with the median, the lower one for an even number so that two can be compared.
+    """Compare each rank with the median (of an even number the lower one, so that two can be compared).
 
     Args:
         times: of all ranks.

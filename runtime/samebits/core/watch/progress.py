@@ -32,7 +32,7 @@ MOST_DOUBLINGS = 10
 
 
 class Cure(enum.Enum):
-    """Remedy once patience is over: that of the cause table, as far as it is possible here."""
+    """Remedy once the patience with a hang is over: the cause table's, as far as it is possible here."""
 
     END = "the process is ended and replaced"
     FORM_ANEW = "the group is formed again, from the last commit"
@@ -40,10 +40,10 @@ class Cure(enum.Enum):
 
 
 TIMEOUTS = 2.0
-"""Step timeouts that a hang is tolerated for."""
+"""How long a hang is tolerated, in step timeouts."""
 LEAST_PATIENCE_S: dict[Hang, float] = {
     Hang.STUCK: 30.0,  # the script may be waiting for another program
-    Hang.BUSY: 600.0,  # an evaluation on one rank is no hang
+    Hang.BUSY: 600.0,  # an evaluation on one rank is not a hang
     Hang.LOADING: 60.0,  # storage may be slow for a while, as at the start of an epoch
     Hang.COMPILING: 1800.0,
     Hang.APART: 30.0,
@@ -209,7 +209,7 @@ class Watch:
         return is_its and said.generation == self._ledger.state.generation_number
 
     def _silent_s(self, presence: Presence) -> float:
-        """Return how long the member has been silent; 0 if that is short."""
+        """Return how long the member has been silent, in seconds; 0 if under half of NODE_TIMEOUT."""
         silent_s = self._ledger.now - (presence.heard_at or self._ledger.now)
         return silent_s if silent_s > self._ledger.policy.node_timeout_s / 2 else 0.0
 

@@ -24,12 +24,12 @@ class Member:
     node: str
     step: int
     progress: Progress | None
-    silent_s: float = 0.0  # not 0: it has been silent for too long, and its report is old
+    silent_s: float = 0.0  # not 0: the rank has been silent for too long, and its report is old
     process_state: ProcessState | None = None  # the process's state, if it is silent
 
     @property
     def waits(self) -> bool:
-        """Return whether it waits for the others."""
+        """Return whether the rank waits for the others."""
         return self.progress is None or self.progress.phase is Phase.COMMUNICATION
 
 
@@ -43,7 +43,7 @@ class Standstill:
 
     @property
     def held_by(self) -> tuple[Hang | None, frozenset[str]]:
-        """Return what identifies the standstill: the common hang and the culprits."""
+        """Return the standstill's identity: the common hang and the culprits."""
         return self.common, frozenset(member.node for member, _ in self.culprits)
 
 
@@ -64,7 +64,7 @@ def judge(members: Sequence[Member]) -> Standstill:
             (member, Hang.APART) for member in waiting if member.progress and member.progress.collectives != usual
         )
         return Standstill(apart, tuple(member for member in waiting if (member, Hang.APART) not in apart))
-    if len(numbers) < len(waiting):  # some have returned, others wait in a collective that those will never enter
+    if len(numbers) < len(waiting):  # some have returned; others wait in a collective that the former never enter
         apart = tuple((member, Hang.APART) for member in waiting if member.progress is None)
         return Standstill(apart, tuple(member for member in waiting if member.progress))
     return Standstill((), waiting, Hang.LINK)

@@ -16,21 +16,21 @@ from samebits.core.state import Seat
 from samebits.core.watch.pace import STEPS, Slowness, compare, own_us, sentence
 
 LEAST_S = 5.0
-"""Least time for which a rank must be slow, or must keep up again, before that is reported."""
+"""Seconds for which a rank must be slow, or keep up again, before that is reported."""
 LOOK_S = 1.0
 NAMED = 16
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One node's time and steps on the other side of the limit than reported."""
+    """How long a node has been on the other side of the limit than last reported, in time and steps."""
 
-    text: str = ""  # the last message about it; "": it keeps up
+    text: str = ""  # the last message about the node; "": the node keeps up
     other_us: int = 0
     other_steps: int = 0
 
     def take(self, *, differs: bool, timing: StepTiming) -> bool:
-        """Add a window; return whether the node has changed sides permanently."""
+        """Add a window; return whether the node has changed sides for long enough."""
         time = timing.time
         spent_us = (own_us(time) + time.communication_us) * timing.steps
         self.other_us, self.other_steps = (
@@ -73,7 +73,7 @@ class Stragglers:
         return {node: one.text for node, one in sorted(self._watched.items()) if one.text}
 
     def lines(self) -> list[str]:
-        """Return the same for a status."""
+        """Return the slow nodes' messages for a status: at most NAMED, then a count."""
         found = list(self.slow().values())
         more = len(found) - NAMED
         return [*found[:NAMED], *([f"{more} more workers are slow"] if more > 0 else [])]

@@ -29,7 +29,7 @@ class Brief(Value, frozen=True, tag=1):
         keeper: destination of this rank's copies, a :class:`samebits.net.copies.Keeper` as text; "" without a buddy.
         who: the keeper, for people.
         keeps: the slots whose copies come here.
-        ticket: proof that these copies must carry, this process's own.
+        ticket: this process's own, the proof that copies sent to it must carry.
         public_key, secret_key: of both ends, if there is a secret.
     """
 

@@ -94,7 +94,7 @@ class CopyKeeper:
             self._incoming[offer.slot] = _Incoming(said.sender, number, IncomingCopy(room, copied))
         except CheckpointError as error:  # the offer is invalid: existing copies are not touched
             return Declined(number, _short(error), again=False)
-        except LockedError:  # its last keeper does not know yet that it is no longer one
+        except LockedError:  # the previous keeper has not released the room yet
             return Declined(number, "another process of its host still has the copies", again=True)
         except StoreError as error:
             self._give_up(offer.slot)

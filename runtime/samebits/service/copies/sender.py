@@ -22,10 +22,10 @@ from samebits.store.checkpoint.copied_buffer import OutgoingCopy, outgoing_copy
 from samebits.store.checkpoint.memory_room import NAMES
 
 SILENT_S = 10.0
-"""How long a keeper may leave a piece unanswered."""
+"""Seconds that a keeper may leave a piece unanswered."""
 AGAIN_S = 0.5
 LATER_S = 30.0
-"""How long a silent keeper is left alone."""
+"""Seconds before a silent keeper is tried again."""
 
 Report = Callable[[int, str], object]
 """Takes a point's sequence number and why it was not copied; "" if it was."""
@@ -73,7 +73,7 @@ class CopySender:
         return min(deadlines, default=None)
 
     def go_to(self, keeper: Keeper | None, who: str, keys: KeyPair | None, now: float) -> None:
-        """Use this keeper, which has no copies yet, from now on; None: there is none."""
+        """Send to this keeper, which has no copies yet, from now on; None: to no keeper."""
         if keeper == self._keeper:
             return
         self._drop()
@@ -95,7 +95,7 @@ class CopySender:
         return max(found, default=None)
 
     def hashed(self, name: str, sequence: int, now: float) -> None:
-        """Note that this slot is the newest."""
+        """Take this slot as the newest, and offer it unless a copy is being sent."""
         self._newest = (sequence, name)
         if self._outgoing is None:
             self._begin(now)
@@ -210,6 +210,6 @@ class CopySender:
             self._socket = None
 
     def close(self) -> None:
-        """Discard what is not sent."""
+        """Discard unsent points."""
         self._drop()
         self._hang_up()

@@ -36,7 +36,7 @@ class Copies:
         room, room_descriptor: the rank's slots.
         root: the job's checkpoint folder.
         listener: descriptor of a listening TCP socket.
-        trainer: the process whose end also ends this.
+        trainer: the process whose end also ends this one.
         tell: sends a result to the trainer.
     """
 
@@ -67,11 +67,11 @@ class Copies:
         self._post(lambda: self._begin(Brief.unpack(words)))
 
     def hashed(self, name: str, sequence: int) -> None:
-        """Note that this slot is the newest."""
+        """Pass the newest slot to the sender."""
         self._post(lambda: self._sender.hashed(name, sequence, time.monotonic()))
 
     def close(self) -> None:
-        """Discard what is not sent, and release what is kept."""
+        """Discard unsent points, and release the copies that are kept."""
         self._post(self._end)
         self._thread.join()
 

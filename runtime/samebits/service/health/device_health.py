@@ -1,7 +1,7 @@
 """Query this machine's accelerators through the vendors' tools, ``nvidia-smi`` and ``npu-smi``.
 
-A tool that is missing, hangs or gives unexpected output is no fault of the device; only a fault reported by its tool
-is.
+A tool that is missing, hangs or gives unexpected output does not count as a fault of the device; only a fault that the
+tool reports does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def devices() -> list[Device]:
 
 
 def problems(told: Told) -> list[str]:
-    """Return what the tool reports as faults, regardless of limits."""
+    """Return the faults that the tool reports, regardless of limits."""
     found = []
     if told.errors:
         found.append(f"{told.errors:.0f} uncorrected memory errors since it was started")
@@ -56,7 +56,7 @@ class NvidiaTool:
         self._later = LATER_FIELDS
 
     def look(self, uuid: str = "") -> list[Told] | None:
-        """Return its devices, or the one with this UUID; None without an answer."""
+        """Return the tool's devices, or the one with this UUID; None without an answer."""
         which = (f"--id={uuid}",) if uuid else ()
         for later in self._later:
             fields = ",".join((*NVIDIA_FIELDS, *later))
@@ -74,7 +74,7 @@ class AscendTool:
         self._tool = VendorTool("npu-smi", timeout_s)
 
     def look(self, wanted: Callable[[int], bool] = lambda place: True) -> list[Told] | None:
-        """Return its devices whose position in its list is wanted; None without an answer."""
+        """Return the devices whose position in the tool's list is wanted; None without an answer."""
         text = self._tool.ask("info")
         if text is None:
             return None

@@ -1,7 +1,7 @@
 """Monitor the worker's training device every few seconds, in its own thread.
 
-It combines the vendor tool's readings, the kernel log's faults and the free memory seen by the training thread. No
-other thread of this process calls the driver, because a thread blocked in a hanging driver cannot be ended. A tool
+The thread combines the vendor tool's readings, the kernel log's faults and the free memory seen by the training thread.
+No other thread of this process calls the driver, because a thread blocked in a hanging driver cannot be ended. A tool
 without an answer leaves the known readings unchanged.
 """
 
@@ -20,7 +20,7 @@ from samebits.service.health.kernel_log import OF_DEVICE, KernelLog, bus_of
 from samebits.service.health.vendor_tool import Told
 
 OTHERS_SHARE = 0.1
-"""A process with this share of a device's memory besides ours is a user, not a driver's context."""
+"""Another process with this share of a device's memory counts as a user, not as a driver's context."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class KernelLog:
 
     @property
     def is_readable(self) -> bool:
-        """Whether this process may read it; False after :meth:`close`."""
+        """Return whether this process may read the log; False after :meth:`close`."""
         return self._log is not None
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Detect that this worker's machine will be taken away, by running a user's command periodically.
 
 Clouds announce it by a metadata server, clusters by a file or a node's label. So a user's command decides, whose status
-0 means yes. A command that fails, hangs or does not exist is no announcement and is logged once. The result is handled
-like SIGTERM.
+0 means yes. A command that fails, hangs or does not exist does not count as an announcement and is logged once. An
+announcement is handled like SIGTERM.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class PreemptionLook:
         """Run the command and return its exit status; processes that it started end with it.
 
         Raises:
-            subprocess.TimeoutExpired: it hung.
+            subprocess.TimeoutExpired: the command hung.
         """
         command = subprocess.Popen(
             self._words,
@@ -105,7 +105,7 @@ class PreemptionLook:
 
 
 def _problem_of(status: int) -> str:
-    """Return what is wrong with a command that ended with this status; "" if it may have meant no."""
+    """Return the problem of a command that ended with this status; "" if it may mean no."""
     if status < 0:
         return f"was killed by signal {-status}"
     return f"ended with status {status}" if status >= _SHELLS_OWN else ""

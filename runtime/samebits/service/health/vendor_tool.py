@@ -54,7 +54,7 @@ class Told:
 
 
 def nvidia(text: str) -> list[Told]:
-    """Read what ``--query-gpu`` prints for NVIDIA_FIELDS and one of LATER_FIELDS, as CSV without header and units."""
+    """Parse the output of ``--query-gpu`` for NVIDIA_FIELDS and one of LATER_FIELDS: CSV without header and units."""
     found = []
     for line in text.splitlines()[:MOST_DEVICES]:
         parts = [part.strip() for part in line.split(",")]
@@ -154,7 +154,7 @@ class VendorTool:
         self._left: subprocess.Popen[bytes] | None = None  # killed but still running
 
     def ask(self, *arguments: str) -> str | None:
-        """Return its output; None if it is missing, fails, hangs or prints too much."""
+        """Return the program's output; None if it is missing, fails, hangs or prints too much."""
         path = shutil.which(self._name)
         if path is None or (self._left is not None and self._left.poll() is None):
             return None

@@ -40,7 +40,7 @@ class _Snapshot:
         return self._latest
 
     def serves_for_s(self, now: float) -> float:
-        """Return for how long after ``now`` the present snapshot stays in use."""
+        """Return how long after ``now`` the present snapshot stays in use, in seconds."""
         return max(0.0, self._serves_until - now)
 
 
@@ -72,7 +72,7 @@ class Followers:
             self._following[peer] = _Told(NOTHING, clock.now_s())
 
     def doubt(self, peer: str) -> None:
-        """Note a closed connection of the peer, which may have asked again over another one."""
+        """Record that a connection of the peer closed; the peer may have asked again over another one."""
         if peer in self._following:
             self._doubted[peer] = clock.now_s() + FOLLOW_INTERVAL_S
 

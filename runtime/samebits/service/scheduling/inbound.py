@@ -47,7 +47,7 @@ class Line(Protocol):
 
 
 class Inbound:
-    """Sorts what arrives over one line.
+    """Sorts the data that arrives over one line.
 
     Args:
         line: the server.

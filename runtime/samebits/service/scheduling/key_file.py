@@ -103,7 +103,7 @@ class KeyFile:
 
         Raises:
             StoreError: the disk refuses and its content is unknown; the next scheduler reads it.
-            ClaimRemovedError: they are durable after :meth:`begin_again`.
+            ClaimRemovedError: the claim is gone; :meth:`begin_again` makes the records durable.
         """
         if self._path is None or not records:
             return True

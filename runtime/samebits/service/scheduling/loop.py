@@ -96,7 +96,7 @@ class SchedulerService:
         settings: role scheduler.
         on_job: called with the job's id and name once a seat in it is durable, before any worker is informed.
         on_ready: called once the journal is read and the socket listens.
-        is_guest: it runs in a thread of another program, whose garbage collection is left alone.
+        is_guest: the service runs in a thread of another program, whose garbage collection is left alone.
 
     Attributes:
         strangers: refused connections and messages, counted by kind.
@@ -333,7 +333,7 @@ class SchedulerService:
         return ready
 
     def _take_in(self, server: Server, core: SchedulerCore, inbound: Inbound, now: float) -> list[Event]:
-        """Return the events that have arrived, without repeated heartbeats, which are done with."""
+        """Return the events that have arrived, without repeated heartbeats, which need no further processing."""
         events: list[Event] = []
         while self._stop_by:
             events.append(StopJob(self._stop_by.pop()))
@@ -395,7 +395,7 @@ class SchedulerService:
         """Claim an emptied RECOVERY_PATH again and write everything from memory.
 
         Raises:
-            SupersededError: another scheduler is there.
+            SupersededError: another scheduler has begun there.
             StoreError: the disk refuses, or the folder is removed repeatedly.
         """
         path = self._settings.recovery_path.resolve()

@@ -23,9 +23,9 @@ MAX_ADDRESSES = 64
 """Addresses counted separately per line. Memory is at most len(Offence) × this many short texts."""
 NAMED_ADDRESSES = 3
 UNSAID = 64
-"""Normal number in ``LINE_INTERVAL_S`` of connections that send nothing, such as port checks."""
+"""Connections that send nothing, such as port checks, that are normal in ``LINE_INTERVAL_S``."""
 REFUSALS_SAID = 64
-"""Refused registrations that are logged individually in ``LINE_INTERVAL_S``: a host's waiting workers."""
+"""Refused registrations logged one by one in ``LINE_INTERVAL_S``: enough for a host's waiting workers."""
 
 MAX_PID = 1 << 22  # Linux's own limit (proc(5), pid_max)
 
@@ -69,7 +69,11 @@ class _Tally:
 
 
 class UnknownPeers:
-    """Counts offences and words the lines about them. ``totals`` counts by kind since the start."""
+    """Counts the offences of unknown peers and writes the log lines about them.
+
+    Attributes:
+        totals: offences by kind since the start.
+    """
 
     def __init__(self) -> None:
         self.totals: Counter[Offence] = Counter()
@@ -84,7 +88,7 @@ class UnknownPeers:
         self._count(_OFFENCE_OF[why], address)
 
     def garbled(self, address: str, problem: str) -> None:
-        """Count data that is no worker's message."""
+        """Count data that is not a worker's message."""
         self._count(Offence.GARBLED, address, problem)
 
     def refused(self, address: str, notes: Sequence[Note], now: float) -> list[Note]:
@@ -98,7 +102,7 @@ class UnknownPeers:
         return []
 
     def lines(self, now: float, *, is_last: bool = False) -> list[Note]:
-        """Return the lines due now, nearly always none; ``is_last``: all that is counted but not logged."""
+        """Return the log lines due now, nearly always none; with ``is_last``, all that were not logged yet."""
         said: list[Note] = []
         if not self._is_counting or (now < self._look_at and not is_last):
             return said

@@ -62,7 +62,7 @@ class CopyOffer:
 
     @property
     def stream_bytes(self) -> int:
-        """The size of the whole stream."""
+        """Return the size of the whole stream."""
         return self.manifest_bytes + self.data_bytes
 
 
@@ -130,7 +130,7 @@ class OutgoingCopy:
             return False
 
     def _turns_to_disk(self) -> bool:
-        """Switch to the data file on disk if it holds this very point; return whether it does."""
+        """Switch to the data file on disk if it holds this very point; return whether that succeeded."""
         if self._durable is None or self._header is None:
             return False
         try:
@@ -201,7 +201,7 @@ class IncomingCopy:
         """Store the next bytes of the stream; return whether the point is complete and can be found from now on.
 
         Raises:
-            CheckpointError: it is not the point that was offered, or its hashes differ.
+            CheckpointError: the point is not the one that was offered, or its hashes differ.
             StoreError: there is no memory for it; the newest copy stays.
         """
         if self.received_bytes + len(piece) > self.offer.stream_bytes:

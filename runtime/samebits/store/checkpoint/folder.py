@@ -67,7 +67,7 @@ def point_name(point: Point) -> str:
 
 
 def is_prefix(name: str) -> bool:
-    """Return whether a folder of this name in the job's may hold the ranks' folders; it must not be in use."""
+    """Return whether ``name`` may be a prefix: a folder in the job's folder that holds ranks' folders."""
     return _PREFIX.fullmatch(name) is not None and parse_point_name(name) is None
 
 
@@ -106,7 +106,7 @@ def temporary_directory(directory: Path, name: str) -> Path:
 
 
 def sweep_temporaries(directory: Path) -> None:
-    """Remove what dead writers left half written or half removed; the caller holds the folder's lock.
+    """Remove the half-written and half-removed points of dead writers; the caller holds the folder's lock.
 
     This only frees space: temporary names are never reused, so an entry that cannot be removed does no harm.
     """
@@ -134,7 +134,7 @@ def move_damaged_aside(path: Path) -> Path:
 class FoundPoint:
     """A point on disk or in memory, with its ``manifest`` or with the ``problem`` that makes it unusable.
 
-    A point with a manifest may still have a changed byte in its data; only verifying or reading it can tell.
+    A point with a manifest may still have a changed byte in its data; only verifying or reading it shows that.
 
     Attributes:
         path: the point's directory, or the memory slot that holds it.
@@ -152,17 +152,17 @@ class FoundPoint:
 
     @property
     def data_file(self) -> Path:
-        """The file that holds the tensors' bytes."""
+        """Return the file that holds the tensors' bytes."""
         return self.path / DATA_FILE if self.data_offset is None else self.path
 
     @property
     def where(self) -> str:
-        """The path, for messages."""
+        """Return the path, for messages."""
         return str(self.path)
 
     @property
     def is_usable(self) -> bool:
-        """Whether manifest and sizes are valid."""
+        """Return whether manifest and sizes are valid."""
         return self.manifest is not None
 
     def require_manifest(self) -> Manifest:
@@ -251,7 +251,7 @@ def _require_identity(path: Path, point: Point, job: str | None, header: PointHe
 
 
 class EntryState(Enum):
-    """The state of an entry in a rank's folder; ``WHOLE`` is by manifest and sizes, not by the data's hashes."""
+    """The state of an entry in a rank's folder; ``WHOLE`` is judged by manifest and sizes, not by the data's hashes."""
 
     WHOLE = "whole"
     DAMAGED = "damaged"
@@ -268,7 +268,7 @@ class Entry:
         slot: the rank's slot.
         path: the directory.
         point: by the directory's name.
-        state: what the directory is.
+        state: the state of the directory.
         why: the reason if it is not whole.
         header: from the manifest; of a whole point only.
         size_bytes: of the files in it.
@@ -307,7 +307,7 @@ def newest_common_point(entries: list[Entry]) -> tuple[Point, int] | None:
 
 
 def folders_with_points(root: Path) -> list[Path]:
-    """Return the job's folder if ranks have folders in it, and those that CheckpointConfig(prefix=…) made below."""
+    """Return the folders that hold ranks' folders: the job's own and those of CheckpointConfig(prefix=…)."""
     with durable.disk_errors(root, "looking for checkpoints"):
         try:
             below = sorted(entry for entry in root.iterdir() if is_prefix(entry.name) and entry.is_dir())
@@ -326,7 +326,7 @@ def job_of(directory: Path) -> str | None:
 
 
 def is_gone(found: FoundPoint) -> bool:
-    """Return whether its writer removed or renamed the point since it was found."""
+    """Return whether the point was removed or renamed since it was found."""
     return not os.path.lexists(found.path)
 
 

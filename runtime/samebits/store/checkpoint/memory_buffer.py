@@ -134,7 +134,7 @@ class MemoryBuffer:
         self._data_offset = 0
 
     def header(self) -> SlotHeader | None:
-        """Return its header; None if it is empty or its content cannot be used."""
+        """Return the slot's header; None if the slot is empty or its content cannot be used."""
         descriptor = open_slot(self._directory, self.path, os.O_RDONLY)
         if descriptor is None:
             return None
@@ -146,19 +146,19 @@ class MemoryBuffer:
             os.close(descriptor)
 
     def needs_room(self, manifest_bytes: int, data_bytes: int) -> bool:
-        """Return whether a point of that size needs new memory."""
+        """Return whether a point of this size needs new memory."""
         if self._memory is None or self._data_offset < HEADER_BYTES + manifest_bytes:
             return True
         return self._data_offset + data_bytes > len(self._view)
 
     def reserve(self, manifest_bytes: int, data_bytes: int) -> bool:
-        """Reserve room for a point of that size; return whether the memory was mapped again.
+        """Reserve room for a point of this size; return whether the memory was mapped again.
 
-        If it was, the old content is gone and all views must be made again. Existing memory is reused, even a
+        If so, the old content is gone and all views must be made again. Existing memory is reused, even a
         predecessor's, because the kernel takes several times as long to clear new memory as it takes to fill it.
 
         Raises:
-            BufferGoneError: its folder is gone.
+            BufferGoneError: the slot's folder is gone.
             StoreError: there is not enough memory; the reservation is released.
         """
         if not self.needs_room(manifest_bytes, data_bytes):
@@ -274,7 +274,7 @@ def read_manifest(descriptor: int, header: SlotHeader) -> bytes:
 def _map_all(memory: mmap.mmap) -> None:
     """Map every page now, so that no training step waits for page faults.
 
-    In slices, because ``mmap`` does not release the GIL.
+    The pages are mapped in slices, because ``mmap`` does not release the GIL.
     """
     with contextlib.suppress(OSError):  # before Linux 5.14
         for start in range(0, len(memory), _MAPPED_AT_ONCE):
@@ -306,7 +306,7 @@ class HashedPoint:
     _manifest: Future[bytes]
 
     def manifest_data(self) -> bytes:
-        """Wait for the hashes, and return the manifest's file.
+        """Wait for the hashes, and return the bytes of the manifest file.
 
         Raises:
             StoreError: the slot could not be marked.
@@ -316,7 +316,7 @@ class HashedPoint:
 
 @contextlib.contextmanager
 def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda: None) -> Iterator[HashedPoint]:
-    """Hash a sealed slot unless it is hashed: before the block, or at the latest by its end.
+    """Hash a sealed slot, unless it is hashed already, before the block or while it runs.
 
     Args:
         path: of the slot, for messages.

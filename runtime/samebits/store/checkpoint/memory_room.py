@@ -53,7 +53,7 @@ _ATTEMPTS = 8
 
 
 class RoomKind(enum.Enum):
-    """What a room's slots hold; the value is the suffix of its folder's name."""
+    """The content of a room's slots; the value is the suffix of its folder's name."""
 
     SAVED = ""  # the points that the rank saves; its writer hashes them and writes them to disk
     COPIED = ".copy"  # points that another rank has saved
@@ -63,7 +63,7 @@ class RoomKind(enum.Enum):
     def usable_from(self) -> Stage:
         """The stage from which a slot's content counts as a point.
 
-        A commit has to outlive its process only. Memory that a killed process has filled and sealed is complete.
+        A commit only has to outlive its process, and memory that a killed process has filled and sealed is complete.
         """
         return Stage.SEALED if self is RoomKind.COMMITTED else Stage.HASHED
 
@@ -75,7 +75,7 @@ class MemoryRoom:
         base: a folder in memory; ``SHARED_MEMORY`` except in tests.
         job: id of the points' job.
         slot: the points' slot.
-        kind: what they hold.
+        kind: the content of the slots.
 
     Raises:
         LockedError: another live process uses them.
@@ -164,14 +164,16 @@ class MemoryRoom:
 
     @property
     def size_bytes(self) -> int:
-        """The memory that the slots use."""
+        """Return the bytes of memory that the slots use."""
         return _bytes_in(self.descriptor)
 
     def hash(self, point: Point) -> FoundPoint:
-        """Return a point of this room with its hashes, made now if it has none; to be read before the slot is filled.
+        """Return a point of this room with its hashes, computed now if they are missing.
+
+        Read the point before its slot is filled again.
 
         Raises:
-            CheckpointError: the room does not hold it.
+            CheckpointError: the room does not hold the point.
         """
         for slot in self._slots:
             if self._point_of(slot) == point:
@@ -217,7 +219,7 @@ def slots_in_memory(base: Path, job: str, kind: RoomKind = RoomKind.SAVED) -> li
 
 
 def _slot_and_kind(name: str) -> tuple[int, RoomKind] | None:
-    """Return what a room's name says; None if it is not a room's."""
+    """Return the slot and kind in a room's name; None for other names."""
     number, dot, rest = name.partition(".")
     kinds = [kind for kind in RoomKind if kind.value == dot + rest]
     return (int(number), kinds[0]) if number.isdecimal() and kinds else None
@@ -343,7 +345,7 @@ def _remove(base: Path, path: Path, may_go: Callable[[int], bool]) -> bool:
 
 
 def _inspect(descriptor: int, path: Path, job: str, slot: int, kind: RoomKind) -> FoundPoint | None:
-    """Return the point of one slot: hashed, or in a room of commits sealed.
+    """Return the point of one slot; it must be hashed, or sealed in a room of commits.
 
     Raises:
         CheckpointError: the content cannot be used.

@@ -1,6 +1,6 @@
 """A folder in an object store, through fsspec: list, read ranges, upload and remove, with clear errors.
 
-All calls to fsspec are in this file. It knows no names of points and no formats. A failure is either final
+All calls to fsspec are in this file. It knows neither points nor formats. A failure is either final
 (credentials, a missing bucket, an invalid request) and raised at once, or it may pass (network, an overloaded server)
 and is retried for a bounded time. Either way the error is one sentence with the URL, the operation and the fix, and
 without credentials.
@@ -30,7 +30,7 @@ from samebits.urls import without_credentials, words_without_credentials
 Value = TypeVar("Value")
 
 PATIENCE_S = 60.0
-"""How long a failure that may pass is retried, in addition to the protocol library's own retries."""
+"""Seconds for which a failure that may pass is retried, in addition to the protocol library's own retries."""
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
@@ -72,7 +72,10 @@ class ObjectStore:
 
     @functools.cached_property
     def _opened(self) -> tuple[Any, str]:
-        """The file system and the folder's path in it, opened on first use because the import takes a second."""
+        """Return the file system and the folder's path in it.
+
+        They are opened on first use, because the import takes a second.
+        """
         try:
             from fsspec.core import url_to_fs
 
@@ -112,7 +115,7 @@ class ObjectStore:
         return {entry: size for entry, kind, size in self._list(folder) if kind == "file"}
 
     def read(self, name: str, most_bytes: int) -> bytes | None:
-        """Return at most so many bytes of a small object; None if it does not exist."""
+        """Return at most ``most_bytes`` of a small object; None if it does not exist."""
 
         def call() -> bytes | None:
             try:
@@ -354,9 +357,9 @@ def _is_about_credentials(error: Exception) -> bool:
 
 
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
-"""Of an answer that is not an object's content; a page of a listing has 1,000 entries."""
+"""Limit of an answer that is not an object's content; a page of a listing has 1,000 entries."""
 _MOST_ENTRIES = 100_000
-"""In one folder: a job keeps few points, each of two objects."""
+"""Limit of one folder: a job keeps few points, each of two objects."""
 _LISTING_S = 60.0
 _S3_MEND = "check that AWS_ENDPOINT_URL names the server, and that no proxy answers for it; saved data is intact"
 

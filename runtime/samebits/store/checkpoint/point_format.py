@@ -30,7 +30,7 @@ FORMAT = "samebits point"
 VERSION = 1
 CHUNK_BYTES = 8 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024 * 1024
-"""A chunk is read into memory before its hash is compared."""
+"""Limit of a chunk, which is read into memory before its hash is compared."""
 _DIGEST_PREFIX = b"\xc4\x10"  # msgpack: 16 bytes of binary follow
 _DIGEST_BYTES = 16
 _TRAILER_BYTES = len(_DIGEST_PREFIX) + _DIGEST_BYTES
@@ -110,7 +110,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Decode a manifest; raises :class:`CheckpointError` with what is wrong with it."""
+    """Decode a manifest; raises :class:`CheckpointError` with the reason if it is invalid."""
     body, trailer = data[:-_TRAILER_BYTES], data[-_TRAILER_BYTES:]
     if len(data) <= _TRAILER_BYTES or trailer != _DIGEST_PREFIX + xxhash.xxh3_128_digest(body):
         raise CheckpointError(f"the manifest's {len(data)} bytes are not those that were saved: their hash differs")

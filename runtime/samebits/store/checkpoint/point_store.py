@@ -49,15 +49,15 @@ class Found(Protocol):
 
     @property
     def point(self) -> Point:
-        """Its step and generation."""
+        """Return the point's step and generation."""
 
     @property
     def where(self) -> str:
-        """Its path or URL, for messages."""
+        """Return the point's path or URL, for messages."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether manifest and sizes are valid."""
+        """Return whether manifest and sizes are valid."""
 
     def require_manifest(self) -> Manifest:
         """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
@@ -74,13 +74,13 @@ class PointStore(Protocol[FoundHere]):
     """
 
     def claim(self) -> None:
-        """Claim the place for this job, durably; before anything is saved."""
+        """Claim the place durably for this job, before anything is saved."""
 
     def scan(self) -> list[FoundHere]:
         """Return the points, newest first."""
 
     def find(self, point: Point) -> FoundHere | None:
-        """Return what :meth:`scan` lists of that point."""
+        """Return this point as :meth:`scan` lists it, or None."""
 
     def verify(self, found: FoundHere) -> None:
         """Compare every hash."""
@@ -99,7 +99,7 @@ class PointStore(Protocol[FoundHere]):
         """Save a point whose two files are in memory."""
 
     def prune(self, asked: Pruning) -> Pruned:
-        """Delete points that are not needed now that ``newest`` is saved; return what was deleted."""
+        """Delete points that are not needed now that ``asked.newest`` is saved; return the result."""
 
 
 class LocalPointStore:
@@ -146,7 +146,7 @@ class LocalPointStore:
         return folder.scan(self._directory, self._job)
 
     def find(self, point: Point) -> FoundPoint | None:
-        """Return what :meth:`scan` lists of that point, without reading the others."""
+        """Return this point as :meth:`scan` lists it, without reading the others; or None."""
         path = self._directory / folder.point_name(point)
         return folder.inspect_point(path, point, self._job) if path.is_dir() else None
 

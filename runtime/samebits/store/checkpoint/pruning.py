@@ -1,6 +1,6 @@
 """Decide which of a rank's points may be deleted, and delete them.
 
-Only whole points are deleted, only those older than one that every rank holds, and never so that fewer than two are
+Only whole points are deleted, only those older than a point that every rank holds, and at least two points are always
 left. The caller decides when to prune, which line of the job's history is current, and what the other ranks hold. A
 point loses its name by a rename before anything in it is removed, so a kill in between never leaves a partial point
 that looks whole.
@@ -24,7 +24,7 @@ from samebits.store.checkpoint.reading import verify
 MIN_KEEP = 2
 SPARE_ROOM = 2  # points beyond ``keep`` that may wait for the other ranks
 ALL = Point(2**63 - 1, 2**63 - 1)
-"""As ``committed``: there are no other ranks to wait for."""
+"""Value of ``committed`` if there are no other ranks to wait for."""
 
 
 class _HasPoint(Protocol):
@@ -119,7 +119,7 @@ def prune(
 
 
 class Check(Generic[Kept]):
-    """Tell which points are whole; reads a point if that is unknown, and records the damaged ones.
+    """Tells which points are whole: reads a point if that is unknown, and records the damaged ones.
 
     Args:
         verify: reads one point; raises :class:`CheckpointError` if it is damaged.
@@ -175,7 +175,7 @@ def points_to_delete(
 
 
 def is_abandoned(point: Point, newest: Point) -> bool:
-    """Return whether it is on a line of the job's history that ``newest`` has left behind."""
+    """Return whether the point is on a line of the job's history that ``newest`` has left behind."""
     return point.generation < newest.generation and point.step > newest.step
 
 

@@ -162,7 +162,7 @@ def new_buffer(size_bytes: int) -> memoryview:
     hashing them.
 
     Raises:
-        CheckpointError: it is larger than this machine's memory.
+        CheckpointError: the size exceeds this machine's memory.
     """
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
     if size_bytes > machine_bytes:  # Linux may overcommit, and then kill the process that fills the memory

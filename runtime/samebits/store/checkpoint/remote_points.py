@@ -94,7 +94,7 @@ class RemotePointStore:
         """Claim the folder for this job unless it is claimed already.
 
         Raises:
-            ForeignFolderError: it belongs to another job.
+            ForeignFolderError: the folder belongs to another job.
         """
         if self._is_claimed:
             return
@@ -115,7 +115,7 @@ class RemotePointStore:
         self._is_claimed = True  # for good: the object is never written again
 
     def scan(self) -> list[RemotePoint]:
-        """Return the points, newest first, each by its newest valid attempt, without unfinished uploads.
+        """Return the points, newest first, each as its newest valid attempt; unfinished uploads are left out.
 
         Raises:
             ForeignFolderError: the folder belongs to another job.
@@ -154,7 +154,7 @@ class RemotePointStore:
         return sizes
 
     def find(self, point: Point) -> RemotePoint | None:
-        """Return what :meth:`scan` lists of that point."""
+        """Return this point as :meth:`scan` lists it, or None."""
         return next((found for found in self.scan() if found.point == point), None)
 
     def verify(self, found: RemotePoint) -> None:
@@ -427,12 +427,12 @@ class Attempt:
 
     @property
     def data_name(self) -> str:
-        """The name of the data's object, in the rank's folder."""
+        """Return the name of the data's object, in the rank's folder."""
         return f"{point_name(self.point)}.{self.unique}{DATA_SUFFIX}"
 
     @property
     def manifest_name(self) -> str:
-        """The name of the manifest's object, in the rank's folder."""
+        """Return the name of the manifest's object, in the rank's folder."""
         return f"{point_name(self.point)}.{self.unique}{MANIFEST_SUFFIX}"
 
     @classmethod
@@ -457,12 +457,12 @@ class RemotePoint:
 
     @property
     def point(self) -> Point:
-        """Its step and generation."""
+        """Return the point's step and generation."""
         return self.attempt.point
 
     @property
     def is_usable(self) -> bool:
-        """Whether manifest and sizes are valid."""
+        """Return whether manifest and sizes are valid."""
         return self.manifest is not None
 
     def require_manifest(self) -> Manifest:

@@ -7,8 +7,8 @@
   pieces    up to ``PIECE_BYTES`` of the tensors' bytes, in the order of the file, and behind them their xxh3_128,
             whose seed is the number of the piece
 
-Every piece has its own hash. So one can be prepared while another one travels and a third is verified and stored. The
-caller moves the bytes.
+Every piece has its own hash, so one piece can be prepared while another travels and a third is verified and stored.
+The caller moves the bytes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Incoming:
         data_bytes: in all pieces, without their hashes.
 
     Raises:
-        CheckpointError: it is not what was sent, or belongs to another job.
+        CheckpointError: the preface is not what was sent, or belongs to another job.
     """
 
     def __init__(self, preface: memoryview, job: str, targets: Mapping[str, TensorPart]) -> None:
@@ -124,7 +124,7 @@ class Incoming:
         self._point = Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
 
     def take(self, piece: memoryview) -> None:
-        """Store the next piece; raises :class:`CheckpointError` if it is not what was sent."""
+        """Store the next piece; raises :class:`CheckpointError` if the piece is not what was sent."""
         content, digest = piece[:-_DIGEST_BYTES], piece[-_DIGEST_BYTES:]
         if xxhash.xxh3_128_digest(content, self._number) != digest:
             raise CheckpointError(f"{_ORIGIN}: piece {self._number} is not what was sent; request it again")
@@ -132,7 +132,7 @@ class Incoming:
         _move(self._rest, content, outwards=False)
 
     def point(self) -> Checkpoint:
-        """Return the point, after the last piece."""
+        """Return the point; call this after the last piece."""
         assert not self._rest, "not everything has come"
         return self._point
 

@@ -54,7 +54,7 @@ PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
 
 
 def command_of(module: str) -> tuple[str, ...]:
-    """Return ``python -m`` for this package's module, independent of the folder and of how the trainer found it."""
+    """Return a command that runs this module as ``python -m`` does, whatever the folder and sys.path are."""
     program = (
         "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -108,7 +108,7 @@ class _Child:
         return cls(process, ours)
 
     def dismiss(self) -> None:
-        """End it; it has no save in progress."""
+        """End the process, which has no save in progress."""
         self.link.close()
         self.process.kill()
         self.process.wait()
@@ -147,14 +147,14 @@ class Outcome:
 
 
 def pruning_in(message: list[Any]) -> Pruning:
-    """Decode the trainer's message."""
+    """Decode a trainer's request to prune."""
     newest, (keep, committed, told), verified, damaged = message
     retention = Retention(keep, None if committed is None else Point(*committed), frozenset(_points_of(told)))
     return Pruning(Point(*newest), retention, frozenset(_points_of(verified)), frozenset(_points_of(damaged)))
 
 
 def message_of(pruning: Pruning) -> list[Any]:
-    """Encode a message for :func:`pruning_in`."""
+    """Encode a request to prune, for :func:`pruning_in`."""
     retention = pruning.retention
     known = (sorted(points, reverse=True)[:MAX_POINTS] for points in (pruning.verified, pruning.damaged))
     # Points that do not fit are read once more.
@@ -211,7 +211,7 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is in progress, as far as is known."""
+        """Return whether a save is in progress, as far as this process has been told."""
         return self._in_hand is not None
 
     def start(self) -> None:
@@ -278,7 +278,7 @@ class Writer:
     def pruned(self, *, wait: bool) -> list[Pruned]:
         """Return the prunings finished since the last call.
 
-        ``wait`` waits for one in progress, unless a save is in progress.
+        With ``wait``, wait for a pruning in progress, unless a save is in progress.
         """
         if self._is_pruning and self._in_hand is None:
             self._hear(wait=wait)

@@ -44,7 +44,7 @@ class Companion(Protocol):
     """Processes hashed slots further, in a thread of its own; no method may block."""
 
     def brief(self, words: bytes) -> None:
-        """Receive the trainer's words."""
+        """Receive the trainer's message for the companion."""
 
     def hashed(self, name: str, sequence: int) -> None:
         """Process this slot, which is hashed."""
@@ -79,7 +79,8 @@ class WriterProcess:
 
     Args:
         link: to the trainer; preserves message boundaries.
-        trainer: this process ends after it. Its death is detected even if a child of it keeps its end of ``link``.
+        trainer: this process ends after it. The trainer's death is detected even if a child of it keeps its end of
+            ``link`` open.
         task: what to write.
         accompanied_by: makes the companion, if there is to be one.
     """
@@ -101,7 +102,7 @@ class WriterProcess:
         self._was_there: frozenset[Point] | None = None  # points in an object store before this process's first save
 
     def run(self) -> None:
-        """Serve until the trainer is gone and all that it sealed is written."""
+        """Serve until the trainer is gone and everything that it sealed is written."""
         link, poll = self._link, select.poll()
         poll.register(link, select.POLLIN)
         with _watched(self._trainer) as watched:

@@ -80,7 +80,7 @@ def write_prepared(root: Path, header: PointHeader, manifest: Callable[[], Bytes
     """Save a point, as :func:`write_point` does, whose two files are already in memory, byte for byte.
 
     Args:
-        root: as there; the same lock is held.
+        root: as for :func:`write_point`; the same lock is held.
         header: identifies the point.
         manifest: returns the manifest's file with all digests; called when the data is written.
         data: the data file, which must not change meanwhile. Bypasses the page cache if it is page-aligned.

@@ -4,8 +4,8 @@
 
   <prefix>/events/<number>   lines of the event log, in order
 
-Like the log itself it is not needed for recovery. A thread writes it, so no decision waits for it, and what the etcd
-refuses is lost with one warning.
+Like the log itself, the copy is not needed for recovery. A thread writes it, so no decision waits for it, and lines
+that the etcd refuses are lost with one warning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from samebits.errors import StoreError
 from samebits.store.quorum.gateway import Equals, EtcdGateway, Put, Remove
 
 MOST_BYTES: Final = 4 << 20
-"""As much as the folder's parts hold; older lines are removed."""
+"""Limit of the copy, as large as the folder's parts together; older lines are removed."""
 
 _PUT_BYTES: Final = 256 << 10
 _CLOSES_WITHIN_S: Final = 2.0
@@ -40,7 +40,7 @@ class EventCopier:
     """Appends lines to the copy, in a thread of its own.
 
     Args:
-        gateway: of this object alone.
+        gateway: used by this object only.
         lines: all lines of the folder's log; those behind the copy's last one are appended first.
         on_failure: called once, in the thread, with a sentence, when lines are lost.
     """
@@ -58,7 +58,7 @@ class EventCopier:
             self._waiting.put(line)
 
     def close(self) -> None:
-        """Write what waits, for a bounded time, and end the thread."""
+        """Write the waiting lines, for a limited time, and end the thread."""
         self._waiting.put(None)
         self._thread.join(_CLOSES_WITHIN_S)
 

@@ -25,17 +25,17 @@ from samebits.errors import StoreError
 from samebits.etcd_place import EtcdAccess, EtcdPlace
 
 PATIENCE_S: Final = 60.0
-"""Longer than an election and a member's restart; a scheduler that waits lets its workers train on."""
+"""Seconds: longer than an election and a member's restart. While a scheduler waits, its workers train on."""
 
 ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
 _QUIET_S: Final = 3.0
 _MOST_ANSWER_BYTES: Final = 16 << 20
 _PAGE: Final = 12
-"""Values a page of a range: of 512 KiB each, in base64, they stay below ``_MOST_ANSWER_BYTES``."""
+"""Values per page of a range: at 512 KiB each, in base64, a page stays below ``_MOST_ANSWER_BYTES``."""
 
 _PASSING: Final = frozenset((1, 4, 10, 13, 14))
-"""gRPC's CANCELLED, DEADLINE_EXCEEDED, ABORTED, INTERNAL and UNAVAILABLE."""
+"""Errors that may pass: gRPC's CANCELLED, DEADLINE_EXCEEDED, ABORTED, INTERNAL and UNAVAILABLE."""
 _EXHAUSTED: Final = 8
 _UNAUTHENTICATED: Final = 16
 
@@ -64,12 +64,12 @@ class Put:
     key: str
     value: bytes
     lease: int = 0
-    """With one, the key vanishes when the lease ends."""
+    """The lease with whose end the key vanishes; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A transaction's change: all keys from ``first`` up to, but without, ``end`` are removed."""
+    """A transaction's change: all keys from ``first`` up to, but excluding, ``end`` are removed."""
 
     first: str
     end: str
@@ -120,7 +120,7 @@ class EtcdGateway:
     """A client of one etcd, for one thread.
 
     Args:
-        place: whose members are asked, one after the other.
+        place: the etcd, whose members are tried one after the other.
         access: how this client is admitted.
         on_wait: called with a sentence while no member answers.
     """
@@ -139,7 +139,7 @@ class EtcdGateway:
         return EtcdGateway(self.place, self._access, self._on_wait)
 
     def get(self, key: str) -> KeyValue:
-        """Return the key's value, as every later reader sees it.
+        """Return the key's current value (a linearizable read).
 
         Raises:
             StoreError: the etcd does not answer, or refuses.
@@ -156,7 +156,7 @@ class EtcdGateway:
         return found.value == condition.value if found.revision else condition.value is None
 
     def under(self, prefix: str, *, has_values: bool = True) -> Iterator[KeyValue]:
-        """Yield all keys that begin with ``prefix``, in order, with their values or with empty ones.
+        """Yield all keys that begin with ``prefix``, in order; without ``has_values`` their values are empty.
 
         Raises:
             StoreError: the etcd does not answer, or refuses.
@@ -174,10 +174,10 @@ class EtcdGateway:
             first = answer.kvs[-1].key + b"\0"
 
     def change(self, conditions: Sequence[Equals], changes: Sequence[Put | Remove]) -> bool:
-        """Make all changes if all conditions hold; return whether they did.
+        """Make all changes if all conditions hold; return whether they held.
 
         False may also mean that an earlier attempt of this very call was applied; the caller reads back. An attempt
-        without an answer may be applied later, after other changes, so the conditions must exclude harm then.
+        without an answer may be applied later, after other changes, so the conditions must make that harmless.
 
         Raises:
             StoreError: the etcd does not answer, or refuses; the changes may or may not have been made.
@@ -189,7 +189,7 @@ class EtcdGateway:
         return self._ask("kv/txn", request, _TransactionAnswer).succeeded
 
     def lease(self, seconds: int) -> int:
-        """Return a new lease that ends after so many seconds without :meth:`renew`.
+        """Return a new lease that ends ``seconds`` after its last :meth:`renew`.
 
         Raises:
             StoreError: the etcd does not answer, or refuses.
@@ -197,7 +197,7 @@ class EtcdGateway:
         return self._ask("lease/grant", {"TTL": seconds, "ID": 0}, _Lease).id
 
     def renew(self, lease: int) -> bool:
-        """Return whether the lease could be renewed; false once it has ended. Raises as :meth:`lease`."""
+        """Renew the lease; return False if it has ended. Raises as :meth:`lease`."""
         return self._ask("lease/keepalive", {"ID": lease}, _Renewal).result.seconds > 0
 
     def end_lease(self, lease: int) -> None:
@@ -206,7 +206,7 @@ class EtcdGateway:
 
     @contextlib.contextmanager
     def watched(self, key: str) -> Iterator[socket.socket | None]:
-        """Yield a socket that becomes readable when the key changes, and at other times too; None without an answer."""
+        """Yield a socket that becomes readable when the key changes, or earlier; None without an answer."""
         connection = self._connect()
         request = {"create_request": {"key": _coded(key)}}
         try:
@@ -336,5 +336,5 @@ def _coded(value: str | bytes) -> str:
 
 
 def _after(prefix: bytes) -> bytes:
-    """Return the first key behind all that begin with the prefix, which ends with a plain character."""
+    """Return the first key after all that begin with the prefix, which ends with a plain character."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -30,7 +30,7 @@ from samebits.store.journal_format import JournalFormatError
 from samebits.store.quorum.gateway import Equals, EtcdGateway, Put, Remove
 
 CHUNK_BYTES: Final = 512 << 10
-"""An etcd takes requests of 1.5 MiB, and the gateway's base64 makes a third more of a value."""
+"""Bytes per value: an etcd accepts requests of 1.5 MiB, and the gateway's base64 enlarges a value by a third."""
 
 _PART = struct.Struct("<II")
 _LOG_OFFSET: Final = 1 << 40
@@ -46,7 +46,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """A change that is made with a claim, and what must hold before."""
+    """A change made together with a claim, and the condition for both."""
 
     condition: Equals
     change: Put
@@ -58,7 +58,7 @@ class QuorumClaim:
     Attributes:
         number: the term, higher than all before.
         condition: holds while no other scheduler has claimed the job.
-        holder: the line that tells others about this process.
+        holder: the line that describes this process to others.
     """
 
     def __init__(self, gateway: EtcdGateway, number: int, value: bytes, holder: bytes) -> None:
@@ -75,9 +75,9 @@ class QuorumClaim:
 
         Args:
             gateway: to the etcd.
-            holder: the line that tells others about this process.
+            holder: the line that describes this process to others.
             floor: the highest term known from elsewhere.
-            take_over: what the claim's transaction compares and changes besides.
+            take_over: a further condition and change of the claim's transaction.
 
         Raises:
             LockedError: the condition of ``take_over`` does not hold any more; nothing was claimed.
@@ -104,7 +104,7 @@ class QuorumClaim:
 
     @property
     def write(self) -> Put:
-        """The change that made this claim."""
+        """Return the change that made this claim."""
         assert self.condition.value is not None
         return Put(self.condition.key, self.condition.value)
 
@@ -132,7 +132,7 @@ class QuorumClaim:
         )
 
     def stands(self) -> bool:
-        """Return whether it does; :meth:`require` says why not.
+        """Return whether the claim stands; :meth:`require` raises the reason if it does not.
 
         Raises:
             StoreError: the etcd gives no answer.
@@ -160,7 +160,7 @@ class QuorumLog:
 
         Raises:
             SupersededError: another scheduler took the claim.
-            JournalDamagedError: what is there is not a journal, or was changed.
+            JournalDamagedError: the stored data is not a journal, or was changed.
             StoreError: the etcd does not answer, or refuses.
         """
         gateway, log = claim.gateway, cls(claim, name)
@@ -177,7 +177,7 @@ class QuorumLog:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it can be appended to."""
+        """Return whether the journal can be appended to."""
         return self._broken is None
 
     def append(self, payloads: Sequence[bytes]) -> None:
@@ -185,7 +185,7 @@ class QuorumLog:
 
         Raises:
             SupersededError, ClaimRemovedError: nothing in the batch may be sent.
-            StoreError: they are not durable (``may_pass``: the etcd is full), or not known to be.
+            StoreError: the payloads are not durable (``may_pass``: the etcd is full), or not known to be.
         """
         self._require_usable()
         if not payloads:
@@ -249,7 +249,7 @@ class QuorumLog:
         self._write(Equals(key, None), Put(key, value))
 
     def _write(self, before: Equals, change: Put) -> None:
-        """Make one change while the claim stands; without a clear answer, look whether it was made."""
+        """Make one change while the claim stands; without a clear answer, check whether it was made."""
         try:
             if self._gateway.change([self._claim.condition, before], [change]):
                 return
@@ -269,7 +269,8 @@ class QuorumLog:
     def _remove_others(self) -> None:
         """Remove journals that the head does not name: an older one, or one whose writer crashed before the head.
 
-        Each is named by its nonce, which never returns: a range might be removed late, when a new journal lies in it.
+        Each is removed by its nonce, which is never used again. A removal by range might be applied late, when a new
+        journal lies in the range.
         """
         base = f"{self._gateway.place.prefix}/{self._name}/"
         keys = (found.key.removeprefix(base) for found in self._gateway.under(base, has_values=False))
@@ -296,7 +297,7 @@ def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
     """Return a journal's payloads in order, without a claim and without changes; None if there is none.
 
     Raises:
-        JournalDamagedError: it is not a journal, or was changed.
+        JournalDamagedError: the stored data is not a journal, or was changed.
         StoreError: the etcd does not answer, or refuses.
     """
     found = gateway.get(_head_key(gateway, name))
@@ -311,7 +312,7 @@ def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
 
 
 def remove_job(claim: QuorumClaim) -> None:
-    """Remove everything of the job but its term, so that a scheduler of it that still lives cannot write again.
+    """Remove all keys of the job but its term, so that a scheduler that is still alive cannot write again.
 
     Raises:
         SupersededError: another scheduler has claimed the job meanwhile; nothing was removed.

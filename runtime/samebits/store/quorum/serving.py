@@ -1,11 +1,11 @@
-"""Which scheduler serves a job now, so that another one can stand by and take over.
+"""Announce which scheduler serves a job, so that another one can stand by and take over.
 
 ::
 
   <prefix>/serving   the serving scheduler: its process, and where it listens; attached to a lease
 
-The lease only notifies. A scheduler whose lease ended while it lived, in a long pause, is superseded like any other
-(``log``): the claim decides who may write.
+The lease only tells others when to take over. A live scheduler whose lease ended in a long pause is superseded like any
+other (``log``): the claim decides which scheduler may write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from samebits.store.quorum.log import QuorumClaim
 from samebits.store.term_claim import TermClaim
 
 LOOK_S: Final = 1.0
-"""How often a waiting scheduler looks whether it was told to stop; everything else wakes it at once."""
+"""Seconds between a waiting scheduler's checks whether it was stopped; everything else wakes it at once."""
 
 _CONNECT_S: Final = 0.5
 _RENEWALS: Final = 3
@@ -44,13 +44,13 @@ class _Serving(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the key says now.
+    """The present content of the key.
 
     Attributes:
         holder: the scheduler that serves the job; None if there is none.
         is_gone: there is none, or its process was on this host and has ended.
         addresses: where it listens.
-        condition: holds while the key says so.
+        condition: holds while the key is unchanged.
     """
 
     holder: LockHolder | None
@@ -77,9 +77,9 @@ def serving(gateway: EtcdGateway) -> Serving:
 
 
 def wait_for_turn(gateway: EtcdGateway, is_stopped: Callable[[], bool], say: Callable[[str], object]) -> Serving | None:
-    """Wait until no scheduler serves the job; return what its key says then, or None once ``is_stopped()``.
+    """Wait until no scheduler serves the job; return the key's content, or None once ``is_stopped()``.
 
-    The end of the other's connection is seen at once, the loss of its host when its lease ends.
+    The end of the other scheduler's connection is seen at once, the loss of its host when its lease ends.
 
     Raises:
         StoreError: the etcd does not answer, or refuses.
@@ -99,13 +99,13 @@ def wait_for_turn(gateway: EtcdGateway, is_stopped: Callable[[], bool], say: Cal
 
 
 class ServingNotice:
-    """Tells others that this scheduler serves the job, from :meth:`begin` until :meth:`close`.
+    """Announces that this scheduler serves the job, from :meth:`begin` until :meth:`close`.
 
     Args:
-        gateway: of this object alone.
-        holder: the line that tells others about this process.
+        gateway: used by this object only.
+        holder: the line that describes this process to others.
         addresses: where it listens.
-        lease_s: after so many seconds without this process, others take over.
+        lease_s: seconds without a renewal after which others take over.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ServingNotice:
         self._thread: threading.Thread | None = None
 
     def announcement(self) -> Put:
-        """Return the change that tells it, with a new lease.
+        """Return the change that announces this scheduler, with a new lease.
 
         Raises:
             StoreError: the etcd does not answer, or refuses.
@@ -127,7 +127,7 @@ class ServingNotice:
         return Put(_key(self._gateway), self._value, self._lease)
 
     def begin(self, claim: TermClaim) -> None:
-        """Keep telling it, in a thread, while the claim stands."""
+        """Keep the announcement alive, in a thread, while the claim stands."""
         assert claim.quorum is not None
         self._thread = threading.Thread(target=self._run, args=(claim.quorum,), name="samebits-serving", daemon=True)
         self._thread.start()
