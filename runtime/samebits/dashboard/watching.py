@@ -270,7 +270,7 @@ def _job(view: JobView | None) -> dict[str, Any] | None:
         "spares_alive": view.spares_alive,
         "joining": view.joining,
         "finished": view.job_finished,
-        "ended": None if view.ended is None else {"kind": view.ended.kind.label, "cause": view.ended.cause},
+        "ended": None if view.ended is None else {"words": view.ended.words, "cause": view.ended.cause},
         "first_cause": view.first_cause,
         "restore_step": view.restore_step,
         "seat_free_in_s": view.seat_free_in_s,

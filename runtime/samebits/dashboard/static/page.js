@@ -56,7 +56,7 @@
     const rates = speeds(), last = rates[1].length && job && !over && job.phase === "training" ? rates[1][rates[1].length - 1] : null;
     put("speed", last === null ? "–" : last.toFixed(last < 10 ? 2 : 1));
     put("loss", losses.length ? String(losses[losses.length - 1][1]) : "–");
-    const cause = job?.ended ? `${word("ended")}: ${job.ended.cause}` : job?.first_cause ? `${word("first")}: ${job.first_cause}` : "";
+    const cause = job?.ended ? `${word("ended")}${of("e", job.ended.words)}: ${job.ended.cause}` : job?.first_cause ? `${word("first")}: ${job.first_cause}` : "";
     $("cause").hidden = !cause; put("cause", cause);
     paintBuckets(); paintRanks();
     if (dirty) { dirty = false; paintRecoveries(); paintEvents(); paintPlots(rates); }
