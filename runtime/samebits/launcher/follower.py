@@ -17,14 +17,14 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from samebits.account.history import RecoveryFeed, recovery_line
 from samebits.account.job_view import JobView
 from samebits.config import Settings
-from samebits.core.causes.restarts import Loss, Sort, sort_of
+from samebits.core.causes.restarts import Sort, loss_of
 from samebits.core.causes.table import Observation
 from samebits.core.messages import Decision
 from samebits.errors import ForeignFolderError, JournalDamagedError, SameBitsError, StoreError
@@ -457,10 +457,9 @@ class Follower:
         known = view.node(node_of(name)) if view is not None else None
         step = 0 if view is None else view.step if known is None else known.step
         seen = _observation(death, cause)
-        sort = sort_of(seen, self._causes)
-        if name == SCHEDULER and sort is Sort.OWN:
-            sort = Sort.OUTSIDE  # its program is ours, not the script's, and training goes on meanwhile
-        loss = Loss(sort, f"{seen.error} {death.status}", step)
+        loss = loss_of(seen, step, self._causes)
+        if name == SCHEDULER and loss.sort is Sort.OWN:
+            loss = replace(loss, sort=Sort.OUTSIDE)  # not the script's program, and training continues meanwhile
         said = f"{spoken(name)} ({identity}) {cause if is_failure else death}"
         said += f": {cause}" if cause and not is_failure else ""
         if self._driver is not None and self._supervisor.holds and name != SCHEDULER:
