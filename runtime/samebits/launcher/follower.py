@@ -209,6 +209,7 @@ class Follower:
         self._is_ours: bool | None = None  # whether this job's scheduler answers; None before any answer
         self._address = self._told_address = ""  # of several in SCHED_HOST: the present, and the last that was told
         self._stop_by: str | None = None
+        self._stop_status = 0
         self._stop_asked = False  # over the present connection
         self._poll = select.poll()
         self._asking = Asking(self._poll, self._screen.say, may_leave=not settings.die_with_me)
@@ -575,9 +576,10 @@ class Follower:
         orders = following.passed(now)
         for line in orders.lines:
             self._screen.say(line)
-        self._stop_by = orders.stop_by or self._stop_by
+        if orders.stop_by is not None:
+            self._stop_by, self._stop_status = orders.stop_by, orders.stop_status
         if self._stop_by is not None and self._is_ours and not self._stop_asked:
-            self._link.ask_to_stop(self._stop_by)
+            self._link.ask_to_stop(self._stop_by, self._stop_status)
             self._stop_asked = True
         for identity, number in orders.signals:
             send_signal(identity, number)
