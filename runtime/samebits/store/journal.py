@@ -109,7 +109,7 @@ def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
     for folder in (directory, directory / KEYS_FOLDER):
         payloads = read_log(gateway, _quorum_name(folder))
         if folder == directory:
-            _require_copy(directory, gateway.place, is_there=bool(payloads))
+            _require_copy(directory, gateway.place, payloads)
         if not payloads:
             continue
         if folder == directory:
@@ -123,14 +123,15 @@ def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
             durable.write_file_atomically(folder / JOURNAL_FILE, journal_format.encode_file(payloads, _new_nonce()))
 
 
-def _require_copy(directory: Path, place: EtcdPlace, *, is_there: bool) -> None:
-    """Raise if the folder's journal is not this etcd's; ``is_there``: the etcd has one, so the folder is its copy.
+def _require_copy(directory: Path, place: EtcdPlace, payloads: Sequence[bytes] | None) -> None:
+    """Raise if the folder's journal is not a copy of the one in this etcd, which has these payloads.
 
     Without a journal in the etcd, that of a folder that is no copy may be written there.
     """
     known = _read_file(directory / PLACE_FILE)
     if known is None:
-        if is_there and (directory / JOURNAL_FILE).exists():
+        here = read_journal(directory) if payloads else None
+        if here is not None and here.payloads != payloads:
             raise ForeignFolderError(
                 f"RECOVERY_PATH={place}: {directory} holds the journal of another job, which is no copy of the etcd's; "
                 "nothing was changed. Fix: change to another folder, or unset RECOVERY_PATH for the job of this one"
@@ -212,8 +213,9 @@ class Journal:
         if claim is not None and claim.quorum is not None:
             log, counting = QuorumLog.load(claim.quorum, _quorum_name(directory))
             if directory.name != KEYS_FOLDER:
-                _require_copy(directory, claim.quorum.gateway.place, is_there=bool(counting))
-                _mark_copy(directory, claim.quorum.gateway.place)
+                _require_copy(directory, claim.quorum.gateway.place, counting)
+                if not counting and not (directory / PLACE_FILE).exists():
+                    counting = None  # the move of this folder's journal into the etcd was killed
         elif claim is not None:
             _require_no_copy(directory)
         path = directory / JOURNAL_FILE
@@ -229,10 +231,12 @@ class Journal:
             # fsync reports success without writing anything ("fsyncgate").
             kept_in = _keep_aside(path, data[contents.end :]) if contents.torn else None
             torn_tail = _torn_tail(path, contents, len(data), kept_in)
-        if counting:
+        if counting is not None:
             payloads = counting
         elif log is not None and payloads:
             log.compact(payloads)
+        if claim is not None and claim.quorum is not None and directory.name != KEYS_FOLDER:
+            _mark_copy(directory, claim.quorum.gateway.place)
         nonce = _new_nonce()
         data = journal_format.encode_file(payloads, nonce)
         descriptor = _put_in_place(_write_temporary(path, data, claim), path, claim)

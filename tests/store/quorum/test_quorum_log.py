@@ -19,7 +19,7 @@ from samebits.errors import (
     SupersededError,
 )
 from samebits.etcd_place import EtcdAccess, EtcdPlace
-from samebits.store.journal import JOURNAL_FILE, Journal, read_journal, refresh_copies
+from samebits.store.journal import JOURNAL_FILE, PLACE_FILE, Journal, read_journal, refresh_copies
 from samebits.store.quorum import gateway as gateway_module
 from samebits.store.quorum import log as log_module
 from samebits.store.quorum.gateway import EtcdGateway
@@ -197,6 +197,8 @@ def test_folders_journal_moves_into_the_etcd_even_if_the_first_attempt_was_kille
         journal.append([b"before"])
     opened(place)  # as far as the killed one came
     assert journal_in(tmp_path, place)[1] == [b"before"] == stored(place)
+    (tmp_path / PLACE_FILE).unlink()  # as if killed before that was written
+    assert journal_in(tmp_path, place)[1] == [b"before"]
 
 
 class _NoEtcd(BaseHTTPRequestHandler):
