@@ -99,6 +99,10 @@ WRONG_WORDS = 2
 """The exit code for wrong arguments on a command line, as argparse uses it; wrong variables have SettingsError's."""
 
 
+OWN_CODES = range(64, 100)
+"""The exit codes of this package's errors; a process that ends with one has printed its cause and a fix."""
+
+
 class SameBitsError(Exception):
     """Base class of all errors of this package; ``exit_code`` is the exit status if it is not caught."""
 

@@ -9,8 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from samebits import config
-from samebits.account.job_view import JOURNAL, Presence
+from samebits.account.events import Event, Kind
+from samebits.account.history import line
+from samebits.account.job_view import JOURNAL, Interruption, Presence
 from samebits.commands.status import find, main, table
+from samebits.core.ends import EndKind
+from samebits.dashboard.watching import _job
+from samebits.launcher.exit_report import Verdict
 from samebits.service import status
 from samebits.store.process_identity import ProcessIdentity, host_id
 from tests.core.house import training_house
@@ -110,3 +115,28 @@ def test_folder_without_a_job_says_whose_status_it_shows(
     assert main([]) == 0 and capsys.readouterr().out.startswith(said)
     monkeypatch.setenv("SCHED_PORT", "8118")
     assert main([]) == 0 and said not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [
+        (EndKind.SCRIPT_FAILED, 82, "failed"),
+        (EndKind.SCRIPT_FAILED, 3, "was ended by its script"),
+        (EndKind.UNEQUAL, 0, "failed"),
+        (EndKind.STOPPED, 0, "was stopped"),
+    ],
+)
+def test_all_readers_use_the_same_words_for_a_jobs_end(kind: EndKind, status: int, words: str) -> None:
+    """The follower, ``status``, ``history`` and the dashboard."""
+    settings, _ = config.read({"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0"})
+    cause = "worker 1: train.py:3: it went wrong. Fix: correct line 3"
+    ended = Interruption(kind.label, 9, cause, status)
+    told = view(source=JOURNAL, ended=ended, first_cause=cause, phase="interrupted", workers=(), spares=())
+    assert Verdict.unfinished(kind, cause, status).words == words
+    lines = table(told, settings).splitlines()
+    assert lines[1].startswith(f"{words} · step ") and lines[-1] == cause
+    assert "Fix" not in lines[2] + lines[3] and lines[3].endswith("once the error below is corrected")
+    shown = _job(told)
+    assert shown is not None and shown["ended"] == {"words": words, "cause": cause}
+    event = Event(Kind.INTERRUPTED, 1.0, text=cause, more={"end": kind.label, "status": status})
+    assert line(event, step=9).endswith(f"  the job {words}: {cause}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samebits.core.ends import EndKind
-from samebits.core.messages import Activity, EndJob, Finished, ProcessEnded, Restarting, RoundOpened
+from samebits.core.messages import Activity, EndJob, Finished, ProcessEnded, Restarting, RoundOpened, StopJob
 from samebits.core.point import Point
 from samebits.core.ready import Ended
 from samebits.core.records import (
@@ -279,6 +279,17 @@ def test_stop_after_training_ends_the_scripts_and_is_reported() -> None:
 
 
 # ---- stopped
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_error_before_a_seat_ends_the_job_as_a_failure_with_its_code(trains: bool) -> None:
+    """A follower reports it, since a process without a seat cannot."""
+    house = training_house() if trains else House(policy(2))
+    text = "worker 1 (pid 7) ended with status 64: NODE_TIMEOUT=abc: expected seconds. Fix: export NODE_TIMEOUT=5"
+    house.step(StopJob(text, 64))
+    (ended,) = house.records(JobInterrupted)
+    assert (ended.kind, ended.cause, ended.status) == (EndKind.SCRIPT_FAILED, text, 64)
+    assert ended.kind.words_with(ended.status) == "failed"
 
 
 def test_stop_is_sent_to_all_and_waits_until_they_have_left() -> None:

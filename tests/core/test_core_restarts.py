@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import signal
+from dataclasses import replace
 
 import pytest
 
 from samebits import errors
 from samebits.core.causes import restarts
-from samebits.core.causes.restarts import Again, Loss, Never, Restarts, Sort, sort_of
+from samebits.core.causes.restarts import Again, Loss, Never, Restarts, Sort, loss_of, sort_of
 from samebits.core.causes.table import Observation
 
 KILLED = Loss(Sort.OUTSIDE)
@@ -78,6 +80,20 @@ def test_same_error_at_the_same_step_twice_ends_the_job() -> None:
     second = budget.died("2", own(), 5.0)
     assert isinstance(second, Never) and second.ends_job
     assert "step 7" in second.why
+
+
+def test_same_crash_at_the_same_line_twice_ends_the_job_whatever_step_was_heard_last() -> None:
+    """A crash in compiled code sends no last words, so the step is that of the last heartbeat."""
+    crash = "at train.py:26 in train: a collective received 1000 bytes where this rank expects 12: the ranks call"
+    seen = Observation(signal=signal.SIGABRT, error=crash)
+    budget = Restarts(32767)
+    assert isinstance(budget.died("0", loss_of(seen, 7), 0.0), Again)
+    elsewhere = replace(seen, error=crash.replace(":26", ":31"))
+    assert isinstance(budget.died("1", loss_of(elsewhere, 7), 1.0), Again), "another place of the job"
+    ended = budget.died("0", loss_of(seen, 9), 200.0)
+    assert ended == Never("twice with the same error: trying again does not help")
+    assert isinstance(Restarts(9).died("0", loss_of(replace(seen, error="SIGSEGV"), 7), 0.0), Again)
+    assert loss_of(Observation(1, error="ValueError: x", is_failure=True), 7).step == 7
 
 
 @pytest.mark.parametrize("between", [own("KeyError: y"), own(step=8)])

@@ -9,7 +9,16 @@ import pytest
 
 from samebits.account.job_view import JOURNAL, JobView, Presence
 from samebits.core.ends import EndKind
-from samebits.launcher.exit_report import GATHER_OWN_S, GATHER_S, MOST_WAYS, NAMED, End, sentence, sentences
+from samebits.launcher.exit_report import (
+    GATHER_OWN_S,
+    GATHER_S,
+    MOST_WAYS,
+    NAMED,
+    End,
+    Verdict,
+    sentence,
+    sentences,
+)
 from samebits.launcher.following import Following, Result
 from samebits.launcher.processes import Death
 from samebits.store.process_identity import ProcessIdentity
@@ -744,3 +753,11 @@ def test_deaths_in_words() -> None:
         "is gone": Death(),
     }
     assert {text: str(death) for text, death in words.items()} == {text: text for text in words}
+
+
+@pytest.mark.parametrize(("exit_code", "told"), [(64, 64), (EndKind.INTERRUPTED.exit_code, 0)])
+def test_scheduler_is_told_the_code_of_an_error_that_every_retry_repeats(exit_code: int, told: int) -> None:
+    scene = Scene(restarts=True)
+    scene.following.give_up(Verdict(EndKind.INTERRUPTED, "worker 1 ended with status 64", exit_code), scene.now)
+    orders = scene.following.passed(scene.now)
+    assert (orders.stop_by, orders.stop_status) == ("worker 1 ended with status 64", told)

@@ -318,10 +318,10 @@ class Chronicle:
                 self._look(now)
                 self._step, self._trains_since = max(self._step, point.step), None
                 self._add(Kind.TRAINED, now, text="training is finished")
-            case JobInterrupted(kind, step, cause, _):
+            case JobInterrupted(kind, step, cause, _, status):
                 self._tell_committed(now)
                 self._step, self._trains_since = max(self._step, step), None
-                self._add(Kind.INTERRUPTED, now, text=cause, more={"end": kind.name.lower()})
+                self._add(Kind.INTERRUPTED, now, text=cause, more={"end": kind.label, "status": status})
             case JobFinished():
                 self._add(Kind.FINISHED, now, text="the job is finished")
 

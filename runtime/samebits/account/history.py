@@ -17,6 +17,7 @@ from samebits.account.event_log import asked_events, events_in, merged, read_eve
 from samebits.account.events import Event, Kind
 from samebits.account.goodput import Bucket, goodput_of
 from samebits.account.recoveries import Recoveries, Recovery, loss_of, recoveries_of
+from samebits.core.ends import EndKind
 from samebits.core.lines import root_of, titled
 from samebits.errors import StoreError, UsageError
 from samebits.printable import counted, listed
@@ -225,6 +226,9 @@ def line(event: Event, *, step: int | None) -> str:
     if step is not None:
         parts.append(f"step {step:<7}")
     text = loss_of(event) if event.node else event.text
+    if event.kind is Kind.INTERRUPTED:
+        kind = EndKind.__members__.get(str(event.more.get("end")).upper(), EndKind.INTERRUPTED)
+        text = f"the job {kind.words_with(_whole(event.more.get('status')))}: {text}"
     after = event.more.get("after_ms")
     tail = f" (after {duration(after / 1000)})" if isinstance(after, int | float) else ""
     point = f"step {_whole(event.more.get('point'))} is on every rank's disk" if event.kind is Kind.COMMITTED else ""

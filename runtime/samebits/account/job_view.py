@@ -82,6 +82,16 @@ class Interruption(msgspec.Struct, frozen=True):
         """Return the kind of end."""
         return EndKind[self.label.upper()]
 
+    @property
+    def words(self) -> str:
+        """Return the predicate for a sentence about the job, such as ``was stopped``."""
+        return self.kind.words_with(self.status)
+
+    @property
+    def has_fix(self) -> bool:
+        """Return whether the cause says what to correct before the job is resumed."""
+        return "Fix: " in self.cause
+
 
 class Stall(msgspec.Struct, frozen=True):
     """The nodes to examine in a standstill; ``silent`` are the culprits that report nothing."""

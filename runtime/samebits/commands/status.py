@@ -85,7 +85,7 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
     Args:
         stored: what the journal says, which alone remembers who was lost and is back.
     """
-    phase = view.ended.kind.words if view.from_journal and view.ended is not None else phase_text(view)
+    phase = view.ended.words if view.from_journal and view.ended is not None else phase_text(view)
     step = "" if settings.plain else f" · step {view.step}"
     head = [str(view), f"{phase}{step} · {world_text(view, view.alive)}"]
     head[1] += f" · term {view.term} · generation {view.generation}"
@@ -126,14 +126,16 @@ def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
     hosts = sorted({one.host.partition("#")[0] for one in view.nodes if one.presence is Presence.UNKNOWN})
     if hosts:
         told.append(f"processes on {listed(hosts)} cannot be seen from here")
-    back = f"`{spelled('recover')}` brings the job back from step {view.step}"
+    back = f"Fix: `{spelled('recover')}` brings the job back from step {view.step}"
+    if view.ended is not None and view.ended.has_fix:
+        back = f"{back.removeprefix('Fix: ')}, once the error below is corrected"
     if alive:
         rest = f", {gone} {'is' if gone == 1 else 'are'} gone" if gone else ""
         told.append(f"{counted(alive, 'worker')} of it still run{'s' if alive == 1 else ''}{rest}")
     elif not hosts:
         told.append("no process of the job runs any more")
     has_supervisor = supervisor_of(settings.log_dir) is not None
-    told[-1] += "; the command that follows the job starts what is missing" if has_supervisor else f". Fix: {back}"
+    told[-1] += "; the command that follows the job starts what is missing" if has_supervisor else f". {back}"
     return told
 
 

@@ -163,11 +163,18 @@ class Ending:
         if ledger.state.final is None or ledger.now < self._deserted_at + ledger.policy.topo_timeout_s:
             self._empty_since = ledger.now
 
-    def stop(self, by: str) -> None:
-        """End the job now; if its scripts' own errors ended it, report those instead."""
+    def stop(self, by: str, status: int = 0) -> None:
+        """End the job now; if its scripts' own errors ended it, report those instead.
+
+        Args:
+            by: who asks, or with ``status`` the error.
+            status: exit code of a process whose error every retry repeats.
+        """
         failed = self._failed_scripts() if self._ledger.state.final is not None else self._own_errors()
         if self._ledger.policy.recovery and failed:
             self._give_up()
+        elif EndKind.SCRIPT_FAILED.is_permanent(status):
+            self.end_job(EndKind.SCRIPT_FAILED, by, status)
         else:
             is_told = not self.first_cause or "first cause: " in by or self._causes.is_named_in(by)
             cause = "" if is_told else f"; first cause: {self._causes.first_at_end}"

@@ -29,7 +29,7 @@ class EndKind(enum.IntEnum):
     FAILED = 5, errors.JobFailedError, "failed"  # ENABLE_RECOVERY=0 and a process died
     SCRIPT_FAILED = 6, errors.ScriptFailedError, "was ended by its script"  # recoverable
     UNTRAINED = 7, errors.UntrainedError, "was not trained"
-    UNEQUAL = 8, errors.UnequalError, "was ended, because its ranks differ"
+    UNEQUAL = 8, errors.UnequalError, "failed"
     POINTS_LOST = 9, errors.PointsLostError, "could not continue"  # recoverable once the points are brought back
 
     FENCED = 32, errors.FencedError, "was replaced"
@@ -51,6 +51,14 @@ class EndKind(enum.IntEnum):
     def label(self) -> str:
         """Return the name used in JSON, such as ``script_failed``."""
         return self.name.lower()
+
+    def is_permanent(self, status: int) -> bool:
+        """Return whether a process ended the job with an error of this package, whose exit code the job has too."""
+        return status in errors.OWN_CODES and status != self.exit_code
+
+    def words_with(self, status: int) -> str:
+        """Return the predicate for an end with this exit status of a process; 0: none set the job's."""
+        return "failed" if self.is_permanent(status) else self.words
 
     @classmethod
     def of_exit_code(cls, code: int) -> EndKind | None:

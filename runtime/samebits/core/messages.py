@@ -348,9 +348,15 @@ class StatusQuery(Value, frozen=True, tag=7):
 
 
 class StopJob(Value, frozen=True, tag=8):
-    """Requests a graceful end of the job; ``by`` is shown to all processes."""
+    """Requests a graceful end of the job.
+
+    Attributes:
+        by: shown to all processes.
+        status: the exit code of a process whose error every retry repeats, because of which the job ends; else 0.
+    """
 
     by: Annotated[str, line(MAX_STOPPED_BY)]
+    status: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
 class Decision(Value, frozen=True, tag=13):

@@ -196,8 +196,8 @@ class SchedulerCore:
                 self._stalled(gap_s)
             case Seen(session, process_state):
                 self._seen(session, process_state)
-            case StopJob(by):
-                self._ending.stop(by)
+            case StopJob(by, status):
+                self._ending.stop(by, status)
             case Decision(text, drain):
                 ask_to_leave(self._ledger, drain, text)
             case ProcessEnded():

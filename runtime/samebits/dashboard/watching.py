@@ -383,9 +383,7 @@ def _job(view: JobView | None) -> dict[str, Any] | None:
         "spares_alive": view.spares_alive,
         "joining": view.joining,
         "finished": view.job_finished,
-        "ended": None
-        if view.ended is None
-        else {"kind": view.ended.kind.label, "cause": without_remedy(view.ended.cause)},
+        "ended": None if view.ended is None else {"words": view.ended.words, "cause": without_remedy(view.ended.cause)},
         "stands_still": bool(view.standstill),
         "first_cause": without_remedy(view.first_cause),
         "restore_step": view.restore_step,

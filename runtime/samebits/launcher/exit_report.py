@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from samebits.account.job_view import JobView
 from samebits.core.causes.restarts import Sort, is_usage_error
 from samebits.core.ends import EndKind
+from samebits.errors import OWN_CODES
 from samebits.launcher.processes import Death
 from samebits.launcher.supervising import GivenUp
 from samebits.tracebacks import Failure
@@ -30,7 +31,6 @@ _NO_RANK = re.compile(r"\b(?:RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_
 _STATUS = re.compile(r"ended with status (\d+): ")
 OWN_ADVICE = "do what that message says"
 CORRECT_ARGUMENTS = "correct the script's arguments"
-_OURS = range(64, 100)  # the exit codes of samebits.errors: such a process has said in its own words what to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class End:
     @property
     def has_own_advice(self) -> bool:
         """Whether it ended with an error of ours, which names its fix."""
-        return self.death.status in _OURS and bool(self.cause)
+        return self.death.status in OWN_CODES and bool(self.cause)
 
     @property
     def is_stranger(self) -> bool:
@@ -163,7 +163,7 @@ def correction(error: str) -> str:
     if "No module named 'runtime'" in error or "write `import samebits`" in error:
         return "write `import samebits` in place of `import runtime`, and `samebits.` in place of `runtime.`"
     status = _STATUS.search(error)
-    if status is not None and int(status[1]) in _OURS:
+    if status is not None and int(status[1]) in OWN_CODES:
         return OWN_ADVICE
     if status is not None and is_usage_error(int(status[1]), error[status.end() :]):
         return CORRECT_ARGUMENTS
@@ -224,14 +224,14 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """What became of the job; an error of this package that every retry repeats is a failure."""
+        """The predicate for a sentence about the job."""
         assert self.kind is not None, "it is unfinished"
-        return "failed" if self.is_permanent else self.kind.words
+        return self.kind.words_with(self.exit_code)
 
     @property
     def is_permanent(self) -> bool:
         """Whether a process ended the job with an exit code of this package, which the job has too."""
-        return self.kind is not None and self.exit_code in _OURS and self.exit_code != self.kind.exit_code
+        return self.kind is not None and self.kind.is_permanent(self.exit_code)
 
     @classmethod
     def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> Verdict:

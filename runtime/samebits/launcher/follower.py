@@ -17,14 +17,14 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from samebits.account.history import RecoveryFeed, recovery_line
 from samebits.account.job_view import JobView
 from samebits.config import Settings
-from samebits.core.causes.restarts import Loss, Sort, sort_of
+from samebits.core.causes.restarts import Sort, loss_of
 from samebits.core.causes.table import Observation
 from samebits.core.messages import Decision
 from samebits.errors import ForeignFolderError, JournalDamagedError, SameBitsError, StoreError
@@ -209,6 +209,7 @@ class Follower:
         self._is_ours: bool | None = None  # whether this job's scheduler answers; None before any answer
         self._address = self._told_address = ""  # of several in SCHED_HOST: the present, and the last that was told
         self._stop_by: str | None = None
+        self._stop_status = 0
         self._stop_asked = False  # over the present connection
         self._poll = select.poll()
         self._asking = Asking(self._poll, self._screen.say, may_leave=not settings.die_with_me)
@@ -457,10 +458,9 @@ class Follower:
         known = view.node(node_of(name)) if view is not None else None
         step = 0 if view is None else view.step if known is None else known.step
         seen = _observation(death, cause)
-        sort = sort_of(seen, self._causes)
-        if name == SCHEDULER and sort is Sort.OWN:
-            sort = Sort.OUTSIDE  # its program is ours, not the script's, and training goes on meanwhile
-        loss = Loss(sort, f"{seen.error} {death.status}", step)
+        loss = loss_of(seen, step, self._causes)
+        if name == SCHEDULER and loss.sort is Sort.OWN:
+            loss = replace(loss, sort=Sort.OUTSIDE)  # not the script's program, and training continues meanwhile
         said = f"{spoken(name)} ({identity}) {cause if is_failure else death}"
         said += f": {cause}" if cause and not is_failure else ""
         if self._driver is not None and self._supervisor.holds and name != SCHEDULER:
@@ -576,9 +576,10 @@ class Follower:
         orders = following.passed(now)
         for line in orders.lines:
             self._screen.say(line)
-        self._stop_by = orders.stop_by or self._stop_by
+        if orders.stop_by is not None:
+            self._stop_by, self._stop_status = orders.stop_by, orders.stop_status
         if self._stop_by is not None and self._is_ours and not self._stop_asked:
-            self._link.ask_to_stop(self._stop_by)
+            self._link.ask_to_stop(self._stop_by, self._stop_status)
             self._stop_asked = True
         for identity, number in orders.signals:
             send_signal(identity, number)

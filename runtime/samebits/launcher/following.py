@@ -121,6 +121,7 @@ class Orders:
 
     lines: list[str] = field(default_factory=list)
     stop_by: str | None = None
+    stop_status: int = 0  # exit code of a process whose error every retry repeats, which is why the job ends
     signals: list[tuple[ProcessIdentity, signal.Signals]] = field(default_factory=list)
 
 
@@ -239,7 +240,7 @@ class Following:
 
     def give_up(self, verdict: Verdict, now: float) -> None:
         """End the job, because its processes are no longer restarted."""
-        self._is_judged_here, self._orders.stop_by = True, verdict.cause
+        self._stop_for(verdict)
         self._close(verdict, now, self._leave_s)
 
     def never_joined(self, names: list[str], after_s: float) -> None:
@@ -474,8 +475,7 @@ class Following:
         if self.restarting and (verdict is None or has_trained):
             return  # trying again may help
         if verdict is not None:
-            self._is_judged_here = True
-            self._orders.stop_by = verdict.cause
+            self._stop_for(verdict)
             self._close(verdict, now, self._leave_s)
         elif self._scheduler_gone and self._has_trained_here(ends):
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)  # on another host, which has the journal
@@ -486,6 +486,11 @@ class Following:
             cause = f"no worker is left, and none has registered; first cause: {self._first_death or 'unknown'}"
             self._is_judged_here, self._orders.stop_by = True, cause
             self._close(Verdict.unfinished(EndKind.INTERRUPTED, cause), now, self._leave_s)
+
+    def _stop_for(self, verdict: Verdict) -> None:
+        """Have the scheduler end the job as it was judged here."""
+        self._is_judged_here, self._orders.stop_by = True, verdict.cause
+        self._orders.stop_status = verdict.exit_code if verdict.is_permanent else 0
 
     def _has_trained_here(self, ends: list[End]) -> bool:
         """Return whether training was finished when last heard of, and all processes here have ended well since."""

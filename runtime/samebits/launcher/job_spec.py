@@ -18,7 +18,7 @@ from typing import Any
 
 from samebits import config, earlier, strict_json
 from samebits.config import Role, Settings
-from samebits.errors import SettingsError, StoreError, UsageError
+from samebits.errors import ForeignFolderError, SettingsError, StoreError, UsageError
 from samebits.launcher.spawning import Program, Way, is_here
 from samebits.named_file import read_named_file
 from samebits.service import job_journal, log
@@ -475,10 +475,13 @@ def settings_here(*, only_looks: bool = False) -> Settings:
     Raises:
         SettingsError: something in them is wrong.
         UsageError: the job was started in another folder.
+        ForeignFolderError: this folder holds another job's journal than the etcd.
     """
     settings = _settings_here(only_looks=only_looks)
     try:
         job_journal.refresh(settings, log.warn)
+    except ForeignFolderError:
+        raise
     except StoreError as error:
         log.warn(f"{error}. Shown is what {settings.recovery_path} holds of it")
     return settings

@@ -18,6 +18,7 @@ import msgspec
 
 from samebits.account.job_view import JobView
 from samebits.config import Settings
+from samebits.core.messages import StopJob
 from samebits.errors import SecretError, StoreError
 from samebits.net.address_book import addresses_now
 from samebits.net.client import Client, Down, Got, ShutOut, Up
@@ -59,7 +60,7 @@ class SchedulerLink:
         self._terms: dict[str, int] = {}  # the highest term of each job
         self._told: collections.deque[Told] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._stop_by: str | None = None
+        self._stop: StopJob | None = None
         self._to_tell: collections.deque[status.ForHistory] = collections.deque()
         self._asks = False
         self._shut_out: str | None = None
@@ -89,9 +90,9 @@ class SchedulerLink:
             told.append(self._told.popleft())
         return told
 
-    def ask_to_stop(self, by: str) -> None:
-        """Ask the scheduler that answers now for a graceful end of its job."""
-        self._stop_by = by
+    def ask_to_stop(self, by: str, exit_code: int = 0) -> None:
+        """Ask the scheduler that answers now for a graceful end of its job; ``exit_code`` is ``StopJob.status``."""
+        self._stop = status.stop_request(by, exit_code)
         self._client.wake()
 
     def decide(self, text: str, drain: Sequence[str] = ()) -> None:
@@ -138,9 +139,9 @@ class SchedulerLink:
                         view = status.view_in(message)
                         if view is not None:
                             self._hear(view)
-            if self._stop_by is not None:
-                self._client.send(status.stop_request(self._stop_by))
-                self._stop_by = None
+            if self._stop is not None:
+                self._client.send(self._stop)
+                self._stop = None
             if self._asks:
                 self._asks = False
                 self._client.send(status.question(follow=False))

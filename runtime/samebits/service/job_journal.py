@@ -23,24 +23,29 @@ from samebits.store import journal_format
 from samebits.store.event_log import refresh_copy
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal, refresh_copies
 from samebits.store.lock import DirectoryLock, LockHolder
-from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.quorum.gateway import COMMAND_PATIENCE_S, EtcdGateway
 from samebits.store.quorum.log import QuorumClaim, remove_job
 from samebits.store.quorum.serving import serving
 from samebits.store.term_claim import TermClaim
 
 
-def gateway_of(settings: Settings, on_wait: Callable[[str], object]) -> EtcdGateway | None:
-    """Return a client of the etcd that holds the job's journal; None if its folder does.
+def gateway_of(
+    settings: Settings, on_wait: Callable[[str], object], patience_s: float = COMMAND_PATIENCE_S
+) -> EtcdGateway | None:
+    """Return a client of the etcd that holds the job's journal; None if its folder does, or it has none.
 
     Args:
         settings: of the job.
         on_wait: called with a sentence while the etcd does not answer.
+        patience_s: how long the etcd may give no answer.
 
     Raises:
-        StoreError: the files for TLS cannot be used.
+        SettingsError: the files for TLS cannot be used.
     """
     place = settings.journal_place
-    return None if place is None else EtcdGateway(place, etcd_access(), on_wait)
+    if place is None or not settings.enable_recovery:
+        return None
+    return EtcdGateway(place, etcd_access(), on_wait, patience_s)
 
 
 def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:

@@ -162,12 +162,12 @@ def question(*, follow: bool) -> StatusQuery:
     return StatusQuery(follow)
 
 
-def stop_request(by: str) -> StopJob:
+def stop_request(by: str, status: int = 0) -> StopJob:
     """Return a request to end the job gracefully; ``by`` is shown to all processes.
 
     ``by`` may be the whole text of an exception, so it is cut to the line that a scheduler accepts.
     """
-    return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS))
+    return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS), status)
 
 
 def decision(text: str, drain: Sequence[str] = ()) -> Decision:

@@ -31,16 +31,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from samebits.errors import ClaimRemovedError, JournalDamagedError, StoreError, SupersededError
+from samebits.errors import ClaimRemovedError, ForeignFolderError, JournalDamagedError, StoreError, SupersededError
+from samebits.etcd_place import EtcdPlace
+from samebits.printable import printable
 from samebits.spelling import spelled
 from samebits.store import durable, journal_format
 from samebits.store.journal_format import Contents, Fault, JournalFormatError
 from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.log import QuorumLog, read_log
+from samebits.store.quorum.log import JOURNALS, QuorumLog, read_log
 from samebits.store.term_claim import TermClaim
 
 JOURNAL_FILE = "journal"
 KEYS_FOLDER = "keys"
+PLACE_FILE = "etcd"
+"""Holds the prefix of the etcd's journal of which the folder's is a copy; absent in other folders."""
 """Below RECOVERY_PATH: the folder of the second journal, that of the durable keys."""
 
 MAX_TORN_FILES = 8
@@ -98,13 +102,18 @@ def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
     A journal that the etcd lacks stays as it is.
 
     Raises:
+        ForeignFolderError: the folder holds another job's journal.
         JournalDamagedError: the data in the etcd is not a journal.
         StoreError: the etcd or the disk refuses.
     """
     for folder in (directory, directory / KEYS_FOLDER):
         payloads = read_log(gateway, _quorum_name(folder))
-        if payloads is None:
+        if folder == directory:
+            _require_copy(directory, gateway.place, payloads)
+        if not payloads:
             continue
+        if folder == directory:
+            _mark_copy(directory, gateway.place)
         try:
             here = read_journal(folder)
         except JournalDamagedError:
@@ -112,6 +121,45 @@ def refresh_copies(directory: Path, gateway: EtcdGateway) -> None:
         if here is None or here.payloads != payloads:
             durable.make_directory(folder)
             durable.write_file_atomically(folder / JOURNAL_FILE, journal_format.encode_file(payloads, _new_nonce()))
+
+
+def _require_copy(directory: Path, place: EtcdPlace, payloads: Sequence[bytes] | None) -> None:
+    """Raise if the folder's journal is not a copy of the one in this etcd, which has these payloads.
+
+    Without a journal in the etcd, that of a folder that is no copy may be written there.
+    """
+    known = _read_file(directory / PLACE_FILE)
+    if known is None:
+        here = read_journal(directory) if payloads else None
+        if here is not None and here.payloads != payloads:
+            raise ForeignFolderError(
+                f"RECOVERY_PATH={place}: {directory} holds the journal of another job, which is no copy of the etcd's; "
+                "nothing was changed. Fix: change to another folder, or unset RECOVERY_PATH for the job of this one"
+            )
+    elif known.decode(errors="replace").strip() != place.prefix:
+        raise ForeignFolderError(
+            f"RECOVERY_PATH={place}: {directory} is the copy of a journal under the prefix "
+            f"{printable(known.decode(errors='replace').strip())} of an etcd; nothing was changed. Fix: export "
+            "RECOVERY_PATH with that prefix, or change to another folder"
+        )
+
+
+def _mark_copy(directory: Path, place: EtcdPlace) -> None:
+    if not (directory / PLACE_FILE).exists():
+        durable.make_directory(directory)
+        durable.write_file_atomically(directory / PLACE_FILE, f"{place.prefix}\n".encode())
+
+
+def _require_no_copy(directory: Path) -> None:
+    """Raise if the folder's journal is a copy of one in an etcd, which alone decides."""
+    known = _read_file(directory / PLACE_FILE)
+    if known is not None:
+        prefix = printable(known.decode(errors="replace").strip())
+        raise ForeignFolderError(
+            f"RECOVERY_PATH={directory} is the copy of a journal in an etcd. Fix: export "
+            f"RECOVERY_PATH=etcd://<its hosts>{prefix}; if that etcd is lost for good, remove {directory / PLACE_FILE} "
+            "and start again"
+        )
 
 
 class Journal:
@@ -156,6 +204,7 @@ class Journal:
 
         Raises:
             SupersededError: another writer took the claim.
+            ForeignFolderError: the journal in an etcd and the folder's are of different jobs.
             JournalDamagedError: the file is damaged, not a journal, or of another version; nothing was changed.
             StoreError: the disk or the etcd refuses.
         """
@@ -163,6 +212,12 @@ class Journal:
         log, counting = None, None
         if claim is not None and claim.quorum is not None:
             log, counting = QuorumLog.load(claim.quorum, _quorum_name(directory))
+            if directory.name != KEYS_FOLDER:
+                _require_copy(directory, claim.quorum.gateway.place, counting)
+                if not counting and not (directory / PLACE_FILE).exists():
+                    counting = None  # the move of this folder's journal into the etcd was killed
+        elif claim is not None:
+            _require_no_copy(directory)
         path = directory / JOURNAL_FILE
         remove_leftovers(directory)
         data, torn_tail = _read_file(path), None
@@ -180,6 +235,8 @@ class Journal:
             payloads = counting
         elif log is not None and payloads:
             log.compact(payloads)
+        if claim is not None and claim.quorum is not None and directory.name != KEYS_FOLDER:
+            _mark_copy(directory, claim.quorum.gateway.place)
         nonce = _new_nonce()
         data = journal_format.encode_file(payloads, nonce)
         descriptor = _put_in_place(_write_temporary(path, data, claim), path, claim)
@@ -363,7 +420,7 @@ class Journal:
 
 def _quorum_name(directory: Path) -> str:
     """Return the name in an etcd of the journal whose copy this folder holds."""
-    return "keys" if directory.name == KEYS_FOLDER else "journal"
+    return JOURNALS[directory.name == KEYS_FOLDER]
 
 
 def _open_to_append(path: Path) -> int:

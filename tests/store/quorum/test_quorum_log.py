@@ -1,16 +1,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from random import Random
+from threading import Thread
 
+import certifi
 import pytest
 
-from samebits.errors import ClaimRemovedError, JournalDamagedError, StoreError, SupersededError
+from samebits.errors import (
+    ClaimRemovedError,
+    ForeignFolderError,
+    JournalDamagedError,
+    SettingsError,
+    StoreError,
+    SupersededError,
+)
 from samebits.etcd_place import EtcdAccess, EtcdPlace
+from samebits.store.journal import JOURNAL_FILE, PLACE_FILE, Journal, read_journal, refresh_copies
 from samebits.store.quorum import gateway as gateway_module
 from samebits.store.quorum import log as log_module
 from samebits.store.quorum.gateway import EtcdGateway
 from samebits.store.quorum.log import QuorumClaim, QuorumLog, read_log, remove_job
+from samebits.store.term_claim import TermClaim
 from tests.store.quorum.etcd_model import Etcd, served
 
 HOLDER = b'{"pid": 1}\n'
@@ -135,12 +149,95 @@ def test_full_etcd_refuses_an_append_which_can_be_repeated(place: EtcdPlace, etc
 def test_removed_job_leaves_its_term(place: EtcdPlace, etcd: Etcd) -> None:
     log, _ = opened(place)
     log.append([b"a"])
-    etcd.keys[b"/jobs/digits2/journal/head"] = (b"another job's", 1)
+    others = [b"/jobs/digits/night/journal/head", b"/jobs/digits/settings", b"/jobs/digits2/journal/head"]
+    etcd.keys |= dict.fromkeys([*others, b"/jobs/digits/serving", b"/jobs/digits/events/000000000000"], (b"", 1))
     remove_job(claim_of(place))
-    assert sorted(etcd.keys) == [b"/jobs/digits/term", b"/jobs/digits2/journal/head"]
+    assert sorted(etcd.keys) == sorted([*others, b"/jobs/digits/term"]), "keys of other jobs and programs stay"
     with pytest.raises(SupersededError):
         log.append([b"b"])
     assert opened(place)[0]._claim.number == 3
+
+
+def journal_in(folder: Path, place: EtcdPlace | None = None) -> tuple[Journal, list[bytes]]:
+    gateway = None if place is None else EtcdGateway(place, EtcdAccess())
+    return Journal.open(folder, TermClaim.take(folder, "a scheduler", gateway=gateway))
+
+
+def test_folder_of_another_job_is_refused_and_stays_as_it_is(tmp_path: Path, place: EtcdPlace) -> None:
+    gateway = EtcdGateway(place, EtcdAccess())
+    with journal_in(tmp_path / "plain")[0] as journal:
+        journal.append([b"a job of this folder"])
+    refresh_copies(tmp_path / "plain", gateway)  # a mistyped prefix, under which there is nothing
+    with journal_in(tmp_path / "first", place)[0] as journal:
+        journal.append([b"a job in the etcd"])
+    refresh_copies(tmp_path / "first", gateway)
+    before = (tmp_path / "plain" / JOURNAL_FILE).read_bytes()
+    for use in (lambda: refresh_copies(tmp_path / "plain", gateway), lambda: journal_in(tmp_path / "plain", place)):
+        with pytest.raises(
+            ForeignFolderError, match=r"plain holds the journal of another job.* Fix: change to another"
+        ):
+            use()
+    assert (tmp_path / "plain" / JOURNAL_FILE).read_bytes() == before
+    other = EtcdGateway(replace(place, prefix="/jobs/dgits"), EtcdAccess())
+    for use in (lambda: refresh_copies(tmp_path / "first", other), lambda: journal_in(tmp_path / "first", other.place)):
+        with pytest.raises(ForeignFolderError, match=r"the copy of a journal under the prefix /jobs/digits of an etcd"):
+            use()
+    with pytest.raises(ForeignFolderError, match=r"Fix: export RECOVERY_PATH=etcd://<its hosts>/jobs/digits; if that"):
+        journal_in(tmp_path / "first")
+    refresh_copies(tmp_path / "second", gateway)
+    found = read_journal(tmp_path / "second")
+    assert found is not None and found.payloads == [b"a job in the etcd"], "any empty folder may hold a copy"
+    assert journal_in(tmp_path / "second", place)[1] == [b"a job in the etcd"]
+
+
+def test_folders_journal_moves_into_the_etcd_even_if_the_first_attempt_was_killed(
+    tmp_path: Path, place: EtcdPlace
+) -> None:
+    with journal_in(tmp_path)[0] as journal:
+        journal.append([b"before"])
+    opened(place)  # as far as the killed one came
+    assert journal_in(tmp_path, place)[1] == [b"before"] == stored(place)
+    (tmp_path / PLACE_FILE).unlink()  # as if killed before that was written
+    assert journal_in(tmp_path, place)[1] == [b"before"]
+
+
+class _NoEtcd(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def no_etcd() -> Iterator[EtcdPlace]:
+    with HTTPServer(("127.0.0.1", 0), _NoEtcd) as server:
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield EtcdPlace.parse(f"etcd://127.0.0.1:{server.server_port}/jobs/digits")
+        server.shutdown()
+
+
+def test_wrong_place_is_named_with_its_fix(place: EtcdPlace, no_etcd: EtcdPlace, tmp_path: Path) -> None:
+    nobody = EtcdPlace.parse("etcd://127.0.0.1:1/jobs/digits")
+    with pytest.raises(
+        StoreError, match=r"no member of the etcd has answered for 0\.1 s .*Fix: check the hosts and po"
+    ):
+        EtcdGateway(nobody, EtcdAccess(), patience_s=0.1).get("/a")
+    with pytest.raises(
+        StoreError, match=r"is not an etcd's client port, .*HTTP status 404\). Fix: name the client port"
+    ):
+        EtcdGateway(no_etcd, EtcdAccess()).get("/a")
+    with pytest.raises(StoreError, match=r":\d+ does not use TLS\. Fix: unset ETCDCTL_CACERT and ETCDCTL_CERT"):
+        EtcdGateway(place, EtcdAccess(authority=Path(certifi.where()))).get("/a")
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for access, why in (
+        (EtcdAccess(authority=tmp_path / "no.pem"), r"ETCDCTL_CACERT=\S*no\.pem: .*No such file.*Fix: export these"),
+        (EtcdAccess(authority=empty), r"ETCDCTL_CACERT=\S*empty\.pem: .*Fix: export these"),
+        (EtcdAccess(certificate=empty, key=tmp_path / "k"), r"ETCDCTL_CERT=\S*empty\.pem ETCDCTL_KEY=\S*k: .*Fix: exp"),
+    ):
+        with pytest.raises(SettingsError, match=why):
+            EtcdGateway(place, access)
 
 
 @pytest.mark.parametrize(

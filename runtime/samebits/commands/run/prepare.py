@@ -20,6 +20,7 @@ from samebits.commands.run.options import Request
 from samebits.config import Role, Settings
 from samebits.errors import (
     ForeignFolderError,
+    JournalDamagedError,
     ListenError,
     LockedError,
     SecretError,
@@ -406,7 +407,12 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
 
 
 def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
-    """Find what there is, without changing anything; ``fresh`` is the command that moves it aside and restarts."""
+    """Find what there is, without changing anything; ``fresh`` is the command that moves it aside and restarts.
+
+    Raises:
+        ForeignFolderError: the folder holds another job's journal than the etcd.
+        StoreError: the etcd does not answer.
+    """
     found = Found(
         name=settings.job_name,
         recovery_path=settings.recovery_path,
@@ -416,9 +422,12 @@ def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
         fresh=fresh or spelled("run", "--fresh"),
         port_problem=port_problem,
     )
+    found = replace(found, holder=served_by(settings, say))
     try:
         refresh(settings, say)
-        found = replace(found, holder=served_by(settings, say))
+    except JournalDamagedError as error:  # of any other, neither the job nor whether it runs is known
+        found = replace(found, damage=str(error))
+    try:
         found = replace(found, view=stored_view(settings.recovery_path))
     except StoreError as error:
         found = replace(found, damage=str(error))

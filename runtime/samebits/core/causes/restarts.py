@@ -82,11 +82,26 @@ def is_usage_error(status: int, error: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One death of a place's process. ``essence`` identifies the error, ``step`` is where it died."""
+    """One death of a place's process.
+
+    Attributes:
+        sort: what a retry does.
+        essence: identifies the error.
+        step: where it died; 0: unknown, so the same error counts at any step.
+    """
 
     sort: Sort
     essence: str = ""
     step: int = 0
+
+
+def loss_of(seen: Observation, step: int, table: CauseTable = DEFAULT) -> Loss:
+    """Return the loss of a process; ``step`` is the last one heard of.
+
+    A crash in compiled code sends no last words, so its step is unknown: the last heartbeat may be of an earlier one.
+    """
+    known = step if seen.signal is None else 0
+    return Loss(sort_of(seen, table), f"{seen.error} {seen.status}", known)
 
 
 @dataclass(frozen=True, slots=True)

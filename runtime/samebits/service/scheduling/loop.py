@@ -57,7 +57,7 @@ from samebits.store.journal import Journal
 from samebits.store.lock import DirectoryLock, LockHolder
 from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity, host_id
-from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.quorum.gateway import PATIENCE_S, EtcdGateway
 from samebits.store.quorum.log import TakeOver
 from samebits.store.quorum.serving import ServingNotice, wait_for_turn
 from samebits.store.term_claim import TermClaim, impossible_claims
@@ -164,7 +164,7 @@ class SchedulerService:
         private.make_folder(path, "RECOVERY_PATH")
         with self._lock, contextlib.nullcontext() if self._is_guest else seldom_collected():
             claim: TermClaim | None = None
-            self._gateway = gateway_of(settings, log.warn) if settings.enable_recovery else None
+            self._gateway = gateway_of(settings, log.warn, PATIENCE_S)
             if self._gateway is not None:
                 found = self._claim_in(self._gateway, path, [(address, port) for address in addresses])
                 if isinstance(found, Ended):

@@ -19,6 +19,7 @@ from typing import Final
 
 from samebits.errors import StoreError
 from samebits.store.quorum.gateway import Equals, EtcdGateway, Put, Remove
+from samebits.store.quorum.log import EVENTS
 
 MOST_BYTES: Final = 4 << 20
 """Limit of the copy, as large as the folder's parts together; older lines are removed."""
@@ -121,4 +122,4 @@ def _key(gateway: EtcdGateway, number: int) -> str:
 
 
 def _prefix(gateway: EtcdGateway) -> str:
-    return f"{gateway.place.prefix}/events/"
+    return f"{gateway.place.prefix}/{EVENTS}/"

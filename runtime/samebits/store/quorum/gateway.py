@@ -2,7 +2,7 @@
 
 Every request here may be sent twice, and applied late, without harm: reads are linearizable, and a write is a
 transaction whose comparisons fail once it has been applied. So a request without an answer is sent to the next member
-until ``PATIENCE_S`` is over, and the caller reads back whether an earlier attempt was applied.
+until the patience is over, and the caller reads back whether an earlier attempt was applied.
 
 Nothing here compacts or defragments the etcd or disarms an alarm: it may be Kubernetes' own.
 """
@@ -21,11 +21,14 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from samebits.errors import StoreError
-from samebits.etcd_place import EtcdAccess, EtcdPlace
+from samebits.errors import SettingsError, StoreError
+from samebits.etcd_place import USUAL_PORT, EtcdAccess, EtcdPlace
 
 PATIENCE_S: Final = 60.0
 """Seconds: longer than an election and a member's restart. While a scheduler waits, its workers train on."""
+
+COMMAND_PATIENCE_S: Final = 8.0
+"""Seconds for a command, because a person waits for it: longer than an election."""
 
 ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
@@ -37,6 +40,8 @@ _PAGE: Final = 12
 _PASSING: Final = frozenset((1, 4, 10, 13, 14))
 """Errors that may pass: gRPC's CANCELLED, DEADLINE_EXCEEDED, ABORTED, INTERNAL and UNAVAILABLE."""
 _EXHAUSTED: Final = 8
+_PLAINTEXT: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+"""OpenSSL's reasons if the other side does not use TLS."""
 _UNAUTHENTICATED: Final = 16
 
 
@@ -123,12 +128,23 @@ class EtcdGateway:
         place: the etcd, whose members are tried one after the other.
         access: how this client is admitted.
         on_wait: called with a sentence while no member answers.
+        patience_s: how long a request is repeated.
+
+    Raises:
+        SettingsError: the files for TLS cannot be used.
     """
 
-    def __init__(self, place: EtcdPlace, access: EtcdAccess, on_wait: Callable[[str], object] = lambda _: None) -> None:
+    def __init__(
+        self,
+        place: EtcdPlace,
+        access: EtcdAccess,
+        on_wait: Callable[[str], object] = lambda _: None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.place = place
         self._access = access
         self._on_wait = on_wait
+        self._patience_s = patience_s
         self._context = _context(access) if access.is_encrypted else None
         self._member = 0
         self._connection: http.client.HTTPConnection | None = None
@@ -136,7 +152,7 @@ class EtcdGateway:
 
     def another(self) -> EtcdGateway:
         """Return another client of the same etcd, for another thread."""
-        return EtcdGateway(self.place, self._access, self._on_wait)
+        return EtcdGateway(self.place, self._access, self._on_wait, self._patience_s)
 
     def get(self, key: str) -> KeyValue:
         """Return the key's current value (a linearizable read).
@@ -226,7 +242,7 @@ class EtcdGateway:
             self._connection = None
 
     def _ask(self, path: str, request: dict[str, Any], kind: type[_Answer]) -> _Answer:
-        deadline, quiet_until = time.monotonic() + PATIENCE_S, time.monotonic() + _QUIET_S
+        deadline, quiet_until = time.monotonic() + self._patience_s, time.monotonic() + _QUIET_S
         while True:
             try:
                 return self._attempt(path, request, kind)
@@ -235,11 +251,14 @@ class EtcdGateway:
                 now = time.monotonic()
                 if now >= deadline:
                     raise StoreError(
-                        f"{self.place}: no member of the etcd has answered for {PATIENCE_S:g} s ({error}). Fix: bring "
-                        "a majority of its members back; the workers train on meanwhile"
+                        f"{self.place}: no member of the etcd has answered for {self._patience_s:g} s ({error}). Fix: "
+                        "check the hosts and ports in RECOVERY_PATH and, if the etcd uses TLS, ETCDCTL_CACERT; or "
+                        "bring a majority of its members back"
                     ) from error
                 if now >= quiet_until:
-                    self._on_wait(f"{self.place}: the etcd gives no answer ({error}); this scheduler asks again")
+                    self._on_wait(
+                        f"{self.place}: the etcd does not answer ({error}); waiting up to {self._patience_s:g} s"
+                    )
                     quiet_until = now + PATIENCE_S / 3
                 time.sleep(_PAUSE_S)
 
@@ -265,6 +284,8 @@ class EtcdGateway:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
+            if isinstance(error, ssl.SSLError):
+                self._raise_tls(member, error)
             raise _PassingError(f"{member}: {error or type(error).__name__}") from error
         if len(data) > _MOST_ANSWER_BYTES:
             self.close()
@@ -286,8 +307,22 @@ class EtcdGateway:
             return http.client.HTTPConnection(host, port, timeout=ATTEMPT_S)
         return http.client.HTTPSConnection(host, port, timeout=ATTEMPT_S, context=self._context)
 
+    def _raise_tls(self, member: object, error: ssl.SSLError) -> None:
+        """Raise if a handshake failed in a way that every other attempt repeats."""
+        reason = error.reason or ""
+        if reason in _PLAINTEXT:
+            raise StoreError(
+                f"{self.place}: {member} does not use TLS. Fix: unset ETCDCTL_CACERT and ETCDCTL_CERT, or name the "
+                "etcd's TLS port in RECOVERY_PATH"
+            ) from error
+        if "CERTIFICATE" in reason:
+            raise StoreError(
+                f"{self.place}: {member} does not accept this client's certificate ({reason}). Fix: export "
+                "ETCDCTL_CERT and ETCDCTL_KEY=<files that the etcd's authority has signed>"
+            ) from error
+
     def _raise(self, member: object, status: int, data: bytes) -> None:
-        failure = _Failure(message=f"HTTP status {status}")
+        failure = _Failure()
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
             failure = msgspec.json.decode(data, type=_Failure, strict=False)
         text = failure.message or failure.error or f"HTTP status {status}"
@@ -303,18 +338,27 @@ class EtcdGateway:
             raise _PassingError(f"{member}: {text}")
         if failure.code in _PASSING or failure.code == _EXHAUSTED or status >= http.client.INTERNAL_SERVER_ERROR:
             raise _PassingError(f"{member}: {text}")
+        if not failure.code:
+            raise StoreError(
+                f"{self.place}: {member} is not an etcd's client port, or its etcd is older than 3.4 ({text}). Fix: "
+                f"name the client port in RECOVERY_PATH, usually {USUAL_PORT}"
+            )
         raise StoreError(f"{self.place}: {member} refuses: {text}. Fix: see that ETCDCTL_USER may write there")
 
 
 def _context(access: EtcdAccess) -> ssl.SSLContext:
+    files = {"ETCDCTL_CACERT": access.authority, "ETCDCTL_CERT": access.certificate, "ETCDCTL_KEY": access.key}
+    found = " ".join(f"{name}={file}" for name, file in files.items() if file is not None)
     try:
+        for file in files.values():
+            if file is not None:
+                file.read_bytes()
         context = ssl.create_default_context(cafile=access.authority)
         if access.certificate is not None:
             context.load_cert_chain(access.certificate, access.key)
     except OSError as error:
-        raise StoreError(
-            f"the files for TLS towards the etcd cannot be used: {error}. Fix: export ETCDCTL_CACERT, ETCDCTL_CERT and "
-            "ETCDCTL_KEY as for etcdctl"
+        raise SettingsError(
+            [f"{found}: {error}. Fix: export these as for etcdctl, each the path of a readable PEM file"]
         ) from error
     return context
 

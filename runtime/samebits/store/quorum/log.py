@@ -32,6 +32,11 @@ from samebits.store.quorum.gateway import Equals, EtcdGateway, Put, Remove
 CHUNK_BYTES: Final = 512 << 10
 """Bytes per value: an etcd accepts requests of 1.5 MiB, and the gateway's base64 enlarges a value by a third."""
 
+JOURNALS: Final = ("journal", "keys")
+EVENTS: Final = "events"
+SERVING: Final = "serving"
+"""The names below a job's prefix, besides ``term``."""
+
 _PART = struct.Struct("<II")
 _LOG_OFFSET: Final = 1 << 40
 _CLAIM_ATTEMPTS: Final = 8
@@ -314,13 +319,16 @@ def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
 def remove_job(claim: QuorumClaim) -> None:
     """Remove all keys of the job but its term, so that a scheduler that is still alive cannot write again.
 
+    Other keys below the prefix stay, because the prefix of another job may begin with this one.
+
     Raises:
         SupersededError: another scheduler has claimed the job meanwhile; nothing was removed.
         StoreError: the etcd does not answer, or refuses.
     """
-    prefix, term = claim.gateway.place.prefix, claim.condition.key
-    everything = [Remove(f"{prefix}/", term), Remove(f"{term}\0", f"{prefix}0")]
-    if not claim.gateway.change([claim.condition], everything):
+    prefix = claim.gateway.place.prefix
+    folders = [Remove(f"{prefix}/{name}/", f"{prefix}/{name}0") for name in (*JOURNALS, EVENTS)]
+    serving = f"{prefix}/{SERVING}"
+    if not claim.gateway.change([claim.condition], [*folders, Remove(serving, f"{serving}\0")]):
         claim.require()
 
 

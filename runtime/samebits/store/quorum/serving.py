@@ -25,7 +25,7 @@ from samebits.errors import StoreError
 from samebits.store.lock import LockHolder
 from samebits.store.process_identity import host_id
 from samebits.store.quorum.gateway import Equals, EtcdGateway, Put
-from samebits.store.quorum.log import QuorumClaim
+from samebits.store.quorum.log import SERVING, QuorumClaim
 from samebits.store.term_claim import TermClaim
 
 LOOK_S: Final = 1.0
@@ -193,4 +193,4 @@ def _has_ended(link: socket.socket) -> bool:
 
 
 def _key(gateway: EtcdGateway) -> str:
-    return f"{gateway.place.prefix}/serving"
+    return f"{gateway.place.prefix}/{SERVING}"
