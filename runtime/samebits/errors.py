@@ -352,8 +352,8 @@ class HostsUpdatedInterrupt(GenerationEndedError):
 
     Args:
         text: describes the change.
-        skip_sync: whether no rank needs another's state. Kept for scripts that read it. Every rank reports the state
-            that it has, and only ranks that lack it receive it.
+        skip_sync: whether no rank needs the state of another rank. Kept for scripts that read it: every rank reports
+            the state that it has, and only ranks without the newest state receive it.
     """
 
     def __init__(self, text: str, skip_sync: bool = False) -> None:

@@ -39,11 +39,11 @@ class Replica(Protocol):
 class StateSynchronization:
     """Hold named values that several processes change and exchange.
 
-    Each value has a version, so a merge never loses a newer value. Values are what msgpack can encode: numbers,
-    strings, bytes, lists and dicts of them. Any other type raises ``UsageError``.
+    Each value has a version, so a merge never loses a newer value. Values must be types that msgpack can encode:
+    numbers, strings, bytes, and lists and dicts of these. Any other type raises ``UsageError``.
 
     Attributes:
-        version: rises with every change; after :meth:`sync_state` at least the other's.
+        version: increases with every change; after :meth:`sync_state`, at least that of the other process.
 
     Example::
 
@@ -73,14 +73,14 @@ class StateSynchronization:
     def sync_state(self, other_state: Mapping[str, Any]) -> None:
         """Adopt another process's values.
 
-        New names are always adopted, others only if its ``"version"`` is above this one's. Use :meth:`merge` if both
-        have changed: it compares the version of each name.
+        New names are always adopted, existing names only if the other ``"version"`` is higher. Use :meth:`merge` if
+        both have changed: it compares the version of each name.
 
         Args:
-            other_state: the other's values and version: ``{**other.state, "version": other.version}``.
+            other_state: values and version of the other process: ``{**other.state, "version": other.version}``.
 
         Raises:
-            UsageError: ``"version"`` is missing or no number.
+            UsageError: ``"version"`` is missing or not a number.
         """
         theirs = other_state.get("version")
         if type(theirs) is not int or theirs < 0:
@@ -100,10 +100,10 @@ class StateSynchronization:
         return packed
 
     def deserialize_state(self, serialized: bytes) -> None:
-        """Replace all values by those that :meth:`serialize_state` returned.
+        """Replace all values with those that :meth:`serialize_state` returned.
 
         Raises:
-            UsageError: these are other bytes, or more than 1 GiB; nothing was changed.
+            UsageError: ``serialized`` has other contents, or exceeds 1 GiB; nothing was changed.
         """
         if len(serialized) > MAX_SERIALIZED_BYTES:
             raise UsageError(f"StateSynchronization.deserialize_state: {len(serialized)} bytes are more than 1 GiB")
@@ -120,7 +120,7 @@ class StateSynchronization:
         self._state, self.version = loaded._state, version
 
     def update(self, name: str, value: Any) -> int:
-        """Set a value and return its version, one above the last one of this name."""
+        """Set a value and return its version, which is one above the last version of this name."""
         key = name.encode()
         version = self._state[key].version + 1 if key in self._state else 1
         self._state[key] = Versioned(_packed(name, value), version)
@@ -140,11 +140,11 @@ class StateSynchronization:
     def merge(self, exported: bytes) -> None:
         """Merge the values that another process has exported.
 
-        The higher version of each name wins; with equal versions the greater encoded value, so that the order of merges
-        does not matter.
+        The higher version of each name wins, and the greater encoded value if versions are equal, so that the order of
+        merges does not matter.
 
         Raises:
-            UsageError: these are not the bytes of an export; nothing was changed.
+            UsageError: ``exported`` does not contain an export; nothing was changed.
         """
         try:
             found = msgpack.unpackb(exported, raw=True, strict_map_key=False)
@@ -174,10 +174,10 @@ class ConsistencyProtocol:
     States are compared by an xxh3_128 hash of their msgpack encoding; pass a tensor as ``tensor.numpy().tobytes()``.
 
     Args:
-        capacity: number of node ids, from 0, whose sequence numbers are kept.
+        capacity: number of node ids, from 0, for which sequence numbers are kept.
 
     Raises:
-        UsageError: a capacity below 1.
+        UsageError: ``capacity`` is below 1.
 
     Example::
 
@@ -221,7 +221,7 @@ class ConsistencyProtocol:
         """Raise unless all states are equal.
 
         Raises:
-            UnequalError: they are not; the message names the ranks that differ.
+            UnequalError: the states differ; the message names the ranks that differ.
         """
         judgement = self.check(states)
         if not judgement.is_equal:
@@ -234,12 +234,12 @@ class ConsistencyRecovery:
     """Choose the state that all replicas should take if they differ.
 
     Args:
-        strategy: ``"majority"``: the state of more than half; ``"leader"``: that of one rank; ``"default"``: the
-            majority's, or the leader's if there is no majority.
+        strategy: ``"majority"``: the state of more than half of the ranks; ``"leader"``: the state of one rank;
+            ``"default"``: the majority's state, or the leader's if there is no majority.
         leader: rank of the leader; None: the lowest rank.
 
     Raises:
-        UsageError: another strategy.
+        UsageError: an unknown strategy.
 
     Example::
 
@@ -271,7 +271,7 @@ class ConsistencyRecovery:
             nodes: objects with ``get_state()`` and ``set_state(state)``; their indices are the ranks.
 
         Raises:
-            UsageError, UnequalError: as :meth:`recover`; no node was changed.
+            UsageError, UnequalError: as in :meth:`recover`; no node was changed.
         """
         chosen = self.recover({rank: node.get_state() for rank, node in enumerate(nodes)})
         for node in nodes:
@@ -282,8 +282,8 @@ class ConsistencyRecovery:
         """Return the state that all ranks should take.
 
         Raises:
-            UsageError: no states were given, or the leader's is missing.
-            UnequalError: the strategy is ``majority``, and no more than half agree.
+            UsageError: no states were given, or the leader's state is missing.
+            UnequalError: the strategy is ``majority``, and at most half agree.
         """
         judgement = ConsistencyProtocol().check(states)
         if not judgement.groups:
