@@ -189,8 +189,8 @@ HEAD = """\
 
 [简体中文](python-api.zh-CN.md) · [Documentation](../index.md)
 
-Every public name of `samebits`, `samebits.elastic` and `samebits.kv`; `…` is a default that cannot be printed. All
-exceptions derive from `samebits.errors.SameBitsError` and have one [exit code](exit-codes.md) each. The
+Every public name of `samebits`, `samebits.elastic` and `samebits.kv`; `…` stands for a default that cannot be
+printed. All exceptions derive from `samebits.errors.SameBitsError`, and each has an [exit code](exit-codes.md). The
 [tutorial](../tutorials/recoverable-script.md) has a complete script. Each example below runs after these lines, in a
 script that trains:
 """

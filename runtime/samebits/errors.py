@@ -120,7 +120,7 @@ class SettingsError(SameBitsError):
 
 
 class FencedError(SameBitsError):
-    """The scheduler seated another process under this node id; this one must not touch the job again."""
+    """The scheduler seated another process under this node id; this process must not affect the job again."""
 
     exit_code = 65
 
@@ -130,7 +130,7 @@ class FencedError(SameBitsError):
 
 
 class DuplicateNodeError(SameBitsError):
-    """A live process holds this node id and did not go away within TOPO_TIMEOUT."""
+    """A live process holds this node id and did not leave within TOPO_TIMEOUT."""
 
     exit_code = 66
 
@@ -142,19 +142,19 @@ class SchedulerUnreachableError(SameBitsError):
 
 
 class RefusedError(SameBitsError):
-    """The scheduler will never admit this process; the message shows both sides' values."""
+    """The scheduler will never admit this process; the message shows the values of both sides."""
 
     exit_code = 68
 
 
 class NumericsError(SameBitsError):
-    """Threads, torch version, device type or deterministic flags differ from those the job was started with."""
+    """Threads, torch version, device type or deterministic flags differ from those at the start of the job."""
 
     exit_code = 69
 
 
 class FormationTimeoutError(SameBitsError):
-    """A round waited for members longer than TOPO_TIMEOUT; the message names the missing ones."""
+    """A round waited for members longer than TOPO_TIMEOUT; the message names the missing members."""
 
     exit_code = 70
 
@@ -172,7 +172,7 @@ class ClaimRemovedError(StoreError):
 
 
 class JournalDamagedError(StoreError):
-    """A record before the journal's last one fails its checksum."""
+    """A record before the last one in the journal fails its checksum."""
 
 
 class ForeignFolderError(StoreError):
@@ -182,19 +182,19 @@ class ForeignFolderError(StoreError):
 
 
 class LockedError(StoreError):
-    """Another live process holds the lock; the message names it."""
+    """Another live process holds the lock; the message names the process."""
 
     exit_code = 73
 
 
 class CheckpointError(StoreError):
-    """One restore point cannot be used; the message names it and the reason."""
+    """A restore point cannot be used; the message names the point and the reason."""
 
     exit_code = 74
 
 
 class PointsLostError(StoreError):
-    """The journal has a restore point, but no memory, copy or disk does; the message lists what was searched."""
+    """The journal has a restore point, but no memory, copy or disk does; the message lists the searched places."""
 
     exit_code = 94
 
@@ -226,7 +226,7 @@ class JobInterruptedError(SameBitsError):
 
 
 class JobStoppedError(SameBitsError):
-    """The user ended the job; ``recover.sh`` continues it from its newest checkpoint."""
+    """The user ended the job; ``recover.sh`` resumes it from its newest checkpoint."""
 
     exit_code = 78
 
@@ -238,13 +238,13 @@ class SchedulerLeftError(SameBitsError):
 
 
 class SupersededError(SameBitsError):
-    """Another scheduler has claimed a later term in RECOVERY_PATH; the job continues with that one."""
+    """Another scheduler has claimed a later term in RECOVERY_PATH; the job continues with that scheduler."""
 
     exit_code = 91
 
 
 class SecretError(SameBitsError):
-    """The scheduler's CLUSTER_SECRET differs from this process's, or only one of them has a secret."""
+    """CLUSTER_SECRET of the scheduler and of this process differ, or only one of them has a secret."""
 
     exit_code = 85
 
@@ -256,51 +256,51 @@ class StuckError(SameBitsError):
 
 
 class UsageError(SameBitsError):
-    """A call of this package cannot work at this point; the message names the right call."""
+    """A call of this package is not possible at this point; the message names the right call."""
 
     exit_code = 80
 
 
 class KeyValueError(UsageError):
-    """A call of ``samebits.kv`` was refused: it exceeds a bound, or the value is invalid."""
+    """A call of ``samebits.kv`` was refused because it exceeds a bound or because the value is invalid."""
 
 
 class KeyValueTimeoutError(KeyValueError, TimeoutError):
-    """A call of ``samebits.kv`` was not answered in time; a change may or may not have been made."""
+    """A call of ``samebits.kv`` was not answered in time; its change may or may not have been made."""
 
     exit_code = 90
 
 
 class AnomalyError(UsageError):
-    """A reported loss or gradient norm is not plausible, and LOSS_ANOMALY=stop."""
+    """A reported loss or gradient norm is not plausible, and LOSS_ANOMALY=stop is set."""
 
 
 class ProtocolError(SameBitsError):
-    """Bytes that are not a message of this protocol; the sender is refused and counted."""
+    """The received bytes are not a message of this protocol; the sender is refused and counted."""
 
     exit_code = 81
 
 
 class LayoutError(SameBitsError):
-    """Gradient buckets differ between ranks or from the restore point; training would diverge silently."""
+    """Gradient buckets differ between ranks or from the restore point, so training would diverge silently."""
 
     exit_code = 82
 
 
 class DivergenceError(SameBitsError):
-    """A step repeated after a recovery differs from the step log; the message tells which and how."""
+    """A step repeated after a recovery differs from the step log; the message describes the difference."""
 
     exit_code = 86
 
 
 class ScriptFailedError(SameBitsError):
-    """No worker is left, and errors of the script ended most of them; the message has the first error and its line."""
+    """No worker is left, most ended because of script errors; the message has the first error and its line."""
 
     exit_code = 87
 
 
 class UnequalError(SameBitsError):
-    """Parameters, moments, steps, positions or audited gradients of ranks differ; the message tells which and why."""
+    """Parameters, moments, steps, positions or audited gradients differ between ranks; the message has details."""
 
     exit_code = 89
 
@@ -312,31 +312,31 @@ class UntrainedError(SameBitsError):
 
 
 class LevelsSpentError(SameBitsError):
-    """A process was retried as often as RECOVER_STRATEGY says at every lower level; the whole job must be restarted."""
+    """All retries that RECOVER_STRATEGY allows at the lower levels failed; the whole job must be restarted."""
 
     exit_code = 92
 
 
 class PreflightError(SameBitsError):
-    """The device, memory or disk of this host does not work correctly (PREFLIGHT=1); it takes no seat."""
+    """The device, memory or disk of this host does not work correctly (PREFLIGHT=1); the process takes no seat."""
 
     exit_code = 93
 
 
 class HiddenStateError(SameBitsError):
-    """A step repeated from one commit had another result, or something changed that no recovery restores."""
+    """A step repeated from the same commit had a different result, or a value changed that no recovery restores."""
 
     exit_code = 95
 
 
 class AbortHungError(SameBitsError):
-    """Aborting a broken group's communicators did not return in time; the process gives up its seat."""
+    """Aborting the communicators of a broken group did not return in time; the process gives up its seat."""
 
     exit_code = 96
 
 
 class DeviceLostError(SameBitsError):
-    """After a break this process could no longer allocate, compute and copy on its device; it gives up its seat."""
+    """After a break, this process could no longer allocate, compute or copy on its device; it gives up its seat."""
 
     exit_code = 97
 
@@ -348,16 +348,16 @@ class CommunicationError(SameBitsError):
 
 
 class GenerationEndedError(CommunicationError):
-    """This process's generation is over: a member was lost or a new round was opened."""
+    """This process's generation has ended: a member was lost or a new round was opened."""
 
 
 class HostsUpdatedInterrupt(GenerationEndedError):
-    """No member was lost, but members join or leave: raised by a commit, where this rank leaves its generation cleanly.
+    """No member was lost, but members join or leave; a commit raises it, and the rank leaves the generation cleanly.
 
     Args:
         text: describes the change.
-        skip_sync: whether no rank needs another's state. Kept for scripts that read it. Every rank reports the state
-            that it has, and only ranks that lack it receive it.
+        skip_sync: whether no rank needs the state of another rank. Kept for scripts that read it: every rank reports
+            the state that it has, and only ranks without the newest state receive it.
     """
 
     def __init__(self, text: str, skip_sync: bool = False) -> None:

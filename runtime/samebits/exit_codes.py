@@ -42,12 +42,12 @@ def _of(error: type[errors.SameBitsError], again: Again, meaning_zh: str) -> Exi
 EXIT_CODES: tuple[ExitCode, ...] = (
     ExitCode(
         *(0, "finished", DONE),
-        "The job, or this process's part in it, is finished.",
+        "The job, or this process's part of the job, is finished.",
         "作业（或本进程负责的部分）已完成。",
     ),
     ExitCode(
         *(1, "script failed", NO),
-        "For a worker: the script failed; its traceback is in its log, and its line in the first cause.",
+        "For a worker: the script failed. The traceback is in the worker's log, and the line in the first cause.",
         "worker：脚本自身失败，其 traceback 在日志中，出错的行在根本原因里。",
     ),
     ExitCode(
@@ -111,12 +111,12 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(errors.DeviceLostError, YES, "断开之后，本进程无法再在其设备上分配、计算和复制；它放弃席位。"),
     ExitCode(
         *(130, "interrupted", NO),
-        "Ctrl-C ended this command, or this process, by itself.",
+        "Ctrl-C ended only this command or process.",
         "Ctrl-C 结束了该命令或该进程本身。",
     ),
     ExitCode(
         *(137, "SIGKILL", YES),
-        "Killed by signal 9: by a person, or by the kernel for lack of memory.",
+        "The process was killed by signal 9, by a person, or by the kernel for lack of memory.",
         "被信号 9 杀死：由人发出，或因内存不足由内核发出。",
     ),
     ExitCode(

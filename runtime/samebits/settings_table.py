@@ -220,7 +220,7 @@ def _and_number(words: tuple[str, ...], number: Kind, example: str, make: Callab
 
     most, last = words[:-1], words[-1]
     return Kind(
-        f"{', '.join(most)} or {last}, also with {number.expected}, as in {example}",
+        f"{', '.join(most)} or {last}, optionally with {number.expected}, as in {example}",
         f"{'、'.join(most)} 或 {last}，也可附带{number.expected_zh}，例如 {example}",
         parse,
     )
@@ -465,10 +465,9 @@ _ROLE = Kind(
 )
 _SWITCH = Kind("0 or 1", "0 或 1", _parse_switch)
 _WORKERS = _whole(1, MOST_WORKERS)
-_HOST = Kind("a host name, an IPv4 or an IPv6 address", "主机名、IPv4 或 IPv6 地址", _parse_host)
+_HOST = Kind("a host name or an IPv4 or IPv6 address", "主机名、IPv4 或 IPv6 地址", _parse_host)
 _HOSTS = Kind(
-    "a host name, an IPv4 or an IPv6 address, several of them with commas between, each with its :port if it has one, "
-    "or file:/path",
+    "a host name or an IPv4 or IPv6 address, or several separated by commas, each optionally with :port, or file:/path",
     "主机名、IPv4 或 IPv6 地址；或以逗号分隔的多个（各可带 :端口）；或 file:/path",
     _parse_hosts,
 )
@@ -496,7 +495,7 @@ HEALTH_LIMITS = {
 """The signs of bad health, by the names of ``core.watch.health.Sign``, and their default limits."""
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
 _HIDDEN = _one_of("tell", "off", "stop", "check")
-_EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
+_EVERY = Kind("a whole number of 0 or more, or auto", "不小于 0 的整数，或 auto", _parse_every)
 _COPIES = Kind("auto, off, or a whole number from 1 to 999999", "auto、off，或 1 到 999999 的整数", _parse_copies)
 _HANG = _and_number(
     ("end", "tell", "off"),
@@ -510,7 +509,7 @@ _CONSISTENCY = _and_number(
     "majority:50",
     lambda word, number: Consistency(word, number if isinstance(number, int | str) else 50),
 )
-_AUDIT = Kind("0, or a whole number from 50 on", "0，或不小于 50 的整数", _parse_audit)
+_AUDIT = Kind("0, or a whole number of 50 or more", "0，或不小于 50 的整数", _parse_audit)
 _STRAGGLER = _and_number(
     ("tell", "swap", "off"),
     Kind("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor),
@@ -518,28 +517,28 @@ _STRAGGLER = _and_number(
     lambda word, number: Straggler(word, 1.2 if number is None else float(str(number))),
 )
 _GRACE = Kind(
-    "start, shrink and reconnect, each as name=seconds, with commas",
+    "start, shrink and reconnect, each as name=seconds, separated by commas",
     "start、shrink、reconnect 中的若干项，写作 名称=秒数，以逗号分隔",
     _parse_grace,
 )
 _DASHBOARD = Kind(
-    "a whole number from 1 to 65535, actions, or both with a comma",
+    "a whole number from 1 to 65535, actions, or both separated by a comma",
     "1 到 65535 的整数、actions，或以逗号分隔的两者",
     _parse_dashboard,
 )
 _STRATEGY = Kind(
-    f"words of {', '.join(STRATEGY_WORDS)}, with commas, each also with its attempts as in process:5",
+    f"any of {', '.join(STRATEGY_WORDS)}, separated by commas, each optionally with attempts as in process:5",
     f"{'、'.join(STRATEGY_WORDS)} 中的若干项，以逗号分隔，各可附带次数，例如 process:5",
     _parse_strategy,
 )
 _TURN = Kind("on, off or pause", "on、off 或 pause", _parse_turn)
 _SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
 _HEALTH_WORDS = Kind(
-    "tell, drain, refuse or off, for all or as sign=word or sign=word:limit, with commas",
+    "tell, drain, refuse or off for all, or items sign=word or sign=word:limit, separated by commas",
     "tell、drain、refuse 或 off，适用于全部，或写作 项=词、项=词:上限，以逗号分隔",
     _parse_health,
 )
-_SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
+_SECRET = Kind("a secret of 16 bytes or more", "不少于 16 字节的密钥文本", str)
 _REST = Kind("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
 _COMMAND = _name(4096, "", "a command in at most 4096 printable characters", "至多 4096 个可打印字符的命令")
 _WORDS = Kind(_COMMAND.expected, _COMMAND.expected_zh, _parse_words)
@@ -612,8 +611,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "SCHED_HOST", "sched_host", _HOSTS, "127.0.0.1", _JOB,
-        "Address of the scheduler, which listens on the local addresses it resolves to. Of several hosts, or "
-        "of the hosts in a file, each is tried in turn.",
+        "Address of the scheduler, which listens on the local addresses to which it resolves. If several hosts are "
+        "given, directly or in a file, each is tried in turn.",
         "worker 连接 scheduler 的地址；scheduler 监听该地址解析出的本机地址。写多个主机或一个文件时，依次尝试。",
     ),
     Variable(
@@ -623,26 +622,28 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "SCHED_BIND", "sched_bind", _HOST, None, _JOB,
-        "Local address on which the scheduler listens, if SCHED_HOST is not local to it (NAT, a Service).",
+        "Local address on which the scheduler listens if SCHED_HOST is not local to its host (NAT, a Service).",
         "scheduler 监听的本机地址，用于 SCHED_HOST 不是本机地址的情形（NAT、Service）。",
         example="0.0.0.0", shown_default=("SCHED_HOST's addresses", "SCHED_HOST 的地址"),
     ),
     Variable(
         "NODE_ID", "node_id", _NODE, None, _JOB,
-        "The worker's name; digits below MAX_WORKER_NUM are its slot, other digits name a spare. Ignored in the "
+        "Name of the worker. Digits below MAX_WORKER_NUM are its slot; other digits name a spare. Ignored in the "
         "scheduler role.",
         "worker 的名字；小于 MAX_WORKER_NUM 的数字即其 slot，更大的数字为热备（spare）。scheduler 角色忽略此变量。",
         example="0", shown_default=("random", "随机"), scope=Scope.PROCESS,
     ),
     Variable(
         "JOB_ID", "job_id", _NODE, None, _JOB,
-        "Id of the process's job; the scheduler of any other job is refused. `samebits run` sets it.",
+        "Id of the job to which the process belongs; the scheduler of any other job is refused. `samebits run` sets "
+        "it.",
         "进程所属作业的标识；进程拒绝其他作业的 scheduler。由 `samebits run` 设置。",
         example="5e0a3c4e", shown_default=("any", "任意"), scope=Scope.PROCESS,
     ),
     Variable(
         "ENABLE_RECOVERY", "enable_recovery", _SWITCH, "0", _RECOVERY,
-        "`1`: killed processes can return, with identical results. `0`: a death ends the job with its cause.",
+        "`1`: killed processes can return, with identical results. `0`: a death ends the job and is reported with its "
+        "cause.",
         "`1`：被杀的进程可以恢复，结果逐比特一致。`0`：任一进程死亡即结束作业并给出原因。",
         shown_default=("0 (`run.sh` exports 1 unless set)", "0（未设置时 `run.sh` 导出 1）"), scope=Scope.JOB,
     ),
@@ -654,8 +655,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RECOVERY_PATH", "recovery_path", _RECOVERY_PLACE, "./recovery", _RECOVERY,
-        "Folder of the scheduler's journal and lock. `etcd://h1:2379,h2:2379,h3:2379/jobs/name`: the journal lies in "
-        "this etcd, under a prefix of the job's own, and `./recovery` holds a copy.",
+        "Folder of the scheduler's journal and lock. With `etcd://h1:2379,h2:2379,h3:2379/jobs/name`, the journal is "
+        "stored in this etcd, under a prefix used only by the job, and `./recovery` holds a copy.",
         "scheduler 的记录簿（journal）和锁所在目录。`etcd://h1:2379,h2:2379,h3:2379/jobs/name`：记录簿保存在该 etcd 中"
         "作业自己的前缀之下，`./recovery` 保存一份副本。",
     ),
@@ -681,10 +682,11 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "HANG", "hang", _HANG, "end", _WATCH,
-        "`end`: a worker that blocks the others for twice the step timeout (at least 30 s if that is learned) is "
-        "ended, so that a restart or a spare replaces it. `tell`: it is only reported, with its line of the script, "
-        "after one step timeout. `off`: no detection. `end:60` sets the step timeout: the seconds without a step; "
-        "otherwise it is learned (3 × the longest so far, 5 or more). A generation's first steps have 600 s.",
+        "`end`: a worker that blocks the others for twice the step timeout (at least 30 s if the timeout is learned) "
+        "is ended, so that a restart or a spare replaces it. `tell`: the worker is only reported, with its line of the "
+        "script, after one step timeout. `off`: no detection. `end:60` sets the step timeout, the seconds without a "
+        "step; otherwise the timeout is learned (3 × the longest step so far, at least 5 s). The first steps of a "
+        "generation have 600 s.",
         "`end`：某 worker 拖住其他 worker 达两倍步超时（自动学习时至少 30 秒）即被结束，由重启的进程或热备接替。"
         "`tell`：达一倍步超时即指出它和它所在的脚本行，不结束。`off`：不监视。"
         "`end:60` 设置步超时，即没有新的一步的秒数；否则自动学习（迄今最长间隔的 3 倍，不小于 5）。"
@@ -692,26 +694,26 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "CAUSE_TABLE", "cause_table", _FILE, None, _WATCH,
-        "A TOML file with your own rows of the [table of causes](messages.md): what is retried, what ends a job.",
+        "A TOML file with your own rows for the [table of causes](messages.md), which decides what is retried and what "
+        "ends a job.",
         "TOML 文件，内含你自己的[原因表](messages.zh-CN.md)条目：哪些要重试、哪些结束作业。",
         example="causes.toml",
     ),
     Variable(
         "LOSS_ANOMALY", "loss_anomaly", _ANOMALY, "tell", _WATCH,
-        "Reaction if `state.report(loss=…, grad_norm=…)` is given a value that is not a number, or far from the range "
-        "of the last 64: `tell` names step and rank, `stop` ends the script with an error, `recompute` has all ranks "
-        "return to the last commit and compute it again, `off` disables the check.",
+        "Reaction if `state.report(loss=…, grad_norm=…)` is given a value that is not a number, or that is far from "
+        "the range of the last 64 values: `tell` reports step and rank, `stop` ends the script with an error, "
+        "`recompute` makes all ranks return to the last commit and compute the step again, `off` disables the check.",
         "当 `state.report(loss=…, grad_norm=…)` 得到的不是数，或远离最近 64 个值的范围时：`tell` 指出步和 rank，"
         "`stop` 以错误结束脚本，`recompute` 让所有 worker 回到最近一次提交重新计算，`off` 不查看。",
         scope=Scope.JOB,
     ),
     Variable(
         "HIDDEN_STATE", "hidden_state", _HIDDEN, "tell", _WATCH,
-        "`tell`: during the first commits, and after the first epoch, the values that the training function reads "
-        "outside the state are observed, and those that change are named with their lines, because a recovery does not "
-        "restore them. `off` disables this. `stop` also takes steps 5 to 8 twice, the second time as after a loss, and "
-        "ends the job if a result differs. `samebits run --check` sets `check` "
-        "for its own job.",
+        "`tell`: during the first commits, and after the first epoch, SameBits observes the values outside the state "
+        "that the training function reads, and names those that change, with their lines, because a recovery does not "
+        "restore them. `off` disables this. `stop` also runs steps 5 to 8 twice, the second time as after a loss, and "
+        "ends the job if a result differs. `samebits run --check` sets `check` for its own job.",
         "`tell`：在最初几次提交期间以及第一个 epoch 之后，观察训练函数在状态之外读取的值；"
         "恢复不会还原这些值，因此会指出其中发生变化的值及其所在行。`off` 不查看。"
         "`stop` 还会把第 5 至 8 步各执行两次，第二次与丢失进程之后相同；若结果不同则结束作业。"
@@ -720,12 +722,12 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "CONSISTENCY", "consistency", _CONSISTENCY, "majority:50", _EQUAL,
-        "Reaction if ranks that were equal now differ. `majority`: if more than half agree, all return "
-        "to the point where all were equal; `leader`: rank 0 counts as right, and all return; `stop`: the job ends. "
-        "The number is the steps from one comparison of all ranks' weights, moments and positions to the next; it is "
-        "hashed beside the next steps, and a copy of the last state in which all were equal is kept in memory. "
-        "`majority:auto`: at most 1 % of training time; `majority:0`: they are compared at saves and at the end only, "
-        "and nothing is repaired.",
+        "Reaction if ranks that were equal now differ. `majority`: if more than half agree, all ranks return to the "
+        "point at which all were equal; `leader`: rank 0 counts as correct, and all ranks return; `stop`: the job "
+        "ends. The number is the steps between comparisons of all ranks' weights, moments and positions. These are "
+        "hashed while the next steps run, and a copy of the last state in which all ranks were equal is kept in "
+        "memory. `majority:auto`: comparisons take at most 1 % of training time; `majority:0`: ranks are compared only "
+        "at saves and at the end, and nothing is repaired.",
         "曾经相等的 rank 变得不相等时：`majority`：若过半数一致，全体回到相等之处；`leader`：以 rank 0 为准，全体回退；"
         "`stop`：作业结束。数字是相邻两次比较所有 rank 的权重、动量和位置之间的步数；哈希与后续的步并行计算，"
         "内存中保留最近一次全体相等的状态的副本。"
@@ -734,41 +736,42 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "AUDIT", "audit", _AUDIT, "0", _EQUAL,
-        "Every so many steps, one rank's gradient is computed again by another rank before it is used, in turn; if "
-        "they differ, a third rank decides, and the step is repeated. For a loop with one DistributedDataParallel "
-        "module.",
+        "Steps between audits, in which another rank recomputes one rank's gradient before it is used; the audited "
+        "rank changes in turn. If the gradients differ, a third rank decides, and the step is repeated. For a loop "
+        "with one DistributedDataParallel module.",
         "每隔这么多步，轮流由另一个 rank 在使用之前重新计算某个 rank 的梯度；两者不同时由第三个判定，该步重做。"
         "适用于只有一个 DistributedDataParallel 模块的循环。",
         scope=Scope.JOB,
     ),
     Variable(
         "PREFLIGHT", "preflight", _SWITCH, "0", _HEALTH,
-        "`1`: before it requests a seat, a worker checks its device, memory and disk, and exits with an error if one "
-        "of them fails; this takes a second or two. `samebits doctor --preflight` does the same by hand. Before the "
-        "first generation the nodes are compared; one that is slow or computes wrong results gives its seat to a "
-        "spare.",
+        "`1`: before a worker requests a seat, it checks its device, memory and disk, and exits with an error if a "
+        "check fails; this takes a second or two. `samebits doctor --preflight` runs the same checks by hand. The "
+        "nodes are compared before the first generation; a node that is slow or computes wrong results gives its seat "
+        "to a spare.",
         "`1`：worker 在申请席位之前检查自己的设备、内存和磁盘，有误则报错退出；需一两秒。"
         "`samebits doctor --preflight` 可手动做同样的检查。"
         "第一代形成之前还会比较各节点：过慢或求和出错的节点把席位让给热备。",
     ),
     Variable(
         "STRAGGLER", "straggler", _STRAGGLER, "tell:1.2", _WATCH,
-        "Reaction if a worker's own part of a step (without waiting for others) is slower than the median of all "
-        "workers times the number, over at least 20 steps and 5 s: `tell` names it and the slow part, `swap` has it "
-        "leave at a commit once a spare is warm, `off` disables the check.",
+        "Reaction if a worker's own part of a step (without waiting for others) takes longer than the median of all "
+        "workers times the number, over at least 20 steps and 5 s: `tell` names the worker and the slow part, `swap` "
+        "makes the worker leave at a commit once a spare is warm, `off` disables the check.",
         "某 worker 自身在一步中所花的时间（不含等待其他 worker）在至少 20 步且至少 5 秒内"
         "达到所有 worker 中位数的这么多倍时：`tell` 指出它和慢的部分；"
         "`swap` 在有热备时让它于某次提交后离开；`off` 不查看。",
     ),
     Variable(
         "HEALTH", "health", _HEALTH_WORDS, "tell,every=10", _HEALTH,
-        "Checks of a worker's host and device, and the reaction if two checks in a row find a limit "
-        "reached: `tell` reports it, `drain` also has the worker leave at a commit once a spare is warm, `refuse` also "
-        "keeps a worker that finds it at its start from requesting a seat, `off` disables it. A single word applies to "
-        "all; `disk=drain:0.95` applies to one and sets its limit (a share; device_heat: °C; logs: free MiB): cpu, "
-        "memory, disk (CHECKPOINT_PATH's, LOG_DIR's, RECOVERY_PATH's and /dev/shm), device_errors, device_heat, "
-        "device_slowed, device_memory, device_shared (others use a tenth of its memory, and it is 90 % busy), logs "
-        "(free space on LOG_DIR's disk, 256 MiB). `every=10`: seconds between two checks.",
+        "Checks of a worker's host and device, and the reaction if two consecutive checks find a limit reached: `tell` "
+        "reports it, `drain` also makes the worker leave at a commit once a spare is warm, `refuse` also prevents a "
+        "worker with this problem at its start from requesting a seat, `off` disables the check. A single word applies "
+        "to all checks; `disk=drain:0.95` applies to one check and sets its limit (a share; device_heat: °C; logs: "
+        "free MiB). The checks are cpu, memory, disk (the disks of CHECKPOINT_PATH, LOG_DIR and RECOVERY_PATH, and "
+        "/dev/shm), device_errors, device_heat, device_slowed, device_memory, device_shared (others use a tenth of the "
+        "device's memory, and the device is 90 % busy) and logs (free space on the disk of LOG_DIR, 256 MiB). "
+        "`every=10`: seconds between two checks.",
         "查看 worker 主机和设备的哪些方面，以及连续两次查看都达到上限时如何处理：`tell` 报告；`drain` 另在有热备时让该 "
         "worker 于某次提交后离开；`refuse` 另使启动时就查到问题的 worker 不申请席位；`off` 不查看。单独一个词适用于"
         "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C；logs 为剩余 MiB）：cpu、memory、"
@@ -781,7 +784,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
-        "Smallest world that continues to train; below it all workers wait.",
+        "Smallest world that continues to train; with fewer workers, all wait.",
         "可继续训练的最小 world size；低于它则全体等待。",
         scope=Scope.JOB,
     ),
@@ -793,8 +796,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "GRACE", "grace", _GRACE, "start=30,shrink=10,reconnect=0.5", _ELASTIC,
-        "Seconds to wait for what may still come. `start`: for all of WORKER_NUM, before the first generation forms "
-        "with MIN_WORKER_NUM or more; `shrink`: for a lost worker, before the world continues without it, if "
+        "Seconds to wait for workers and connections. `start`: for all of WORKER_NUM, before the first generation "
+        "forms with MIN_WORKER_NUM or more; `shrink`: for a lost worker, before the world continues without it if "
         "MIN_WORKER_NUM are left; `reconnect`: for a closed connection to return, before its node is lost.",
         "等待可能还会来的对象的秒数。`start`：等满 WORKER_NUM，之后有 MIN_WORKER_NUM 个即可首次组网；"
         "`shrink`：等丢失的 worker，之后在剩余不少于 MIN_WORKER_NUM 时不再等它；"
@@ -808,14 +811,14 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "HOST_DISCOVERY_SCRIPT", "host_discovery_script", _COMMAND, None, _DISCOVERY,
-        "Command that prints the available hosts, `host` or `host:slots` per line; run every second. Workers are "
-        "started and drained as hosts come and go.",
+        "Command that prints the available hosts, one `host` or `host:slots` per line; run every second. Workers are "
+        "started and drained as hosts appear and disappear.",
         "打印可用主机的命令，每行一个 `host` 或 `host:slots`；每秒询问一次，随主机增减而启动或撤离 worker。",
         example="./hosts.sh", shown_default=("no discovery", "不发现主机"),
     ),
     Variable(
         "HOST_LAUNCH", "host_launch", _COMMAND, None, _DISCOVERY,
-        "Command that starts a worker on another host, with {host}, {node} and {command} filled in; run without a "
+        "Command that starts a worker on another host; {host}, {node} and {command} are filled in. Run without a "
         "shell.",
         "在其他主机上启动 worker 的命令，填入 {host}、{node} 和 {command}；不经过 shell。",
         example="'ssh -o BatchMode=yes {host} {command}'",
@@ -823,18 +826,19 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "HOST_SLOTS", "host_slots", _WORKERS, "1", _DISCOVERY,
-        "Workers on a host that the script prints without a number.",
+        "Number of workers on a host for which the script prints no number.",
         "脚本未给出数目的主机上的 worker 数。",
     ),
     Variable(
         "HOST_REST", "host_rest_s", _REST, "10:600", _DISCOVERY,
-        "Seconds that a host that failed is not used: the first time, and at most; doubled each time.",
+        "Seconds for which a failed host gets no new workers: the first value after its first failure, then doubled "
+        "each time up to the second value.",
         "失败的主机被搁置的秒数：首次和最长；每次加倍。",
     ),
     Variable(
         "PREEMPTION_COMMAND", "preemption_command", _WORDS, None, _DISCOVERY,
-        "Command that each worker runs every 5 s, without a shell: status 0 means that its machine is about to be "
-        "taken away, and the worker leaves at its next commit.",
+        "Command that each worker runs every 5 s, without a shell. Status 0 means that the worker's machine is about "
+        "to be taken away; the worker then leaves at its next commit.",
         "每个 worker 每 5 秒运行一次的命令，不经过 shell：状态码 0 表示所在机器即将被收回，worker 在下一次提交后离开。",
         example="'test -e /run/preempted'",
         shown_default=("none: only SIGTERM", "无：只看 SIGTERM"),
@@ -847,121 +851,124 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RECOVER_STRATEGY", "recover_strategy", _STRATEGY, "process,pod", _SUPERVISION,
-        "Under `samebits keep`: levels at which a dead process is retried, lowest first, each up to the number of "
-        "failed attempts (3), as in `process:5,pod` (docs/how-to/kubernetes.md).",
+        "For `samebits keep`: the levels at which a dead process is retried, lowest first. After the given number of "
+        "failed attempts (3 by default), the next level follows, as in `process:5,pod` (docs/how-to/kubernetes.md).",
         "在 `samebits keep` 之下：死亡的进程在哪些级别上重试，从最低级开始；每级连续失败若干次（默认 3）后升到下一级，"
         "例如 `process:5,pod`（docs/how-to/kubernetes.zh-CN.md）。",
     ),
     Variable(
         "PROCESS_RECOVER", "process_recover", _TURN, None, _SUPERVISION,
-        "Ascend's switch of the process level; wins over RECOVER_STRATEGY.",
+        "Ascend's switch for the process level; takes precedence over RECOVER_STRATEGY.",
         "昇腾的进程级开关；优先于 RECOVER_STRATEGY。",
         shown_default=("as RECOVER_STRATEGY says", "由 RECOVER_STRATEGY 决定"),
     ),
     Variable(
         "POD_RESCHEDULING", "pod_rescheduling", _TURN, None, _SUPERVISION,
-        "Ascend's switch of the pod level; wins over RECOVER_STRATEGY.",
+        "Ascend's switch for the pod level; takes precedence over RECOVER_STRATEGY.",
         "昇腾的 pod 级开关；优先于 RECOVER_STRATEGY。",
         shown_default=("as RECOVER_STRATEGY says", "由 RECOVER_STRATEGY 决定"),
     ),
     Variable(
         "SHUTDOWN_TIMEOUT", "shutdown_timeout_s", _seconds(0), "10", _SUPERVISION,
-        "Seconds that a process has to end, from the request to SIGKILL.",
+        "Seconds between the request to end a process and SIGKILL.",
         "进程被要求结束后，从请求到 SIGKILL 之间允许的秒数。",
     ),
     Variable(
         "PLAIN", "plain", _SWITCH, "0", _PLAIN,
-        "`1`: the script is not ported; a process holds each seat and runs it as torchrun does, again after a loss.",
+        "`1`: the script is not ported; each seat is held by a process that runs the script as torchrun does, and runs "
+        "it again after a loss.",
         "`1`：脚本未移植：每个席位由一个小进程持有，像 torchrun 一样运行脚本，有成员丢失后重新运行。",
     ),
     Variable(
         "DIE_WITH_ME", "die_with_me", _SWITCH, "0", _SUPERVISION,
-        "`1`: started processes end at once, by SIGKILL, when their starter does. `0`: the job continues without it.",
+        "`1`: started processes are ended with SIGKILL as soon as their starter ends. `0`: the job continues without "
+        "the starter.",
         "`1`：启动者一旦结束，由它启动的进程立即被 SIGKILL 结束；否则作业不依赖启动者继续运行。",
     ),
     Variable(
         "SPARE_NUM", "spare_num", _whole(0, MOST_WORKERS), "0", _SPARES,
-        "Spares admitted beyond the largest world; one takes a lost worker's slot at once.",
+        "Spares admitted in addition to the largest world; a spare takes a lost worker's slot at once.",
         "在最大 world size 之外接纳的热备（spare）数；有 worker 丢失时，热备立即接替其 slot。",
         scope=Scope.JOB,
     ),
     Variable(
         "CHECKPOINT_PATH", "checkpoint_path", _FOLDER_OR_URL, "./ckpt_of_rank", _RECOVERY,
-        "Folder with one checkpoint directory per rank; also a URL such as s3://bucket/folder.",
+        "Folder with one checkpoint directory per rank; may be a URL such as s3://bucket/folder.",
         "检查点目录，每个 rank 一个子目录；也可以是 URL，例如 s3://bucket/folder。",
     ),
     Variable(
         "SHARD_COPY_EVERY", "shard_copy_every", _COPIES, "auto", _RECOVERY,
-        "Commits of a sharded state (FSDP2, HSDP) from one copy in the host's shared memory to the next; a killed "
-        "process then costs at most so many steps. `auto`: the copies take at most 1 % of training time; `off`: none "
-        "are made.",
+        "Commits of a sharded state (FSDP2, HSDP) between two copies to the host's shared memory; a killed process "
+        "then costs at most this many steps. `auto`: copying takes at most 1 % of training time; `off`: no copies are "
+        "made.",
         "分片状态（FSDP2、HSDP）相邻两次复制到本机共享内存之间的提交数；被杀的进程最多使训练退回这么多步。"
         "`auto`：复制最多占训练时间的 1 %；`off`：不复制。",
         scope=Scope.JOB,
     ),
     Variable(
         "COMPILE_CACHE_PATH", "compile_cache_path", _FOLDER, None, _COMPILING,
-        "Folder of torch.compile's output, kept for restarted processes, spares and later jobs.",
+        "Folder for the output of torch.compile, kept for restarted processes, spares and later jobs.",
         "torch.compile 产物的目录，供重启的进程、热备和以后的作业使用。",
         example="./compile_cache", shown_default=("torch's own, in /tmp", "torch 自己的，在 /tmp"),
     ),
     Variable(
         "OP_COMPILE", "op_compile", _OPERATORS, None, _COMPILING,
-        "Ascend: `binary` uses CANN's own operators, `cache` compiles each once and keeps it.",
+        "Ascend: `binary` uses the operators shipped with CANN; `cache` compiles each operator once and keeps it.",
         "昇腾：`binary` 使用 CANN 自带的算子，`cache` 逐个编译一次并保留。",
         example="binary", shown_default=("torch_npu's own", "torch_npu 自己的"),
     ),
     Variable(
         "LOG_DIR", "log_dir", _FOLDER, "./device", _JOB,
-        "Logs and pid files of the scripts.",
+        "Folder for logs and pid files.",
         "脚本的日志和 pid 文件目录。",
     ),
     Variable(
         "PROBE_FILE", "probe_file", _FILE, None, _JOB,
-        "File in which this process reports its state every second, for `samebits probe`.",
+        "File to which this process writes its state every second, for `samebits probe`.",
         "本进程每秒在此文件中写明自身状态，供 `samebits probe` 读取。",
         example="/run/probe", scope=Scope.PROCESS,
     ),
     Variable(
         "DASHBOARD", "dashboard", _DASHBOARD, "", _JOB,
-        "Loopback port of the page that `samebits run` starts beside the job (docs/how-to/monitor.md). `actions`: "
-        "with the page's token, one can kill a worker from it, or have one leave; else the page is read-only.",
+        "Loopback port of the page that `samebits run` starts beside the job (docs/how-to/monitor.md). `actions`: with "
+        "the page's token, a user can kill a worker from the page or make it leave; otherwise the page is read-only.",
         "`samebits run` 在作业旁启动的页面所用的本机回环端口（docs/how-to/monitor.zh-CN.md）。"
         "`actions`：出示令牌者可在页面上杀死某个 worker 或让其退出；否则页面只供查看。",
         example="8265", shown_default=("no page", "没有页面"),
     ),
     Variable(
         "JOB_NAME", "job_name", _TITLE, "", _JOB,
-        "Name of the job, which a new worker must match.",
+        "Name of the job; a new worker must have the same name.",
         "作业名，用于核对新加入的 worker。",
         example="digits", shown_default=("the script's file name", "脚本文件名"),
     ),
     Variable(
         "DEVICE", "device", _DEVICE, None, _JOB,
-        "Device type to train on.",
+        "Device type for training.",
         "训练所用的设备类型。",
         shown_default=("the accelerator if there is one, else cpu", "有加速器则用之，否则 cpu"),
     ),
     Variable(
         "COLLECTIVE_BACKEND", "collective_backend", _BACKEND, None, _JOB,
-        "`gloo`: NVIDIA tensors travel through host memory, so that several workers may share one GPU.",
+        "`gloo`: NVIDIA tensors are transferred through host memory, so that several workers may share one GPU.",
         "`gloo`：NVIDIA 的张量经主机内存传输，因而多个 worker 可共用一块 GPU。",
         example="gloo", shown_default=("the device's: gloo, nccl or hccl", "随设备：gloo、nccl 或 hccl"),
     ),
     Variable(
         "CLUSTER_SECRET", "cluster_secret", _SECRET, None, _AUTHENTICATION,
-        "The cluster's secret: authenticates and encrypts, the same for every process; wins over CLUSTER_SECRET_FILE.",
+        "Secret for authentication and encryption, the same for every process; takes precedence over "
+        "CLUSTER_SECRET_FILE.",
         "集群密钥：认证与加密，各进程须相同；优先于 CLUSTER_SECRET_FILE。",
         secret=True,
     ),
     Variable(
         "CLUSTER_SECRET_FILE", "cluster_secret_file", _FILE, None, _AUTHENTICATION,
-        "File with the secret, from which `recover.sh` reads it again.",
+        "File that contains the secret, from which `recover.sh` reads it again.",
         "存放密钥的文件，`recover.sh` 可据此找回密钥。",
     ),
     Variable(
         "CLUSTER_INSECURE", "cluster_insecure", _SWITCH, "0", _INSECURE,
-        "`1`: the scheduler may listen beyond loopback without a secret, on a network you trust.",
+        "`1`: the scheduler may listen beyond loopback without a secret; only for a network you trust.",
         "`1`：允许 scheduler 在无密钥时监听非回环地址（仅限可信网络）。",
     ),
 )  # fmt: skip

@@ -71,7 +71,7 @@ def test_output_as_json_and_text_starts_with_a_jobs_own_rows(
     rows = json.loads(capsys.readouterr().out)
     assert rows[0]["fault"] == "ours" and rows[0]["class"] == "network" and len(rows) == len(TABLE) + 1
     assert main(["explain", "causes"]) == 0
-    assert capsys.readouterr().out.startswith("ours: network; tried again: for ever; wait\n")
+    assert capsys.readouterr().out.startswith("ours: network; tried again: forever; wait\n")
     for option in ("--markdown", "--zh"):
         assert main(["explain", "causes", option]) == 0
         assert "ours" not in capsys.readouterr().out

@@ -48,11 +48,11 @@ _STRATEGIES_ZH = {
     Strategy.DRAIN: "撤出",
     Strategy.STOP: "结束作业",
 }
-_RETRIES = {Retry.YES: "for ever", Retry.ONCE: "once", Retry.NO: "no", Retry.OVER: "–"}
+_RETRIES = {Retry.YES: "forever", Retry.ONCE: "once", Retry.NO: "no", Retry.OVER: "–"}
 _RETRIES_ZH = {Retry.YES: "一直", Retry.ONCE: "一次", Retry.NO: "否", Retry.OVER: "–"}
 
 _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
-    "the job had ended, and this process with it": ("作业已结束，本进程随之结束", "查看作业结束的原因：其根本原因"),
+    "the job ended, and this process with it": ("作业已结束，本进程随之结束", "查看作业结束的原因：其根本原因"),
     "a setting, a secret or a folder is wrong, or this machine computes differently": (
         "设置、密钥或目录有误，或本机的计算方式不同",
         "信息中并列了实际的值与期望的值",
@@ -65,7 +65,7 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "主机或设备未通过检查",
         "在另一台主机上启动，或检修信息中指出的部件",
     ),
-    "another scheduler has taken the job over": (
+    "another scheduler has taken over the job": (
         "另一个 scheduler 已接管作业",
         "无需处理：作业由信息中写明的那个 scheduler 继续",
     ),
@@ -73,7 +73,7 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "内存不足，被内核杀死",
         "提高内存上限，或减少本机的 worker 或数据加载进程",
     ),
-    "its host or its memory limit had no memory left": (
+    "no memory was left on its host or within its memory limit": (
         "主机或其上限已没有内存可用",
         "提高内存上限，或减少本机的 worker 或数据加载进程",
     ),
@@ -101,8 +101,8 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "其进程打开的文件过多",
         "提高打开文件数的上限（`ulimit -n`），或让脚本关闭它打开的文件",
     ),
-    "a disk or a network folder failed, or is full": ("磁盘或网络目录故障或已满", "腾出空间，或修复信息中指明的磁盘"),
-    "the ranks called different collectives, or gave tensors of different sizes": (
+    "a disk or network folder failed or is full": ("磁盘或网络目录故障或已满", "腾出空间，或修复信息中指明的磁盘"),
+    "the ranks called different collectives, or passed tensors of different sizes": (
         "各 rank 调用了不同的集合通信，或给出了大小不同的张量",
         "每个 rank 必须以相同大小的张量调用相同的集合通信：查看所给出的行",
     ),
@@ -111,7 +111,7 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "在编译代码中崩溃",
         "查看日志中给出的行；升级该库",
     ),
-    "it was asked to leave: a preemption, a scale-down, a person": (
+    "it was asked to leave, by a preemption, a scale-down or a person": (
         "被要求离开：抢占、缩容或人为",
         "无需处理；它完成当前一步后离开",
     ),
@@ -120,27 +120,27 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "无需处理；若持续出现，查明是谁发出的信号",
     ),
     "it was killed by a signal": ("被信号杀死", "无需处理；若持续出现，查明是谁发出的信号"),
-    "a loss or a gradient is not finite": ("loss 或梯度不是有限值", "检查所指那一步的样本与学习率"),
+    "a loss or gradient is not finite": ("loss 或梯度不是有限值", "检查所指那一步的样本与学习率"),
     "a sample cannot be read": ("某个样本无法读取", "修复或剔除该样本：traceback 指明所在行"),
     "the script failed": ("脚本失败", "改正脚本：信息中指明所在行"),
     "it exited with a status of its own": ("以自己的状态码自行结束", "查看其日志末尾"),
-    "its main thread is stuck: it sleeps, or waits for a lock or another program": (
+    "its main thread is stuck: it is sleeping, or waiting for a lock or another program": (
         "主线程停住：在睡眠，或在等锁、等别的程序",
         "查看所指的行；长时间停顿之前调用 samebits.expect_pause(seconds)",
     ),
-    "it computes, and the others wait for it": (
+    "it is computing while the others wait for it": (
         "它在计算，其他 worker 在等它",
         "查看所指的行；在单个 rank 上评估之前调用 samebits.expect_pause(seconds)",
     ),
     "its data does not arrive": ("数据迟迟不来", "检查数据集所在的存储，以及所指的行"),
     "its commit does not finish": ("commit 迟迟不结束", "检查 CHECKPOINT_PATH 所在的磁盘"),
-    "it compiles for too long": ("编译时间过长", "设置 COMPILE_CACHE_PATH，或分成小块编译"),
+    "it has been compiling for too long": ("编译时间过长", "设置 COMPILE_CACHE_PATH，或分成小块编译"),
     "the ranks are in different collectives": (
         "各 rank 处于不同的集合通信",
         "各 rank 必须以同样的顺序调用同样的集合通信：检查是否有 `if` 包着其中之一",
     ),
     "all ranks wait in the same collective": ("全体都等在同一个集合通信里", "检查主机之间的网络"),
-    "no rank makes a step, and none waits for another": (
+    "no rank makes progress, and none waits for another": (
         "没有 rank 前进，也没有谁在等谁",
         "全体都要停顿之前调用 samebits.expect_pause(seconds)",
     ),
@@ -150,7 +150,10 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "其代码占住 Python 的锁",
         "在所指的调用中释放锁：用 ctypes.CDLL 代替 PyDLL，C 代码中用 Py_BEGIN_ALLOW_THREADS",
     ),
-    "its process waits in the kernel": ("进程在内核中等待", "检查其磁盘与网络目录：以 root 执行 cat /proc/<pid>/stack"),
+    "its process is waiting in the kernel": (
+        "进程在内核中等待",
+        "检查其磁盘与网络目录：以 root 执行 cat /proc/<pid>/stack",
+    ),
     "it is cut off from the scheduler": ("与 scheduler 断网", "检查其主机与 SCHED_HOST 之间的网络"),
     "its process is gone without a message": (
         "进程一声不响地消失",
@@ -160,7 +163,7 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "连接已断，且无人能看到其进程",
         "检查其主机以及通往它的网络",
     ),
-    "a rank's weights or moments changed by themselves": (
+    "a rank's weights or moments were silently corrupted": (
         "某个 rank 的权重或动量自行改变",
         "检测所指主机或设备的内存：memtester、nvidia-smi -q -d ECC、npu-smi info -t ecc",
     ),
@@ -168,7 +171,7 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
         "没有消息，且无人能看到其进程",
         "检查其主机以及通往它的网络",
     ),
-    "it is unknown how it ended": ("无人知道它如何结束", "查看其日志末尾"),
+    "the cause of its end is unknown": ("无人知道它如何结束", "查看其日志末尾"),
 }
 
 

@@ -40,15 +40,15 @@ ALONE = "standalone"
 class ModelCheckpoint:
     """Save a model every few steps from your own loop, and remove the oldest checkpoints.
 
-    In a job use :class:`CheckpointConfig` instead, which saves beside the training.
+    In a job, use :class:`CheckpointConfig` instead, which saves in parallel with training.
 
     Args:
-        directory: the folder; each rank has its own folder in it.
+        directory: the folder in which each rank has its own folder.
         save_checkpoint_steps: steps between two checkpoints.
         keep_checkpoint_max: checkpoints kept, at least 2.
         prefix: a folder in ``directory``, so that several models can share it.
-        config: replaces the two numbers. As a callback of :meth:`Model.train` all of it applies to the job, which saves
-            in CHECKPOINT_PATH.
+        config: replaces the two numbers. In a callback of :meth:`Model.train`, all of it applies to the job, which
+            saves in CHECKPOINT_PATH.
         rank, world_size: this process's rank and the number of processes that save.
 
     Raises:
@@ -91,7 +91,7 @@ class ModelCheckpoint:
     def step_end(self, step: int, model: Any, optimizer: Any = None, **values: Any) -> Path | None:
         """Save if ``step`` is a multiple of ``save_checkpoint_steps``; return the folder, or None.
 
-        Arguments and errors are those of :meth:`save`.
+        Arguments and errors are the same as for :meth:`save`.
         """
         return self.save(step, model, optimizer, **values) if step % self._every == 0 else None
 
@@ -101,7 +101,7 @@ class ModelCheckpoint:
         Args:
             step: completed steps.
             model, optimizer: objects with ``state_dict()``.
-            values: tensors and plain values to save with them.
+            values: tensors and plain values to save with model and optimizer.
 
         Raises:
             CheckpointError: a value cannot be saved exactly; the message names it.
@@ -127,14 +127,14 @@ class ModelCheckpoint:
 
 
 class CheckpointRecovery:
-    """Load a rank's newest undamaged checkpoint, saved by a job, by :class:`ModelCheckpoint` or here.
+    """Load a rank's newest undamaged checkpoint, saved by a job, :class:`ModelCheckpoint` or this class.
 
     Args:
         checkpoint_dir: the folder; CHECKPOINT_PATH for a job's checkpoints.
         rank: the rank whose checkpoints are used.
 
     Attributes:
-        checkpoint_interval: 100; not used here, but your own loop may read it.
+        checkpoint_interval: 100; not used by this class, but available to your loop may read it.
         current_step: the step that was saved last.
     """
 
@@ -156,7 +156,7 @@ class CheckpointRecovery:
     def load_checkpoint(self, checkpoint_path: str | Path) -> dict[str, Any]:
         """Return a checkpoint's contents: a dict of ``model``, ``optimizer`` and ``step``.
 
-        The first two are state dicts on the CPU; ``optimizer`` is None if none was saved.
+        The first two are state dicts on the CPU; ``optimizer`` is None if no optimizer was saved.
 
         Raises:
             CheckpointError: there is no undamaged checkpoint in this folder.
@@ -175,7 +175,7 @@ class CheckpointRecovery:
     def find_latest_checkpoint(self) -> Path | None:
         """Return the folder of the newest undamaged checkpoint, or None if there is none.
 
-        Damaged ones are skipped with a warning. Nothing is changed.
+        Damaged checkpoints are skipped with a warning. Nothing is changed.
         """
         found = next(self._whole(), None)
         return None if found is None else found.path
@@ -186,11 +186,12 @@ class CheckpointRecovery:
         Return None, and change nothing, if there is no checkpoint.
 
         Args:
-            model: a module, also inside DistributedDataParallel.
-            optimizer: loaded too if given.
+            model: a module, with or without DistributedDataParallel.
+            optimizer: also loaded if given.
 
         Raises:
-            CheckpointError: the checkpoint belongs to another model or optimizer, or is sharded; the message names it.
+            CheckpointError: the checkpoint belongs to a different model or optimizer, or is sharded; the message names
+                it.
         """
         found = next(self._whole(), None)
         if found is None:

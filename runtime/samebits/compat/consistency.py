@@ -39,8 +39,8 @@ class Replica(Protocol):
 class StateSynchronization:
     """Hold named values that several processes change and exchange.
 
-    Each value has a version, so a merge never loses a newer value. Values are what msgpack can encode: numbers,
-    strings, bytes, lists and dicts of them. Any other type raises ``UsageError``.
+    Each value has a version, so a merge never loses a newer value. Values must be types that msgpack can encode:
+    numbers, strings, bytes, and lists and dicts of these. Any other type raises ``UsageError``.
 
     Attributes:
         version: rises with every change; after :meth:`sync_state` at least the other process's version.
@@ -100,7 +100,7 @@ class StateSynchronization:
         return packed
 
     def deserialize_state(self, serialized: bytes) -> None:
-        """Replace all values by those that :meth:`serialize_state` returned.
+        """Replace all values with those that :meth:`serialize_state` returned.
 
         Raises:
             UsageError: the bytes are others, or more than 1 GiB; nothing was changed.
@@ -120,7 +120,7 @@ class StateSynchronization:
         self._state, self.version = loaded._state, version
 
     def update(self, name: str, value: Any) -> int:
-        """Set a value and return its version, one above the last one of this name."""
+        """Set a value and return its version, which is one above the last version of this name."""
         key = name.encode()
         version = self._state[key].version + 1 if key in self._state else 1
         self._state[key] = Versioned(_packed(name, value), version)
@@ -140,8 +140,8 @@ class StateSynchronization:
     def merge(self, exported: bytes) -> None:
         """Merge the values that another process has exported.
 
-        The higher version of each name wins; with equal versions the greater encoded value, so that the order of merges
-        does not matter.
+        The higher version of each name wins, and the greater encoded value if versions are equal, so that the order of
+        merges does not matter.
 
         Raises:
             UsageError: ``exported`` is not the bytes of an export; nothing was changed.
@@ -174,10 +174,10 @@ class ConsistencyProtocol:
     States are compared by an xxh3_128 hash of their msgpack encoding; pass a tensor as ``tensor.numpy().tobytes()``.
 
     Args:
-        capacity: number of node ids, from 0, whose sequence numbers are kept.
+        capacity: number of node ids, from 0, for which sequence numbers are kept.
 
     Raises:
-        UsageError: a capacity below 1.
+        UsageError: ``capacity`` is below 1.
 
     Example::
 
@@ -234,12 +234,12 @@ class ConsistencyRecovery:
     """Choose the state that all replicas should take if they differ.
 
     Args:
-        strategy: ``"majority"``: the state of more than half; ``"leader"``: that of one rank; ``"default"``: the
-            majority's, or the leader's if there is no majority.
+        strategy: ``"majority"``: the state of more than half of the ranks; ``"leader"``: the state of one rank;
+            ``"default"``: the majority's state, or the leader's if there is no majority.
         leader: rank of the leader; None: the lowest rank.
 
     Raises:
-        UsageError: another strategy.
+        UsageError: an unknown strategy.
 
     Example::
 
@@ -271,7 +271,7 @@ class ConsistencyRecovery:
             nodes: objects with ``get_state()`` and ``set_state(state)``; their indices are the ranks.
 
         Raises:
-            UsageError, UnequalError: as :meth:`recover`; no node was changed.
+            UsageError, UnequalError: as in :meth:`recover`; no node was changed.
         """
         chosen = self.recover({rank: node.get_state() for rank, node in enumerate(nodes)})
         for node in nodes:

@@ -20,8 +20,8 @@ class HealthChecker:
     """Compare this host's CPU, memory and disk use with limits.
 
     Args:
-        capacity: number of node ids, from 0, whose status is kept.
-        cpu_limit, memory_limit, disk_limit: shares in use, above 0 and at most 1.
+        capacity: number of node ids, from 0, for which the status is kept.
+        cpu_limit, memory_limit, disk_limit: largest shares in use, above 0 and at most 1.
         paths: folders whose disks are checked.
 
     Raises:
@@ -53,7 +53,7 @@ class HealthChecker:
         self._places = [nearest(Path(path)) for path in paths]
 
     def check(self) -> list[str]:
-        """Return a sentence for each limit exceeded in this call and the one before."""
+        """Return a sentence for each limit that was exceeded in this call and in the previous one."""
         self._watch.look(readings(self._places))
         return [said(one) for one in self._watch.ailments]
 
@@ -65,8 +65,8 @@ class HealthChecker:
     def perform_health_check(self, node_id: int) -> int:
         """Check this host once and keep the result as the status of ``node_id``.
 
-        Return 1 if the host is healthy, 0 if it is over a limit. Only this host can be checked, so each node calls this
-        with its own id. The call takes 0.1 s, during which the CPUs are measured.
+        Return 1 if the host is healthy, 0 if it exceeds a limit. Only this host can be checked, so each node passes its
+        own id. The call takes 0.1 s, during which the CPU load is measured.
 
         Raises:
             UsageError: ``node_id`` is negative.
@@ -81,7 +81,7 @@ class HealthChecker:
     def get_health_status(self, node_id: int) -> int:
         """Return a node's kept status.
 
-        The status is 1 if the node was healthy, and 0 if it was over a limit, was never checked, or is beyond
+        The status is 1 if the node was healthy, and 0 if it exceeded a limit, was never checked, or is beyond
         ``capacity``.
         """
         return self._health_status[node_id] if 0 <= node_id < len(self._health_status) else 0

@@ -23,7 +23,7 @@ class HeartbeatDetector:
         clock: returns seconds that never decrease.
 
     Raises:
-        UsageError: a capacity below 1, or a timeout that is not above 0.
+        UsageError: ``capacity`` is below 1, or ``timeout`` is not above 0.
 
     Example::
 
@@ -43,10 +43,10 @@ class HeartbeatDetector:
         self._looked_at = clock()
 
     def send_heartbeat(self, node_id: str | int) -> None:
-        """Record a heartbeat of a node. A failed node counts as alive again.
+        """Record a heartbeat from a node. A failed node counts as alive again.
 
         Raises:
-            UsageError: the node is new and ``capacity`` nodes are watched already.
+            UsageError: the node is new, and ``capacity`` nodes are already monitored.
         """
         now = self._clock()
         if node_id not in self._until and len(self._until) >= self._capacity:
@@ -57,7 +57,7 @@ class HeartbeatDetector:
         self._until[node_id] = now + self._timeout_s
 
     def detect_failure(self, max_nodes: int | None = None) -> list[str | int]:
-        """Return the nodes that were silent for ``timeout`` seconds, oldest first.
+        """Return the nodes that have been silent for ``timeout`` seconds, oldest first.
 
         The nodes are in the order of their first heartbeats. Call this at least once per ``timeout``: if two calls are
         further apart, the time between them counts as a pause of this process, and not as a node's silence.
@@ -72,5 +72,5 @@ class HeartbeatDetector:
         return [node for node, until in self._until.items() if until <= now][:max_nodes]
 
     def forget(self, node_id: str | int) -> None:
-        """Stop watching this node."""
+        """Stop monitoring this node."""
         self._until.pop(node_id, None)

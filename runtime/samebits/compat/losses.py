@@ -17,10 +17,10 @@ class LossMonitor:
     Use it in your own loop or as a callback of :meth:`Model.train`.
 
     Args:
-        per_print_times: steps from one printed loss to the next; 0: only warn.
+        per_print_times: steps between printed losses; 0: only warn.
 
     Attributes:
-        last: the last loss; None before the first.
+        last: the last loss; None before the first step.
 
     Raises:
         UsageError: ``per_print_times`` is negative.

@@ -46,7 +46,7 @@ class Model:
             epoch: number of epochs.
             train_dataset: a DataLoader of (inputs, labels) with a :class:`samebits.ElasticSampler`.
             callbacks: objects with ``step_end(step, loss, epoch)``, called on every rank. A :class:`ModelCheckpoint`
-                only gives its ``config``: the job saves the checkpoints.
+                only provides its ``config``: the job saves the checkpoints.
 
         Raises:
             UsageError: the loader has another sampler or no batch size, or there are several ModelCheckpoints.

@@ -67,12 +67,12 @@ def run(
             continue from ``state``.
 
     The decorated function returns what ``function`` returns. In a process that is restarted after training has
-    finished, ``function`` is not called: the state becomes the final one, and the result is None. A job trains once.
-    With ``ENABLE_RECOVERY=0`` the function is called once, without recovery.
+    finished, ``function`` is not called: the state becomes the final state, and the result is None. A job trains only
+    once. With ``ENABLE_RECOVERY=0`` the function is called once, without recovery.
 
     Raises:
-        UsageError: the function is a generator or async; at its call, the first argument is no state, or the job
-            has trained already.
+        UsageError: the function is a generator or async; or, when it is called, the first argument is not a state or
+            the job has already trained.
 
     Example::
 
@@ -206,20 +206,21 @@ def _tell_of_hidden(process: Worker, state: State, findings: list[Finding]) -> N
 def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
     """Start a job from a ``torch.distributed.checkpoint`` directory, at any world size.
 
-    Call it on every rank, before the training function. A job that resumes uses its own restore point instead, so the
-    call may stay in the script. Random numbers and ``completed_steps`` are not loaded. The format has no hashes, so
-    damage is noticed only if it makes the directory unreadable.
+    Call this on every rank, before the training function. A job that resumes uses its own restore point instead, so the
+    call may stay in the script. Random number states and ``completed_steps`` are not loaded. The format has no hashes,
+    so damage is detected only if it makes the directory unreadable. The pickled index is read with an unpickler that
+    accepts only index classes.
 
     Args:
-        state: the state, with its model built and, if it is to be, sharded.
+        state: the state, with its model built and, if required, sharded.
         path: a directory from ``samebits ckpt export --format dcp``, or from ``torch.distributed.checkpoint.save`` of
             ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), …}``.
-        names: names of the state's values to load, such as ``["model"]``; None: all of them.
+        names: names of the values in the state to load, such as ``["model"]``; None: all values.
 
     Raises:
-        UsageError: the training function is running, or the state has no value of such a name.
-        CheckpointError: the directory is unreadable, lacks a value, or holds one that cannot be read without its own
-            code.
+        UsageError: the training function is running, or the state has no value with one of the names.
+        CheckpointError: the directory is unreadable, lacks a value, or has a value that cannot be read without running
+            its code.
     """
     from samebits.training.checkpoint.dcp import load_into  # half a second that other callers need not spend
 

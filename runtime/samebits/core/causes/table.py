@@ -27,8 +27,8 @@ _STOP, _WAIT = (Strategy.STOP,), (Strategy.WAIT,)
 _ANY_SIGNAL = frozenset(range(1, 128))
 
 _ENDED = Row(
-    "the job had ended, and this process with it",
-    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "see why the job ended: its first cause"),
+    "the job ended, and this process with it",
+    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "look at the first cause, which says why the job ended"),
     statuses=_codes(
         errors.FormationTimeoutError,
         errors.JobFailedError,
@@ -72,13 +72,13 @@ _TORN_OUT = Row(
 )
 _UNFIT = Row(
     "its host or device did not pass a check",
-    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "start it on another host, or have the named one checked"),
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "start it on another host, or have the named part checked"),
     statuses=_codes(errors.PreflightError, errors.DeviceLostError),
     avoids_host=True,
 )
 _TAKEN_OVER = Row(
-    "another scheduler has taken the job over",
-    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "nothing: the job continues with the one named in the message"),
+    "another scheduler has taken over the job",
+    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "nothing: the job continues with the scheduler named in the message"),
     statuses=_codes(errors.SupersededError),
 )
 _OUT_OF_MEMORY = Row(
@@ -101,12 +101,12 @@ _CRASHED = Row(
         CauseClass.SOFTWARE,
         Retry.YES,
         _FROM_OUTSIDE,
-        "look at the line that its log names; update the library",
+        "check the line named in its log; update the library",
     ),
     signals=frozenset({Signal.SEGV, Signal.ABRT, Signal.ILL, Signal.FPE, Signal.BUS}),
 )
 _PREEMPTED = Row(
-    "it was asked to leave: a preemption, a scale-down, a person",
+    "it was asked to leave, by a preemption, a scale-down or a person",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; it has finished its step and left"),
     signals=frozenset({Signal.TERM, Signal.INT, Signal.HUP}),
 )
@@ -123,7 +123,7 @@ _KILLED = Row(
 _DEVICE = Row(
     "an accelerator failed",
     *(CauseClass.DEVICE, Retry.YES, (Strategy.SPARE, Strategy.DRAIN, Strategy.RESTART, Strategy.WAIT)),
-    "take the device out of service: its driver's log (dmesg, nvidia-smi -q, npu-smi info) names it",
+    "take the device out of service; the driver's log (dmesg, nvidia-smi -q, npu-smi info) names it",
     texts=(
         "uncorrectable ECC error",
         "uncorrectable NVLink error",
@@ -137,11 +137,11 @@ _DEVICE = Row(
 _DEVICE_FULL = Row(
     "an accelerator's memory is full",
     *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE),
-    "make the batch smaller, or leave the device to fewer processes: the message names it and what it holds",
+    "reduce the batch size, or run fewer processes on the device; the message shows what fills its memory",
     texts=("OutOfMemoryError", "CUDA out of memory", "NPU out of memory"),
 )
 _HOST_FULL = Row(
-    "its host or its memory limit had no memory left",
+    "no memory was left on its host or within its memory limit",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
     "raise the memory limit, or start fewer workers or loader processes on this host",
     texts=("MemoryError", "can't allocate memory", "Cannot allocate memory"),
@@ -149,11 +149,11 @@ _HOST_FULL = Row(
 )
 _DEVICE_STOPPED = Row(
     "its device was stopped to end a collective that could not end",
-    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "nothing: the runtime stops it where a group is broken"),
+    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "nothing: SameBits stops the device when a group is broken"),
     texts=("FORCE STOP",),
 )
 _STORAGE = Row(
-    "a disk or a network folder failed, or is full",
+    "a disk or network folder failed or is full",
     *(
         CauseClass.STORAGE,
         Retry.YES,
@@ -171,18 +171,18 @@ _STORAGE = Row(
 _DESCRIPTORS = Row(
     "its process had too many files open",
     *(CauseClass.NODE, Retry.YES, (Strategy.RESTART, Strategy.WAIT)),
-    "raise the limit of open files (`ulimit -n`), or close what the script opens",
+    "raise the limit on open files (`ulimit -n`), or close the files that the script opens",
     texts=("Too many open files",),
 )
 _OTHER_SIZE = Row(
-    "the ranks called different collectives, or gave tensors of different sizes",
+    "the ranks called different collectives, or passed tensors of different sizes",
     *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE),
-    "every rank must call the same collectives with tensors of the same size: look at the named line",
+    "call the same collectives with tensors of the same size on every rank; check the named line",
     texts=("a collective received", "op.preamble.length <= op.nbytes"),
 )
 _NETWORK = Row(
     "a connection broke",
-    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "look at the network between the hosts that the message names"),
+    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "check the network between the hosts named in the message"),
     texts=(
         "Connection reset by peer",
         "Connection closed by peer",
@@ -195,24 +195,24 @@ _NETWORK = Row(
     ),
 )
 _NOT_FINITE = Row(
-    "a loss or a gradient is not finite",
+    "a loss or gradient is not finite",
     *(CauseClass.DATA, Retry.ONCE, _BACK, "check the samples and the learning rate of the named step"),
     texts=("loss is nan", "loss is inf", "nan loss", "loss=nan", "non-finite", "FloatingPointError"),
 )
 _BAD_DATA = Row(
     "a sample cannot be read",
-    *(CauseClass.DATA, Retry.ONCE, _TRIED_ONCE_MORE, "repair or skip the sample: the traceback names the line"),
+    *(CauseClass.DATA, Retry.ONCE, _TRIED_ONCE_MORE, "repair or skip the sample; the traceback names the line"),
     texts=("UnidentifiedImageError", "BadZipFile", "zlib.error", "UnicodeDecodeError", "JSONDecodeError", "corrupt"),
 )
 WRONG_GRADIENT = Row(
     "a rank computed a wrong gradient twice: the state may contain the error",
-    *(CauseClass.DATA, Retry.NO, _STOP, "test the named devices, and continue on others from the named point"),
+    *(CauseClass.DATA, Retry.NO, _STOP, "test the named devices, and continue on other devices from the named point"),
     texts=("UnequalError: step",),
     is_failure=True,
 )
 _SCRIPT = Row(
     "the script failed",
-    *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE, "correct the script: the message names the line"),
+    *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE, "correct the script; the message names the line"),
     is_failure=True,
 )
 _LEFT_EARLY = Row(
@@ -221,15 +221,15 @@ _LEFT_EARLY = Row(
     statuses=frozenset(range(256)),
 )
 _STUCK = Row(
-    "its main thread is stuck: it sleeps, or waits for a lock or another program",
+    "its main thread is stuck: it is sleeping, or waiting for a lock or another program",
     *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE),
-    "check the named line; before a long pause call samebits.expect_pause(seconds)",
+    "check the named line; before a long pause, call samebits.expect_pause(seconds)",
     hangs=frozenset({Hang.STUCK}),
 )
 _BUSY = Row(
-    "it computes, and the others wait for it",
+    "it is computing while the others wait for it",
     *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE),
-    "check the named line; before an evaluation on one rank call samebits.expect_pause(seconds)",
+    "check the named line; before an evaluation on one rank, call samebits.expect_pause(seconds)",
     hangs=frozenset({Hang.BUSY}),
 )
 _LOADING = Row(
@@ -239,33 +239,33 @@ _LOADING = Row(
 )
 _SAVING = Row(
     "its commit does not finish",
-    *(CauseClass.STORAGE, Retry.YES, _WAIT, "look at the disk of CHECKPOINT_PATH"),
+    *(CauseClass.STORAGE, Retry.YES, _WAIT, "check the disk of CHECKPOINT_PATH"),
     hangs=frozenset({Hang.SAVING}),
 )
 _COMPILING = Row(
-    "it compiles for too long",
+    "it has been compiling for too long",
     *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE, "set COMPILE_CACHE_PATH, or compile smaller parts"),
     hangs=frozenset({Hang.COMPILING}),
 )
 _APART = Row(
     "the ranks are in different collectives",
     *(CauseClass.SOFTWARE, Retry.YES, (Strategy.ROLL_BACK,)),
-    "every rank must call the same collectives in the same order: look for an `if` around one",
+    "call the same collectives in the same order on every rank; look for one inside an `if`",
     hangs=frozenset({Hang.APART}),
 )
 _LINK = Row(
     "all ranks wait in the same collective",
-    *(CauseClass.NETWORK, Retry.YES, (Strategy.ROLL_BACK,), "look at the network between the hosts"),
+    *(CauseClass.NETWORK, Retry.YES, (Strategy.ROLL_BACK,), "check the network between the hosts"),
     hangs=frozenset({Hang.LINK}),
 )
 _NOBODY_WAITS = Row(
-    "no rank makes a step, and none waits for another",
-    *(CauseClass.UNKNOWN, Retry.YES, _WAIT, "before a pause of all ranks call samebits.expect_pause(seconds)"),
+    "no rank makes progress, and none waits for another",
+    *(CauseClass.UNKNOWN, Retry.YES, _WAIT, "before all ranks pause, call samebits.expect_pause(seconds)"),
     hangs=frozenset({Hang.NOBODY_WAITS}),
 )
 _STOPPED = Row(
     "its process is stopped",
-    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "kill -CONT <pid>"),
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "resume it with kill -CONT <pid>"),
     hangs=frozenset({Hang.STOPPED}),
 )
 _TRACED = Row(
@@ -280,27 +280,27 @@ _LOCKED = Row(
     hangs=frozenset({Hang.LOCKED}),
 )
 _DISK = Row(
-    "its process waits in the kernel",
-    *(CauseClass.STORAGE, Retry.YES, _WAIT, "look at its disks and network folders: cat /proc/<pid>/stack as root"),
+    "its process is waiting in the kernel",
+    *(CauseClass.STORAGE, Retry.YES, _WAIT, "check its disks and network folders; as root, see /proc/<pid>/stack"),
     hangs=frozenset({Hang.DISK}),
 )
 _CUT_OFF = Row(
     "it is cut off from the scheduler",
-    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "look at the network between its host and SCHED_HOST"),
+    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "check the network between its host and SCHED_HOST"),
     hangs=frozenset({Hang.CUT_OFF}),
 )
 _GONE = Row(
     "its process is gone without a message",
-    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; `samebits logs` and dmesg may tell who killed it"),
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; `samebits logs` and dmesg may show what killed it"),
     notices=frozenset({Notice.GONE}),
 )
 _CLOSED = Row(
     "its connection is gone, and its process is not visible",
-    *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at its host and at the network to it"),
+    *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "check its host and the network to it"),
     notices=frozenset({Notice.CLOSED}),
 )
 _UNEQUAL = Row(
-    "a rank's weights or moments changed by themselves",
+    "a rank's weights or moments were silently corrupted",
     *(CauseClass.DEVICE, Retry.YES, (Strategy.ROLL_BACK, Strategy.DRAIN)),
     "test the memory of the named host or device: memtester, nvidia-smi -q -d ECC, npu-smi info -t ecc",
     notices=frozenset({Notice.UNEQUAL}),
@@ -308,11 +308,11 @@ _UNEQUAL = Row(
 )
 _SILENT = Row(
     "it is silent, and its process is not visible",
-    *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at its host and at the network to it"),
+    *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "check its host and the network to it"),
     notices=frozenset({Notice.SILENT}),
 )
 UNKNOWN = Row(
-    "it is unknown how it ended",
+    "the cause of its end is unknown",
     *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at the end of its log"),
 )
 

@@ -212,20 +212,20 @@ _process: Worker | None = None
 
 
 def init() -> None:
-    """Take the role that the environment gives this process.
+    """Take the role that the environment assigns to this process.
 
     With ``ROLE=worker``, wait for a seat and set RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE, which each
-    generation sets again. The default process group has this process alone until :func:`samebits.elastic.run` replaces
-    it. With ``ENABLE_RECOVERY=0`` there is no group, and all variables that ``torch.distributed.init_process_group()``
-    reads are set.
+    generation sets again. The default process group contains only this process until :func:`samebits.elastic.run`
+    replaces it. With ``ENABLE_RECOVERY=0`` there is no group, and all variables that
+    ``torch.distributed.init_process_group()`` reads are set.
 
     With ``ROLE=scheduler``, serve until the job is over, then end the process: the call does not return.
 
-    With torchrun's variables and no ROLE, become the keeper of this rank, which starts the command again as a worker
+    With torchrun's variables and without ROLE, become the keeper of this rank, which restarts the command as a worker
     (``service.torchrun_seat``).
 
-    Without ROLE, WORKER_NUM, SCHED_*, NODE_ID and RANK, this process is a job of one worker, scheduler included.
-    Commits, checkpoints and restarts work as in any job.
+    Without ROLE, WORKER_NUM, SCHED_*, NODE_ID and RANK, this process is a single-worker job that includes its
+    scheduler. Commits, checkpoints and restarts work as in any job.
 
     Raises:
         SettingsError: the environment is wrong; the message lists all problems.
@@ -407,11 +407,11 @@ def side_of_training() -> str:
 def get_rank() -> int:
     """Return this process's rank.
 
-    It can change with every generation. Before the first one, it is the rank that this process will have. In a spare
-    that was not needed, after training, it is the world size.
+    The rank can change with every generation. Before the first generation, it is the rank that this process will have.
+    After training, it is the world size in a spare that was not needed.
 
     Raises:
-        UsageError: in a spare that has not taken a lost worker's place, or before :func:`init`.
+        UsageError: in a spare that has not replaced a lost worker, or before :func:`init`.
     """
     process = current("samebits.get_rank()")
     if process.generation is not None:
@@ -427,7 +427,7 @@ def get_rank() -> int:
 
 
 def get_world_size() -> int:
-    """Return the number of workers of this generation; before the first one, of the job.
+    """Return the number of workers in this generation; before the first one, in the job.
 
     Raises:
         UsageError: before :func:`init`.
@@ -439,7 +439,8 @@ def get_world_size() -> int:
 def get_local_rank() -> int:
     """Return this process's index among its host's workers.
 
-    Before the first generation this assumes one host, and is taken modulo the number of its accelerators, if any.
+    Before the first generation, the index assumes a single host, and is taken modulo the number of its accelerators, if
+    any.
     """
     process = current("samebits.get_local_rank()")
     if process.generation is not None:
@@ -449,7 +450,7 @@ def get_local_rank() -> int:
 
 
 def is_spare() -> bool:
-    """Return whether this process is a spare, waiting to replace a lost worker.
+    """Return whether this process is a spare that waits to replace a lost worker.
 
     Raises:
         UsageError: before :func:`init`.

@@ -21,16 +21,17 @@ MOST = MAX_FIGURES - len(MEASURED)
 def report(**figures: Any) -> None:
     """Publish numbers that this worker measures.
 
-    They appear in ``samebits status --json`` and in the page's metrics. ``samebits autoscale --queue-per-worker`` sizes
-    the job by ``queue``, the number of items that wait for all workers together; if several workers report it, the one
-    with the lowest slot counts. A name keeps its last number until it is reported again.
+    The numbers appear in ``samebits status --json`` and in the page's metrics.
+    ``samebits autoscale --queue-per-worker`` resizes the job by ``queue``, the total number of waiting items for all
+    workers; if several workers report ``queue``, the number from the lowest slot counts. A name keeps its last number
+    until it is reported again.
 
     Args:
         figures: finite numbers or one-element tensors, by name; at most 14 names. On an accelerator, reading a tensor
-            waits for it.
+            waits for the device.
 
     Raises:
-        UsageError: called before :func:`samebits.init`, too many names, or a value is not a finite number.
+        UsageError: called before :func:`samebits.init`, there are too many names, or a value is not a finite number.
 
     Example::
 

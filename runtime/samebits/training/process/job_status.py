@@ -25,14 +25,14 @@ class JobStatus:
         job: the job's id.
         name: JOB_NAME.
         node: this process's NODE_ID.
-        incarnation: how often this node was admitted, from 1.
-        rank: the rank, as :func:`get_rank` returns it; None in a spare.
-        local_rank: index among the workers of this host.
-        world_size: workers of the generation; before the first one, of the job.
+        incarnation: number of this node's admissions so far, from 1.
+        rank: the rank that :func:`get_rank` returns; None in a spare.
+        local_rank: index among the workers on this host.
+        world_size: workers in the generation; before the first one, in the job.
         generation: number of the generation; 0 before the first.
         step: step of this process's last commit.
-        device: device of the training, such as ``cpu`` or ``cuda:0``.
-        is_alone: whether this is a job of one worker, scheduler included.
+        device: training device, such as ``cpu`` or ``cuda:0``.
+        is_alone: whether this is a single-worker job that includes its scheduler.
         is_finished: whether training has finished.
     """
 

@@ -26,7 +26,7 @@ Scalar = bytes | str | int | float | bool | None
 class Versioned(NamedTuple):
     """A value and its version.
 
-    Versions of a key only rise. A missing key has the value None and version 0.
+    A key's version only increases. A missing key has the value None and version 0.
     """
 
     value: Any
@@ -39,13 +39,13 @@ def put(key: str, value: Scalar, *, durable: bool = False, timeout_s: float | No
     Args:
         key: 1 to 256 bytes of UTF-8.
         value: bytes, str, int (64 bits), float, bool or None; at most 64 KiB as msgpack.
-        durable: keep the key when the scheduler's process ends, from now on. It costs one fsync.
+        durable: from now on, keep the key when the scheduler's process ends. This costs one fsync.
         timeout_s: seconds to wait for a scheduler; None: TOPO_TIMEOUT.
 
     Raises:
-        UsageError: called before :func:`samebits.init`, or an invalid argument.
-        KeyValueError: a limit was reached; the message names it and what to do.
-        KeyValueTimeoutError: no scheduler answered; the change may or may not have happened.
+        UsageError: called before :func:`samebits.init`, or an argument is invalid.
+        KeyValueError: a limit was reached; the message names the limit and the fix.
+        KeyValueTimeoutError: no scheduler responded; the change may or may not have been made.
 
     Example::
 
@@ -83,7 +83,7 @@ def delete(key: str, *, version: int | None = None, timeout_s: float | None = No
 def add(key: str, amount: int = 1, *, durable: bool = False, timeout_s: float | None = None) -> int:
     """Add to an integer and return the sum. A missing key counts as 0.
 
-    Each call gets a different sum, so it can number items.
+    Each call gets a different sum, so the sums can be used to number items.
 
     Raises:
         KeyValueError: the key's value is not an integer, or the sum exceeds 64 bits. Otherwise like :func:`put`.
@@ -104,7 +104,7 @@ def compare_and_set(
 ) -> int | None:
     """Set a key only if it is at ``version``; 0 means missing. Raises like :func:`put`.
 
-    Return the new version, or None if the key is at another version; then nothing was changed.
+    Return the new version, or None, without a change, if the key is at a different version.
 
     Example::
 
@@ -125,7 +125,7 @@ def compare_and_set(
 def wait(key: str, *, above: int = 0, timeout_s: float | None = None) -> Versioned:
     """Wait until a key is at a version greater than ``above``; return its value and version.
 
-    Inside ``elastic.run`` the wait ends with the generation, because the rank that would write the key may be lost.
+    Inside ``elastic.run``, the wait ends with the generation, because the rank that would write the key may be lost.
     Announce a long wait with :func:`samebits.expect_pause`.
 
     Raises:

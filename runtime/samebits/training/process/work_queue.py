@@ -32,9 +32,9 @@ class WorkQueue:
     """A queue of work items that outlives every process of the job.
 
     Create it with the same name on every rank, after :func:`init`. Take items in a step, use them, and commit: the
-    commit removes them for good. If the step is lost, its items return to the queue. So each item is trained on once,
-    whatever is killed. Items need no acknowledgement and have no time limit. With ``LocalSGD``, a loss may repeat the
-    items that other ranks took since the last average.
+    commit removes them permanently. If the step is lost, its items return to the queue. Each item is therefore used in
+    training once, whatever is killed. Items need no acknowledgement and have no time limit. With ``LocalSGD``, a loss
+    may repeat items that other ranks have taken since the last average.
 
     Args:
         name: the queue's name in the job.
@@ -76,13 +76,14 @@ class WorkQueue:
             self._begin(process.generation)
 
     def put(self, items: Iterable[Any], *, key: str | None = None) -> None:
-        """Append items. Repeating the same put has no effect.
+        """Append items. Repeating a put has no effect.
 
-        So a restarted rank may repeat its puts, and all ranks may put the same items. A put is atomic per 64 KiB.
+        A restarted rank may therefore repeat its puts, and all ranks may put the same items. A put is atomic per 64
+        KiB.
 
         Args:
             items: values that msgpack can encode: bytes, strings, numbers, lists and maps of them, each below 64 KiB.
-            key: a name that distinguishes this put from an earlier one of equal items.
+            key: a name that distinguishes this put from an earlier put of equal items.
 
         Raises:
             UsageError: an item cannot be encoded or is too large.
@@ -119,14 +120,14 @@ class WorkQueue:
         return self._set(self._key, work_queue.SCHEMA.pack(wider), version)
 
     def take(self, count: int = 1) -> list[Any]:
-        """Return at most ``count`` items for this step; an empty list if none is waiting.
+        """Return at most ``count`` items for this step; an empty list if no items are waiting.
 
         Call it between two commits, in the function that ``elastic.run`` calls. Other ranks may still get items when
-        this one gets none: to stop all ranks together, let them agree, for example by an ``all_reduce`` of how many
-        items each got.
+        this rank gets none: to stop all ranks together, let them agree, for example with an ``all_reduce`` of the
+        number of items that each got.
 
         Raises:
-            UsageError: called outside ``elastic.run``, or a count below 1.
+            UsageError: called outside ``elastic.run``, or ``count`` is below 1.
             KeyValueError: too many steps took items since the last checkpoint that every rank has on disk.
             GenerationEndedError: a member was lost; ``elastic.run`` handles it.
         """

@@ -105,10 +105,10 @@ def expect_pause(seconds: float) -> None:
     """Announce that this rank's next step may take longer than usual, for example for an evaluation.
 
     Args:
-        seconds: how long no rank counts as hung, from now on; 0 ends an earlier announcement.
+        seconds: time from now during which no rank counts as hung; 0 ends an earlier announcement.
 
     Raises:
-        ValueError: not a finite number, or below 0.
+        ValueError: ``seconds`` is not finite, or is below 0.
 
     Example::
 

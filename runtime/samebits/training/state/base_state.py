@@ -60,10 +60,10 @@ class CommitSink(Protocol):
 class State(ABC):
     """Base class for a state of your own, with Horovod's methods.
 
-    Override ``save``, ``restore`` and ``sync``; ``reset`` if needed. The job then survives the loss of any rank in
-    memory, rank 0 included: within ``sync``, root rank 0 means the rank with the newest commit. To survive the loss of
-    all ranks at once, also define ``state_dict()`` and ``load_state_dict()``; without them the job then restarts from
-    its initial state.
+    Override ``save``, ``restore`` and ``sync``; ``reset`` if needed. The job then survives the loss of any rank,
+    including rank 0, with a copy in memory: within ``sync``, root rank 0 is the rank with the newest commit. To survive
+    the loss of all ranks at once, also define ``state_dict()`` and ``load_state_dict()``; otherwise the job restarts
+    from its initial state.
     """
 
     def __init__(self, *_: object) -> None:
@@ -83,13 +83,13 @@ class State(ABC):
     # ---- the user's
 
     def commit(self) -> None:
-        """Mark a step as complete, save a checkpoint if one is due, and check for changes of members.
+        """Mark a step as complete, save a checkpoint if one is due, and check for membership changes.
 
         After a loss, training resumes at the last commit.
 
         Raises:
             GenerationEndedError: a member was lost; ``elastic.run`` handles it.
-            HostsUpdatedInterrupt: the members change; ``elastic.run`` handles it.
+            HostsUpdatedInterrupt: members join or leave; ``elastic.run`` handles it.
             UsageError: called outside ``elastic.run``.
         """
         self._running("commit")
@@ -105,8 +105,8 @@ class State(ABC):
     def report(self, *, total_steps: int | None = None, **values: Any) -> None:
         """Report values for the progress line, the page and LOSS_ANOMALY.
 
-        Call it at any rate, on every rank. Rank 0's newest values are shown, and tensors are read at most twice a
-        second.
+        Call this on every rank, as often as you like. Rank 0's newest values are shown, and tensors are read at most
+        twice a second.
 
         Args:
             total_steps: number of commits at the end of the job; passing it once is enough.
@@ -124,7 +124,7 @@ class State(ABC):
     def flush(self) -> None:
         """Wait until every checkpoint saved so far is on disk, or has failed with a warning.
 
-        Call it before something else reads the files. It is not needed at the end of training.
+        Call this before another program reads the files. It is not needed at the end of training.
 
         Raises:
             UsageError: called outside ``elastic.run``.
@@ -133,11 +133,11 @@ class State(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Copy the values, so that :meth:`restore` can bring them back."""
+        """Copy the values for :meth:`restore`."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Bring back the values last saved on this rank."""
+        """Restore the values last saved on this rank."""
 
     @abstractmethod
     def sync(self) -> None:
@@ -147,30 +147,30 @@ class State(ABC):
         """
 
     def reset(self) -> None:  # noqa: B027 - nothing to do is the usual case
-        """Handle a change of members, in the new group and before :meth:`sync`. Does nothing by default."""
+        """Handle a membership change, in the new group and before :meth:`sync`. Does nothing by default."""
 
     def shared_values(self) -> Mapping[str, Any] | None:
         """Return the values that must be equal on every rank at a commit, by name.
 
-        They are plain values, tensors, and trees of them. If ranks differ, the job rolls back or ends. None, the
+        The values are plain values, tensors, and trees of these. If ranks differ, the job rolls back or ends. None, the
         default, means that nothing is compared.
         """
         return None
 
     def check_host_updates(self) -> None:
-        """Check for changes of members without a commit. Raises like :meth:`commit`."""
+        """Check for membership changes without a commit. Raises like :meth:`commit`."""
         self._running("check_host_updates").check()
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], object]]) -> None:
         """Call these functions whenever the members have changed, before the state is restored.
 
-        They run in the new group. Set a learning rate that depends on the world size there.
+        The functions run in the new group. They can set a learning rate that depends on the world size.
         """
         self._reset_callbacks += callbacks
 
     @property
     def completed_steps(self) -> int:
-        """Number of commits since the job began, over all recoveries."""
+        """Number of commits since the job began, across all recoveries."""
         return self._committed_steps
 
     # ---- the session's

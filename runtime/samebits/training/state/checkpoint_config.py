@@ -59,7 +59,7 @@ class StepLog:
 
     Args:
         digest_every: steps between two digests of the weights, at least 1. A digest reads all parameters, and copies
-            those of an accelerator to the host.
+            parameters on an accelerator to the host.
         on_divergence: reaction to a repeated step that differs from the log: ``"raise"``
             :class:`~samebits.errors.DivergenceError` before the step is taken, or ``"warn"`` once and continue.
 
@@ -92,27 +92,28 @@ class StepLog:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """How often a rank saves a checkpoint, and how many it keeps.
+    """How often a rank saves a checkpoint, and how many checkpoints it keeps.
 
     Give ``save_checkpoint_steps`` or ``save_checkpoint_seconds``, not both. The arguments after ``step_log`` are
-    MindSpore's: each accepts only the value that describes what happens anyway.
+    MindSpore's: each accepts only the value that matches the actual behavior.
 
     Args:
         save_checkpoint_steps: optimizer steps between two checkpoints, at least 1; ``"auto"``: chosen from the cost of
-            a save and this job's failure rate. 100 if no seconds are given.
+            a save and the job's failure rate. 100 if no seconds are given.
         save_checkpoint_seconds: seconds of training between two checkpoints; 0: steps are counted.
         keep_checkpoint_max: complete checkpoints kept, at least 2.
         directory: the job's checkpoint folder, a path or a URL; None: CHECKPOINT_PATH.
         async_save: continue training as soon as the state is copied to memory, and let another process write it; False:
             wait for the disk.
-        when_busy: what a due save does while the previous one is not on disk yet: ``"wait"`` for it, or ``"skip"`` this
-            one. In a remote folder it is always skipped: no step waits for a network.
+        when_busy: what a due save does while the previous save is not on disk yet: ``"wait"`` for the previous one, or
+            ``"skip"`` this one. In a remote folder, the due save is always skipped, because no step waits for a
+            network.
         buddy_copies: keep a copy of each rank's two newest checkpoints in the memory of another rank's host.
-            ``"auto"``: if the ranks are on more than one host; True: also between ranks of one host; False: never.
-            Copies take as much shared memory again as ``async_save``, which they require.
+            ``"auto"``: if the ranks are on more than one host; True: also between ranks on one host; False: never.
+            Copies need ``async_save``, and as much shared memory again.
         prefix: a folder in ``directory`` for the ranks' folders; empty: none.
-        step_log: log every step before it is taken, and compare repeated steps with the log; a :class:`StepLog` sets
-            options.
+        step_log: log every step before the optimizer steps, and compare repeated steps with the log; a :class:`StepLog`
+            sets options.
 
     Raises:
         UsageError: a value is out of range, or a MindSpore option has no meaning here.

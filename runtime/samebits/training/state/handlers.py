@@ -40,11 +40,11 @@ class StateHandler:
     """Save and restore one value of a state.
 
     For a type without ``state_dict()`` and ``load_state_dict()``, override ``contents()`` and ``load()`` in a subclass
-    and call :func:`register_handler`. The value must be the same on every rank: with ``rng="per_step"`` a new member
-    gets another rank's copy. With ``rng="saved"`` it does so only if ``is_alike`` is True for all values of the state.
+    and call :func:`register_handler`. The value must be the same on every rank: with ``rng="per_step"``, a new member
+    gets another rank's copy. With ``rng="saved"``, it does so only if ``is_alike`` is True for all values in the state.
 
     Args:
-        value: the object, which a handler never replaces.
+        value: the object; a handler never replaces it.
 
     Example::
 
@@ -89,11 +89,11 @@ class StateHandler:
         return isinstance(self.value, torch.optim.lr_scheduler.LRScheduler)
 
     def contents(self) -> Any:
-        """Return everything to restore, as a tree of plain values and tensors; need not be a copy."""
+        """Return everything to restore, as a tree of plain values and tensors; no copy is needed."""
         return self.value.state_dict()
 
     def load(self, contents: Any) -> None:
-        """Take over what ``contents()`` returned on this or another rank."""
+        """Apply the contents that ``contents()`` returned on this or another rank."""
         self.value.load_state_dict(contents)
 
     def load_back(self, contents: Any) -> None:
@@ -607,9 +607,9 @@ _registry: list[tuple[type, Callable[[Any], StateHandler]]] = [
 
 
 def register_handler(kind: type, handler: Callable[[Any], StateHandler]) -> None:
-    """Let states save and restore values of another type.
+    """Let states save and restore values of an additional type.
 
-    Call it on every rank, before the state is created. The handler registered last takes precedence.
+    Call this on every rank, before the state is created. The handler registered last takes precedence.
 
     Args:
         kind: the type; subclasses are included.

@@ -34,16 +34,16 @@ __all__ = ["LocalSGD"]
 class LocalSGD(State):
     """Average the ranks' weights only every few steps (local SGD, DiLoCo).
 
-    Call :meth:`commit` after every step: between averages it only checks for changes of members, at almost no cost.
-    Attributes are those of the wrapped state. Each rank draws its own samples and counts its own steps. A last average,
-    after the training function has returned, makes all ranks equal. Buffers are averaged with the weights, except
-    integer buffers. Two copies of weights and moments are kept.
+    Call :meth:`commit` after every step: between averages it only checks for membership changes, at almost no cost.
+    Attributes of the wrapped state are available. Each rank draws its own samples and counts its own steps. A final
+    average, after the training function has returned, makes all ranks equal. Buffers are averaged with the weights,
+    except integer buffers. Two copies of weights and moments are kept.
 
     Args:
         state: a :class:`TorchState` with ``rng="per_step"`` whose modules are not wrapped in DistributedDataParallel.
         sync_every: optimizer steps between two averages.
         outer_optimizer: an optimizer of the same parameters. It gets the difference between the last average and the
-            new one as a gradient, and its step replaces the average. DiLoCo's is
+            new one as a gradient, and its step replaces the average. DiLoCo uses
             ``torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)``. None: use the average.
 
     Example::
@@ -123,7 +123,7 @@ class LocalSGD(State):
         self.check_host_updates()
 
     def average(self) -> None:
-        """Average now. Call it on every rank at the same step."""
+        """Average now. Call this on every rank at the same step."""
         self._meet(self._running("average"))
 
     def save(self) -> None:
@@ -147,7 +147,7 @@ class LocalSGD(State):
 
     @property
     def completed_steps(self) -> int:
-        """Number of averages since the job began, over all recoveries."""
+        """Number of averages since the job began, across all recoveries."""
         return self._committed_steps
 
     # ---- the session's

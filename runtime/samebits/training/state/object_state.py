@@ -33,19 +33,19 @@ __all__ = ["ObjectState"]
 
 
 class ObjectState(State):
-    """A state without a model: the given values, and the random number generators.
+    """A state without a model: the given values and the random number generators.
 
-    Each commit is a step. A name that is assigned later is not part of the state.
+    Each commit is a step. Attributes added later are not part of the state.
 
     Args:
         checkpoint: how often to save; by default every 100 steps.
         rng: ``"per_step"``: seed the generators of torch, NumPy and Python from (seed, rank, step) at every commit, so
-            that any rank's copy makes a recovery exact. ``"saved"``: save each rank's generators in its own
+            that a copy from any rank makes a recovery exact. ``"saved"``: save each rank's generators in its own
             checkpoints, and keep them in a page of its host's memory that outlives its process.
         attributes: plain values, samplers, and objects supported by a
-            :class:`~samebits.training.state.handlers.StateHandler`, which includes all with ``state_dict()`` and
-            ``load_state_dict()``. With ``rng="per_step"``, the seed is the integer ``seed`` among them, else the first
-            sampler's.
+            :class:`~samebits.training.state.handlers.StateHandler`, including all with ``state_dict()`` and
+            ``load_state_dict()``. With ``rng="per_step"``, the seed is the integer attribute ``seed``, otherwise the
+            first sampler's seed.
     """
 
     _follows_optimizers: ClassVar[bool] = False
@@ -115,10 +115,10 @@ class ObjectState(State):
         self._keep()
 
     def restore(self) -> None:
-        """Return to the last commit on this rank. Iterate over the data again afterwards.
+        """Return to the last commit on this rank. Afterwards, start iterating over the data again.
 
         Raises:
-            UsageError: an optimizer has stepped since, and no copy was made (``copy_commits``).
+            UsageError: an optimizer has stepped since the commit, and no copy was made (``copy_commits``).
         """
         if self._last_commit.recall() is None:
             raise UsageError(

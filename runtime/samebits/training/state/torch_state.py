@@ -49,14 +49,14 @@ class TorchState(ObjectState):
         model: the module to train: bare, wrapped in DistributedDataParallel, or sharded with ``fully_shard``. Wrappers
             of Accelerate and Lightning Fabric are accepted, also in the other arguments.
         optimizer: ``completed_steps`` and ``save_checkpoint_steps`` count its steps. With several optimizers (the
-            others among the attributes), a step is one of each, or of the one that steps most.
+            others among the attributes), a step is one step of each optimizer, or of the one that steps most often.
         sampler: an :class:`ElasticSampler`, whose position becomes part of the state.
         checkpoint, rng: as in :class:`ObjectState`.
-        copy_commits: copy all tensors at every commit. By default copying begins when it is seen to be needed: with
-            more than one optimizer step between two commits, a backward pass between the steps of two optimizers, or
-            an optimizer with a closure. Set it to call :meth:`restore` yourself, or to change a parameter through
-            ``.data``, which cannot be detected.
-        attributes: everything else, reachable as attributes: plain values, and objects supported by a
+        copy_commits: copy all tensors at every commit. By default, copying begins when the need is detected: more than
+            one optimizer step between two commits, a backward pass between the steps of two optimizers, or an optimizer
+            with a closure. Set it to call :meth:`restore` yourself, or to change a parameter through ``.data``, which
+            cannot be detected.
+        attributes: everything else, available as attributes: plain values, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, such as modules, optimizers, and all with
             ``state_dict()`` and ``load_state_dict()``.
     """

@@ -102,20 +102,20 @@ class BlockSum:
 class GlobalBatch(Sampler[list[int]]):
     """Keep the global batch, and the bits of the result, the same at any world size.
 
-    Each global batch is split into micro-batches, which are dealt to the ranks present. Gradient and loss have the same
-    bits at any world size, if each micro-batch is computed by the same kernels: on one kind of device, with the same
-    number of threads (OMP_NUM_THREADS). Random numbers are seeded for each micro-batch. BatchNorm statistics are not
-    equal: a rank keeps those of its own micro-batches. Do not wrap the model in DistributedDataParallel: the sum is
-    computed here, in float32 or better, at about twice the cost of DDP's ring.
+    Each global batch is split into micro-batches, which are distributed among the present ranks. Gradient and loss have
+    the same bits at any world size if each micro-batch is computed by the same kernels, on one kind of device and with
+    the same number of threads (OMP_NUM_THREADS). Random numbers are seeded for each micro-batch. BatchNorm statistics
+    are not equal: a rank keeps the statistics of its own micro-batches. Do not wrap the model in
+    DistributedDataParallel: this class computes the sum, in float32 or better, at about twice the cost of DDP's ring.
 
     Args:
         sampler: the data position; also pass it to the state.
-        parameters: the parameters whose gradients are summed; those without ``requires_grad`` are left out.
-        size: samples per global batch; the last one of an epoch may have fewer.
-        micro: samples per micro-batch; the last one of a global batch may have fewer.
+        parameters: the parameters whose gradients are summed, except those without ``requires_grad``.
+        size: samples per global batch; the last batch of an epoch may have fewer.
+        micro: samples per micro-batch; the last one in a global batch may have fewer.
 
     Raises:
-        UsageError: invalid sizes, no parameter needs a gradient, or one is sharded.
+        UsageError: a size is invalid, no parameter needs a gradient, or a parameter is sharded.
 
     Example::
 

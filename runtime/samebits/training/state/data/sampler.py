@@ -26,11 +26,11 @@ class ElasticSampler(Sampler[int]):
     """Split an epoch's samples among the ranks, and track the position of the whole group.
 
     The order is a permutation drawn from (seed, epoch). Rank r of n takes every n-th of the remaining samples. The last
-    round is filled up from the beginning of the order, so that all ranks take equally many steps.
+    round is filled up from the beginning of the order, so that all ranks take the same number of steps.
 
     Args:
         dataset: anything with a length.
-        shuffle: draw a new permutation every epoch; False: keep the order.
+        shuffle: draw a new permutation every epoch; False: keep the dataset's order.
         seed: the same integer on every rank.
 
     Example::
@@ -75,10 +75,10 @@ class ElasticSampler(Sampler[int]):
         self._is_told_of_early = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. If it is the current one, as after a recovery, keep the position.
+        """Begin an epoch. If it is the current epoch, as after a recovery, keep the position.
 
         Raises:
-            UsageError: inside ``elastic.run``, an epoch other than the current one and the next. A counter that is not
+            UsageError: inside ``elastic.run``, the epoch is neither the current nor the next one. A counter that is not
                 part of the state restarts at 0 with its process.
         """
         if self.is_guarded and epoch not in (self.epoch, self.epoch + 1):
@@ -95,14 +95,14 @@ class ElasticSampler(Sampler[int]):
             self._go_to(0)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record that every rank has used a batch. Call it before ``optimizer.step()``.
+        """Record that every rank has used a batch. Call this before ``optimizer.step()``.
 
         Args:
             batch_idx: number of the batch, from 0 in each iteration over the loader.
-            batch_size: the loader's batch size; for the last batch of an epoch also its own, smaller size.
+            batch_size: the loader's batch size; for the last batch of an epoch, its own smaller size is also accepted.
 
         Raises:
-            UsageError: this rank's loader has not yielded so many samples yet.
+            UsageError: this rank's loader has not yielded that many samples yet.
         """
         if not self._share and len(self.dataset):
             self._warn_of_an_early_iteration()
@@ -112,7 +112,7 @@ class ElasticSampler(Sampler[int]):
         self._record(taken, self._share[self._taken : taken])
 
     def record_indices(self, indices: Collection[int]) -> None:
-        """Record that this rank has used these samples, and every other rank as many of its own."""
+        """Record that this rank has used these samples, and every other rank the same number."""
         self._record(self._taken + len(indices), [int(index) for index in indices])
 
     def record_samples(self, count: int, own: Sequence[int] = ()) -> None:
@@ -237,6 +237,6 @@ class ElasticSampler(Sampler[int]):
         return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Move to a position from ``state_dict``; a loader follows when it is next iterated."""
+        """Move to a position from ``state_dict``; a loader uses it in its next iteration."""
         self.seed, self.epoch = state["seed"], state["epoch"]
         self._go_to(state["consumed"])
