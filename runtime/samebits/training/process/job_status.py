@@ -1,7 +1,7 @@
 """``samebits.status()``: this process's place in its job as values, shown as a table in a notebook.
 
-It returns only what this process knows, contacts no other process, and works without a scheduler. ``samebits status``
-covers the other processes.
+It returns only what this process knows: it contacts no other process, and works without a scheduler. ``samebits
+status`` reports on the other processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class JobStatus:
         incarnation: how often this node was admitted, from 1.
         rank: the rank, as :func:`get_rank` returns it; None in a spare.
         local_rank: index among the workers of this host.
-        world_size: workers of the generation; before the first one, of the job.
+        world_size: workers of the generation; before the first generation, of the job.
         generation: number of the generation; 0 before the first.
         step: step of this process's last commit.
         device: device of the training, such as ``cpu`` or ``cuda:0``.
