@@ -1,6 +1,6 @@
-"""``samebits drain``: have workers, or all of a host, leave at their next commit, and wait until they have.
+"""``samebits drain``: make workers, or all workers of a host, leave at their next commit, and wait for them.
 
-A machine that is about to be switched off costs the job one commit and no step.
+A machine that is about to be switched off then costs the job one commit and no step.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """Nodes that are alive, and the discovered hosts that were named."""
+    """The living nodes that the words mean, and the discovered hosts that were named."""
 
     nodes: tuple[str, ...]
     hosts: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
     """Return the nodes that these words name: a living node's id, or a host with all its living nodes.
 
     Raises:
-        UsageError: a word names no node.
+        UsageError: a word names no living node.
     """
     alive = [one for one in view.nodes if one.presence is Presence.ALIVE]
     nodes: list[str] = []
@@ -111,10 +111,10 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
 
 
 def require_enough(view: JobView, leaving: Collection[str]) -> None:
-    """Raise if the job cannot continue without these.
+    """Raise if the job cannot continue without these nodes.
 
     Raises:
-        UsageError: it would have to wait.
+        UsageError: the job would have to wait.
     """
     left = sum(one.presence is Presence.ALIVE and one.node not in leaving for one in (*view.workers, *view.spares))
     is_worker = any(one.node in leaving for one in view.workers)
@@ -126,7 +126,7 @@ def require_enough(view: JobView, leaving: Collection[str]) -> None:
 
 
 def wait_until_left(settings: Settings, text: str, nodes: Sequence[str], timeout_s: float) -> None:
-    """Ask these nodes to leave until all have left; report each, and keep ``text`` in the history.
+    """Ask these nodes to leave and wait until they have; report each, and record ``text`` in the history.
 
     Raises:
         UsageError: some have not left after ``timeout_s`` seconds, or no scheduler answers.
