@@ -77,7 +77,7 @@ class HostPlan:
 
     @property
     def environment_file(self) -> Path:
-        """The file with the driver's environment. It may hold secrets, which Ray would show to all users of the cluster."""
+        """The file with the driver's environment. It may hold secrets, which Ray would show to the cluster's users."""
         return Path(self.folder, "device", "environment.json")
 
 

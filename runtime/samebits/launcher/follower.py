@@ -164,7 +164,7 @@ class Driver(Protocol):
 
 
 class Follower:
-    """One run of ``samebits follow``."""
+    """One run of a follower, from its start to the job's end."""
 
     def __init__(
         self,

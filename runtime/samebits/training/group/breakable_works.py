@@ -258,7 +258,7 @@ class Several(dist.Work):
         return [one for work in self._works for one in work.result()]
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait for all of them, as :meth:`Collective.wait`."""
+        """Wait for all works of the call, as :meth:`Collective.wait` does."""
         return all(work.wait(timeout) for work in self._works)
 
 

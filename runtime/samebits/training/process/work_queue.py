@@ -165,7 +165,7 @@ class WorkQueue:
     # ---- the state
 
     def _begin(self, generation: GenerationStarted) -> None:
-        """Return the items that the last generation lost to the queue, at the beginning of every generation."""
+        """Put items that the last generation lost back into the queue, at the beginning of every generation."""
 
         def settled(state: WorkState) -> tuple[WorkState, None]:
             return work_queue.settle(state, generation.generation, _restore(generation)), None
