@@ -150,37 +150,37 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--least", type=whole(), default=0, metavar="N", help="never fewer (default MIN_WORKER_NUM)")
     parser.add_argument("--most", type=whole(), default=0, metavar="N", help="never more (default MAX_WORKER_NUM)")
-    parser.add_argument("--cpu", type=share, default=0.0, metavar="SHARE", help="of a core that a worker is to use")
+    parser.add_argument("--cpu", type=share, default=0.0, metavar="SHARE", help="target share of a core per worker")
     parser.add_argument(
-        "--memory", type=share, default=0.0, metavar="SHARE", help="of its host's or pod's memory that may be taken"
+        "--memory", type=share, default=0.0, metavar="SHARE", help="target share of its host's or pod's memory"
     )
     parser.add_argument(
         "--queue-per-worker",
         type=share,
         default=0.0,
         metavar="X",
-        help="what may wait for each worker, of what one reports: samebits.report(queue=…)",
+        help="target number of waiting items per worker, as reported by samebits.report(queue=…)",
     )
-    parser.add_argument("--queue-file", type=Path, help="a file with one number, how much waits, in place of a report")
+    parser.add_argument("--queue-file", type=Path, help="a file with the number of waiting items, in place of a report")
     parser.add_argument(
         "--room",
         type=whole(),
         metavar="N",
-        help="workers that there is room for (default: the slots of the discovered hosts, else the accelerators here)",
+        help="room for this many workers (default: the slots of the discovered hosts, else the accelerators here)",
     )
     parser.add_argument("--every", type=interval, default=10.0, metavar="S", help="seconds between looks (default 10)")
-    parser.add_argument("--settle", type=seconds, default=30.0, metavar="S", help="seconds left alone after a change")
+    parser.add_argument("--settle", type=seconds, default=30.0, metavar="S", help="seconds to wait after a change")
     parser.add_argument(
-        "--shrink-after", type=seconds, default=300.0, metavar="S", help="seconds a smaller size must do"
+        "--shrink-after", type=seconds, default=300.0, metavar="S", help="seconds for which a smaller size must suffice"
     )
     parser.add_argument(
         "--least-gain",
         type=share,
         default=0.3,
         metavar="SHARE",
-        help="of its cost that a worker must bring, or it goes",
+        help="share of linear speed-up that a worker must bring, or it is released",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     export = parser.add_argument_group("for Kubernetes to carry out", "prints a manifest, and looks at no job")
     export.add_argument(
         "--export",
@@ -191,10 +191,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     export.add_argument("--target", type=_name, default="samebits-worker", metavar="NAME", help="the StatefulSet")
     export.add_argument("--prometheus", default="", metavar="URL", help="keda: the server that knows the queue")
-    export.add_argument("--query", default="", metavar="PROMQL", help="keda: how much waits, if not what is reported")
+    export.add_argument("--query", default="", metavar="PROMQL", help="keda: the queue, if not as reported")
     options = parser.parse_args(arguments)
     if not options.export and options.queue_file and not options.queue_per_worker:
-        raise UsageError("--queue-file: how much may wait for each worker? Fix: give --queue-per-worker as well")
+        raise UsageError("--queue-file needs a target. Fix: give --queue-per-worker as well")
     return options
 
 

@@ -303,12 +303,12 @@ def reach(settings: Settings) -> Finding:
         # loopback.
         addresses = [settings.sched_bind] if settings.sched_bind else [one.host for one in known_addresses(settings)]
     everybody = not all(is_loopback(address) for address in addresses)
-    who = "whoever reaches this host's network" if everybody else "this host's users"
+    who = "anyone who reaches this host's network" if everybody else "this host's users"
     has_secret = settings.cluster_secret is not None or settings.cluster_secret_file is not None
     scheduler = (
-        "the scheduler takes whoever has the secret"
+        "the scheduler accepts every process with the secret"
         if has_secret
-        else "the scheduler takes anybody (no CLUSTER_SECRET)"
+        else "the scheduler accepts every process (no CLUSTER_SECRET)"
     )
     return Finding(
         name,

@@ -32,7 +32,7 @@ examples:
   samebits drain --undo node-b      it may be used again
 
 SIGTERM to a worker does the same for that one: what a cluster sends before it takes a machine away.
-Exits with 0 when they have left, with 80 where that is refused or takes longer than --timeout.
+Exits with 0 when they have left, with 80 if that is refused or takes longer than --timeout.
 """
 
 
@@ -47,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="+", metavar="NODE|HOST", help="a NODE_ID, or a host and all that runs there")
+    parser.add_argument("names", nargs="+", metavar="NODE|HOST", help="a NODE_ID, or a host with all its workers")
     parser.add_argument("--undo", action="store_true", help="these hosts may be used again, where they are discovered")
-    parser.add_argument("--anyway", action="store_true", help="also where fewer than MIN_WORKER_NUM would be left")
+    parser.add_argument("--anyway", action="store_true", help="even if fewer than MIN_WORKER_NUM would be left")
     parser.add_argument("--timeout", type=interval, default=600.0, metavar="S", help="seconds to wait (default 600)")
     options = parser.parse_args(arguments)
     log_dir, kept = job_spec.read_here()

@@ -293,7 +293,7 @@ def look(settings: Settings) -> Remains:
         told = None
     scheduler = started.get(SCHEDULER)
     if told is None and scheduler is not None and is_stopped(scheduler):
-        _say(f"the scheduler ({scheduler}) was stopped and hears nobody: let it go on with kill -CONT {scheduler.pid}")
+        _say(f"the scheduler ({scheduler}) is stopped. Fix: resume it with kill -CONT {scheduler.pid}")
     holder = read_holder(settings.recovery_path)
     return Remains(
         nodes=nodes,

@@ -40,17 +40,17 @@ def main(arguments: Sequence[str]) -> int:
         ),
         epilog="examples:\n"
         "  samebits scale 6             six workers, from MIN_WORKER_NUM to MAX_WORKER_NUM\n"
-        "  samebits scale 6 --dry-run   only say who would be started, or leave\n"
+        "  samebits scale 6 --dry-run   only print which workers would start or leave\n"
         "  samebits scale --add 2       start two more on this machine\n"
         "  samebits scale --remove 5 6  have workers 5 and 6 of this machine leave for good\n\n"
-        "Exits with 0 as soon as it is under way; `samebits status` shows who is there, `samebits history` why.",
+        "Exits with 0 as soon as it is under way; `samebits status` shows the workers, `samebits history` the reasons.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("size", type=whole(1), nargs="?", metavar="N", help="how many workers there are to be")
-    what.add_argument("--add", type=whole(1), nargs="?", const=1, metavar="N", help="start so many more here (1)")
+    what.add_argument("size", type=whole(1), nargs="?", metavar="N", help="the wanted number of workers")
+    what.add_argument("--add", type=whole(1), nargs="?", const=1, metavar="N", help="start this many more here (1)")
     what.add_argument("--remove", nargs="+", metavar="NODE", help="have these workers or spares leave for good")
-    parser.add_argument("--dry-run", action="store_true", help="with N: say what would be done, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="with N: print what would be done, and do nothing")
     options = parser.parse_args(arguments)
     if options.dry_run and options.size is None:
         parser.error("--dry-run goes with a number of workers, as in `samebits scale 6 --dry-run`")
@@ -83,7 +83,7 @@ def _add(log_dir: Path, count: int) -> None:
     added = nodes_to_add(settings, nodes, view_of(settings), count)
     with reserved(settings.log_dir, [name_of(node) for node in added]) as berths:
         job_spec.keep(log_dir, replace(kept, nodes=nodes + added))
-        _say(f"starting worker {', '.join(added)}: whoever joins does so at a commit of the others")
+        _say(f"starting worker {', '.join(added)}: new workers join at a commit")
         launch(berths, program_of(kept, present, secrets), [])
 
 

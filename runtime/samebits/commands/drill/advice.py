@@ -156,7 +156,7 @@ def _without_sampler(name: str, calls: Sequence[ast.Call], given: set[str | None
     if "sampler" in given:
         if not any(_called(one).rpartition(".")[2] in ("record_batch", "record_indices") for one in calls):
             yield (
-                f"{name}: nobody tells the sampler how far the epoch has come. Fix: sampler.record_batch(batch, size) "
+                f"{name}: the sampler is never told which samples are done. Fix: sampler.record_batch(batch, size) "
                 "before state.commit()"
             )
         return

@@ -89,13 +89,15 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
         "checkpoints bit by bit. Signals go to the drill's own processes alone.",
         epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in Fault),
     )
-    parser.add_argument("--faults", default="kill,scheduler", help="which, separated by commas (default %(default)s)")
+    parser.add_argument(
+        "--faults", default="kill,scheduler", help="the faults, separated by commas (default %(default)s)"
+    )
     parser.add_argument("--kills", type=whole(1, 10_000), default=5, help="how many faults (default %(default)s)")
-    parser.add_argument("--seed", type=whole(), default=1, help="of their order, steps and targets")
+    parser.add_argument("--seed", type=whole(), default=1, help="decides the faults' order, steps and targets")
     parser.add_argument("-n", "--workers", type=whole(1), default=2, help="workers (default %(default)s)")
     parser.add_argument("--spares", type=whole(), default=1, help="spares (default %(default)s)")
     parser.add_argument("--folder", default="drill", help="a new folder for both jobs and the report")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done")
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     options = parser.parse_args(words)
     if not script:

@@ -307,7 +307,7 @@ def _disk_full(scene: Scene) -> Given:
         library.set()
     count = library.refused - refused
     if not count:
-        raise ImpossibleError(f"nobody wrote a checkpoint within {FULL_S:g} s. Fix: save more often")
+        raise ImpossibleError(f"no checkpoint was written within {FULL_S:g} s. Fix: save more often")
     return Given("", f"ENOSPC for {count} writes into {scene.folder.name}/ckpt_of_rank")
 
 

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     keep_going_without_output()
     found = first_hosts.running_job(request)
     if found is not None:
-        prepare.say("the job runs already: this command follows it, and drives its hosts once nobody else does")
+        prepare.say("the job runs already: this command follows it, and manages its hosts once no other command does")
         return recover.go_on(*found)
     request = first_hosts.placed(request)
     ready = prepare.read_start(request)

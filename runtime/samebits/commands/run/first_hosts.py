@@ -52,7 +52,7 @@ def placed(request: Request) -> Request:
     if settings.host_discovery_script is None:
         return request
     if not settings.enable_recovery:
-        raise UsageError("HOST_DISCOVERY_SCRIPT needs ENABLE_RECOVERY=1: nobody else could join. Fix: leave it out")
+        raise UsageError("HOST_DISCOVERY_SCRIPT needs ENABLE_RECOVERY=1: no other host could join. Fix: leave it out")
     if settings.host_launch is not None:
         template_of(settings.host_launch)
         if settings.cluster_secret is not None:

@@ -131,14 +131,14 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_count,
         metavar="R",
         default=pet("NODE_RANK"),
-        help="which of them this is (0); host 0 has the scheduler",
+        help="index of this host (0); host 0 has the scheduler",
     )
     where.add_argument(
         *("--sched-host", "--master-addr", "--master_addr"),
         dest="sched_host",
         metavar="HOST",
         default=pet("MASTER_ADDR"),
-        help="where the scheduler is reached (SCHED_HOST)",
+        help="address of the scheduler (SCHED_HOST)",
     )
     where.add_argument(
         *("--sched-port", "--master-port", "--master_port"),
@@ -229,7 +229,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "job goes on, and another run or recover in this folder adopts it",
     )
     ends.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
-    ends.add_argument("--detach", action="store_true", help="leave the job to itself once it is started")
+    ends.add_argument("--detach", action="store_true", help="exit once the job is started, and leave it running")
     shown = parser.add_argument_group("what is shown")
     shown.add_argument(
         *("--log-dir", "--log_dir"), metavar="DIR", default=pet("LOG_DIR"), help="logs and pid files (LOG_DIR)"
@@ -246,14 +246,14 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_streams,
         metavar="SPEC",
         default=pet("REDIRECTS", "3"),
-        help="taken for torchrun's sake: what a worker prints always goes to its log",
+        help="accepted as in torchrun; a worker's output always goes to its log",
     )
     shown.add_argument(
         *("--local-ranks-filter", "--local_ranks_filter"),
         type=_ranks,
         metavar="RANKS",
         default=pet("LOCAL_RANKS_FILTER", ""),
-        help="of what -t shows only these workers, as in 0,1",
+        help="with -t, show only these workers, as in 0,1",
     )
     shown.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
     shown.add_argument("--dry-run", action="store_true", help="say what would start where, and start nothing")
@@ -297,7 +297,7 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
     except KeyError as unknown:
         raise argparse.ArgumentTypeError(f"there is no signal {unknown}: expected names such as SIGHUP") from None
     if signal.SIGKILL in found or signal.SIGSTOP in found:
-        raise argparse.ArgumentTypeError("SIGKILL and SIGSTOP are heard by nobody")
+        raise argparse.ArgumentTypeError("SIGKILL and SIGSTOP cannot be handled")
     return tuple(one for one in found if one not in (signal.SIGINT, signal.SIGTERM))
 
 
@@ -353,7 +353,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     if options.no_python and options.module:
         parser.error("--no-python and -m: a module needs Python")
     if options.die_with_me and options.detach:
-        parser.error("--die-with-me and --detach: whoever leaves a job to itself cannot end it by its own death")
+        parser.error("--die-with-me and --detach: a command that has left the job cannot end it by its own death")
     if options.check:
         _require_checkable(parser, options, nodes_most, given)
     if options.on is not None:
