@@ -534,14 +534,14 @@ def test_doctor_approves_of_this_machine(here: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({}, "this host's users, at 127.0.0.1: the scheduler takes anybody (no CLUSTER_SECRET); gloo's ports"),
+        ({}, "this host's users, at 127.0.0.1: the scheduler accepts every process (no CLUSTER_SECRET); gloo's ports"),
         (
             {"CLUSTER_SECRET": "s" * 32},
-            "this host's users, at 127.0.0.1: the scheduler takes whoever has the secret; gloo",
+            "this host's users, at 127.0.0.1: the scheduler accepts every process with the secret; gloo",
         ),
         (
             {"SCHED_HOST": "192.0.2.1", "CLUSTER_INSECURE": "1"},
-            "whoever reaches this host's network, at 192.0.2.1: the scheduler takes anybody (no CLUSTER_SECRET)",
+            "anyone who reaches this host's network, at 192.0.2.1: the scheduler accepts every process (no",
         ),
     ],
     ids=["loopback", "secret", "network"],

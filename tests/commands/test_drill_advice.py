@@ -91,7 +91,7 @@ def test_other_ways_to_draw_samples_are_named_too(loader: str) -> None:
 
 def test_sampler_without_set_epoch_is_named() -> None:
     (_, said) = told(changed("                sampler.record_batch(batch, args.batch_size)\n", ""))
-    assert "nobody tells the sampler how far the epoch has come" in said
+    assert "the sampler is never told which samples are done" in said
 
 
 def test_forgotten_commit_is_the_only_advice() -> None:

@@ -174,7 +174,7 @@ def test_horovodrun_python_may_start_a_module() -> None:
         ("--nnodes 2 --node-rank 2 train.py", "--node-rank 2: expected 0 to 1, for --nnodes 2"),
         ("--spares -1 train.py", "expected"),
         ("--signals-to-handle SIGWHAT train.py", "there is no signal 'SIGWHAT'"),
-        ("--signals-to-handle SIGKILL train.py", "heard by nobody"),
+        ("--signals-to-handle SIGKILL train.py", "cannot be handled"),
         ("-t 9 train.py", "'9': expected 0 to 3"),
         ("-m --no-python train.py", "a module needs Python"),
         ("--check --detach train.py", "--check and --detach"),

@@ -1,1 +1,1 @@
-"""Subcommands of ``samebits``, a file or a folder each."""
+"""Subcommands of ``samebits``, one file or folder each."""

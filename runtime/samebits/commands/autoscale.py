@@ -1,6 +1,6 @@
 """``samebits autoscale``: decide at intervals how many workers the job should have, and start or release them.
 
-The policy is in ``hosts.autoscale``. Each decision is printed with its reason; ``--dry-run`` only prints.
+The policy is in ``hosts.autoscale``. Each decision is printed with its reason; ``--dry-run`` only prints decisions.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
                     with StartLock(log_dir):
                         bring_to(log_dir, decision.size, decision.reason)
                 trouble = ""
-            except SameBitsError as error:  # said once, and tried again at the next look
+            except SameBitsError as error:  # report once, and retry at the next look
                 trouble = _said_once(trouble, str(error))
     return 0
 
@@ -150,37 +150,37 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--least", type=whole(), default=0, metavar="N", help="never fewer (default MIN_WORKER_NUM)")
     parser.add_argument("--most", type=whole(), default=0, metavar="N", help="never more (default MAX_WORKER_NUM)")
-    parser.add_argument("--cpu", type=share, default=0.0, metavar="SHARE", help="of a core that a worker is to use")
+    parser.add_argument("--cpu", type=share, default=0.0, metavar="SHARE", help="target share of a core per worker")
     parser.add_argument(
-        "--memory", type=share, default=0.0, metavar="SHARE", help="of its host's or pod's memory that may be taken"
+        "--memory", type=share, default=0.0, metavar="SHARE", help="target share of its host's or pod's memory"
     )
     parser.add_argument(
         "--queue-per-worker",
         type=share,
         default=0.0,
         metavar="X",
-        help="what may wait for each worker, of what one reports: samebits.report(queue=…)",
+        help="target number of waiting items per worker, as reported by samebits.report(queue=…)",
     )
-    parser.add_argument("--queue-file", type=Path, help="a file with one number, how much waits, in place of a report")
+    parser.add_argument("--queue-file", type=Path, help="a file with the number of waiting items, in place of a report")
     parser.add_argument(
         "--room",
         type=whole(),
         metavar="N",
-        help="workers that there is room for (default: the slots of the discovered hosts, else the accelerators here)",
+        help="room for this many workers (default: the slots of the discovered hosts, else the accelerators here)",
     )
     parser.add_argument("--every", type=interval, default=10.0, metavar="S", help="seconds between looks (default 10)")
-    parser.add_argument("--settle", type=seconds, default=30.0, metavar="S", help="seconds left alone after a change")
+    parser.add_argument("--settle", type=seconds, default=30.0, metavar="S", help="seconds to wait after a change")
     parser.add_argument(
-        "--shrink-after", type=seconds, default=300.0, metavar="S", help="seconds a smaller size must do"
+        "--shrink-after", type=seconds, default=300.0, metavar="S", help="seconds for which a smaller size must suffice"
     )
     parser.add_argument(
         "--least-gain",
         type=share,
         default=0.3,
         metavar="SHARE",
-        help="of its cost that a worker must bring, or it goes",
+        help="share of linear speed-up that a worker must bring, or it is released",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
     export = parser.add_argument_group("for Kubernetes to carry out", "prints a manifest, and looks at no job")
     export.add_argument(
         "--export",
@@ -191,31 +191,31 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     export.add_argument("--target", type=_name, default="samebits-worker", metavar="NAME", help="the StatefulSet")
     export.add_argument("--prometheus", default="", metavar="URL", help="keda: the server that knows the queue")
-    export.add_argument("--query", default="", metavar="PROMQL", help="keda: how much waits, if not what is reported")
+    export.add_argument("--query", default="", metavar="PROMQL", help="keda: the queue, if not as reported")
     options = parser.parse_args(arguments)
     if not options.export and options.queue_file and not options.queue_per_worker:
-        raise UsageError("--queue-file: how much may wait for each worker? Fix: give --queue-per-worker as well")
+        raise UsageError("--queue-file needs a target. Fix: give --queue-per-worker as well")
     return options
 
 
 def _name(text: str) -> str:
-    """Return a name that Kubernetes takes (RFC 1123)."""
+    """Return a name that Kubernetes accepts (RFC 1123)."""
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected lower-case letters, digits, '-' and '.'")
     return text
 
 
 class Meter:
-    """Measurements since the last look. ``queue_file`` holds one number that replaces what workers report."""
+    """Measure the job between two looks. ``queue_file`` holds one number that replaces the workers' reports."""
 
     def __init__(self, queue_file: Path | None) -> None:
         self._queue_file = queue_file
-        self._before: tuple[float, int, int] | None = None  # when, generation, step
+        self._before: tuple[float, int, int] | None = None  # time, generation and step of the last look
 
     def read(self, view: JobView, now_s: float, room: int | None) -> Reading:
-        """Return a reading of this moment. Speed is in steps a second times workers; a change of generation voids it.
+        """Return the current reading. Speed is steps per second times workers; None after a change of generation.
 
-        Where nothing waits it is not known: steps are no measure of work then, for workers may idle in them.
+        Speed is also None if nothing waits in the queue, since workers may then take steps without work.
         """
         before, self._before = self._before, (now_s, view.generation, view.step)
         speed = None
@@ -239,17 +239,17 @@ class Meter:
             text = private.read(self._queue_file, MAX_QUEUE_BYTES)
             waits = float(text or b"")
         except (SameBitsError, ValueError):
-            return None  # half written, or missing: unknown
+            return None  # a file that is incomplete or missing
         return waits if 0 <= waits < float("inf") else None
 
 
 def _mean(shares: Sequence[float]) -> float | None:
-    """Return the workers' mean, at most 1; None if none reports it."""
+    """Return the workers' mean, at most 1; None if no worker reports a value."""
     return min(1.0, max(0.0, sum(shares) / len(shares))) if shares else None
 
 
 def _reported(alive: Sequence[WorkerView]) -> float | None:
-    """Return the queue that the worker of the lowest slot reports, of those that report one (``samebits.report``)."""
+    """Return the queue length that the reporting worker with the lowest slot gives (``samebits.report``)."""
     waits = next((one.figures["queue"] for one in alive if "queue" in one.figures), None)
     return None if waits is None else max(0.0, waits)
 

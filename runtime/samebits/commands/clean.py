@@ -1,7 +1,7 @@
 """``samebits clean``: free what jobs of this folder left behind: checkpoints in memory and folders moved aside.
 
 Nothing is removed that was not listed with its path and size, and nothing while the job has a process. Files of other
-users, jobs and folders are not looked at.
+users, jobs and folders are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Something that may be removed; ``job``: whose memory it is, empty of a folder or a file."""
+    """Something that may be removed; ``job`` is the owner of memory, and empty for a folder or a file."""
 
     path: Path
     size_bytes: int
@@ -85,7 +85,7 @@ def memory_of(job: str) -> list[Left]:
 
 
 def memory_line(job: str) -> str:
-    """Return how much memory a job's checkpoints take on this host, for people; empty where they take none."""
+    """Return how much memory a job's checkpoints take on this host, as a sentence; empty if they take none."""
     size_bytes = sum(one.size_bytes for one in memory_of(job))
     if not size_bytes:
         return ""
@@ -93,7 +93,7 @@ def memory_line(job: str) -> str:
 
 
 def shown(left: Sequence[Left], settings: Settings) -> list[str]:
-    """Return what may be removed, a line each, and what that means for the job."""
+    """Return one line for each thing that may be removed, and what its removal means for the job."""
     if not left:
         return ["samebits: nothing is left of this folder's jobs but what it needs"]
     lines = [f"  {spoken_size(one.size_bytes):>10}  {one.path} ({one.what})" for one in left]
@@ -109,7 +109,7 @@ def shown(left: Sequence[Left], settings: Settings) -> list[str]:
 
 
 def remove(left: Sequence[Left]) -> int:
-    """Remove all of it; returns how many bytes are free again.
+    """Remove all of it; return the number of bytes freed.
 
     Raises:
         StoreError: something cannot be removed.
@@ -131,7 +131,7 @@ def remove(left: Sequence[Left]) -> int:
 
 
 def spoken_size(size_bytes: int) -> str:
-    """``1.5 GiB``."""
+    """Format a size such as ``1.5 GiB``."""
     size, unit = float(size_bytes), 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -140,10 +140,10 @@ def spoken_size(size_bytes: int) -> str:
 
 @contextlib.contextmanager
 def _nothing_lives(settings: Settings) -> Iterator[None]:
-    """Hold the job's lock, so that no process of it starts meanwhile.
+    """Hold the job's lock, so that no process of the job starts meanwhile.
 
     Raises:
-        LockedError: something of the job runs.
+        LockedError: a process of the job runs.
     """
     started = read_pid_files(settings.log_dir, process_names(job_spec.nodes_of(settings.log_dir, settings)))
     running = [f"{spoken(name)} ({identity})" for name, identity in started.items() if identity.is_alive()]
@@ -165,7 +165,7 @@ def _nothing_lives(settings: Settings) -> Iterator[None]:
 
 
 def _moved_aside(settings: Settings) -> Iterator[Path]:
-    """What run.sh moved aside for jobs of this folder, as far as it is this user's own."""
+    """Yield the folders that run.sh moved aside for jobs of this folder, if this user owns them."""
     named = [settings.recovery_path, settings.log_dir / job_spec.START_FILE, settings.log_dir / OWNER_FILE]
     if isinstance(settings.checkpoint_path, Path):
         named.append(settings.checkpoint_path)
@@ -181,7 +181,7 @@ def _moved_aside(settings: Settings) -> Iterator[Path]:
 
 
 def _view_of(recovery_path: Path) -> JobView | None:
-    """Return the job in this folder, or None if none is readable."""
+    """Return the job in this folder, or None if no job is readable."""
     try:
         return stored_view(recovery_path)
     except StoreError:
@@ -196,7 +196,7 @@ def _size_of(path: Path) -> int:
 
 
 def _agrees() -> bool:
-    """Ask the user whether to remove it, and return the answer.
+    """Ask the user whether to remove everything listed, and return the answer.
 
     Raises:
         UsageError: there is no terminal to ask on.

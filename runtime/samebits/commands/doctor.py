@@ -1,7 +1,7 @@
 """``samebits doctor``: check what a job needs on this machine.
 
-Each check is one function that returns a finding. Nothing is changed and torch is not imported. A finding that is wrong
-ends with the command that fixes it. Of several network interfaces it says whether a faster one is unused.
+Each check is one function that returns findings. Nothing is changed and torch is not imported. A negative finding ends
+with the command that fixes it. With several network interfaces, a check reports if a faster one is unused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from samebits.store.checkpoint.remote_points import slots_at
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _IFREQ = struct.Struct("16sH2x4s16x")
 SYSTEM = Path("/sys/class/net")
-ENOUGH = 2.0  # times as fast: then it is worth a word
+ENOUGH = 2.0  # a speed ratio that is worth reporting
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Interface:
     """One interface that is up and has an address.
 
     Attributes:
-        addresses: literal ones, of both families.
-        mbit: its speed in Mbit/s; None if the kernel does not know it, as for virtual or wireless ones.
+        addresses: its IP addresses, of both families.
+        mbit: its speed in Mbit/s; None if the kernel does not know the speed, as for virtual or wireless interfaces.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Interface:
 
 
 def interfaces(system: Path = SYSTEM) -> list[Interface]:
-    """Those of this host, but for loopback."""
+    """Return this host's interfaces, except loopback."""
     found = []
     six = _ipv6_addresses()
     for _, name in socket.if_nameindex():
@@ -61,7 +61,7 @@ def interfaces(system: Path = SYSTEM) -> list[Interface]:
 
 
 def slower(used: str, known: list[Interface]) -> tuple[Interface, Interface] | None:
-    """Return the interface with this address and a faster one, or None if there is none or speeds are unknown."""
+    """Return the interface with this address and a faster one; None if there is none, or if speeds are unknown."""
     ours = next((one for one in known if used in one.addresses), None)
     if ours is None or ours.mbit is None:
         return None
@@ -105,7 +105,7 @@ ANSWER_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: ``fix`` is empty where all is well."""
+    """The result of one check; ``fix`` is empty if nothing is wrong."""
 
     what: str
     found: str
@@ -113,7 +113,7 @@ class Finding:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; status 1 where anything is wrong."""
+    """Run the subcommand; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(
         prog="samebits doctor", description="Check what a job needs on this machine; changes nothing."
     )
@@ -159,13 +159,13 @@ _PREFLIGHT_FIX = "leave this host out of the job, or have it looked at"
 
 
 def python() -> Finding:
-    """Return the interpreter."""
+    """Check the interpreter's version."""
     found = f"{sys.version.split()[0]} ({sys.executable})"
     return Finding("python", found, "" if sys.version_info >= OLDEST_PYTHON else "install Python 3.11 or newer")
 
 
 def torch() -> Finding:
-    """Return the installed torch, by its metadata: importing it takes seconds."""
+    """Check the installed torch by its metadata, since importing torch takes seconds."""
     fix = "bash scripts/setup.sh"
     try:
         version = importlib.metadata.version("torch")
@@ -176,7 +176,7 @@ def torch() -> Finding:
 
 
 def import_name(path: Sequence[str]) -> list[Finding]:
-    """Return whether ``import samebits`` finds this package, and no file of that name on ``path``."""
+    """Check that ``import samebits`` finds this package, and that ``path`` has no other file of that name."""
     ours = Path(__file__).resolve().parents[1]
     names = ("samebits.py", "samebits/__init__.py")
     found = [file for entry in path if entry for name in names if (file := Path(entry, name).resolve()).is_file()]
@@ -187,7 +187,7 @@ def import_name(path: Sequence[str]) -> list[Finding]:
 
 
 def commands() -> list[Finding]:
-    """Look for the programs that the scripts call."""
+    """Check for the programs that the scripts call."""
     names = ("bash", "setsid", "flock")
     return [
         Finding(name, found)
@@ -198,7 +198,7 @@ def commands() -> list[Finding]:
 
 
 def folder(name: str, path: Path | str) -> Finding:
-    """Return whether this user may write in the folder, or make it; whether a remote one can be listed."""
+    """Check that this user can write to the folder or create it; for a remote folder, that it can be listed."""
     if isinstance(path, str):
         try:
             slots = slots_at(path, patience_s=ANSWER_TIMEOUT_S)
@@ -215,14 +215,14 @@ def folder(name: str, path: Path | str) -> Finding:
     try:
         Path(
             tempfile.mkdtemp(prefix=".samebits-", dir=existing)
-        ).rmdir()  # access(2) knows neither /proc nor a full disk
+        ).rmdir()  # access(2) does not detect /proc or a full disk
     except OSError as error:
         return Finding(name, f"{existing} cannot be written ({error.strerror})", f"export {name}=<a folder of yours>")
     return Finding(name, f"{path} can be {'written' if existing == path else 'made'}")
 
 
 def scheduler(settings: Settings) -> list[Finding]:
-    """Return where the scheduler may be: one place, or each of those that SCHED_HOST names."""
+    """Check the scheduler's possible addresses: one, or each that SCHED_HOST names."""
     if names_one(settings.sched_host):
         return [port(settings)]
     name = f"SCHED_HOST={settings.sched_host}"
@@ -255,11 +255,11 @@ def _at(settings: Settings, address: SchedulerAddress) -> Finding:
 
 
 def network(settings: Settings) -> list[Finding]:
-    """Find the interface of a job of several hosts; a finding if another one is much faster."""
+    """Return the network interface of a job on several hosts; a negative finding if another one is much faster."""
     try:
         used = address_towards(settings.sched_host, settings.sched_port)
     except OSError:
-        return []  # said by who looks for the scheduler
+        return []  # the scheduler's check reports it
     if is_loopback(used):
         return []
     known = interfaces()
@@ -279,7 +279,7 @@ def network(settings: Settings) -> list[Finding]:
 
 
 def port(settings: Settings) -> Finding:
-    """Return whether a scheduler could listen, or a job's does."""
+    """Check that a scheduler could listen on the port, or that a job's scheduler does."""
     name = f"SCHED_PORT={settings.sched_port}"
     try:
         if ask_once(settings, ANSWER_TIMEOUT_S) is not None:
@@ -299,15 +299,16 @@ def reach(settings: Settings) -> Finding:
     try:
         addresses = listening(settings.sched_host, settings.sched_port, settings.sched_bind).addresses
     except ListenError:
-        # Another host's scheduler: this host's workers listen where the way to it begins, unless that is loopback.
+        # Another host has the scheduler: this host's workers listen on the interface that leads to it, unless it is
+        # loopback.
         addresses = [settings.sched_bind] if settings.sched_bind else [one.host for one in known_addresses(settings)]
     everybody = not all(is_loopback(address) for address in addresses)
-    who = "whoever reaches this host's network" if everybody else "this host's users"
+    who = "anyone who reaches this host's network" if everybody else "this host's users"
     has_secret = settings.cluster_secret is not None or settings.cluster_secret_file is not None
     scheduler = (
-        "the scheduler takes whoever has the secret"
+        "the scheduler accepts every process with the secret"
         if has_secret
-        else "the scheduler takes anybody (no CLUSTER_SECRET)"
+        else "the scheduler accepts every process (no CLUSTER_SECRET)"
     )
     return Finding(
         name,
@@ -324,7 +325,7 @@ def descriptors(settings: Settings) -> Finding:
 
 
 def folders(settings: Settings) -> list[tuple[str, Path | str]]:
-    """Return the variables that name the job's folders, and those."""
+    """Return the names of the variables for the job's folders, with the folders."""
     return [
         ("RECOVERY_PATH", settings.recovery_path),
         ("CHECKPOINT_PATH", settings.checkpoint_path),

@@ -1,6 +1,6 @@
-"""``samebits drain``: have workers, or all of a host, leave at their next commit, and wait until they have.
+"""``samebits drain``: make workers, or all workers of a host, leave at their next commit, and wait for them.
 
-A machine that is about to be switched off costs the job one commit and no step.
+A machine that is about to be switched off then costs the job one commit and no step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ examples:
   samebits drain --undo node-b      it may be used again
 
 SIGTERM to a worker does the same for that one: what a cluster sends before it takes a machine away.
-Exits with 0 when they have left, with 80 where that is refused or takes longer than --timeout.
+Exits with 0 when they have left, with 80 if that is refused or takes longer than --timeout.
 """
 
 
@@ -47,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="+", metavar="NODE|HOST", help="a NODE_ID, or a host and all that runs there")
+    parser.add_argument("names", nargs="+", metavar="NODE|HOST", help="a NODE_ID, or a host with all its workers")
     parser.add_argument("--undo", action="store_true", help="these hosts may be used again, where they are discovered")
-    parser.add_argument("--anyway", action="store_true", help="also where fewer than MIN_WORKER_NUM would be left")
+    parser.add_argument("--anyway", action="store_true", help="even if fewer than MIN_WORKER_NUM would be left")
     parser.add_argument("--timeout", type=interval, default=600.0, metavar="S", help="seconds to wait (default 600)")
     options = parser.parse_args(arguments)
     log_dir, kept = job_spec.read_here()
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Meant:
-    """Nodes that are alive, and the discovered hosts that were named."""
+    """The living nodes that the words mean, and the discovered hosts that were named."""
 
     nodes: tuple[str, ...]
     hosts: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
     """Return the nodes that these words name: a living node's id, or a host with all its living nodes.
 
     Raises:
-        UsageError: a word names no node.
+        UsageError: a word names no living node.
     """
     alive = [one for one in view.nodes if one.presence is Presence.ALIVE]
     nodes: list[str] = []
@@ -111,10 +111,10 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
 
 
 def require_enough(view: JobView, leaving: Collection[str]) -> None:
-    """Raise if the job cannot continue without these.
+    """Raise if the job cannot continue without these nodes.
 
     Raises:
-        UsageError: it would have to wait.
+        UsageError: the job would have to wait.
     """
     left = sum(one.presence is Presence.ALIVE and one.node not in leaving for one in (*view.workers, *view.spares))
     is_worker = any(one.node in leaving for one in view.workers)
@@ -126,7 +126,7 @@ def require_enough(view: JobView, leaving: Collection[str]) -> None:
 
 
 def wait_until_left(settings: Settings, text: str, nodes: Sequence[str], timeout_s: float) -> None:
-    """Ask these nodes to leave until all have left; report each, and keep ``text`` in the history.
+    """Ask these nodes to leave and wait until they have; report each, and record ``text`` in the history.
 
     Raises:
         UsageError: some have not left after ``timeout_s`` seconds, or no scheduler answers.

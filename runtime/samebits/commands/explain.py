@@ -1,6 +1,6 @@
 """``explain``: print the tables of variables, exit codes and causes, for people, for pages and for programs.
 
-The tables are those that decide: ``samebits.config``'s, ``samebits.exit_codes``' and ``samebits.core.causes.table``'s.
+The tables are the ones in effect: ``samebits.config``'s, ``samebits.exit_codes``' and ``samebits.core.causes.table``'s.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAYS: dict[Hang, str] = {
     Hang.LINK: "all workers wait in the same collective, all_reduce #812, and none leaves it",
     Hang.NOBODY_WAITS: "and no rank waits for another",
 }
-"""A message's words for a stall that its process reports, after ``no step for 12 s:``."""
+"""Example messages for a stall that its process reports, after ``no step for 12 s:``."""
 
 _CLASSES_ZH = {
     CauseClass.NODE: "节点",
@@ -51,7 +51,7 @@ _STRATEGIES_ZH = {
 _RETRIES = {Retry.YES: "forever", Retry.ONCE: "once", Retry.NO: "no", Retry.OVER: "–"}
 _RETRIES_ZH = {Retry.YES: "一直", Retry.ONCE: "一次", Retry.NO: "否", Retry.OVER: "–"}
 
-_ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
+_ZH: dict[str, tuple[str, str]] = {  # by fault: its name, and the fix
     "the job ended, and this process with it": ("作业已结束，本进程随之结束", "查看作业结束的原因：其根本原因"),
     "a setting, a secret or a folder is wrong, or this machine computes differently": (
         "设置、密钥或目录有误，或本机的计算方式不同",
@@ -176,12 +176,12 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
 
 
 def heading(row: Row) -> str:
-    """Return a row's fault, class, and what is done about it, in one line."""
+    """Return a row's fault, class and reaction as one line."""
     return f"{row.fault}: {row.cause.value}; tried again: {_RETRIES[row.retry]}; {_strategies(row)}"
 
 
 def says(row: Row) -> str:
-    """Return a message's words for this cause."""
+    """Return an example message for this cause."""
     parts = [SAYS.get(hang, f"it {hang.value}") for hang in sorted(row.hangs, key=lambda one: one.name)]
     parts += [notice.value for notice in row.notices]
     parts += row.texts
@@ -200,7 +200,7 @@ def says(row: Row) -> str:
 
 
 def cause_table() -> str:
-    """Return the table of docs/reference/messages.md: markdown, a row per cause, no trailing newline."""
+    """Return the table of docs/reference/messages.md: markdown, one row per cause, no trailing newline."""
     head = ["| fault | what the message says | class | again? | what is done | fix |", "|---|---|---|---|---|---|"]
     rows = [(row.fault, _quoted(row), row.cause.value, _RETRIES[row.retry], _strategies(row), row.fix) for row in TABLE]
     return "\n".join([*head, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)])

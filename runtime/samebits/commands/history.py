@@ -1,4 +1,4 @@
-"""``samebits history``: print a job's events and what they add up to."""
+"""``samebits history``: print a job's events and their totals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``samebits keep``: run one process of a job as a container's own, restarting it as long as that can help.
+"""``samebits keep``: run one process of a job in a container, and restart it as long as a restart can help.
 
 ``core.causes.escalation`` decides at which level to try next. The exit status tells the container engine what to do:
-restart this container, recreate the whole job (92), or nothing.
+restart this container, recreate the whole job (92), or do nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _WORTH_RETRYING = frozenset(one.code for one in EXIT_CODES if one.again is Again
 _LOOK_S = 1.0  # PROBE_FILE is written every second
 _MAX_BYTES = 64
 _STORE_S = 10.0  # torchrun's store is in a process of this machine
-_UNKNOWN_COMMAND = 127  # as a shell says it
+_UNKNOWN_COMMAND = 127  # as a shell reports it
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; the process's last exit status, or 92 where the whole job has to start again."""
+    """Run the subcommand; return the process's last exit status, or 92 if the whole job has to start again."""
     parser = argparse.ArgumentParser(
         prog="samebits keep",
         usage="%(prog)s [--stay] command ...",
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _stay(status: int, signals: Signals) -> int:
-    """Return when this process is asked to end."""
+    """Wait until this process is asked to end, and return the status."""
     _say(f"ended with status {status}, not restarted. Fix: read the log above, then docs/reference/exit-codes.md")
     while all(name == signal.SIGCHLD.name for name in signals.take()):
         select.select([signals.fileno()], [], [])
@@ -80,14 +80,14 @@ def _stay(status: int, signals: Signals) -> int:
 
 
 class Keeper:
-    """One process after the other, for one place in the job.
+    """Runs one process after the other for one place in the job.
 
     Args:
-        command: of each; the first word is looked for in PATH.
-        signals: SIGTERM and SIGINT, which are handed on, and SIGCHLD.
+        command: the command of each process; its first word is looked up in PATH.
+        signals: SIGTERM and SIGINT, which are passed on, and SIGCHLD.
 
     Raises:
-        SettingsError: a variable is wrong.
+        SettingsError: a variable is invalid.
     """
 
     def __init__(self, command: Sequence[str], signals: Signals) -> None:
@@ -100,10 +100,10 @@ class Keeper:
         self.asked = False
 
     def run(self) -> int:
-        """Until starting again here cannot help, or is not for this process to do; with which status it is to end.
+        """Run the process until a restart here cannot help or is not this process's to do; return the status.
 
         Raises:
-            UsageError: there is no such program. One that did run once is waited for as one that died.
+            UsageError: there is no such program. If the program ran before, its absence counts as a death.
         """
         said = ""
         while True:
@@ -121,7 +121,7 @@ class Keeper:
                 return status
 
     def _once(self, said: str) -> tuple[int, float]:
-        """Run one process; return its status as a shell has it, and how long it held its seat."""
+        """Run one process; return its status as a shell reports it, and how many seconds it held its seat."""
         try:
             self._child = self._spawn()
         except OSError as error:
@@ -148,7 +148,7 @@ class Keeper:
         return status, 0.0 if held_since is None else time.monotonic() - held_since
 
     def _wait(self, timeout_s: float | None) -> bool:
-        """Until a signal comes, at most so long; whether this process is asked to end, which the child then is, too."""
+        """Wait for a signal, at most ``timeout_s``; return whether this process, and so its child, is asked to end."""
         select.select(self._watched, [], [], timeout_s)
         for name in self._signals.take():
             if name != signal.SIGCHLD.name:
@@ -167,13 +167,13 @@ class Keeper:
         return os.posix_spawnp(self._command[0], self._command, config.whole_environment())
 
     def _seated(self) -> None:
-        """The child holds its seat."""
+        """Record that the child holds its seat."""
 
     def _remember(self) -> None:
         _remember(self._settings, self._escalation.tried)
 
     def _status_above(self, step: Step, status: int) -> int:
-        """Return the status that asks for the next level, or says that there is none."""
+        """Return the status that requests the next level, or reports that there is none."""
         return status if step.level is Level.POD else LevelsSpentError.exit_code
 
     def _reaped(self, pid: int) -> int | None:
@@ -194,12 +194,12 @@ class Keeper:
         return "scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or '–'}"
 
     def _tell(self, said: str) -> None:
-        """Have it kept in the job's history, where a scheduler answers: that of a job whose scheduler died does not."""
+        """Record the decision in the job's history if a scheduler answers; if it has died, nothing is recorded."""
         if self._settings.role is Role.SCHEDULER:
             return
         from samebits.launcher.scheduler_link import (
             decide_once,
-        )  # ZeroMQ: 15 MiB that a process which only waits can do without
+        )  # ZeroMQ takes 15 MiB, which a process that only waits can save
 
         try:
             decide_once(self._settings, said)
@@ -208,20 +208,20 @@ class Keeper:
 
 
 class RankKeeper(Keeper):
-    """The agent's child in a torchrun that runs a ported script (``service.torchrun_seat``).
+    """The child of a torchrun agent that runs a ported script (``service.torchrun_seat``).
 
-    Its own child holds the rank's seat. A child that is killed, or ends with a status at which starting again helps, is
-    replaced here. Any other end is this process's own, so that torchrun's agent decides what follows.
+    Its own child holds the rank's seat. A child that is killed, or ends with a status at which a restart helps, is
+    replaced here. Any other end is also this process's end, so that torchrun's agent decides what follows.
     """
 
     def __init__(self, command: Sequence[str], signals: Signals) -> None:
-        from samebits.launcher.kept_scheduler import KeptScheduler  # ZeroMQ, as above
+        from samebits.launcher.kept_scheduler import KeptScheduler  # loads ZeroMQ, as above
 
         super().__init__(command, signals)
         settings = self._settings
         most = levels_of({"process": settings.recover_strategy.attempts.get("process")})
         self._escalation = Escalation({Level.PROCESS: most[Level.PROCESS]})
-        self._signal = 0  # that has ended the last child
+        self._signal = 0  # the signal that ended the last child
         self._failure: SameBitsError | None = None
         private.make_folder(settings.log_dir)
         self._agent = _open(launcher_of_session())
@@ -231,7 +231,7 @@ class RankKeeper(Keeper):
         self._scheduler.on_failure = self._fail
 
     def run(self) -> int:
-        """Keep the rank; return the status of the last child, or die of its signal.
+        """Keep the rank running; return the status of the last child, or end by the same signal.
 
         Raises:
             SameBitsError: no scheduler of the job can run here.
@@ -244,7 +244,7 @@ class RankKeeper(Keeper):
             raise self._failure
         path = config.torchrun_error_file()
         if self.asked and self._signal == signal.SIGTERM and path is not None and path.exists():
-            return 1  # the script had failed before torchrun asked: another rank that lost it was seen first
+            return 1  # the script had failed before torchrun asked, but another rank that lost this one was seen first
         if self._signal:
             signal.signal(self._signal, signal.SIG_DFL) if self._signal != signal.SIGKILL else None
             os.kill(os.getpid(), self._signal)
@@ -255,9 +255,9 @@ class RankKeeper(Keeper):
 
     def _spawn(self) -> int:
         if (path := config.torchrun_error_file()) is not None:
-            path.unlink(missing_ok=True)  # of the child before, whose end is repaired
+            path.unlink(missing_ok=True)  # left by the previous child, whose end is handled
         words = tied(self._command)
-        # A group of its own: SIGTERM for torchrun's worker is passed on once.
+        # A separate process group, so that SIGTERM for torchrun's worker is passed on only once.
         return os.posix_spawn(words[0], words, config.whole_environment(), setpgroup=0)
 
     def _wait(self, timeout_s: float | None) -> bool:
@@ -265,7 +265,7 @@ class RankKeeper(Keeper):
         if self._failure is not None:
             self._end(signal.SIGTERM)
         if self._agent in select.select([self._agent], [], [], 0)[0]:
-            self._end(signal.SIGKILL)  # nothing of a lost node may train beside the ranks that replace it
+            self._end(signal.SIGKILL)  # no process of a lost node may train beside the ranks that replace it
         return self.asked
 
     def _reaped(self, pid: int) -> int | None:
@@ -278,11 +278,11 @@ class RankKeeper(Keeper):
 
     def _seated(self) -> None:
         owner = read_owner(self._settings.recovery_path)
-        if owner is not None:  # on the scheduler's machine: only a scheduler of this job is started again
+        if owner is not None:  # on the scheduler's machine, restart only a scheduler of this job
             self._scheduler.link(owner.job, is_up=False)
 
     def _remember(self) -> None:
-        """torchrun's own restarts begin anew."""
+        """Do nothing, because torchrun's own restarts begin a new record of attempts."""
 
     def _status_above(self, step: Step, status: int) -> int:
         return status
@@ -297,19 +297,19 @@ def _keep_rank(command: Sequence[str]) -> int:
     log.set_up("keeper")
     with Signals((signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)) as signals:
         status = RankKeeper(command, signals).run()
-        # This process has a status of its own now; a request that comes too late must not replace it.
+        # This process now has its own exit status, which a late request must not replace.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
         return status
 
 
 def _open(agent: ProcessIdentity | None) -> int:
-    """Return a descriptor that is readable once torchrun's agent is gone.
+    """Return a descriptor that becomes readable once torchrun's agent is gone.
 
-    If it had ended before this process looked for its parent, another process has adopted this one, and the agent's
+    If the agent ended before this process looked up its parent, another process has adopted this one, and the agent's
     store does not answer any more.
 
     Raises:
-        UsageError: it is gone.
+        UsageError: the agent is gone.
     """
     gone = UsageError("keep: torchrun, which has started this process, is gone. Fix: start torchrun again")
     if agent is None:
@@ -333,7 +333,7 @@ def _escalation(settings: Settings) -> Escalation:
 
 
 def _remember(settings: Settings, tried: Tried | None) -> None:
-    """For the next container of this pod."""
+    """Store the attempts for the next container of this pod."""
     if settings.probe_file is not None:
         durable.replace_note(_notes(settings.probe_file), str(tried or "").encode())
 

@@ -1,4 +1,4 @@
-"""``samebits logs``: print the ends of the job's logs, and new lines as they are written."""
+"""``samebits logs``: print the last lines of the job's logs, and new lines as they are written."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _names(log_dir: Path, nodes: Sequence[str], asked: str | None) -> list[str]:
-    """Return the logs to show: a worker's and its predecessors'; the last predecessor's if its own is empty.
+    """Return the logs to show: a worker's after its predecessors', or all, with a predecessor's for an empty log.
 
     Raises:
         UsageError: there is no such worker.

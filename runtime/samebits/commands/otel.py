@@ -1,7 +1,8 @@
 """``samebits history --otel``: send a job's events as OpenTelemetry spans.
 
-Spans are made from the events, with their times, in a process of their own: no step waits for them, and a job that is
-over can be sent as well. Exporter and settings are OpenTelemetry's own (OTEL_EXPORTER_OTLP_ENDPOINT and others).
+Spans are made from the recorded events and their times, in a separate process. So no step waits for them, and a
+finished job can be sent as well. Exporter and settings are OpenTelemetry's own (OTEL_EXPORTER_OTLP_ENDPOINT and
+others).
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
 
 
 UNSENT = 1024
-"""So many spans wait at most: the processor drops those beyond twice as many."""
+"""Limit on spans waiting to be sent; the processor drops those beyond twice as many."""
 MOST_BYTES = 1 << 16
 _NEEDED = "opentelemetry.exporter.otlp.proto.http"
 
 
 class CountingExporter:
-    """An exporter that counts the spans which the collector has taken."""
+    """An exporter that counts the spans that the collector has accepted."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self.sent = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send them."""
+        """Send the spans."""
         result = self._exporter.export(spans)
         self.sent += len(spans) if result.name == "SUCCESS" else 0
         return result
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
             if not options.follow and count - exporter.sent >= UNSENT:
                 provider.force_flush()
                 if count > exporter.sent:
-                    break  # a collector that is gone takes none of the others either
+                    break  # a collector that is gone accepts no further spans
     finally:
         provider.shutdown()
     if exporter.sent < count:
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def send(spans: Iterable[Span], provider: TracerProvider) -> None:
-    """Give the spans to a tracer, with their own times."""
+    """Pass the spans to a tracer, with their own times."""
     from opentelemetry import trace
 
     tracer = provider.get_tracer("samebits")
@@ -130,7 +131,7 @@ def _provider() -> tuple[TracerProvider, CountingExporter]:
 
 
 def _bounded_session() -> requests.Session:
-    """Return a session that reads no more of an answer than an OTLP collector has to say."""
+    """Return a session that reads a limited amount of an answer, enough for an OTLP collector's."""
     import requests
     from requests.adapters import HTTPAdapter
 
@@ -139,7 +140,7 @@ def _bounded_session() -> requests.Session:
             answer = super().send(*request, **{**options, "stream": True})
             body = answer.raw.read(MOST_BYTES)
             answer.raw.close()
-            if answer.is_redirect:  # the exporter would take it for success
+            if answer.is_redirect:  # the exporter would take a redirect for success
                 raise requests.exceptions.InvalidURL(f"{answer.url} answers with a redirection")
             answer.raw = io.BytesIO(body)
             return answer

@@ -14,11 +14,11 @@ _QUESTIONS = {"alive": probe_note.is_alive, "ready": probe_note.is_ready}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; 0 for yes, 1 for no.
+    """Run the subcommand; return 0 for yes, 1 for no.
 
     Raises:
         SettingsError: PROBE_FILE is not set.
-        StoreError: what lies there is no such note.
+        StoreError: the file is not a valid note.
     """
     parser = argparse.ArgumentParser(
         prog="samebits probe",

@@ -1,6 +1,6 @@
 """``samebits ps``: list the job's processes on this machine with node, slot, role, pid and state.
 
-Processes come from this user's pid files; a slot is shown only if the scheduler gives it to exactly that process.
+Processes come from this user's pid files; a slot is shown only if the scheduler assigns it to exactly that process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _started_by_others(view: JobView | None, settings: Settings) -> dict[str, ProcessIdentity]:
-    """Return this host's processes of a job that another launcher, such as torchrun, has started."""
+    """Return this host's processes of a job that another launcher, such as torchrun, started."""
     holder = read_holder(settings.recovery_path)
     found = {} if holder is None or not holder.is_on_this_host() else {SCHEDULER: holder.identity}
     nodes = view.nodes if view is not None else ()
@@ -62,9 +62,9 @@ def _started_by_others(view: JobView | None, settings: Settings) -> dict[str, Pr
 
 
 def rows_of(started: Mapping[str, ProcessIdentity], view: JobView | None, max_world_size: int) -> list[dict[str, Any]]:
-    """Return a row a process that was started last under its name.
+    """Return one row per process that was started last under its name.
 
-    ``slot`` is None of the scheduler, of a spare, and of a process that the job does not count on.
+    ``slot`` is None for the scheduler, for a spare, and for a process that the job does not count on.
     """
     rows = []
     for name, identity in started.items():

@@ -1,7 +1,7 @@
 """``samebits recover``: start what is missing of the job that was started in this folder, and follow it.
 
-Processes are started from the job spec, not from today's environment, except for a secret that was given by value and
-is stored nowhere. A start that fails ends nothing that is alive.
+Processes are started from the job spec, not from the current environment, except for a secret that was given by value,
+which is not stored. A start that fails ends no living process.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def go_on(log_dir: Path, kept: JobSpec) -> int:
-    """Bring back what is gone and follow, again where the scheduler gave up too early; returns the exit status."""
+    """Restart what is gone and follow; repeat if the scheduler gave up too early. Return the exit status."""
     while True:
         result = _bring_back(log_dir, job_spec.read(log_dir) or kept)
         if result is None or not result.call_again:
@@ -82,10 +82,10 @@ def go_on(log_dir: Path, kept: JobSpec) -> int:
 
 
 def _moved_in() -> tuple[Path, JobSpec]:
-    """Return the job of a folder that was moved, from now on at home in the current one.
+    """Return the job of a folder that was moved, with the current folder as its home from now on.
 
     Raises:
-        UsageError: it also lies in its original folder, or its processes run in another one.
+        UsageError: the job is also in its original folder, or its processes run in another folder.
     """
     log_dir, kept, is_home = job_spec.find_here()
     if is_home:
@@ -111,7 +111,7 @@ def _moved_in() -> tuple[Path, JobSpec]:
 
 
 def _bring_back(log_dir: Path, kept: JobSpec) -> Result | None:
-    """Start what is gone and follow; return None if the job is over."""
+    """Restart what is gone and follow the job; return None if the job is over."""
     present = config.whole_environment()
     secrets = job_spec.secrets_for(kept, present)
     settings = kept.settings(secrets)
@@ -153,7 +153,7 @@ def _bring_back(log_dir: Path, kept: JobSpec) -> Result | None:
 
 
 def _with_port(log_dir: Path, kept: JobSpec, settings: Settings, port: int) -> tuple[JobSpec, Settings]:
-    """Keep the port that was chosen in place of the default one."""
+    """Store the port that was chosen in place of the default one."""
     _say(f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}")
     kept = replace(kept, environment={**kept.environment, "SCHED_PORT": str(port)})
     job_spec.keep(log_dir, kept)
@@ -161,10 +161,10 @@ def _with_port(log_dir: Path, kept: JobSpec, settings: Settings, port: int) -> t
 
 
 def _listener(kept: JobSpec, settings: Settings, remains: Remains) -> Listener:
-    """Listen for the scheduler, on any free port if no process knows the job's and another one has it.
+    """Listen for the scheduler; take any free port if the job's is in use and no process of the job knows it.
 
     Raises:
-        ListenError: the port is another process's, and nothing of the job is left that could be followed.
+        ListenError: another process has the port, and no process of the job is left to follow.
     """
     runs = any(remains.is_alive(identity) for identity in remains.started.values())
     has_other_hosts = bool(kept.hosts) or len(remains.nodes) < settings.worker_num
@@ -174,14 +174,14 @@ def _listener(kept: JobSpec, settings: Settings, remains: Remains) -> Listener:
     except ListenError:
         if not runs:
             raise
-        return Listener()  # the scheduler reports it, and its workers are followed meanwhile
+        return Listener()  # the scheduler reports the problem, and its workers are followed meanwhile
 
 
 def _require_own_journal(kept: JobSpec, settings: Settings, remains: Remains) -> None:
-    """Raise if what is to be recovered is another job: two launchers may have been given one RECOVERY_PATH.
+    """Raise if RECOVERY_PATH holds another job, since two launchers may have been given the same one.
 
     Raises:
-        ForeignFolderError: both jobs are named.
+        ForeignFolderError: names both jobs.
     """
     view = remains.view
     if view is not None and kept.job and view.job != kept.job:
@@ -203,7 +203,7 @@ def _refuse_without_journal(settings: Settings, kept: JobSpec) -> None:
     """Refuse to begin another job in the folders of this one, before anything is written.
 
     Raises:
-        StoreError: something of the job is left. Otherwise it had hardly begun, and starts again.
+        StoreError: something of the job is left. If nothing is, the job had hardly begun, and starts again.
     """
     candidate = recovering.newest_candidate(settings)
     if candidate is None and read_owner(settings.log_dir) is None:
@@ -220,11 +220,11 @@ def _refuse_without_journal(settings: Settings, kept: JobSpec) -> None:
 
 
 def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
-    """A new journal for a job that has lost its own.
+    """Create a new journal for a job that has lost its own.
 
     Raises:
         UsageError: there is a journal, or a living process that knows its content.
-        StoreError: no point can be gone on from.
+        StoreError: there is no point to continue from.
     """
     settings = kept.settings(job_spec.secrets_for(kept, config.whole_environment()))
     with StartLock(log_dir):
@@ -248,7 +248,7 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
 
 
 def _script_change(kept: JobSpec, remains: Remains, recovery: Recovery) -> str:
-    """Describe a changed script if workers that read it are started."""
+    """Describe how the script has changed, if workers that read it are started; else return an empty string."""
     if not any(name != SCHEDULER for name in recovery.start):
         return ""
     others = (name for name in remains.started if name != SCHEDULER and name not in recovery.start)
@@ -260,12 +260,12 @@ def _script_change(kept: JobSpec, remains: Remains, recovery: Recovery) -> str:
 def start_again(
     log_dir: Path, recovery: Recovery, program: Program, in_place: Callable[[Sequence[str]], object] | None = None
 ) -> None:
-    """Start what is gone, and end before what is in its way.
+    """Start processes that are gone, after ending those that are in the way.
 
-    ``in_place`` starts other nodes in place of these, which then wait for no cool-down.
+    ``in_place`` starts other nodes as replacements, which then wait for no cool-down.
 
     Raises:
-        StoreError: there is no room for a pid file, say; whatever runs of the job still runs.
+        StoreError: for example, no space for a pid file; running processes of the job continue.
     """
     with reserved(log_dir, () if in_place is not None else recovery.start) as berths:
         for lost in recovery.end:
@@ -293,7 +293,7 @@ def look(settings: Settings) -> Remains:
         told = None
     scheduler = started.get(SCHEDULER)
     if told is None and scheduler is not None and is_stopped(scheduler):
-        _say(f"the scheduler ({scheduler}) was stopped and hears nobody: let it go on with kill -CONT {scheduler.pid}")
+        _say(f"the scheduler ({scheduler}) is stopped. Fix: resume it with kill -CONT {scheduler.pid}")
     holder = read_holder(settings.recovery_path)
     return Remains(
         nodes=nodes,

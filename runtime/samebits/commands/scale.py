@@ -1,7 +1,7 @@
 """``samebits scale``: add workers of this machine to a running job, or remove some.
 
-The job spec names the nodes that belong to this machine and is changed first, so ``recover`` starts added workers again
-and leaves removed ones out even if this command is killed.
+The job spec names the nodes that belong to this machine and is changed first. So ``recover`` restarts added workers and
+leaves removed ones out, even if this command is killed.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def main(arguments: Sequence[str]) -> int:
         ),
         epilog="examples:\n"
         "  samebits scale 6             six workers, from MIN_WORKER_NUM to MAX_WORKER_NUM\n"
-        "  samebits scale 6 --dry-run   only say who would be started, or leave\n"
+        "  samebits scale 6 --dry-run   only print which workers would start or leave\n"
         "  samebits scale --add 2       start two more on this machine\n"
         "  samebits scale --remove 5 6  have workers 5 and 6 of this machine leave for good\n\n"
-        "Exits with 0 as soon as it is under way; `samebits status` shows who is there, `samebits history` why.",
+        "Exits with 0 as soon as it is under way; `samebits status` shows the workers, `samebits history` the reasons.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("size", type=whole(1), nargs="?", metavar="N", help="how many workers there are to be")
-    what.add_argument("--add", type=whole(1), nargs="?", const=1, metavar="N", help="start so many more here (1)")
+    what.add_argument("size", type=whole(1), nargs="?", metavar="N", help="the wanted number of workers")
+    what.add_argument("--add", type=whole(1), nargs="?", const=1, metavar="N", help="start this many more here (1)")
     what.add_argument("--remove", nargs="+", metavar="NODE", help="have these workers or spares leave for good")
-    parser.add_argument("--dry-run", action="store_true", help="with N: say what would be done, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="with N: print what would be done, and do nothing")
     options = parser.parse_args(arguments)
     if options.dry_run and options.size is None:
         parser.error("--dry-run goes with a number of workers, as in `samebits scale 6 --dry-run`")
@@ -83,7 +83,7 @@ def _add(log_dir: Path, count: int) -> None:
     added = nodes_to_add(settings, nodes, view_of(settings), count)
     with reserved(settings.log_dir, [name_of(node) for node in added]) as berths:
         job_spec.keep(log_dir, replace(kept, nodes=nodes + added))
-        _say(f"starting worker {', '.join(added)}: whoever joins does so at a commit of the others")
+        _say(f"starting worker {', '.join(added)}: new workers join at a commit")
         launch(berths, program_of(kept, present, secrets), [])
 
 
@@ -101,10 +101,10 @@ def require_no_driver(kept: JobSpec, option: str) -> None:
 
 
 def release(log_dir: Path, leaving: Sequence[str]) -> None:
-    """Have these nodes of this machine leave for good; the lock is held.
+    """Make these nodes of this machine leave for good. The caller holds the start lock.
 
     Raises:
-        UsageError: the job cannot do without them, they are not of this machine, or no scheduler answers.
+        UsageError: the job cannot continue without them, they are not on this machine, or no scheduler answers.
     """
     _, kept = job_spec.read_here()
     settings = job_spec.settings_here()
@@ -112,7 +112,7 @@ def release(log_dir: Path, leaving: Sequence[str]) -> None:
     check_removal(nodes, view_of(settings), leaving)
     job_spec.keep(log_dir, replace(kept, nodes=tuple(node for node in nodes if node not in leaving)))
     for node in leaving:
-        if not is_here(kept.hosts.get(node, "localhost")):  # what runs here only holds it; the driver asks the worker
+        if not is_here(kept.hosts.get(node, "localhost")):  # the driver asks the worker itself
             _say(f"worker {node} on {kept.hosts[node]} leaves at its next commit")
             continue
         identity = read_pid_files(log_dir, [name_of(node)]).get(name_of(node))
@@ -121,14 +121,14 @@ def release(log_dir: Path, leaving: Sequence[str]) -> None:
 
 
 def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bool:
-    """Start or release as many workers as the job lacks or has beyond ``size``; the lock is held.
+    """Start or release workers until the job has ``size``. The caller holds the start lock.
 
     Args:
-        why: said in the job's history.
-        dry_run: only say what would be done.
+        why: reason for the job's history.
+        dry_run: only print what would be done.
 
     Returns:
-        Whether there was anything to do: not where as many are there, on their way in, or wanted already.
+        False if there was nothing to do: as many workers are present, on their way in, or wanted already.
 
     Raises:
         UsageError: the job's bounds forbid it, it has too few workers here, or no scheduler answers.
@@ -171,22 +171,22 @@ def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bo
 
 
 def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> list[str]:
-    """Return the workers that stay: by slot, including those that are joining, without those that are leaving.
+    """Return the workers that stay, by slot: those that are joining are included, those that are leaving are not.
 
     Args:
-        nodes: that belong to this machine.
-        running: whose process runs on this machine.
+        nodes: node ids that belong to this machine.
+        running: node ids whose process runs on this machine.
     """
     alive = [one.node for one in view.workers if one.presence is Presence.ALIVE]
     staying = [
         node for node in alive if node in nodes or node not in running
-    ]  # who runs here and is no more of it: out
+    ]  # a node that runs here but no longer belongs to this machine is leaving
     coming = [node for node in nodes if node in running and node not in alive and not view.is_spare(node)]
     return staying + coming
 
 
 def running_here(log_dir: Path, nodes: Sequence[str], view: JobView) -> set[str]:
-    """Return which of these nodes and the job's have a process on this machine."""
+    """Return which of these nodes, and of the job's, have a process on this machine."""
     names = {name_of(node): node for node in (*nodes, *(one.node for one in view.workers))}
     return {names[name] for name, found in read_pid_files(log_dir, names).items() if found.is_alive()}
 
@@ -195,7 +195,7 @@ def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:
     """Return the ``count`` local workers with the highest slots, which joined last.
 
     Raises:
-        UsageError: there are not that many.
+        UsageError: there are not that many workers.
     """
     if count > len(nodes):
         raise UsageError(
@@ -209,7 +209,7 @@ def view_of(settings: Settings) -> JobView:
     """Return the job as its scheduler describes it now.
 
     Raises:
-        UsageError: no scheduler of this job answers, since the job is finished or the scheduler is gone.
+        UsageError: no scheduler of this job answers, because the job is finished or the scheduler is gone.
     """
     remains = look(settings)
     if remains.view is not None and remains.view.job_finished:
@@ -226,7 +226,7 @@ def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count:
     """Return the first ``count`` unused node ids that name a slot.
 
     Raises:
-        UsageError: there are not that many.
+        UsageError: there are not that many ids.
     """
     if count < 1:
         raise UsageError(f"{count} workers to add: expected 1 or more")
@@ -242,10 +242,10 @@ def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count:
 
 
 def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -> None:
-    """Whether the job can do without these nodes.
+    """Check that the job can continue without these nodes.
 
     Raises:
-        UsageError: it cannot, or they are not of this machine.
+        UsageError: it cannot, or the nodes are not on this machine.
     """
     strangers = [node for node in leaving if node not in nodes]
     if strangers:

@@ -1,7 +1,7 @@
 """``samebits stack``: show each local worker's line of the script, its threads and its last collectives.
 
 Workers are asked directly, so it works without a scheduler, and while a worker holds the GIL or waits in a collective.
-The collectives can be kept as files for torch's own analyser (``torchfrtrace``).
+The collectives can be written to files for torch's own analyser (``torchfrtrace``).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ BACKEND = "gloo"
 
 
 def keep(folder: Path, contents: Contents) -> Path:
-    """Write one rank's file, for this user alone, instead of an earlier one.
+    """Write one rank's file, readable by this user only; replaces an earlier file.
 
     Raises:
-        StoreError: the folder cannot be used, or is another user's.
+        StoreError: the folder cannot be used, or belongs to another user.
     """
     private.make_folder(folder, "--fr")
     path = folder / f"{PREFIX}{contents.rank}"
@@ -41,7 +41,7 @@ def keep(folder: Path, contents: Contents) -> Path:
 
 
 def dump_of(contents: Contents) -> dict[str, Any]:
-    """Return the file's content."""
+    """Return the content of the file."""
     groups = {group.name: (group.description, group.ranks) for group in contents.groups}
     entries: list[dict[str, Any]] = []
     for since, one in _comparable(contents):
@@ -61,11 +61,11 @@ def dump_of(contents: Contents) -> dict[str, Any]:
 
 
 def _comparable(contents: Contents) -> Iterator[tuple[int, Launched]]:
-    """What other ranks have on record as well, each with the number of the whole world's collective that it follows.
+    """Yield the launches that other ranks have on record too, each with the number of the world collective before it.
 
-    By that number torchfrtrace leaves out what is older than the oldest that every rank has: ranks launch different
-    numbers of sends. So where older ones have given way what comes before the first such collective is left out here;
-    where there is none, sends and receives are, and each has its own number.
+    By that number, torchfrtrace leaves out launches older than the oldest one that every rank has, since ranks launch
+    different numbers of sends. So if older launches were overwritten, those before the first world collective are left
+    out here. If there is no such collective, sends and receives are left out, and each other launch has its own number.
     """
     whole = next((group for group in contents.groups if len(group.ranks) == contents.world_size), None)
     world = [one.group == whole and not one.is_pairwise for one in contents.launched]
@@ -84,7 +84,7 @@ def _comparable(contents: Contents) -> Iterator[tuple[int, Launched]]:
 
 
 def _shown(rank: int, one: Launched) -> tuple[str, str, tuple[int, ...], str]:
-    """Name, description and ranks of the group that it is shown in, and the op."""
+    """Return name, description and ranks of the group that a launch is shown in, and its operation."""
     group = one.group
     if not one.is_pairwise or one.peer is None:
         return group.name, group.description, group.ranks, one.op
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def ranked(view: JobView) -> list[tuple[int, WorkerView]]:
-    """Return the workers of the present generation with their ranks."""
+    """Return the workers of the current generation with their ranks."""
     return list(enumerate(worker for worker in view.workers if not worker.is_joining))
 
 
@@ -172,7 +172,7 @@ def told(rank: int, worker: WorkerView) -> list[str]:
 
 
 def recorded(rank: int, worker: WorkerView, folder: Path) -> str:
-    """Write one worker's last collectives; a line on what was written, or why nothing was.
+    """Write one worker's last collectives; return a line on what was written, or why nothing was.
 
     Raises:
         StoreError: the folder cannot be used.

@@ -1,6 +1,6 @@
 """``samebits status``: show a job's state from its scheduler or, if none runs, from its journal.
 
-The output says which of the two answered, because a journal knows seats and not processes.
+The output says which of the two was used, because a journal knows seats but not processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
     view = status.looked_at(find(settings))
-    if view.from_journal:  # the workers may have made steps after the last record that names one
+    if view.from_journal:  # workers may have taken further steps after the last record with a step
         view = msgspec.structs.replace(view, step=summary_of_folder(settings.recovery_path, view.step)[0])
     if options.json:
         print(strict_json.dumps(view.plain()))
@@ -75,15 +75,15 @@ def find(settings: Settings) -> JobView:
 
 
 def _is_superseded(told: JobView, stored: JobView | None) -> bool:
-    """Return whether the folder's journal is of another job than the scheduler that answers, or of a later term."""
+    """Return whether the folder's journal belongs to another job than the answering scheduler, or to a later term."""
     return stored is not None and (stored.job != told.job or stored.term > told.term)
 
 
 def table(view: JobView, settings: Settings, stored: JobView | None = None) -> str:
-    """For people: lines on the job, then a line a worker, spares after them, then nodes whose slot was given away.
+    """Return text for people: lines on the job, then one line per worker, spares, and nodes whose slot was given away.
 
     Args:
-        stored: what the journal says, which alone remembers who was lost and is back.
+        stored: the journal's view, which alone knows workers that were lost and came back.
     """
     phase = view.ended.words if view.from_journal and view.ended is not None else phase_text(view)
     step = "" if settings.plain else f" · step {view.step}"
@@ -116,7 +116,7 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
 
 
 def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
-    """Say what a journal's view is based on, which processes run without a scheduler, and what brings the job back."""
+    """Return the source of a journal's view, the processes that run without a scheduler, and how to restart the job."""
     says = f"this is what the journal in {settings.recovery_path} says"
     if view.job_finished:
         return [f"the job is over: {says}"]
@@ -140,7 +140,7 @@ def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
 
 
 def _reported(view: JobView) -> list[str]:
-    """Return what the workers report, for each name the lowest slot's value."""
+    """Return the workers' reports; for each name, the value of the worker with the lowest slot."""
     found: dict[str, str] = {}
     for worker in view.workers:
         if worker.presence is Presence.ALIVE:

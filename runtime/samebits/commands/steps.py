@@ -1,7 +1,7 @@
 """``samebits steps``: print the step logs, and the first step at which two of them differ.
 
-Ranks of one world share everything except rank and samples, so only the rest is compared. Two logs of one slot, from
-two runs, are compared in everything. Nothing is locked, so the job may run meanwhile.
+Ranks of one world share everything except rank and samples, so only the rest is compared. Two logs of one slot from
+two runs are compared completely. Nothing is locked, so the job may run meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHOWN_DIGEST = 16
 
 @dataclass(frozen=True, slots=True)
 class RankLog:
-    """One rank's log, cut to the steps that were asked for."""
+    """One rank's log, restricted to the requested steps."""
 
     folder: Path
     found: FoundLog
@@ -39,17 +39,17 @@ class RankLog:
 
     @property
     def slot(self) -> int | None:
-        """The rank that the log names."""
+        """The slot that the log names."""
         return None if self.found.header is None else self.found.header.slot
 
     @property
     def records(self) -> list[StepRecord]:
-        """In the order of the log, repeated steps again."""
+        """The records in the order of the log, with repeated steps."""
         return [one for one in self.found.history.records if self._is_asked_for(one.step)]
 
     @property
     def line(self) -> dict[int, StepRecord]:
-        """The newest of each step, abandoned lines left out."""
+        """The newest record of each step, without abandoned lines."""
         return {step: one for step, one in self.found.history.line.items() if self._is_asked_for(step)}
 
     def _is_asked_for(self, step: int) -> bool:
@@ -58,7 +58,7 @@ class RankLog:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two logs side by side: the steps that both have, and the first that differs."""
+    """Two logs side by side: the steps that both have, and the first step that differs."""
 
     one: RankLog
     other: RankLog
@@ -125,7 +125,7 @@ def _folder_here() -> Path:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the rank folders with a log: this one itself, or those in it."""
+    """Return the rank folders with a log: this folder itself, or those in it."""
     with durable.disk_errors(folder, "looking for step logs"):
         if (folder / STEPS_FOLDER).is_dir():
             return [folder]
@@ -140,7 +140,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, first: int, last: int | None) -> tuple[list[RankLog], list[Path]]:
-    """Return the logs of the rank folder, or of those in it, and the folders whose logs are empty."""
+    """Return the logs of this rank folder, or of the rank folders in it, and the folders whose logs are empty."""
     logs, empty = [], []
     for one in _folders(folder):
         found = read_step_log(one)
@@ -153,7 +153,7 @@ def _read(folder: Path, first: int, last: int | None) -> tuple[list[RankLog], li
     return logs, empty
 
 
-# ---- what is printed
+# ---- output
 
 
 def _as_text(logs: Sequence[RankLog], comparisons: Sequence[Comparison], empty: Sequence[Path]) -> str:

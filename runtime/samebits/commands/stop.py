@@ -1,6 +1,6 @@
 """``samebits stop``: end the job as Ctrl-C in a follower does, and wait until none of its processes runs.
 
-A follower ends the processes of this machine; if an engine started them elsewhere, the scheduler alone ends the job.
+A follower ends the processes of this machine. If an engine started them elsewhere, only the scheduler ends the job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from samebits.store.process_identity import ProcessIdentity
 BY = "samebits stop"
 DRAIN_S = 60.0
 END_S = 30.0
-"""How long to wait for a scheduler that was told to end; it gives its workers 10 s."""
+"""Seconds to wait for a scheduler that was told to end; it gives its workers 10 s."""
 _LOOK_S = 0.2
 
 
@@ -90,10 +90,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
-    """Have the supervisor end the job, if there is no scheduler to do it.
+    """Ask the supervisor to end the job, because there is no scheduler to do it.
 
     Raises:
-        UsageError: it has not ended in time.
+        UsageError: the supervisor has not ended in time.
     """
     follower = f"the command that follows the job ({supervisor})"
     print(f"samebits: no scheduler answers: {follower} is asked to end the job", flush=True)
@@ -109,7 +109,7 @@ def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
 
 
 def _drain(settings: Settings, timeout_s: float) -> None:
-    """Have every worker leave at its next commit; the job's end takes the others."""
+    """Make every worker leave at its next commit; the end of the job takes those that have not."""
     try:
         nodes = [one.node for one in view_of(settings).nodes if one.presence is Presence.ALIVE]
         if nodes:
@@ -120,8 +120,8 @@ def _drain(settings: Settings, timeout_s: float) -> None:
 
 
 def _stop_elsewhere(settings: Settings) -> int:
-    """End a job of which no process runs on this machine, or none that is known here: its scheduler does all of it."""
-    view = view_of(settings)  # not another job's, which has its port
+    """End a job that has no known process on this machine; its scheduler does all of it."""
+    view = view_of(settings)  # rejects another job's scheduler on the same port
     deadline = time.monotonic() + END_S
     while is_listening(settings):
         stop_once(settings, BY)

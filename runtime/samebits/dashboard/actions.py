@@ -1,6 +1,6 @@
-"""The page's actions: kill a worker, have it leave, or kill a random rank.
+"""The page's actions: kill a worker, make it leave, or kill a random rank.
 
-An action is a few bytes of JSON, read only after ``guard`` has admitted the request, and one action runs at a time.
+An action is a few bytes of JSON, read only after ``guard`` has admitted the request. One action runs at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def act(settings: Settings, deed: Deed, node: str, asker: str) -> str:
     """Record an action in the job's history, carry it out, and return what was done.
 
     Args:
-        settings: of the job that was started in the current folder.
+        settings: settings of the job that was started in the current folder.
         deed: the action.
         node: the worker; ignored for ``DRILL``, which picks one of this machine's ranks at random.
         asker: who requested it, for the history.

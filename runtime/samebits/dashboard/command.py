@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 PORT = 8265
 BACKLOG = 128
 UNREAD_MS = 60_000
-"""How long sent data may stay unread before the kernel closes the connection (tcp(7)).
+"""Milliseconds that sent data may stay unread before the kernel closes the connection (tcp(7)).
 
-Otherwise a suspended page would keep its connection for ever. A page reconnects by itself when it resumes.
+Otherwise a suspended page would keep its connection forever. A page reconnects by itself when it resumes.
 """
 
 

@@ -1,7 +1,8 @@
 """Bound the page's open connections, and the time in which a request must arrive.
 
 A connection is a guest unless ``guard`` has admitted its request to read the job and the request is being answered.
-Beyond the bound guests are closed: the oldest one of the user or address with the most guests, and this user's last. So
+Guests beyond the bound are closed: the oldest guest of the user or address with the most guests, and this user's last.
+So
 idle connections, partial requests and floods by other users cost the job's owner nothing. ``net.gate`` bounds the
 scheduler's port by the same rule.
 """
@@ -22,9 +23,9 @@ from samebits.dashboard.guard import Ends, uids_of
 
 MOST_CONNECTIONS = 128
 REQUEST_S = 10.0
-"""A request and its body must arrive within this time after the connection was made or the last answer sent."""
+"""Seconds in which a request and its body must arrive after the connection was made or the last answer was sent."""
 DESCRIPTORS_EACH = 8
-"""The kernel's queue may be accepted three times before the first of those connections can be closed."""
+"""The kernel's queue can be accepted three times before the first of those connections can be closed."""
 TRUST = "samebits_trust"
 """Key in a request's ``scope["state"]`` of a function to call once ``guard`` admits the request to read the job."""
 _OWNER = "owner"
@@ -34,7 +35,7 @@ class Connections:
     """All open connections of the page; used only in the event loop.
 
     Args:
-        descriptors: how many this process may have open.
+        descriptors: how many descriptors this process may have open.
         uids: finds the users of connections from this machine.
     """
 
@@ -50,7 +51,7 @@ class Connections:
         return partial(Connection, connections=self)
 
     def add(self, connection: Connection) -> None:
-        """Add a new connection; once all new ones are added, close those beyond the bound."""
+        """Add a new connection; once all new connections are added, close guests beyond the bound."""
         self._open[connection] = None
         if len(self._open) > self.most and not self._is_due:
             self._is_due = True

@@ -1,9 +1,10 @@
 """Decide whether a request may be answered, from its method and headers alone.
 
 Every web site that the user's browser opens can reach a page on loopback. So a request must name this server as its
-host (DNS rebinding uses a name of the attacker's) and must not come from another site. Without actions it can only
-read. If the job has a secret, it must carry a token that is derived from it. If not, other users of this machine need a
-random token. An action, if actions are on, always needs a token and must declare that it comes from this page.
+host (DNS rebinding uses one of the attacker's names) and must not come from another site. Without actions it can only
+read. If the job has a secret, the request must carry a token derived from the secret. If not, other users of this
+machine need a random token. An action, if actions are on, always needs a token and must declare that it comes from this
+page.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def uid_of(client: End | None, server: tuple[str, int | None] | None, folder: Pa
     """Return the user id of the client's socket, or None if unknown.
 
     Args:
-        client: the other end's address and port.
-        server: this end's.
-        folder: with the tables ``tcp`` and ``tcp6``.
+        client: address and port of the other end.
+        server: address and port of this end.
+        folder: the folder with the tables ``tcp`` and ``tcp6``.
     """
     return uids_of([(client, server)], folder)[0]
 
@@ -80,7 +81,7 @@ def _as_there(end: End, version: int) -> str:
 COOKIE = "samebits_token"
 ACTION = "/api/act"
 ACTION_TYPE = "application/json"
-"""A form of another site cannot send this type, and a script must ask first (fetch.spec.whatwg.org, CORS)."""
+"""A form on another site cannot send this type, and a script must ask first (fetch.spec.whatwg.org, CORS)."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

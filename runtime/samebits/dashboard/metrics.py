@@ -11,7 +11,7 @@ from typing import Any
 
 
 def exposition(state: Mapping[str, Any]) -> str:
-    """Return the whole text for a ``Watch.state``."""
+    """Return the complete text for a ``Watch.state``."""
     return "".join(f"{line}\n" for line in _lines(state))
 
 

@@ -1,7 +1,7 @@
 """``history --html``: write all that is known of a job into one self-contained HTML file.
 
 The report is the page with its data embedded, so both show the same. It needs neither starlette nor a scheduler. It
-adds no secret: the settings are those that a job's processes compare, and the logs are copied as they are.
+adds no secret: the settings are those that a job's processes compare, and the logs are copied unchanged.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from samebits.dashboard.metrics import exposition
 from samebits.dashboard.watching import Watch, shown_events
 
 LOOK_S = 0.25  # how often files are polled while the scheduler sends nothing
-REST_S = 0.05  # between two looks, however much it sends
+REST_S = 0.05  # minimum time between two looks, however much the scheduler sends
 STATE_S = 1.0  # how often the state is sent if nothing but the time has changed
 MOST_PAGES = 32
 MOST_WAITING = 64  # messages that a page has not read yet
@@ -44,8 +44,8 @@ class Pages:
     """The open pages, and their unread messages.
 
     Args:
-        watch: the job.
-        linger_s: after so long without a scheduler and an open page, ``leave`` is called; None: never.
+        watch: the watch of the job.
+        linger_s: seconds without a scheduler and an open page after which ``leave`` is called; None: never.
     """
 
     def __init__(self, watch: Watch, linger_s: float | None = None) -> None:
@@ -249,11 +249,11 @@ class _Guarded:
         refused = self._guard.judge(scope["method"], headers, token, is_anothers=is_anothers)
         if refused is not None:
             return PlainTextResponse(f"{refused.text}\n", refused.status)
-        if self._guard.token is not None or scope["path"] != METRICS:  # anything that not every client may read
+        if self._guard.token is not None or scope["path"] != METRICS:  # anything that some client may not read
             scope.get("state", {}).get(TRUST, _no_connection)()
         if token is not None and scope["path"] == "/" and scope["method"] != "POST":
-            answer = RedirectResponse("/", 303)  # so that the token stays in no browser history
-            if self._guard.knows(token):  # a link with another token, from wherever, must not replace the right one
+            answer = RedirectResponse("/", 303)  # so that no browser history keeps the token
+            if self._guard.knows(token):  # a link with another token must not replace the right one
                 answer.set_cookie(cookie_of(headers["host"]), token, httponly=True, samesite="strict")
             return answer
         return self._app

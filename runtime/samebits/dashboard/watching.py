@@ -1,7 +1,7 @@
 """Collect what the page shows: the scheduler's pushes, the events on disk, rank 0's reports, the ends of the logs.
 
-``look`` takes in what is new, and ``state`` returns the result as plain values. The events record what happened; the
-pushes describe the present. So a page that opens after the job's end works in the same way and only lacks the pushes.
+``look`` reads what is new, and ``state`` returns the result as plain values. The events record what happened; the
+pushes describe the present. So a page that opens after the job's end works in the same way, without the pushes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from samebits.store.progress_report import ProgressReport, read_report, report_f
 
 MOST_EVENTS = 5000
 NAMES_S, NAMES_SOON_S = 2.0, 0.2
-"""How often a large job's scheduler is asked for all workers' states; sooner after a worker was lost or joined."""
+"""Seconds between requests for all workers' states in a large job; sooner after a worker was lost or joined."""
 MOST_POINTS = 1500  # per line of a plot
 LOG_BYTES = 64 << 10
 PACE_S = 120.0  # the speed is that of the last two minutes
@@ -58,8 +58,8 @@ class Watch:
     """Observe one job. One thread calls these methods.
 
     Args:
-        settings: the job's.
-        link: to its scheduler; None to use only the files.
+        settings: the job's settings.
+        link: the link to its scheduler; None to use only the files.
     """
 
     def __init__(self, settings: Settings, link: SchedulerLink | None) -> None:
@@ -71,9 +71,9 @@ class Watch:
         self._view: JobView | None = None
         self._stored: JobView | None = None
         self._is_linked = False
-        self._named_counts: tuple[object, ...] = ()  # of the view that last named all workers
+        self._named_counts: tuple[object, ...] = ()  # counts in the view that last named all workers
         self._names_asked_at = float("-inf")
-        self._asked = self._asked_bytes = 0  # of operators' requests: their number, and the size of their file
+        self._asked = self._asked_bytes = 0  # number of operators' requests, and size of their file
         self._began_at = 0.0  # the job's first event; an older report is another job's
         self._report: ProgressReport | None = None
         self._report_stamp: tuple[str, int] = ("", 0)
@@ -90,7 +90,7 @@ class Watch:
         return None if self._link is None else self._link.fileno()
 
     def look(self) -> Changed:
-        """Take in what is new."""
+        """Read what is new since the last call."""
         is_told = self._take_news()
         try:
             lines, is_anew = self._tail.new_lines()
@@ -143,7 +143,7 @@ class Watch:
         return bool(told)
 
     def _take_view(self, view: JobView) -> None:
-        """Take in a view; pushes of a large job name no workers.
+        """Handle a view; pushes of a large job name no workers.
 
         The known workers are kept, and their states are requested if the view shows a change.
         """

@@ -29,9 +29,9 @@ class Limits:
         least, most: limits of the size.
         cpu, memory: target share used by a worker, 0 to 1.
         queue: target number of waiting samples or requests per worker.
-        tolerance: a load within this share of its target changes nothing.
-        settle_s: no decisions for this long after a change.
-        shrink_after_s: a smaller size must have sufficed for this long.
+        tolerance: a load whose distance from its target is within this share changes nothing.
+        settle_s: seconds after a change without decisions.
+        shrink_after_s: seconds for which a smaller size must have sufficed.
         least_gain: least share, 0 to 1, of the gain that linear scaling would bring; with less, the job shrinks again.
             0: not checked.
 
@@ -93,7 +93,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The wanted size, and why."""
+    """The wanted size, and the reason."""
 
     size: int
     reason: str
@@ -110,12 +110,12 @@ class Autoscaler:
     _enough: deque[tuple[float, int]] = field(default_factory=deque)  # time → size that would have sufficed
     _enough_at: tuple[int, float] | None = None  # a size beyond which nothing was gained, and the load at that time
     _can: dict[int, float] = field(default_factory=dict)  # by size: its speed when work was waiting last
-    _queue: float | None = None  # at the last reading of this size
+    _queue: float | None = None  # queue length at the last reading of this size
 
     def decide(self, reading: Reading) -> Decision:
         """Decide on one more reading; readings come in order of time."""
         limits, size = self.limits, reading.workers
-        if size != self._size:  # changed, by any party
+        if size != self._size:  # changed by the policy or anything else
             self._size, self._changed_s, self._queue = size, reading.at_s, None
             self._enough.clear()
             return self._within(size, f"it has just changed to {size} workers", reading)
@@ -142,7 +142,7 @@ class Autoscaler:
         if before and queue > 0:
             self._can[size] = speed
         if before is not None and 0 < queue != before:
-            return size  # the rate of arrivals shows only when nothing waits
+            return size  # the arrival rate shows only when nothing waits
         if queue > 0 or not self._can:
             return 1
         needed = speed / (1 - self.limits.tolerance)
@@ -156,7 +156,7 @@ class Autoscaler:
     def _judge_growth(self, reading: Reading) -> Decision | None:
         """Return to the size before the last growth if that did not pay. Checked once.
 
-        Skipped if the load is below its target now: then the growth has served its purpose, however fast work arrives.
+        Skipped if the load is below its target now, since the growth has then served its purpose, at any arrival rate.
         """
         limits, before = self.limits, self._before
         self._before = None

@@ -1,8 +1,8 @@
 """The driver of a job with a changing set of hosts, and the discovery script that it runs.
 
 ``hosts.placement`` decides which worker runs on which host. The job spec is changed before any action: nodes with a
-host belong to the job, nodes in ``hosts`` that it no longer lists are leaving. So the next driver continues after
-kill -9 of this one. The script runs in a thread, with limits of time and output.
+host belong to the job, and nodes in ``hosts`` that it no longer lists are leaving. So the next driver continues after
+kill -9 of this one. The script runs in a thread, with limits on time and output.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ CLOSING_LOOK_S = 0.25
 _SHOWN_CHARACTERS = 200
 
 Answer = tuple[Host, ...] | str
-"""The present hosts, or why the script gave none."""
+"""The current hosts, or the reason why the script gave none."""
 
 
 def words_of(text: str, folder: Path) -> list[str]:
     """Split the script's command into words, without a shell; files in the job's folder need no ``./``.
 
     Raises:
-        UsageError: it cannot be split, or needs a shell.
+        UsageError: the command cannot be split, or needs a shell.
     """
     try:
         words = shlex.split(text)
@@ -80,7 +80,7 @@ def ask(
 ) -> Answer:
     """Run the script once, to its end; stop it early if ``closing`` is set."""
     try:
-        # Its own session: Ctrl-C in the terminal is for the job, and all of it can be ended.
+        # In a session of its own: Ctrl-C in the terminal is for the job, and the whole session can be ended.
         script = subprocess.Popen(
             list(words),
             cwd=folder,
@@ -110,7 +110,7 @@ def ask(
 
 
 def _read(script: subprocess.Popen[bytes], timeout_s: float, closing: threading.Event) -> tuple[str, bytes, bytes]:
-    """Return why its output is unusable ("" if it is usable), the output and the errors."""
+    """Return why the output is unusable ("" if it is usable), the output, and the error output."""
     deadline_s = time.monotonic() + timeout_s
     assert script.stdout is not None and script.stderr is not None
     names = {script.stdout.fileno(): "out", script.stderr.fileno(): "err"}
@@ -130,7 +130,7 @@ def _read(script: subprocess.Popen[bytes], timeout_s: float, closing: threading.
                 waits_for.remove(descriptor)
             kept = found[names[descriptor]] + chunk
             if names[descriptor] == "err":
-                kept = kept[-4096:]  # the reason is at its end
+                kept = kept[-4096:]  # an error message's reason is at its end
             elif len(kept) > MAX_OUTPUT_BYTES:
                 return f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB", b"", b""
             found[names[descriptor]] = kept
@@ -155,7 +155,7 @@ class DiscoveryScript:
     Args:
         words: the script's command.
         folder: its working folder.
-        slots: of hosts without a number.
+        slots: number of slots of a host that the script prints without a number.
     """
 
     def __init__(self, words: Sequence[str], folder: Path, slots: int) -> None:
@@ -198,11 +198,11 @@ class DiscoveryScript:
             self._closing.wait(EVERY_S)
 
 
-ASK_AGAIN_S = 2.0  # how often a leaving node is asked again, over the scheduler
+ASK_AGAIN_S = 2.0  # interval for repeating a request to leave through the scheduler
 LAUNCHER_GRACE_S = 30.0  # how long a remote worker's launching process may outlive the worker's seat
 BUSY_RETRY_S = 0.1
-TOLD_TO_LEAVE = 128 + signal.SIGTERM  # not sent by this driver: the machine will be taken away
-LAUNCHER_FAILED = 255  # ssh(1): an error of ssh, not of the command
+TOLD_TO_LEAVE = 128 + signal.SIGTERM  # not sent by this driver, so the machine is about to be taken away
+LAUNCHER_FAILED = 255  # ssh(1): an error of ssh itself
 
 
 def discovery_for(settings: Settings, supervisor: Supervisor | None) -> Discovery | None:
@@ -220,7 +220,7 @@ class Discovery:
     """One follower's driver. All methods take ``now`` in monotonic seconds.
 
     Args:
-        settings: of the job, with absolute folders.
+        settings: the job's settings, with absolute folders.
         spawn_worker: starts workers' processes, as in ``spawning.launch``.
     """
 
@@ -234,9 +234,9 @@ class Discovery:
         self._drained: tuple[str, ...] = ()
         self._problem = ""
         self._not_reached: set[str] = set()
-        self._told: dict[str, float] = {}  # by leaving node: when it was asked last
-        self._seated: set[str] = set()  # leaving nodes that have had a seat meanwhile
-        self._vacant: dict[str, float] = {}  # since when the seat of a running process is free
+        self._told: dict[str, float] = {}  # by leaving node: time of the last request to leave
+        self._seated: set[str] = set()  # leaving nodes that got a seat meanwhile
+        self._vacant: dict[str, float] = {}  # by running process: time since which its seat is free
         self._retry_at: float | None = None
         self._backoff = Backoff()
         self._turn = Turn()
@@ -265,9 +265,9 @@ class Discovery:
     # ---- deaths
 
     def takes(self, name: str, identity: ProcessIdentity, status: int | None, now: float, *, has_joined: bool) -> bool:
-        """Return whether the driver restarts this dead worker, on another host.
+        """Return whether the driver restarts this dead worker on another host.
 
-        That is so if its slot is given to another host, or another process has its name already.
+        This is the case if its slot was given to another host, or another process already has its name.
         """
         node = node_of(name) or ""
         if read_pid_files(self._settings.log_dir, [name]).get(name, identity) != identity:
@@ -289,15 +289,15 @@ class Discovery:
         try:
             with StartLock(self._settings.log_dir, wait=False):
                 self._keep(_without(job_spec.read(self._settings.log_dir) or kept, [node]))
-        except (BusyError, SameBitsError):  # another process starts workers here, or the disk refuses
-            return False  # restarted in place, and judged again by its next death
+        except (BusyError, SameBitsError):  # another process starts workers here, or a disk error
+            return False  # restarted in place; its next death is judged again
         self._decide(reason)
-        self._told[node] = now  # it is gone, though the scheduler may notice a little later
+        self._told[node] = now  # it has ended, though the scheduler may notice a little later
         self._retry_at = now
         return True
 
     def turn(self, view: JobView | None, now: float) -> Turn:
-        """Do what is due: take the script's answer, start, request departures, forget gone nodes."""
+        """Do what is due: handle the script's answer, start workers, request departures, forget nodes that are gone."""
         answer = None if self._script is None else self._script.take()
         if answer is not None:
             self._take(answer)
@@ -349,7 +349,7 @@ class Discovery:
     def _carry_out(self, view: JobView, now: float) -> None:
         kept = job_spec.read(self._settings.log_dir)
         if kept is None:
-            return  # the folder was moved away with whatever runs in it
+            return  # the folder was moved away, along with its processes
         if kept.drained != self._drained:
             self._drained = kept.drained
             self._see()
@@ -448,7 +448,7 @@ class Discovery:
                 self._seated.add(node)
                 self._vacant.pop(node, None)
             elif node not in self._seated:
-                continue  # not joined yet: its launching process is all there is to wait for
+                continue  # not joined yet, so only its launching process can be waited for
             elif now - self._vacant.setdefault(node, now) > LAUNCHER_GRACE_S:
                 is_new = now - self._vacant[node] < 2 * LAUNCHER_GRACE_S
                 send_signal(identity, signal.SIGTERM if is_new else signal.SIGKILL)
@@ -481,7 +481,7 @@ class Discovery:
 
 
 def name_for(number: str, view: JobView) -> str:
-    """Return the node to start under this number: a successor, without cool-down, if it was lost."""
+    """Return the node to start under this number; if the node was lost, a successor, which has no cool-down."""
     line = [one for one in view.nodes if root_of(one.node) == number]
     if not line:
         return number
@@ -490,7 +490,7 @@ def name_for(number: str, view: JobView) -> str:
 
 
 def _without(kept: JobSpec, nodes: Iterable[str], *, keep_hosts: bool = False) -> JobSpec:
-    """Return the job spec without these nodes; ``keep_hosts``: they are leaving but not gone."""
+    """Return the job spec without these nodes; with ``keep_hosts``, they stay in ``hosts`` as leaving nodes."""
     gone = set(nodes)
     hosts = kept.hosts if keep_hosts else {node: host for node, host in kept.hosts.items() if node not in gone}
     return replace(kept, nodes=tuple(node for node in kept.nodes or () if node not in gone), hosts=hosts)

@@ -1,6 +1,7 @@
 """Parse discovered hosts, suspend failed ones, and plan where workers run.
 
-Hosts keep the order in which they were first seen. So hosts with the training state stay, and a new host never takes an
+Hosts keep the order in which they were first seen. So hosts that hold the training state stay, and a new host never
+takes an
 old one's place.
 """
 
@@ -36,7 +37,7 @@ def parse(text: str, default_slots: int = 1) -> tuple[Host, ...]:
     its last line.
 
     Raises:
-        UsageError: a line is invalid. It is named with its number, and nothing of the text is used.
+        UsageError: a line is invalid; the message has its number, and the whole text is rejected.
     """
     found: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -59,7 +60,7 @@ def parse(text: str, default_slots: int = 1) -> tuple[Host, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """How long a host is suspended after a failure: at first, and at most; doubled each time.
+    """How long a host is suspended after a failure: initially, and at most; the time doubles with each failure.
 
     Raises:
         UsageError: the times are invalid or in the wrong order.
@@ -76,8 +77,8 @@ class Resting:
             )
 
     def after(self, failures: int) -> float:
-        """Return seconds of suspension after so many failures."""
-        doublings = min(failures - 1, 64)  # beyond that the maximum is reached in any case
+        """Return the suspension in seconds after this number of failures."""
+        doublings = min(failures - 1, 64)  # the maximum is reached well before
         return min(self.most_s, self.first_s * 2.0**doublings)
 
 
@@ -112,11 +113,11 @@ class Hosts:
             known = self._known.setdefault(host.name, _Known(host))
             known.host, known.is_there = host, True
         gone = [name for name, known in self._known.items() if not known.is_there and not known.failures]
-        for name in gone[: max(0, len(self._known) - MOST_HOSTS)]:  # if each answer has new names
+        for name in gone[: max(0, len(self._known) - MOST_HOSTS)]:  # limits the memory if each answer has new names
             del self._known[name]
 
     def failed(self, name: str, now_s: float) -> float:
-        """Record a failure caused by the host; return until when nothing is started there."""
+        """Record a failure caused by the host; return the time until which nothing is started there."""
         known = self._known.setdefault(name, _Known(Host(name, 0), is_there=False))
         if now_s >= known.rests_until:  # failures of several workers at once count as one
             known.failures += 1
@@ -143,12 +144,13 @@ class Hosts:
         """Plan the change from the running workers to ``size`` workers on usable hosts.
 
         A worker leaves if its host is gone or has fewer slots than workers; the newest leaves first. Workers on a
-        suspended host stay, since failed ones have ended by themselves. Beyond ``size`` the newest workers leave.
+        suspended host stay, since its failed workers have ended by themselves. Beyond ``size`` the newest workers
+        leave.
 
         Args:
-            size: the wanted number.
+            size: the wanted number of workers.
             running: the host of each node, in order of seniority.
-            now_s: the time.
+            now_s: the current time.
         """
         there = {one.host.name: one.host.slots for one in self._known.values() if one.is_there}
         taken: Counter[str] = Counter()

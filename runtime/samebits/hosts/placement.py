@@ -1,7 +1,7 @@
 """Decide which workers a driver starts on which host and which leave, as hosts change.
 
-The present placement is passed in at each call, from disk, so a driver that takes over decides like its predecessor.
-The only state kept in memory is about failed hosts.
+The current placement is passed in at each call, from disk, so a driver that takes over decides like its predecessor.
+Only the state of failed hosts is kept in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from samebits.hosts.host_list import Host, Hosts, Resting
 from samebits.printable import counted
 
 MOST_DEATHS, DEATHS_S = 3, 60.0
-"""So many deaths of trained workers by external causes, in this time, count as their host's failure."""
+"""This many deaths of trained workers by external causes within this time count as their host's failure."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Placement:
     """A driver's decisions. Times are in seconds on one clock of the caller's; nodes as in NODE_ID.
 
     Args:
-        most: MAX_WORKER_NUM, which is also how many numbers there are.
+        most: MAX_WORKER_NUM, which is also the number of node numbers.
         resting: how long a host is suspended after a failure.
     """
 
@@ -44,7 +44,7 @@ class Placement:
         self._rests: set[str] = set()
 
     def seen(self, hosts: Iterable[Host], drained: Collection[str] = ()) -> list[Decision]:
-        """Record the script's answer: exactly these hosts, without those in ``drained``."""
+        """Record the script's answer: exactly these hosts, except those in ``drained``."""
         found = [host for host in hosts if host.name not in drained]
         self._hosts.seen(found)
         before, now = self._there, {host.name: host.slots for host in found}
@@ -63,9 +63,9 @@ class Placement:
         return [Decision("; ".join(texts))]
 
     def died(self, node: str, host: str, now_s: float, *, has_joined: bool) -> Decision | None:
-        """Handle a worker's death by an external cause; None: it is restarted in place.
+        """Handle a worker's death by an external cause; return None if the worker is restarted in place.
 
-        ``has_joined``: it had a seat, so the way it was started works.
+        ``has_joined``: the worker had a seat, so the way it was started works.
         """
         deaths = self._deaths.setdefault(host, deque(maxlen=MOST_DEATHS))
         deaths.append(now_s)
@@ -75,7 +75,7 @@ class Placement:
         return self.failed(node, host, now_s, why)
 
     def failed(self, node: str, host: str, now_s: float, why: str) -> Decision:
-        """Suspend a host on which a worker could not start or stay; another takes its place."""
+        """Suspend a host on which a worker could not start or stay; another host takes the worker."""
         rests_s = self._hosts.failed(host, now_s) - now_s
         self._deaths.pop(host, None)
         self._rests.add(host)
@@ -95,11 +95,11 @@ class Placement:
 
         Args:
             running: the host of each node, in order of seniority.
-            leaving: the same for nodes that were asked to leave and are not gone.
-            now_s: the time.
+            leaving: the same for nodes that were asked to leave and have not left yet.
+            now_s: the current time.
             wish: the requested number of workers; None: as many as fit.
-            used: numbers that are taken by others.
-            lost: numbers whose last process was lost and that may have to wait for a cool-down.
+            used: numbers that other nodes have.
+            lost: numbers whose last process was lost, and that may have to wait for a cool-down.
         """
         orders = Orders()
         if self._there is None:

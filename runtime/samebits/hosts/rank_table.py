@@ -1,7 +1,7 @@
 """``samebits ranktable``: Ascend's rank tables (RANK_TABLE_FILE, versions 1.0 and 1.2).
 
-They are read as documented in hiascend.com, HCCL user guide, "ranktable". Unknown fields are ignored, and nothing is
-guessed. *soft* accepts what identifies ranks, servers and devices; *strict* requires all that HCCL requires.
+The format is documented at hiascend.com, HCCL user guide, "ranktable". Unknown fields are ignored, and nothing is
+guessed. *soft* requires what identifies ranks, servers and devices; *strict* requires all that HCCL requires.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One NPU; all values are texts, as in the file."""
+    """One NPU; all values are strings, as in the file."""
 
     device_id: str
     rank_id: str
@@ -79,7 +79,7 @@ class RankTable(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table, and what it lacks of HCCL's requirements."""
+    """A table, and the requirements of HCCL that it does not meet."""
 
     table: RankTable
     lacks: tuple[str, ...]
@@ -91,10 +91,11 @@ def parse(text: bytes, name: str, *, strict: bool) -> Found:
     Args:
         text: content of the file.
         name: of the file, for messages.
-        strict: also refuse what HCCL would refuse.
-
+        name: the file's name, for messages.
+        strict: also reject tables that HCCL would reject.
     Raises:
         SettingsError: it is not a valid rank table of a world; one line per fault.
+    SettingsError: the content is not a valid rank table of a world; the message has one line per fault.
     """
     if len(text) > MOST_BYTES:
         raise SettingsError([f"{name}: more than {MOST_BYTES >> 20} MiB. Fix: name a rank table"])
@@ -112,7 +113,7 @@ def parse(text: bytes, name: str, *, strict: bool) -> Found:
 
 
 def _faults(table: RankTable) -> Iterable[str]:
-    """Yield ambiguities of ranks, servers or devices."""
+    """Yield descriptions of ambiguous ranks, servers or devices."""
     if table.version not in VERSIONS:
         yield f"version {table.version!r}: expected {' or '.join(VERSIONS)}. Fix: generate the table again"
     if table.status not in ("", COMPLETED):
@@ -137,7 +138,7 @@ def _faults(table: RankTable) -> Iterable[str]:
 
 
 def _lacks(table: RankTable) -> Iterable[str]:
-    """Yield further requirements of HCCL that are not met."""
+    """Yield descriptions of further HCCL requirements that are not met."""
     if not table.status:
         yield f"status is missing. Fix: add {COMPLETED!r}"
     is_alone = len(table.server_list) == 1
@@ -165,7 +166,7 @@ def _is_address(text: str) -> bool:
 
 
 def made(server_id: str, devices: Sequence[int], addresses: dict[int, str], host_ip: str = "") -> RankTable:
-    """Return the table of one server, whose devices are ranked in this order."""
+    """Return the table of one server, with its devices ranked in this order."""
     entries = tuple(Device(str(one), str(rank), addresses.get(one, "")) for rank, one in enumerate(devices))
     return RankTable("1.0", "1", (Server(server_id, entries, host_ip),), COMPLETED)
 
@@ -190,7 +191,7 @@ def text_of(table: RankTable) -> str:
 
 
 def addresses_in(hccn: str) -> dict[int, str]:
-    """Return the address of each device in the text of hccn.conf."""
+    """Return the address of each device listed in the text of hccn.conf."""
     return {int(number): address for number, address in _ADDRESS.findall(hccn)}
 
 
@@ -198,7 +199,7 @@ def read(path: Path, *, strict: bool) -> Found:
     """Read the table at this path.
 
     Raises:
-        SettingsError: it cannot be read, or is not a valid rank table of a world.
+        SettingsError: the file cannot be read, or is not a valid rank table of a world.
     """
     try:
         text = read_named_file(path, MOST_BYTES)

@@ -1,8 +1,8 @@
 """Run a job on the hosts of a Ray cluster: ``samebits run --on ray``.
 
 Ray places and restarts hosts; SameBits recovers the training. One placement group holds the job's hosts. In each bundle
-a detached actor runs ``samebits run`` for that host's share of the job, so a lost worker is replaced as on any host,
-and Ray is only asked for a new host if a whole node is lost. The actors start their share by themselves, because Ray
+a detached actor runs ``samebits run`` for that host's share of the job. So a lost worker is replaced as on any host,
+and Ray is asked for a new host only if a whole node is lost. The actors start their share by themselves, because Ray
 constructs a restarted actor again but does not repeat what its driver called, and the driver may be gone by then.
 
 Like a Slurm step, the hosts share the job's folder. Host 0 has the scheduler and writes its address to a file there, so
@@ -37,11 +37,11 @@ from samebits.store.child_processes import die_with
 
 NAMESPACE = "samebits"
 UNCOLLECTED_S = 30.0
-"""How long a finished actor waits for its driver before it leaves the cluster by itself."""
+"""Seconds that a finished actor waits for its driver before it leaves the cluster by itself."""
 LAST_S = 15.0
-"""How long the commands of the other hosts may take to end after host 0's."""
+"""Seconds that the other hosts' commands may take to end after host 0's."""
 SHORT_S, MOST_SHORT = 60.0, 5
-"""A launcher that is killed so many times in a row within that time is not started again."""
+"""A launcher that is killed within SHORT_S seconds, MOST_SHORT times in a row, is not started again."""
 _LOOK_S = 5.0
 _CALLS = 4
 """Concurrent calls of one actor: two drivers that wait, and one that stops it."""
@@ -52,11 +52,11 @@ class HostPlan:
     """What one actor runs.
 
     Attributes:
-        folder: the job's, shared by all hosts.
-        rank: of this host; host 0 has the scheduler.
-        words: the arguments of ``samebits run``, less those that differ from host to host.
-        group: the name of the placement group, which the last actor removes.
-        nonce: of this start of the job, by which an actor that Ray restarts knows what to recover.
+        folder: the job's folder, shared by all hosts.
+        rank: this host's index; host 0 has the scheduler.
+        words: the arguments of ``samebits run``, except those that differ from host to host.
+        group: name of the placement group, which the last actor removes.
+        nonce: identifies this start of the job, so that an actor restarted by Ray knows what to recover.
     """
 
     folder: str
@@ -67,17 +67,17 @@ class HostPlan:
 
     @property
     def log_dir(self) -> Path:
-        """Logs and pid files of this host's processes."""
+        """The folder for logs and pid files of this host's processes."""
         return Path(self.folder, "device", f"host{self.rank}")
 
     @property
     def address_file(self) -> Path:
-        """The scheduler's address, one line ``host:port``."""
+        """The file with the scheduler's address, one line ``host:port``."""
         return Path(self.folder, "device", "scheduler-address")
 
     @property
     def environment_file(self) -> Path:
-        """The driver's environment. It may hold secrets, which Ray would show to every user of the cluster."""
+        """The file with the driver's environment. It may hold secrets, which Ray would show to the cluster's users."""
         return Path(self.folder, "device", "environment.json")
 
 
@@ -112,7 +112,7 @@ class Host:
             self._waiting -= 1
 
     def stop(self, by: int) -> None:
-        """Hand a signal on to the command."""
+        """Pass a signal on to the command."""
         self._stopped_by = by
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -148,7 +148,7 @@ class Host:
         where = ("--node-rank", str(plan.rank), "--sched-host", f"file:{plan.address_file}", "--die-with-me")
         words = ["recover"] if is_known else ["run", *where, *plan.words]
         with contextlib.ExitStack() as stack:
-            output: int | None = None  # Ray shows what host 0 prints
+            output: int | None = None  # Ray shows host 0's output
             if plan.rank:
                 output = private.open_to_append(plan.log_dir / "run.log")
                 stack.callback(os.close, output)
@@ -166,7 +166,7 @@ class Host:
             return self._child.wait()
 
     def _publish_address(self) -> int:
-        """Write where this host's scheduler listens; the port stays the same as long as the job runs."""
+        """Write the address of this host's scheduler to the file; the port stays the same while the job runs."""
         path, port = self._plan.address_file, 0
         with contextlib.suppress(OSError, ValueError):
             port = int(path.read_text().rpartition(":")[2])
@@ -189,9 +189,9 @@ class Host:
 
 
 def _end_with(raylet: int) -> None:
-    """End this process with its raylet: Ray then places the actor on another host, and both would run the same share.
+    """End this process together with its raylet, since Ray then places the actor on another host, and both would run.
 
-    Ray's own check may take minutes, and finds nothing where orphans are given to a process other than init.
+    Ray's own check may take minutes, and detects nothing where orphans are adopted by a process other than init.
     """
     with contextlib.suppress(ProcessLookupError):
         descriptor = os.pidfd_open(raylet)
@@ -200,21 +200,21 @@ def _end_with(raylet: int) -> None:
 
 
 def run(words: Sequence[str], hosts: int, per_host: int) -> int:
-    """Start the job on the cluster that RAY_ADDRESS or this machine's Ray names, and follow it to its end.
+    """Start the job on the cluster that RAY_ADDRESS or this machine's Ray names, and follow the job to its end.
 
-    A job of this folder that runs there already is followed.
+    If this folder's job already runs there, follow it.
 
     Args:
         words: the arguments of ``samebits run`` without ``--on ray``.
-        hosts: of the job.
-        per_host: workers on each.
+        hosts: number of hosts of the job.
+        per_host: number of workers on each host.
 
     Returns:
         The exit status of host 0's command, which follows the whole job.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers.
-        JobInterruptedError: Ray lost host 0's actor; the job may go on without this command.
+        JobInterruptedError: Ray lost host 0's actor; the job may continue without this command.
     """
     try:
         ray = importlib.import_module("ray")
@@ -230,18 +230,18 @@ def run(words: Sequence[str], hosts: int, per_host: int) -> int:
             f"--on ray: no Ray cluster answers: {str(error).splitlines()[0]}. Fix: run this on a node of the cluster, "
             "through `ray job submit`, or export RAY_ADDRESS=<host>:6379"
         ) from None
-    with Signals() as signals:  # after Ray, which takes SIGTERM for itself
+    with Signals() as signals:  # after Ray's start, which installs its own SIGTERM handler
         actors = _running(ray, name, hosts) or _start(ray, name, folder, words, hosts, per_host, signals)
         if not actors:
             return 128 + signal.SIGINT
         status = _follow(ray, actors, signals)
-    with contextlib.suppress(ValueError):  # an actor whose driver was gone has removed it
+    with contextlib.suppress(ValueError):  # an actor without its driver has removed the group
         ray.util.remove_placement_group(ray.util.get_placement_group(name))
     return status
 
 
 def _running(ray: Any, name: str, hosts: int) -> list[Any]:
-    """Return the actors of this folder's job, by rank, if it runs."""
+    """Return the actors of this folder's job, by rank, if the job runs."""
     try:
         return [ray.get_actor(f"{name}-host{rank}", NAMESPACE) for rank in range(hosts)]
     except ValueError:
@@ -286,9 +286,9 @@ def _start(
 
 
 def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
-    """Hand signals on to the hosts until host 0's command has ended; return its status.
+    """Pass signals on to the hosts until host 0's command has ended; return its status.
 
-    That command follows the whole job, so a host that Ray has not been able to place again is not waited for.
+    That command follows the whole job, so hosts that Ray could not place again are not waited for.
 
     Raises:
         JobInterruptedError: Ray cannot reach the actor any more.
@@ -312,7 +312,7 @@ def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
     while readable not in select.select([readable, signals.fileno()], [], [])[0]:
         for name in signals.take():
             number = signal.SIGINT if name == CTRL_C else signal.Signals[name]
-            for actor in actors:  # not waited for: one may have no host at present
+            for actor in actors:  # do not wait for the result, since an actor may have no host at present
                 actor.stop.remote(int(number))
     os.close(readable)
     if not found:
@@ -324,13 +324,13 @@ def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
 
 
 def _kind(ray: Any, per_host: int) -> str:
-    """Return GPU if a node of the cluster has enough of them, else CPU."""
+    """Return GPU if a node of the cluster has enough GPUs, else CPU."""
     has_devices = any(node["Alive"] and node["Resources"].get("GPU", 0) >= per_host for node in ray.nodes())
     return "GPU" if has_devices else "CPU"
 
 
 def _write_environment(folder: Path) -> None:
-    """Leave this process's environment for the hosts, less what Ray decides for each of its actors."""
+    """Write this process's environment to a file for the hosts, except variables that Ray sets for each actor."""
     environment = {
         name: value
         for name, value in config.whole_environment().items()

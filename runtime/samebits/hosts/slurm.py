@@ -28,8 +28,8 @@ class Placed:
     Attributes:
         name: ``scheduler``, or ``worker_<node id>``.
         host: its initial host.
-        node_id: the worker's; "" for the scheduler.
-        local_rank: its index among the workers of that host, 0-based; "" for the scheduler.
+        node_id: the worker's node id; "" for the scheduler.
+        local_rank: the worker's index among the workers of its host, 0-based; "" for the scheduler.
     """
 
     name: str
@@ -42,7 +42,7 @@ def hosts_of(nodelist: str) -> list[str]:
     """Return the hosts in a Slurm list such as ``n[01-03,7],login`` (scontrol(1), show hostnames).
 
     Raises:
-        ValueError: it is not such a list, or names more than MOST_HOSTS.
+        ValueError: the text is not such a list, or names more than MOST_HOSTS hosts.
     """
     found: list[str] = []
     for item in _split(nodelist):
@@ -78,7 +78,7 @@ def _split(nodelist: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """Return ``01-03,7`` as texts, keeping leading zeros."""
+    """Return the numbers in ``01-03,7`` as strings, keeping leading zeros."""
     found: list[str] = []
     for text in ranges.split(","):
         match = _RANGE.fullmatch(text)
@@ -113,12 +113,12 @@ def plan(environ: Mapping[str, str], spare_hosts: int = 0) -> list[Placed]:
     """Return the processes of the allocation in Slurm's variables (sbatch(1), output environment variables).
 
     Args:
-        environ: with SLURM_JOB_NODELIST and the workers per host: SLURM_NTASKS_PER_NODE, else SLURM_GPUS_ON_NODE, else
-            1.
-        spare_hosts: number of hosts, at the end, for spares.
+        environ: has SLURM_JOB_NODELIST, and the workers per host as SLURM_NTASKS_PER_NODE, else SLURM_GPUS_ON_NODE,
+            else 1 is assumed.
+        spare_hosts: number of hosts for spares, at the end of the list.
 
     Raises:
-        SettingsError: this is no allocation, or it has no host to train on.
+        SettingsError: this is not an allocation, or it has no host to train on.
     """
     nodelist = environ.get("SLURM_JOB_NODELIST", "")
     if not nodelist:
@@ -161,7 +161,7 @@ class Share:
 def share_of(environ: Mapping[str, str]) -> Share | None:
     """Return this task's share of its Slurm step (srun(1), output environment variables).
 
-    None outside a step and in a step with a single host, where none of it is needed.
+    Returns None outside a step, and in a step with a single host, which needs none of this.
 
     Raises:
         SettingsError: the step does not have one task per host, or its variables are inconsistent.

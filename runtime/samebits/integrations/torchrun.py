@@ -1,4 +1,4 @@
-"""``torchrun --rdzv-backend=samebits``: what torch finds under its entry point ``torchrun.handlers``.
+"""``torchrun --rdzv-backend=samebits``: the module that torch loads from the entry point ``torchrun.handlers``.
 
 torch loads this module in every process that imports its elastic package, whatever backend it uses. So nothing else is
 imported here before such a rendezvous is created.
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def backend() -> Any:
-    """Return what creates the rendezvous, as torch's registry calls it with its parameters."""
+    """Return the function that creates the rendezvous; torch's registry calls it with its parameters."""
     return create
 
 

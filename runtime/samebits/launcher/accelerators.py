@@ -1,6 +1,6 @@
 """Count the accelerators that a job may use on this machine, without importing torch.
 
-As in CUDA, a list of visible devices counts up to the first entry that names none, such as -1 or NoDevFiles.
+As CUDA does, a list of visible devices is counted up to the first entry that names no device, such as -1 or NoDevFiles.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _NAMES_A_DEVICE = re.compile(r"\s*([0-9]|GPU-|MIG-)")
 
 
 def device_files(folder: Path = Path("/dev")) -> int:
-    """Return the number of NVIDIA devices of this machine, or of Ascend devices if it has none of those."""
+    """Return the number of NVIDIA devices of this machine, or of Ascend devices if it has no NVIDIA device."""
     for kind in ("nvidia", "davinci"):
         count = sum(re.fullmatch(rf"{kind}[0-9]+", entry.name) is not None for entry in folder.glob(f"{kind}*"))
         if count:
@@ -22,7 +22,7 @@ def device_files(folder: Path = Path("/dev")) -> int:
 
 
 def usable(environment: Mapping[str, str], devices: int) -> int:
-    """Return how many of ``devices`` a job with this environment may use."""
+    """Return how many of the machine's ``devices`` a job with this environment may use."""
     if (environment.get("DEVICE") or environment.get("MS_DEVICE")) == "cpu" or not devices:
         return 0
     visible = environment.get("CUDA_VISIBLE_DEVICES", environment.get("ASCEND_RT_VISIBLE_DEVICES", "all"))

@@ -19,12 +19,12 @@ from samebits.spelling import spelled
 
 
 def say(result: Result, following: Following, settings: Settings, screen: Screen) -> None:
-    """Say how the job ended."""
+    """Print how the job ended."""
     screen.close()
     if result.call_again:
         return
     verdict, view = result.verdict, following.view
-    # Steps, recoveries and where the time went, where a history is kept; who left has told its last step there.
+    # With a history: steps, recoveries and where the time went. A worker that left reported its last step there.
     step, cost = 0 if view is None or settings.plain else view.step, list[str]()
     if settings.enable_recovery and (view is not None or verdict.kind is None):
         step, cost = summary_of_folder(settings.recovery_path, step, has_steps=not settings.plain)
@@ -41,7 +41,7 @@ def say(result: Result, following: Following, settings: Settings, screen: Screen
 def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, step: int, cost: Sequence[str]) -> None:
     errors, view = Screen(sys.stderr), following.view
     assert verdict.kind is not None, "it is not finished"
-    if view is not None and view.ended is None:  # training may have gone on after the scheduler was heard
+    if view is not None and view.ended is None:  # training may have continued after the scheduler's last message
         at = f" (last known step: {step})" if step else ""
     else:
         at = f" at step {step}" if step else ""
@@ -57,7 +57,7 @@ def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, 
 
 
 def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
-    """Return what to type next; empty if the cause names it or there is nothing to recover."""
+    """Return the command to type next; empty if the cause names one, or there is nothing to recover."""
     view = following.view
     has_begun = view is not None and view.generation > 0
     kept = job_spec.read(settings.log_dir)
@@ -69,7 +69,7 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
         case EndKind.UNEQUAL | EndKind.POINTS_LOST if "Fix: " in verdict.cause:
             return ""
         case _ if "Fix: " in verdict.cause and (verdict.is_permanent or _is_unequal(verdict)):
-            return ""  # the message says from where another job can go on, which is not where this one stood
+            return ""  # the message names the step at which another job can continue, which is not this job's last step
         case EndKind.UNTRAINED:
             return f"{missing(verdict.cause)}, then {again}"
         case EndKind.SCRIPT_FAILED if has_begun and settings.enable_recovery:
@@ -82,11 +82,11 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
             return ""
     if not settings.enable_recovery:
         return ""
-    has_own_advice = verdict.exit_code != EndKind.INTERRUPTED.exit_code  # one of ours, which trying again cannot help
+    has_own_advice = verdict.exit_code != EndKind.INTERRUPTED.exit_code  # a SameBits error that a retry would repeat
     return f"{OWN_ADVICE}, then {recover}" if verdict.kind is EndKind.INTERRUPTED and has_own_advice else recover
 
 
 def _is_unequal(verdict: Verdict) -> bool:
-    """Return whether a rank ended the job because what the ranks hold is in doubt, as an audit does."""
+    """Return whether a rank ended the job because the ranks' states are in doubt, as an audit does."""
     code = EndKind.UNEQUAL.exit_code
     return verdict.exit_code == code or f"ended with status {code}:" in verdict.cause

@@ -1,7 +1,7 @@
-"""Describe how processes and the job ended: one sentence for all that ended alike, and the job's exit code.
+"""Describe how processes and the job ended: one sentence per group of equal ends, and the job's exit code.
 
-All ranks meet an error of the script within a moment, so a death is held back briefly for others like it. A process
-that was killed is replaced; one that its own script ended is not.
+All ranks meet an error in the script within a moment, so the report of a death is delayed briefly to group it with
+equal ones. A process that was killed is replaced; a process that its own script ended is not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from samebits.launcher.processes import Death
 from samebits.launcher.supervising import GivenUp
 from samebits.tracebacks import Failure
 
-GATHER_S = 0.3  # between two kills that are reported together
-GATHER_OWN_S = 1.5  # the same of processes that their own program ended, which each takes its time for
+GATHER_S = 0.3  # longest time between two kills that are reported together
+GATHER_OWN_S = 1.5  # the same for processes that end by their own program, which takes longer
 GATHER_AT_MOST_S = 3.0
 NAMED = 12
 MOST_WAYS = 4
@@ -37,8 +37,8 @@ CORRECT_ARGUMENTS = "correct the script's arguments"
 class End:
     """How one worker or spare ended.
 
-    ``cause`` is what its log says of it, as far as that is an error. ``has_joined``: it has called ``samebits.init()``.
-    ``follows``: what is done about it, such as "a new process is started in its place"; empty if nothing is.
+    ``cause`` is the error in its log, if any. ``has_joined``: it has called ``samebits.init()``.
+    ``follows`` says how the launcher reacts, such as "a new process is started in its place"; empty if it does nothing.
     """
 
     node: str
@@ -51,34 +51,34 @@ class End:
 
     @property
     def is_failure(self) -> bool:
-        """Whether an error of the script ended it."""
+        """Whether an error of the script ended the process."""
         return isinstance(self.cause, Failure)
 
     @property
     def is_own(self) -> bool:
-        """Return whether its own program ended it and restarting it unchanged has no known use."""
+        """Return whether the process's own program ended it, and no reason is known to restart it unchanged."""
         if self.is_failure:
             return True
         return self.death.status is not None and (self.death.status != 0 or not self.has_joined)
 
     @property
     def has_own_advice(self) -> bool:
-        """Whether it ended with an error of ours, which names its fix."""
+        """Whether the process ended with a SameBits error, whose message names its fix."""
         return self.death.status in OWN_CODES and bool(self.cause)
 
     @property
     def is_stranger(self) -> bool:
-        """Whether it came to its end and had nothing to do with the job."""
+        """Whether the process ran to its end and had nothing to do with the job."""
         return self.death.status == 0 and not self.has_joined
 
     @property
     def is_of_the_script(self) -> bool:
-        """Whether the script itself is what has to be changed, whatever became of the job meanwhile."""
+        """Whether the script itself must be changed, even if the job has ended for another reason."""
         return self.is_failure or self.is_stranger or "trained alone" in str(self.cause)
 
     @property
     def title(self) -> str:
-        """What it is called."""
+        """The process's name for messages."""
         return f"{'spare' if self.is_spare else 'worker'} {self.node}"
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class End:
 
     @property
     def words(self) -> str:
-        """What became of it."""
+        """How the process ended, for messages."""
         if isinstance(self.cause, Failure):
             return str(self.cause)
         if self.is_stranger:
@@ -98,16 +98,16 @@ class End:
 
 
 def has_no_slot(end: End, view: JobView | None) -> bool:
-    """Return whether the job continues, or ended, without this process, so that its exit says nothing about the job.
+    """Return whether the process's exit says nothing about the job, because the process has no slot.
 
-    It was a spare, another process has its slot by now, or the world became smaller without it.
+    It was a spare, another process has taken its slot, or the world shrank without it.
     """
     known = view.node(end.node) if view is not None else None
     return end.is_spare or (known is not None and known.slot is None)
 
 
 def sentence(alike: Sequence[End]) -> str:
-    """Name one process with its pid, or several that ended alike by their names."""
+    """Describe one process with its pid, or several processes with equal ends by their names."""
     first = alike[0]
     if len(alike) == 1:
         return str(first)
@@ -118,7 +118,7 @@ def sentence(alike: Sequence[End]) -> str:
 
 
 def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking: str) -> str:
-    """Return how the job continues without so many workers: spares, a smaller world, or a wait."""
+    """Return how the job continues without ``count`` workers: with spares, in a smaller world, or after a wait."""
     if view is None or view.training_finished:
         return ""
     several = count > 1
@@ -131,7 +131,7 @@ def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking:
 
 
 def advice(alike: Sequence[End], recover: str) -> str:
-    """Return what the user can do; empty if the process said it itself or ended as its program meant to."""
+    """Return what the user can do; empty if the process itself said so or ended as its program intended."""
     end = alike[0]
     if end.is_stranger:
         return f". Fix: add {MISSING_LINES}"
@@ -147,14 +147,14 @@ def _by_number(node: str) -> tuple[int, str]:
 
 
 def missing(cause: str) -> str:
-    """Return what to add to a script that came to its end and never trained in the job."""
+    """Return what to add to a script that ran to its end and never trained in the job."""
     if "samebits.init" in cause:
         return f"add {MISSING_LINES}"
     return "write `@samebits.elastic.run` above the training function and call that with its state"
 
 
 def correction(error: str) -> str:
-    """Return what to do in a script that failed so."""
+    """Return how to correct a script that failed with this error."""
     if ("KeyError" in error or "environment variable" in error) and _NO_RANK.search(error):
         return (
             "call samebits.init() before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE; a spare has none, so "
@@ -171,7 +171,7 @@ def correction(error: str) -> str:
 
 
 class Deaths:
-    """Those that are not said yet."""
+    """Deaths that are not reported yet."""
 
     def __init__(self) -> None:
         self._unsaid: list[End] = []
@@ -179,28 +179,28 @@ class Deaths:
         self._first_at = self._due_at = 0.0
 
     def add(self, end: End, now: float) -> None:
-        """One more; it is due with those before it."""
+        """Add a death; it is reported together with the earlier ones."""
         self.hold(now, GATHER_S if end.death.signal is not None else GATHER_OWN_S)
         self._unsaid.append(end)
 
     def hold(self, now: float, for_s: float = GATHER_S) -> None:
-        """Add a death, to be reported with others that follow within a moment."""
+        """Delay the report, so that deaths that follow within ``for_s`` seconds are included."""
         if not self._is_held:
             self._first_at = self._due_at = now
         self._due_at, self._is_held = min(max(self._due_at, now + for_s), self._first_at + GATHER_AT_MOST_S), True
 
     def due_at(self) -> float | None:
-        """Return when to report them, or None if there are none."""
+        """Return when to report the deaths, or None if there are none."""
         return self._due_at if self._is_held else None
 
     def take(self) -> list[list[End]]:
-        """Return all of them, those together that ended alike, in the order they came."""
+        """Return and remove all deaths, grouped by equal ends, in the order of arrival."""
         unsaid, self._unsaid, self._is_held = self._unsaid, [], False
         return alike(unsaid)
 
 
 def alike(ends: Sequence[End]) -> list[list[End]]:
-    """Return the ends that one sentence can tell, together, in the order of the first of each."""
+    """Group ends that one sentence can describe, in the order of each group's first end."""
     groups: dict[tuple[bool, str, str], list[End]] = {}
     for end in ends:
         groups.setdefault((end.is_spare, end.words, end.follows), []).append(end)
@@ -208,7 +208,7 @@ def alike(ends: Sequence[End]) -> list[list[End]]:
 
 
 def sentences(ends: Sequence[End]) -> str:
-    """Return a sentence for each way in which these ended, ``MOST_WAYS`` at most, the first first."""
+    """Return a sentence for each kind of end, in order of appearance, ``MOST_WAYS`` at most."""
     found = alike([replace(end, follows="") for end in ends])
     more = sum(map(len, found[MOST_WAYS:]))
     return "; ".join([*map(sentence, found[:MOST_WAYS]), *([f"{more} more ended in other ways"] if more else [])])
@@ -230,12 +230,12 @@ class Verdict:
 
     @property
     def is_permanent(self) -> bool:
-        """Whether a process ended the job with an exit code of this package, which the job has too."""
+        """Whether a process ended the job with a SameBits exit code, which is also the job's exit code."""
         return self.kind is not None and self.kind.is_permanent(self.exit_code)
 
     @classmethod
     def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> Verdict:
-        """Return how an unfinished job ended; ``status`` is the script's own, which then is the job's exit code."""
+        """Return the verdict on an unfinished job; ``status`` is the script's own, then also the job's exit code."""
         return cls(kind, cause, status or kind.exit_code)
 
 
@@ -243,7 +243,7 @@ FINISHED = Verdict(None, "", 0)
 
 
 def verdict_of(given_up: GivenUp) -> Verdict:
-    """Return how a job ends of which one place gets no process any more."""
+    """Return the verdict on a job in which one place gets no new process."""
     dead, cause = given_up.dead, f"{given_up.dead.said}; {given_up.why}"
     match dead.loss.sort:
         case Sort.HOPELESS if dead.status is not None:
@@ -255,11 +255,11 @@ def verdict_of(given_up: GivenUp) -> Verdict:
 
 
 def verdict_of_all(ends: Sequence[End], view: JobView | None, *, is_trained: bool = False) -> Verdict | None:
-    """Return how the job ended where all of its workers were here and each was ended by its own program; else none.
+    """Return the verdict if all workers were on this machine and each was ended by its own program, else None.
 
     Args:
-        ends: of this machine's workers and spares, of which none runs.
-        is_trained: training is finished: then the exit code is the script's own.
+        ends: the ends of this machine's workers and spares, none of which is still running.
+        is_trained: whether training is finished; the exit code is then the script's own.
     """
     workers = [end for end in ends if not end.is_spare and not (is_trained and has_no_slot(end, view))]
     if view is None or view.alive or len(workers) < max(view.wanted_size, 1) or not all(end.is_own for end in ends):

@@ -1,8 +1,8 @@
-"""Follow a job to its end: show its progress, restart what died, and end everything on Ctrl-C.
+"""Follow a job to its end: show its progress, restart dead processes, and end everything on Ctrl-C.
 
-One ``poll`` waits for the scheduler's snapshots, processes' ends, signals and deadlines; decisions are made in
-``following``. Only logs are read on a timer, since a training that never commits gives no other sign. The job goes on
-unchanged if this process is killed or hung up.
+One ``poll`` waits for the scheduler's snapshots, the ends of processes, signals and deadlines. Decisions are made in
+``following``. Only logs are read on a timer, since a training that never commits gives no other sign of progress. The
+job continues unchanged if this process is killed or hung up.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from samebits.tracebacks import Failure
 
 
 class HeldFolder:
-    """The folder that ``path`` names now or, if there is none, the first that it will name."""
+    """A handle on the folder that ``path`` names now, or if there is none, on the first one that it will name."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -83,7 +83,7 @@ class HeldFolder:
             return True
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the folder."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -91,17 +91,17 @@ class HeldFolder:
 
 REPORTS_A_LEASE = 4
 NAMED = 6
-MOST_UNDELIVERED = 256  # decisions that wait for a scheduler; older ones are dropped
+MOST_UNDELIVERED = 256  # decisions kept until a scheduler answers; older ones are dropped
 
 LEFT = Verdict(None, "left running", 0)
 
 
 @contextlib.contextmanager
 def naming_what_runs_on(settings: Settings) -> Iterator[None]:
-    """Add to an error that ends this command which processes of the job run on, and what can be done with them."""
+    """Add to an error that ends this command the job's processes that still run, and what can be done with them."""
     try:
         yield
-    except ForeignFolderError:  # the folder is another job's by now, and the message names the processes
+    except ForeignFolderError:  # the folder now belongs to another job, and the message names the processes
         raise
     except SameBitsError as error:
         error.args = (f"{error}{_running_on(settings)}",)
@@ -109,7 +109,7 @@ def naming_what_runs_on(settings: Settings) -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise StoreError(f"{where}{durable.reason_of(error)}{_running_on(settings)}") from error
-    except Exception as error:  # a fault of ours is no reason to leave the job without a word either
+    except Exception as error:  # even after an internal error, the user must learn which processes still run
         at = traceback.extract_tb(error.__traceback__)[-1]
         text = f"this command failed: {type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
         for line in f"{text}{_running_on(settings)}".splitlines():
@@ -118,7 +118,7 @@ def naming_what_runs_on(settings: Settings) -> Iterator[None]:
 
 
 def _running_on(settings: Settings) -> str:
-    """Return a further line about the living processes of the folder's job, empty if there are none."""
+    """Return another line about the living processes of the folder's job; empty if there are none."""
     names = process_names(job_spec.nodes_of(settings.log_dir, settings))
     alive = [(name, one) for name, one in read_pid_files(settings.log_dir, names).items() if one.is_alive()]
     if not alive:
@@ -133,7 +133,7 @@ def _running_on(settings: Settings) -> str:
 
 @dataclass(slots=True)
 class Turn:
-    """The result of a driver's turn: lines to print, decisions for the scheduler's history, and workers it started."""
+    """The result of a driver's turn: lines to print, decisions for the scheduler's history, and started workers."""
 
     lines: list[str] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -148,23 +148,23 @@ class Driver(Protocol):
         """Whether ``start`` was called."""
 
     def start(self, folder: Path) -> int:
-        """Begin to look for hosts; return a descriptor that is readable when there is an answer."""
+        """Start looking for hosts; return a descriptor that becomes readable when there is an answer."""
 
     def wake_at(self, now: float) -> float | None:
-        """Return when ``turn`` is due even if nothing happens."""
+        """Return when ``turn`` must be called even if nothing happens."""
 
     def takes(self, name: str, identity: ProcessIdentity, status: int | None, now: float, *, has_joined: bool) -> bool:
-        """Return whether a worker's death is the driver's to handle, so that no one else restarts it."""
+        """Return whether the driver handles a worker's death, so that nothing else restarts the worker."""
 
     def turn(self, view: JobView | None, now: float) -> Turn:
-        """Do what is due."""
+        """Start and drain workers as far as that is due."""
 
     def close(self) -> None:
         """Stop looking for hosts."""
 
 
 class Follower:
-    """One run of ``follow``."""
+    """One run of a follower, from its start to the job's end."""
 
     def __init__(
         self,
@@ -184,9 +184,9 @@ class Follower:
         self._supervisor = supervisor
         self._driver = driver
         self._undelivered: deque[status.ForHistory] = deque(maxlen=MOST_UNDELIVERED)
-        self._look_at = 0.0  # when to see whether the folder has no supervisor
-        self._report_restarts_at = 0.0  # when to tell the scheduler again that replacements are starting
-        self._start_failed = False  # and that was reported
+        self._look_at = 0.0  # when to check next whether the folder has a supervisor
+        self._report_restarts_at = 0.0  # when to report again to the scheduler that replacements are starting
+        self._start_failed = False  # whether a start failed and this was reported
         self._silence = Silence()
         self._memory_kills = MemoryKills()
         self._causes = cause_file.table_of(settings)
@@ -203,14 +203,14 @@ class Follower:
         self._names: list[str] = []
         self._watched: dict[int, tuple[str, ProcessIdentity]] = {}
         self._known: dict[str, ProcessIdentity] = {}
-        self._missing: list[tuple[str, ProcessIdentity]] = []  # gone before they could be watched
+        self._missing: list[tuple[str, ProcessIdentity]] = []  # processes that ended before they could be watched
         self._scheduler_death = Death()
         self._scheduler_judged = False
         self._is_ours: bool | None = None  # whether this job's scheduler answers; None before any answer
-        self._address = self._told_address = ""  # of several in SCHED_HOST: the present, and the last that was told
+        self._address = self._told_address = ""  # of several in SCHED_HOST: the current and the last reported one
         self._stop_by: str | None = None
         self._stop_status = 0
-        self._stop_asked = False  # over the present connection
+        self._stop_asked = False  # whether the current connection was asked to stop the job
         self._poll = select.poll()
         self._asking = Asking(self._poll, self._screen.say, may_leave=not settings.die_with_me)
         self._following = Following(
@@ -226,12 +226,12 @@ class Follower:
         )
 
     def run(self, *, stop_by: str | None = None) -> Result:
-        """Follow to the end. On return everything was reported, and every process that had to end has ended.
+        """Follow the job to its end. On return everything is reported, and every process that had to end has ended.
 
-        ``stop_by`` asks for that end at once.
+        ``stop_by`` requests the job's end at once.
 
         Raises:
-            ForeignFolderError: LOG_DIR is another folder by now.
+            ForeignFolderError: LOG_DIR now belongs to another job.
         """
         try:
             self._follow(stop_by)
@@ -284,7 +284,7 @@ class Follower:
         ats = (self._following.wake_at(), self._silence.wake_at(), asked_at, *supervised_ats, now + LOOK_S)
         return max(0, math.ceil((min(at for at in ats if at is not None) - now) * 1000))
 
-    # ---- what its user wants
+    # ---- the user's requests
 
     def _take_signal(self, by: str) -> None:
         now = time.monotonic()
@@ -293,7 +293,7 @@ class Follower:
         self._asking.end()
         self._following.stop_asked(by, now)
 
-    # ---- what has happened
+    # ---- events
 
     def _take_news(self) -> None:
         for told in self._link.take():
@@ -324,7 +324,7 @@ class Follower:
             self._following.heard(view, time.monotonic())
 
     def _is_of_this_job(self, view: JobView) -> bool:
-        """A scheduler writes its journal before it answers, and another job's journal has another id."""
+        """Return whether the scheduler is this job's, by the id in the journal, which it writes before it answers."""
         stored = self._stored_view()
         return stored is None or stored.job == view.job
 
@@ -334,13 +334,13 @@ class Follower:
         try:
             return stored_view(self._settings.recovery_path)
         except JournalDamagedError as error:
-            self._screen.say(str(error))  # how the job ended is then the processes' to say
+            self._screen.say(str(error))  # the processes' ends then decide how the job ended
             return None
 
     def _look_for_processes(self) -> None:
-        """Find the processes that were started since the last look."""
+        """Find the processes that were started since the last check."""
         settings = self._settings
-        self._names = process_names(job_spec.nodes_of(settings.log_dir, settings))  # some are added or removed
+        self._names = process_names(job_spec.nodes_of(settings.log_dir, settings))  # nodes may be added or removed
         started = read_pid_files(settings.log_dir, self._names)
         if not self._folder.is_there():  # the processes named there belong to another job
             self._leave_the_folder()
@@ -350,7 +350,7 @@ class Follower:
                 continue
             self._known[name] = identity
             descriptor = watch(identity)
-            if name == SCHEDULER:  # even one that came and went since the last look: its journal tells more by now
+            if name == SCHEDULER:  # even one that has ended since: its journal has newer facts
                 self._scheduler_death, self._scheduler_judged = Death(), False
             if descriptor is None:
                 if name != SCHEDULER:
@@ -400,13 +400,13 @@ class Follower:
                 has_joined=has_joined,
                 follows=follows,
             )
-            is_asked_for = death.status is not None and is_trained  # the script cannot always tell it itself
+            is_asked_for = death.status is not None and is_trained  # the script cannot always report this itself
             if name != SCHEDULER and (death.is_bad or is_asked_for):
                 said = str(cause) if isinstance(cause, Failure) else f"{death}: {cause}" if cause else str(death)
                 self._undelivered.append(
                     status.process_ended(node_of(name) or "", identity, _observation(death, cause), said)
                 )
-            self._logs.begin(name)  # for whoever is started in its place
+            self._logs.begin(name)  # for the process that replaces it
             if name == SCHEDULER:
                 self._scheduler_death = death
 
@@ -416,7 +416,7 @@ class Follower:
         return self._logs.cause(name, death, Path.cwd())
 
     def _has_joined(self, name: str, identity: ProcessIdentity) -> bool:
-        """Return whether the process has called ``samebits.init()``; of another's child that is taken for granted."""
+        """Return whether the process has called ``samebits.init()``; assumed of processes that others started."""
         return not self._following.is_own(name) or self._has_registered(name, identity)
 
     def _look_for_silence(self, now: float) -> None:
@@ -425,7 +425,7 @@ class Follower:
         self._following.never_joined(list(silent), max(silent.values(), default=0.0))
 
     def _training_is_finished(self) -> bool:
-        """By the journal, too: a worker may be gone before the scheduler's push is here, but not before its record."""
+        """Return whether training is finished, also by the journal, which has the record before a worker exits."""
         view = self._following.view
         if view is not None and view.training_finished:
             return True
@@ -433,7 +433,7 @@ class Follower:
         return stored is not None and stored.training_finished
 
     def _judge_scheduler(self) -> None:
-        """Read how the job stands from its journal, once no scheduler answers."""
+        """Read the job's state from its journal, once no scheduler answers."""
         following = self._following
         if self._scheduler_judged or following.is_linked or following.scheduler_runs():
             return
@@ -446,15 +446,15 @@ class Follower:
             time.monotonic(),
         )
 
-    # ---- what is started again
+    # ---- restarts
 
     def _lost(self, name: str, identity: ProcessIdentity, death: Death, cause: Failure | str) -> str:
-        """Take in that a process is gone that the job still needs; return what is done about it, in words."""
+        """Handle the loss of a process that the job still needs; return a description of the reaction."""
         view, is_failure = self._following.view, isinstance(cause, Failure)
         if self._supervisor is None or self._following.is_closing:
             return ""
         if name != SCHEDULER and death.status is not None and self._training_is_finished():
-            return ""  # its script ended itself: that is the job's end, and not to be tried again
+            return ""  # its script ended itself, so the job ends and the process is not restarted
         known = view.node(node_of(name)) if view is not None else None
         step = 0 if view is None else view.step if known is None else known.step
         seen = _observation(death, cause)
@@ -468,16 +468,16 @@ class Follower:
             is_outside = loss.sort is Sort.OUTSIDE or (loss.sort is Sort.OWN and not (has_joined or is_failure))
             now = time.monotonic()
             if is_outside and self._driver.takes(name, identity, death.status, now, has_joined=has_joined):
-                return ""  # the decision on its host is shown next
+                return ""  # the decision about its host is shown next
         is_again = self._supervisor.died(Dead(name, identity, said, death.status, loss), time.monotonic())
         return NEW_PROCESS if is_again else ""
 
     def _supervise(self) -> None:
-        """Start again what is due, where this process is the folder's supervisor."""
+        """Restart the processes that are due, if this process is the folder's supervisor."""
         supervisor, following, now = self._supervisor, self._following, time.monotonic()
         if supervisor is None:
             return
-        if self._look_at <= now:  # a backstop for changes without an event
+        if self._look_at <= now:  # a fallback for changes without an event
             self._look_at = now + LOOK_S
             if not supervisor.holds and supervisor.try_to_hold():
                 self._missing += [(name, one) for name, one in self._known.items() if not one.is_alive()]
@@ -496,7 +496,7 @@ class Follower:
         self._report_restarts(supervisor, now)
 
     def _report_restarts(self, supervisor: Supervisor, now: float) -> None:
-        """Keep the scheduler from giving the job up while replacements start, however long their imports take."""
+        """Keep the scheduler from giving up the job while replacements start, even if their imports take long."""
         if not (supervisor.holds and self._is_ours and self._following.is_linked):
             self._report_restarts_at = 0.0
         elif self._report_restarts_at <= now:
@@ -506,13 +506,13 @@ class Follower:
                 self._link.tell(status.restarting())
 
     def _has_registered(self, name: str, identity: ProcessIdentity) -> bool:
-        """Return whether this worker has started: the scheduler knows it, or its log shows ``samebits.init()``."""
+        """Return whether this worker has joined: the scheduler knows it, or its log shows ``samebits.init()``."""
         view = self._following.view
         is_known = view is not None and any(node.identity == identity for node in view.nodes)
         return is_known or self._logs.has_spoken(name)
 
     def _drive(self, driver: Driver, now: float) -> None:
-        """Start and drain workers as hosts come and go, and have the scheduler keep each decision."""
+        """Start and drain workers as hosts come and go, and send each decision to the scheduler."""
         if not driver.is_started:
             self._poll.register(driver.start(Path.cwd()), select.POLLIN)
         turn = driver.turn(self._following.view, now)
@@ -525,7 +525,7 @@ class Follower:
             self._look_for_processes()
 
     def _not_yet(self) -> tuple[str, ...]:
-        """A scheduler is started only once it is judged what its journal says: it may have ended the job."""
+        """Return names not to start yet: the scheduler, until its journal shows that it did not end the job."""
         return () if self._scheduler_judged else (SCHEDULER,)
 
     def _start_due(self, supervisor: Supervisor, now: float) -> None:
@@ -548,14 +548,14 @@ class Follower:
             self._look_for_processes()
 
     def _deliver(self) -> None:
-        """Send decisions for the history, once this job's scheduler is known to answer."""
+        """Send decisions for the history once this job's scheduler answers."""
         while self._undelivered and self._is_ours and self._following.is_linked:
             self._link.tell(self._undelivered.popleft())
 
-    # ---- what follows from it
+    # ---- reactions
 
     def _tell_of_missing(self) -> None:
-        """Report processes that were gone when found, unless the job is over."""
+        """Report processes that had ended when they were found, unless the job is over."""
         following = self._following
         if following.view is None or following.is_closing:
             return
@@ -593,7 +593,7 @@ class Follower:
             self._showing.show_notices(following.view)
 
     def _report_recoveries(self) -> None:
-        """Report each recovery that is over, with the figures that the history has of it."""
+        """Report each completed recovery with the figures from the history."""
         view, feed = self._following.view, self._recoveries
         if feed is None or view is None or view.phase != "training" or feed.trained >= view.generation:
             return
@@ -603,17 +603,17 @@ class Follower:
             self._showing.settle(len(feed.over), sum(row.total_ms or 0.0 for row in feed.over) / 1000)
 
     def _look_at_workers(self, now: float) -> None:
-        """Report the state of silent local workers while their scheduler answers."""
+        """Report the state of local workers that do not respond while their scheduler does."""
         if self._is_ours and self._following.is_linked and not self._following.is_closing:
             for seen in self._observer.look(self._workers_here(), now):
                 self._link.tell(seen)
 
     def _workers_here(self) -> dict[str, ProcessIdentity]:
-        """Living processes, by node."""
+        """Return this machine's living workers, by node."""
         return {node: identity for name, identity in self._watched.values() if (node := node_of(name)) is not None}
 
     def _look_at_stalls(self, now: float) -> None:
-        """Look at local processes if the job is stuck, and kill those that cannot exit."""
+        """Inspect local processes if the job is stuck, and kill those that cannot exit."""
         following = self._following
         self._stalls.look(following.view if following.is_linked else None, self._workers_here(), now)
         found = self._stalls.take(now, may_end=following.supervised and following.is_linked)
@@ -624,7 +624,7 @@ class Follower:
 
 
 def _observation(death: Death, cause: Failure | str) -> Observation:
-    """Return what status and log say about a death."""
+    """Return what status and log show about a death."""
     if isinstance(cause, Failure):
         return Observation(death.status, death.signal, cause.error, is_failure=True)
     is_out_of_memory = cause.startswith(OUT_OF_MEMORY)
@@ -632,5 +632,5 @@ def _observation(death: Death, cause: Failure | str) -> Observation:
 
 
 def _clock_time(at: float) -> str:
-    """Return the wall-clock time at a moment of the monotonic clock."""
+    """Return the wall-clock time that corresponds to a monotonic time."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() + at - time.monotonic()))

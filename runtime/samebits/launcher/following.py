@@ -1,7 +1,8 @@
 """A follower's decisions: what to print, which processes to signal, and when and how the job is over.
 
-Pure: clock, descriptors and terminal belong to ``samebits.launcher.follower``. How a job ended is decided by its
-scheduler, or by its journal if the scheduler is gone; the processes decide only when none of them is left to wait for.
+Pure: clock, descriptors and terminal belong to ``samebits.launcher.follower``. The scheduler decides how a job ended,
+    or
+its journal if the scheduler is gone. The processes decide only if no scheduler is left to wait for.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from samebits.tracebacks import Failure
 
 
 def changes(before: JobView | None, now: JobView) -> list[str]:
-    """Return a sentence for each change of a slot's holder; none before the job begins."""
+    """Return a sentence for each change of a slot's holder; none before the job has begun."""
     if before is None or before.job != now.job or not (before.nodes and now.nodes) or before.generation == 0:
         return []
     lines = [_taken(before, old, new) for old, new in _successions(before, now)]
@@ -64,7 +65,7 @@ def _taken(before: JobView, old: WorkerView, new: WorkerView) -> str:
 
 
 def _workers(nodes: Sequence[str]) -> str:
-    """Return ``worker 1`` or ``workers 1 and 2``."""
+    """Return ``worker 1`` or ``workers 1 and 2``, without a verb."""
     return f"worker{'s' if len(nodes) > 1 else ''} {listed(map(title_of, nodes))}"
 
 
@@ -91,17 +92,17 @@ NEW_PROCESS = "a new process is started in its place"
 NEW_PROCESSES = "new processes are started in their places"
 _AS_SPARE, _AS_SPARES = "a new process is started as a spare", "new processes are started as spares"
 _SPARE, _SPARES = f"a spare takes its place, and {_AS_SPARE}", f"spares take their places, and {_AS_SPARES}"
-LEAVE_SHARE = 0.6  # share of SHUTDOWN_TIMEOUT that a worker has to leave by itself before SIGTERM
-LEAVE_AFTER_FINISH_S = 30.0  # its program may still have something to write
-AFTER_SCHEDULER_S = 1.0  # it waits for all it knows, so a stranger that runs on was never told
-FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: all is over within 10 s of the first death
+LEAVE_SHARE = 0.6  # share of SHUTDOWN_TIMEOUT that a worker has to exit by itself before SIGTERM
+LEAVE_AFTER_FINISH_S = 30.0  # the program may still have results to write
+AFTER_SCHEDULER_S = 1.0  # it waits for all workers it knows, so one that still runs was unknown to it
+FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: everything ends within 10 s of the first death
 
 TERM = signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The follower's end. ``call_again``: processes of the job wait for a scheduler that gave it up too early."""
+    """How following ended. ``call_again``: processes of the job wait for a scheduler that gave the job up too early."""
 
     verdict: Verdict
     call_again: bool = False
@@ -112,12 +113,12 @@ class _Local:
     identity: ProcessIdentity
     is_own: bool
     runs: bool = True
-    end: End | None = None  # of a worker or spare
+    end: End | None = None  # the end of a worker or spare
 
 
 @dataclass(slots=True)
 class Orders:
-    """What the caller is to carry out, in this order."""
+    """Actions for the caller, to be carried out in this order."""
 
     lines: list[str] = field(default_factory=list)
     stop_by: str | None = None
@@ -126,17 +127,17 @@ class Orders:
 
 
 class Following:
-    """One follower's judgement. Every method takes ``now`` in monotonic seconds; ``orders`` collects what follows.
+    """One follower's decisions. Every method takes ``now`` in monotonic seconds; ``orders`` collects the actions.
 
     Args:
         recovery: ENABLE_RECOVERY.
         node_timeout_s: NODE_TIMEOUT.
-        recover: what a user types to bring back what is gone.
-        restarts: whether this follower has just started what was gone, and may be called again to do so.
-        max_world_size: MAX_WORKER_NUM: from it on numbers name spares.
-        topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, GRACE's shrink.
-        shutdown_timeout_s: SHUTDOWN_TIMEOUT, from the first request to end to SIGKILL.
-        clock_time: what the user's clock shows at a moment of ``now``.
+        recover: the command with which a user restarts what is gone.
+        restarts: whether this follower has just started the missing processes, and may be called again to do so.
+        max_world_size: MAX_WORKER_NUM; node numbers from it on name spares.
+        topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, and GRACE's shrink.
+        shutdown_timeout_s: SHUTDOWN_TIMEOUT, from the first request to end until SIGKILL.
+        clock_time: returns the user's clock time for a value of ``now``.
     """
 
     def __init__(
@@ -156,8 +157,8 @@ class Following:
         self.is_linked = False
         self.is_closing = False
         self.result: Result | None = None
-        self.supervised = False  # dead processes are restarted
-        self.restarting = False  # and a restart is pending
+        self.supervised = False  # whether dead processes are restarted
+        self.restarting = False  # whether a restart is pending
         self._recovery = recovery
         self._patience_s = 2 * node_timeout_s + 1
         self._recover = recover
@@ -169,21 +170,21 @@ class Following:
         self._leave_s = LEAVE_SHARE * shutdown_timeout_s
         self._clock_time = clock_time
         self._deaths = Deaths()
-        self._scheduler_why = ""  # its death, as long as it is not said
-        self._failed_with = ""  # how the scheduler ended that was started last and never served
-        self._fails_alike = False  # and its predecessor ended alike, so nothing is reported again
+        self._scheduler_why = ""  # how the scheduler ended, until this is reported
+        self._failed_with = ""  # how the last started scheduler ended, if it never served
+        self._fails_alike = False  # whether its predecessor ended in the same way, so nothing is reported again
         self._local: dict[str, _Local] = {}
-        self._replaced: list[_Local] = []  # whose ends may be reported after those of their replacements
+        self._replaced: list[_Local] = []  # their ends may be reported after those of their replacements
         self._again: list[tuple[str, _Local]] = []  # names that were restarted, with the process they named before
-        self._is_trained = False  # training is finished, as far as deaths tell
+        self._is_trained = False  # whether training is finished, according to the processes' ends
         self._was_linked = False
         self._scheduler_gone = False
         self._first_death = self._first_cause = ""
-        self._is_judged_here = False  # by what its processes said: the scheduler only carries the end out
+        self._is_judged_here = False  # judged by the processes' messages: the scheduler only carries the end out
         self._verdict: Verdict | None = None
         self._stop_by: str | None = None
         self._has_signalled = False
-        self._starts_again = restarts  # at the end: a supervisor has let go by then
+        self._starts_again = restarts  # at the end, when a supervisor has already released the folder
         self._targets: list[_Local] = []
         self._nobody_tells_at: float | None = None  # the scheduler is gone: workers it had never seen were not notified
         self._term_at: float | None = None
@@ -191,10 +192,10 @@ class Following:
         self._deserted_at: float | None = None  # when the last worker was gone
         self._orders = Orders()
 
-    # ---- what the caller tells
+    # ---- events from the caller
 
     def found(self, name: str, identity: ProcessIdentity, *, is_own: bool) -> None:
-        """A living process under this name, new or in place of an older one."""
+        """Record a living process under this name, new or in place of an older one."""
         before = self._local.get(name)
         self._local[name] = _Local(identity, is_own)
         if name == SCHEDULER:
@@ -217,10 +218,11 @@ class Following:
         has_joined: bool = True,
         follows: str = "",
     ) -> None:
-        """Take in that a process has ended; ``cause`` is what it said about that, empty if nothing.
+        """Record the end of a process; ``cause`` is the error in its log, empty if there is none.
 
-        ``is_trained``: training is finished. ``is_done``: so that a worker is expected to go. ``was_removed``: it was
-        told to go. ``has_joined``: it had called ``samebits.init()``. ``follows``: what is done about its end.
+        ``is_trained``: training is finished. ``is_done``: this worker was expected to exit because of that.
+        ``was_removed``: it was told to leave. ``has_joined``: it had called ``samebits.init()``. ``follows``: the
+        reaction to its end.
         """
         self._is_trained = self._is_trained or is_trained
         known = (*self._local.values(), *self._targets, *self._replaced)
@@ -235,16 +237,16 @@ class Following:
             self._worker_died(local, end, now)
 
     def forget(self, name: str) -> None:
-        """The process of this name is gone, and one of another name was started in its place."""
+        """Forget this name: its process is gone, and a process with another name was started in its place."""
         self._local.pop(name, None)
 
     def give_up(self, verdict: Verdict, now: float) -> None:
-        """End the job, because its processes are no longer restarted."""
+        """End the job, because its processes are not restarted any more."""
         self._stop_for(verdict)
         self._close(verdict, now, self._leave_s)
 
     def never_joined(self, names: list[str], after_s: float) -> None:
-        """Tell that these processes have not called ``samebits.init()``, ``after_s`` seconds after they were found."""
+        """Report that these processes have not called ``samebits.init()`` within ``after_s`` seconds of being found."""
         nodes = [node_of(name) or "" for name in names if name in self._local and self._local[name].runs]
         if nodes and not self.is_closing:
             who = f"workers {', '.join(nodes)} have" if len(nodes) > 1 else f"worker {nodes[0]} has"
@@ -254,7 +256,7 @@ class Following:
             )
 
     def linked(self) -> None:
-        """The scheduler can be reached."""
+        """Record that the scheduler can be reached."""
         if (self._scheduler_gone or self._fails_alike) and not self.is_closing:
             self._say("the scheduler is back")
         self._failed_with, self._fails_alike = "", False
@@ -262,16 +264,16 @@ class Following:
         self._scheduler_gone = False
 
     def unlinked(self) -> None:
-        """The scheduler cannot be reached any more."""
+        """Record that the scheduler cannot be reached any more."""
         self.is_linked = False
 
     def heard(self, view: JobView, now: float) -> None:
-        """The scheduler has told how the job stands."""
+        """Handle a snapshot from the scheduler."""
         if not view.nodes and self.view is not None and self.view.job == view.job:
-            # Only a large job's first snapshot names them.
+            # Only the first snapshot of a large job names all workers.
             view = view.with_nodes_of(self.view)
         changed = [] if self.is_closing else changes(self.view, view)
-        if changed:  # who died comes before what became of it
+        if changed:  # report deaths before their consequences
             self._say_deaths(now)
         self._orders.lines += changed
         before = self.view.standstill if self.view is not None else ""
@@ -279,13 +281,13 @@ class Following:
             self._orders.lines.append(view.standstill or "the job makes progress again")
         self.view = view
         if view.phase == "training" and view.alive == view.world_size:
-            self._first_death = ""  # made good: it is the cause of nothing that comes
+            self._first_death = ""  # recovered, so it is not the cause of later events
         self._judge_by(view, now)
 
     def scheduler_gone(
         self, identity: ProcessIdentity | None, death: Death, stored: JobView | None, last_line: str, now: float
     ) -> None:
-        """No scheduler of this job runs any more; ``stored`` is what its journal says."""
+        """Handle that no scheduler of this job runs any more; ``stored`` is the state in its journal."""
         self._scheduler_gone = True
         if stored is not None and (self.view is None or stored.job_finished or stored.ended is not None):
             self.view = stored
@@ -309,7 +311,7 @@ class Following:
             self._deaths.hold(now)
 
     def stop_asked(self, by: str, now: float) -> None:
-        """The user wants the whole job to end; asked again, at once."""
+        """Handle the user's request to end the whole job; a repeated request ends it at once."""
         if self._stop_by is not None:
             self._say("ending what is left at once")
             self._kill_at = now
@@ -322,7 +324,7 @@ class Following:
             self._term_at = now
 
     def passed(self, now: float) -> Orders:
-        """Return what to do now, after all events were reported."""
+        """Return the actions that are due now, after all events were reported."""
         if self._workers_run():
             self._deserted_at = None
         elif self._deserted_at is None:
@@ -340,7 +342,7 @@ class Following:
         return orders
 
     def wake_at(self) -> float | None:
-        """When ``passed`` must be called again even if nothing happens."""
+        """Return when ``passed`` must be called again even if nothing happens."""
         deadlines = (self._nobody_tells_at, self._term_at, self._kill_at, self._deserted_by(), self._deaths.due_at())
         return min((at for at in deadlines if at is not None), default=None)
 
@@ -350,11 +352,11 @@ class Following:
         return known is not None and known.presence is Presence.LEFT
 
     def running(self) -> int:
-        """Return how many workers of this machine run, as far as it is known that they are no spares."""
+        """Return how many workers of this machine run, not counting known spares."""
         return sum(local.runs for name, local in self._local.items() if name != SCHEDULER and not self._is_spare(name))
 
     def is_own(self, name: str) -> bool:
-        """Return whether this follower started the process of this name."""
+        """Return whether this follower started the process with this name."""
         return name in self._local and self._local[name].is_own
 
     def scheduler_runs(self) -> bool:
@@ -365,12 +367,12 @@ class Following:
 
     def _worker_died(self, local: _Local, end: End, now: float) -> None:
         if self.is_closing:
-            # The scheduler was faster to tell than the kernel: a signal that is not ours is what it was about.
+            # The scheduler reported before the kernel did; a signal that is not ours is the cause of its report.
             if end.death.signal is not None and not self._has_signalled and self._stop_by is None:
                 self._first_death = self._first_death or str(end)
             is_script = bool(end.death.status) and not has_no_slot(end, self.view)
             if self._verdict == FINISHED and is_script and not self._has_signalled and self._stop_by is None:
-                # Its exit status came too late for the scheduler, which took the script for done.
+                # Its exit status came too late for the scheduler, which took the script as finished.
                 self._verdict = Verdict.unfinished(EndKind.SCRIPT_FAILED, str(end), end.death.status or 0)
             if end.is_of_the_script and self._stop_by is None and not self._has_signalled:
                 self._deaths.add(end, now)
@@ -381,7 +383,7 @@ class Following:
             self._first_cause = end.cause.error if isinstance(end.cause, Failure) else end.cause
         if self._recovery or end.is_stranger:
             self._deaths.add(end, now)
-        elif end.death.is_bad:  # of any other end the scheduler knows whether it was meant
+        elif end.death.is_bad:  # the scheduler knows whether any other end was intended
             self._say(f"{end} (ENABLE_RECOVERY=0: the job ends)")
             self._close(Verdict.unfinished(EndKind.FAILED, str(end)), now, FAILED_LEAVE_S)
 
@@ -413,7 +415,7 @@ class Following:
                 self._say(f"{self._title(name)} was started again (pid {self._local[name].identity.pid})")
 
     def _what_follows(self, alike: list[End], now: float) -> str:
-        """Return what the others do meanwhile and what the user can do; empty if the job ends."""
+        """Return how the others continue and what the user can do; empty if the job ends."""
         if self.is_closing or not self._workers_run() or all(self._is_started_again(end) for end in alike):
             return ""
         meanwhile = ""
@@ -432,8 +434,8 @@ class Following:
         return meanwhile + advice(alike, self._recover)
 
     def _starts_again_said(self, alike: list[End]) -> str:
-        """Return what takes the places of these processes: spares while they last, and new processes."""
-        if not alike[0].is_spare and all(has_no_slot(end, self.view) for end in alike):  # taken already
+        """Return how these processes are replaced: by spares while there are any, and by new processes."""
+        if not alike[0].is_spare and all(has_no_slot(end, self.view) for end in alike):  # the slots are taken already
             return f"; {_AS_SPARE if len(alike) == 1 else _AS_SPARES}"
         spares = self.view.spares_alive if self.view is not None else 0
         if alike[0].is_spare or len(alike) > spares:
@@ -441,11 +443,11 @@ class Following:
         return f"; {_SPARE if len(alike) == 1 else _SPARES}"
 
     def _is_started_again(self, end: End) -> bool:
-        """Return whether another process has its name by now."""
+        """Return whether a new process has taken over this process's name."""
         local = self._local.get(name_of(end.node))
         return local is not None and local.identity.pid != end.pid
 
-    # ---- how it ended
+    # ---- how the job ended
 
     def _judge_by(self, view: JobView, now: float) -> None:
         if self._is_judged_here:
@@ -473,12 +475,12 @@ class Following:
         verdict = verdict_of_all(ends, self.view, is_trained=self._is_trained)
         has_trained = self.view is not None and self.view.generation > 0
         if self.restarting and (verdict is None or has_trained):
-            return  # trying again may help
+            return  # another attempt may succeed
         if verdict is not None:
             self._stop_for(verdict)
             self._close(verdict, now, self._leave_s)
         elif self._scheduler_gone and self._has_trained_here(ends):
-            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)  # on another host, which has the journal
+            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)  # the journal is on another host
         elif self._scheduler_gone:
             gone = "every process of the job is gone"
             self._close(Verdict.unfinished(EndKind.INTERRUPTED, self._first_death or gone), now, 0.0)
@@ -493,11 +495,11 @@ class Following:
         self._orders.stop_status = verdict.exit_code if verdict.is_permanent else 0
 
     def _has_trained_here(self, ends: list[End]) -> bool:
-        """Return whether training was finished when last heard of, and all processes here have ended well since."""
+        """Return whether training was last reported as finished, and all processes here have ended well since."""
         return self.view is not None and self.view.training_finished and all(end.death.status == 0 for end in ends)
 
     def _deserted_by(self) -> float | None:
-        """Return when to give up a job without any worker, whose scheduler would wait forever."""
+        """Return when to give up a job without workers, whose scheduler would wait forever."""
         if self._deserted_at is None or self.view is None or self.view.workers or self.is_closing or self.restarting:
             return None
         return self._deserted_at + self._patience_s
@@ -505,7 +507,7 @@ class Following:
     # ---- closing
 
     def _close(self, verdict: Verdict | None, now: float, leave_s: float) -> None:
-        """The job is over or ending: remaining processes have ``leave_s`` to exit by themselves."""
+        """End the job, or record its end; remaining processes get ``leave_s`` seconds to exit by themselves."""
         self._verdict = self._verdict or verdict
         if self.is_closing:
             return
@@ -519,10 +521,10 @@ class Following:
             self._kill_at = now + min(FAILED_KILL_S, self._shutdown_timeout_s)
 
     def _is_spared(self, local: _Local) -> bool:
-        """Return whether this is a worker that the scheduler did not know of when it ended the job.
+        """Return whether this is a worker that was unknown to the scheduler when the scheduler ended the job.
 
-        It waits for the next scheduler. Another follower has started it and looks after it, or this one has, and is
-        called again if the job was given up only because no worker was left.
+        The worker waits for the next scheduler. Either another follower has started it and looks after it, or this
+        follower has, and is called again if the job was given up only because no worker was left.
         """
         verdict = self._verdict
         if self._stop_by is not None or verdict is None or verdict.kind is not EndKind.INTERRUPTED:
@@ -531,7 +533,7 @@ class Following:
         return (is_called_again or not local.is_own) and not self._is_known(local)
 
     def _is_known(self, local: _Local) -> bool:
-        """Return whether the scheduler knows this process, or it is the scheduler."""
+        """Return whether this process is the scheduler, or known to it."""
         if self._local.get(SCHEDULER) is local:
             return True
         return self.view is not None and local.identity in {one.identity for one in self.view.nodes}
@@ -559,10 +561,10 @@ class Following:
         waiting = any(local.runs and self._is_spared(local) for local in self._local.values())
         self.result = Result(verdict, call_again=self._starts_again and waiting)
 
-    # ---- small things
+    # ---- helpers
 
     def first_death(self, cause: str) -> str:
-        """Return the first observed death and its cause; empty if there is none or ``cause`` names it."""
+        """Return the first observed death and its cause; empty if there is none, or if ``cause`` names it."""
         is_told = self._first_death in cause or (self._first_cause and self._first_cause in cause)
         return "" if is_told else self._first_death
 

@@ -1,7 +1,7 @@
-"""SIGINT, SIGTERM and other requests to stop a follower, and the question that a terminal's Ctrl-C asks first.
+"""Handle SIGINT, SIGTERM and other requests to stop a follower, and ask before a terminal's Ctrl-C ends a job.
 
-A signal that arrives before anything polls is kept and wakes the next poll. One Ctrl-C on a terminal asks before it
-ends a job of days; a second one ends it. The terminal reads single keys only while the question is shown.
+A signal that arrives before anything polls is kept and wakes the next poll. The first Ctrl-C on a terminal asks before
+it ends a job of days; a second one ends the job. The terminal reads single keys only while the question is shown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALWAYS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """SIGINT, SIGTERM and ``more`` as something to poll on; the earlier handlers are back at the end."""
+    """SIGINT, SIGTERM and ``more`` as a pollable object; it restores the earlier handlers on exit."""
 
     def __init__(self, more: Sequence[signal.Signals] = ()) -> None:
         self.caught: list[int] = []
@@ -44,18 +44,18 @@ class Signals:
 
     def _catch(self, number: int, _: object) -> None:
         self.caught.append(number)
-        # One that came between handler and descriptor was not written by the interpreter. Blocking it for that moment
-        # would not do: another thread may take it.
-        with contextlib.suppress(BlockingIOError):  # full: it is readable as it is
+        # The interpreter did not write a signal that came between handler and descriptor. Blocking signals for that
+        # moment would not help: another thread may take the signal.
+        with contextlib.suppress(BlockingIOError):  # full, so it is readable anyway
             os.write(self._writable, b"\0")
 
     def fileno(self) -> int:
-        """Readable after a signal."""
+        """Return a descriptor that is readable after a signal."""
         return self._readable
 
     def take(self) -> list[str]:
-        """Who asked to stop since the last call."""
-        with contextlib.suppress(BlockingIOError):  # nothing came
+        """Return the senders of requests to stop since the last call."""
+        with contextlib.suppress(BlockingIOError):  # no more signals
             os.read(self._readable, 4096)
         taken, self.caught = self.caught, []
         return [_BY_SIGNAL.get(one, one.name) for number in taken if (one := signal.Signals(number))]
@@ -67,7 +67,7 @@ TEXT_OF_STARTER = f"Ctrl-C again within {ASK_S:g} s ends the job; anything else:
 
 
 class Answer(Enum):
-    """What became of the question."""
+    """The outcome of the question."""
 
     ASKED = "asked"
     END = "end"
@@ -76,14 +76,14 @@ class Answer(Enum):
 
 
 class Question:
-    """Decide what Ctrl-C does. ``now`` is in monotonic seconds; ``may_leave``: the job can run on without us."""
+    """Decide what Ctrl-C does. ``now`` is in monotonic seconds; ``may_leave``: the job can run without this process."""
 
     def __init__(self, *, may_leave: bool = True) -> None:
         self._may_leave = may_leave
         self._until: float | None = None
 
     def interrupted(self, now: float) -> Answer:
-        """Ctrl-C: the first one asks, the second one means it."""
+        """Handle Ctrl-C: the first one asks, a second one confirms."""
         if self._until is not None and now < self._until:
             self._until = None
             return Answer.END
@@ -91,33 +91,33 @@ class Question:
         return Answer.ASKED
 
     def pressed(self, keys: bytes) -> Answer | None:
-        """Return the pressed keys, or None if there are none."""
+        """Return the answer that these keys give, or None if there are none."""
         if self._until is None or not keys:
             return None
         self._until = None
         return Answer.LEAVE if self._may_leave and keys[:1] in (b"d", b"D") else Answer.GO_ON
 
     def passed(self, now: float) -> Answer | None:
-        """Withdraw the question after its time."""
+        """Withdraw the question once its time is over."""
         if self._until is None or now < self._until:
             return None
         self._until = None
         return Answer.GO_ON
 
     def wake_at(self) -> float | None:
-        """When ``passed`` has something to say."""
+        """Return when ``passed`` must be called next."""
         return self._until
 
 
 class Keys:
-    """Single keys of this process's terminal, while they are wanted."""
+    """Single keys from this process's terminal, while they are read."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
 
     @staticmethod
     def can_ask() -> bool:
-        """Return whether a person sits there: both ends are a terminal's, and this process is in its foreground."""
+        """Return whether a user can answer: input and output are a terminal, and this process is in its foreground."""
         try:
             is_person = sys.stdin.isatty() and sys.stdout.isatty()
             return is_person and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
@@ -125,27 +125,27 @@ class Keys:
             return False
 
     def fileno(self) -> int:
-        """Readable when a key was pressed."""
+        """Return a descriptor that is readable when a key was pressed."""
         return sys.stdin.fileno()
 
     def begin(self) -> None:
-        """From now on a key comes at once, and is not shown; what was pressed before is dropped."""
+        """Deliver each key at once and do not show it; keys pressed earlier are dropped."""
         if self._before is None:
             with contextlib.suppress(OSError, termios.error):
                 self._before = termios.tcgetattr(self.fileno())
                 tty.setcbreak(self.fileno(), termios.TCSADRAIN)
                 while select.select([self.fileno()], [], [], 0.0)[0] and self.read():
-                    pass  # tcflush would also drop a Ctrl-C that the terminal has not made a signal of yet
+                    pass  # tcflush would also drop a Ctrl-C that the terminal has not turned into a signal yet
 
     def end(self) -> None:
-        """The terminal is as it was."""
+        """Restore the terminal."""
         if self._before is not None:
             with contextlib.suppress(OSError, termios.error):
                 termios.tcsetattr(self.fileno(), termios.TCSADRAIN, self._before)
             self._before = None
 
     def read(self) -> bytes:
-        """Return the keys that were pressed, a few at most."""
+        """Return the keys that were pressed, up to a few."""
         try:
             return os.read(self.fileno(), 16)
         except OSError:
@@ -153,12 +153,12 @@ class Keys:
 
 
 class Asking:
-    """The question on this process's terminal, among whatever else a follower waits for.
+    """The question on this process's terminal, as one of the things that a follower waits for.
 
     Args:
-        poll: what it waits with.
+        poll: the poll object to register with.
         say: shows a line.
-        may_leave: whether the job can run on without this process.
+        may_leave: whether the job can run without this process.
     """
 
     def __init__(self, poll: select.poll, say: Callable[[str], object], *, may_leave: bool = True) -> None:
@@ -167,7 +167,7 @@ class Asking:
         self._question, self._keys = Question(may_leave=may_leave), Keys()
 
     def asks(self, now: float) -> bool:
-        """Ctrl-C was pressed: whether that only asks; else it is meant."""
+        """Handle Ctrl-C; return True if it only asks the question, and False if it is meant to end the job."""
         if not self._keys.can_ask() or self._question.interrupted(now) is not Answer.ASKED:
             return False
         self._keys.begin()
@@ -176,7 +176,7 @@ class Asking:
         return True
 
     def answer(self, ready: Container[int], now: float) -> Answer | None:
-        """Return what became of it, once: ``ready`` are the descriptors that can be read."""
+        """Return the outcome once; ``ready`` are the descriptors that can be read."""
         if self._question.wake_at() is None:
             return None
         keys = self._keys.read() if self._keys.fileno() in ready else b""
@@ -188,11 +188,11 @@ class Asking:
         return answer
 
     def end(self) -> None:
-        """Nothing is asked any more."""
+        """Stop asking."""
         with contextlib.suppress(KeyError, OSError, ValueError, AttributeError):
             self._poll.unregister(self._keys.fileno())
         self._keys.end()
 
     def wake_at(self) -> float | None:
-        """When ``answer`` has something to say even if no key was pressed."""
+        """Return when ``answer`` must be called even if no key was pressed."""
         return self._question.wake_at()

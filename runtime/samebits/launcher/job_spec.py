@@ -1,7 +1,7 @@
-"""How a job was started (``start.json`` beside its logs), so that it can be recovered from its folder alone.
+"""Store how a job was started (``start.json`` beside its logs), so that it can be recovered from its folder alone.
 
-The file holds the folder, the command and the variables that a restart needs, as they were: no secret, and nothing that
-only one process was told. It also says which of the job's nodes belong to this machine.
+The file holds the folder, the command and the variables that a restart needs, unchanged. It holds no secret, and
+nothing that was given to one process only. It also lists the job's nodes on this machine.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from samebits.spelling import spelled, spelled_run
 from samebits.store import durable, private
 from samebits.store.journal import JOURNAL_FILE
 
-_MAX_BYTES = 64 << 20  # of what is a script
+_MAX_BYTES = 64 << 20  # size limit for a file that is hashed as a script
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptVersion:
-    """A script as it was: its content's digest, and when that was written, in seconds since 1970."""
+    """One version of a script: the digest of its content, and when it was written, in seconds since 1970."""
 
     digest: str
     changed_at_s: float
 
 
 def version_of(script: Path) -> ScriptVersion | None:
-    """Return the file's present version, or None if it cannot be read."""
+    """Return the file's current version, or None if it cannot be read."""
     try:
         content = read_named_file(script, _MAX_BYTES - 1)
         return ScriptVersion(hashlib.sha256(content).hexdigest(), script.stat().st_mtime)
@@ -47,12 +47,12 @@ def version_of(script: Path) -> ScriptVersion | None:
 
 
 def change(script: str, before: ScriptVersion | None, now: ScriptVersion | None, *, others_run: bool) -> str:
-    """Describe how a script changed since the job's start; empty if it did not, or if that is unknown.
+    """Describe how a script has changed since the job's start; empty if it has not, or if that is unknown.
 
     Args:
-        script: its name.
-        before, now: at the job's start, and today.
-        others_run: workers run that were not restarted.
+        script: the script's name.
+        before, now: its version at the job's start, and its current version.
+        others_run: whether other workers run that were not restarted.
     """
     if before is None or now is None or before.digest == now.digest:
         return ""
@@ -71,21 +71,21 @@ def _time(at_s: float) -> str:
 START_FILE = "start.json"
 POINTER_FILE = "elsewhere"
 ADDRESS_FILE = "address.json"
-"""In RECOVERY_PATH, of a job whose processes another launcher starts."""
+"""File in RECOVERY_PATH for a job whose processes another launcher starts."""
 _ADDRESS = (
     *("SCHED_HOST", "SCHED_PORT", "WORKER_NUM", "SPARE_NUM", "JOB_NAME"),
     *("ENABLE_RECOVERY", "CLUSTER_SECRET_FILE", "CLUSTER_INSECURE"),
 )
 USUAL_LOG_DIR = Path("device")
 _VERSION = 2
-_EARLIER_VERSION = 1  # its scripts say `import runtime`
-_LATEST_S = 1e11  # since 1970, that a clock of this system can show
+_EARLIER_VERSION = 1  # written when scripts said `import runtime`
+_LATEST_S = 1e11  # latest time, in seconds since 1970, that a clock of this system can show
 _MAX_FILE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One start of a job: ``command`` is a worker's, ``environment`` what all processes of the job were given."""
+    """One start of a job: ``command`` is a worker's; ``environment`` was given to all processes of the job."""
 
     folder: Path
     interpreter: str
@@ -93,49 +93,48 @@ class JobSpec:
     args: tuple[str, ...]
     environment: Mapping[str, str]
     needs_secret: bool = False
-    """The job has a secret that was given by value. It is not stored, so a restart must supply it."""
+    """Whether the job got a secret by value. The secret is not stored, so a restart must supply it."""
     nodes: tuple[str, ...] | None = None
-    """The nodes of this machine, once workers were added or removed, or where other hosts have some; else all."""
+    """This machine's nodes, if workers were added or removed, or other hosts have some; None: all nodes."""
     script_version: ScriptVersion | None = None
     """The script's version at the start; None if it could not be read."""
     way: Way = Way.SCRIPT
-    """How a worker's command is made of ``script``."""
+    """How a worker's command is built from ``script``."""
     has_scheduler: bool = True
     """Whether the scheduler belongs to this machine."""
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """The discovered host of each node. Nodes that are no longer in ``nodes`` are leaving."""
+    """The discovered host of each node. Nodes that are not in ``nodes`` any more are leaving."""
     size: int | None = None
     """The wanted number of workers if hosts are discovered; None: as many as fit."""
     drained: tuple[str, ...] = ()
-    """Discovered hosts that are not to be used."""
+    """Discovered hosts that must not be used."""
     job: str = ""
     """The job's id, which ``run`` chose; empty if another host has the scheduler, or an earlier release wrote this."""
     words: tuple[str, ...] = ()
-    """What was typed to start it, after the variables of ours that were exported; empty if an earlier release wrote
-    this."""
+    """The command that was typed to start the job, after the exported variables of SameBits; empty in older files."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
-        """Return the scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
+        """Return the scheduler's settings with absolute folders; ``secrets`` are current (see ``secrets_for``).
 
         Raises:
-            SettingsError: this version does not take them.
+            SettingsError: this version does not accept them.
         """
         settings, _ = config.read({**self.environment, **(secrets or {})}, role_required=False)
         return replace(config.in_folder(self.folder, settings), role=Role.SCHEDULER)
 
     def command(self, *, fresh: bool = False) -> str:
-        """Return the whole command that starts this job again, with ``fresh`` from step 0."""
+        """Return the complete command that starts this job again; with ``fresh``, from step 0."""
         module = ("-m",) if self.way is Way.MODULE else ("--no-python",) if self.way is Way.PROGRAM else ()
         return spelled_run(self.words or (*module, self.script, *self.args), fresh=fresh)
 
     def finding(self, command: str) -> str:
-        """Return a command that is called in the job's folder, with LOG_DIR if nothing there leads to the job."""
+        """Return a command for the job's folder, with LOG_DIR if nothing in the folder leads to the job."""
         log_dir, usual = self.settings().log_dir, self.folder / USUAL_LOG_DIR
         is_found = log_dir.resolve() == usual.resolve() or (usual / POINTER_FILE).exists()
         return command if is_found else f"LOG_DIR={shlex.quote(str(log_dir))} {command}"
 
     def moved_to(self, folder: Path) -> JobSpec:
-        """Return the same start where everything that lay in its folder lies in another one now."""
+        """Return the same start with every path inside its folder moved to another folder."""
         old, new = str(self.folder), str(folder)
 
         def moved(text: str) -> str:
@@ -155,10 +154,10 @@ def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
     """Write the start into its log folder, readable by this user only.
 
     Args:
-        has_pointer: leave a pointer where commands look for a job's log folder.
+        has_pointer: whether to leave a pointer where commands look for a job's log folder.
 
     Returns:
-        Why there is no pointer, as in a folder that is read-only, and what that means; else empty.
+        Why there is no pointer, for example in a read-only folder, and what that means; empty if there is one.
 
     Raises:
         StoreError: the log folder cannot be written.
@@ -199,7 +198,7 @@ def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
     if not has_pointer or log_dir.resolve() == usual.resolve():
         return ""
     found, below = log_dir.resolve(), start.folder.resolve()
-    led_to = found.relative_to(below) if found.is_relative_to(below) else found  # which is moved together with it
+    led_to = found.relative_to(below) if found.is_relative_to(below) else found  # a relative path survives a move
     try:
         private.make_folder(usual)
         durable.write_file_atomically(usual / POINTER_FILE, os.fsencode(f"{led_to}\n"))
@@ -209,7 +208,7 @@ def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
 
 
 def keep_address(recovery_path: Path, environment: Mapping[str, str]) -> None:
-    """Keep where the scheduler of a job without a spec is, for commands in its folder.
+    """Store the scheduler's address of a job without a spec, for commands in the job's folder.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -220,7 +219,7 @@ def keep_address(recovery_path: Path, environment: Mapping[str, str]) -> None:
 
 
 def _kept_address(recovery_path: Path) -> dict[str, str]:
-    """Return what :func:`keep_address` has kept there; empty if there is nothing, or it is no such file."""
+    """Return the address that :func:`keep_address` stored; empty if there is none, or the file is not valid."""
     data = private.read(recovery_path / ADDRESS_FILE, _MAX_FILE_BYTES) if recovery_path.is_dir() else None
     try:
         content = {} if data is None else _recoded(strict_json.loads(data), _decoded)
@@ -233,7 +232,7 @@ def read(log_dir: Path) -> JobSpec | None:
     """Return the job spec of this folder, or None.
 
     Raises:
-        StoreError: the file is not what ``keep`` writes, or others may have written it.
+        StoreError: ``keep`` has not written the file, or other users may have.
     """
     path = log_dir / START_FILE
     private.check_folder(log_dir)
@@ -291,12 +290,12 @@ def read(log_dir: Path) -> JobSpec | None:
 
 
 def _stored(text: str) -> str:
-    """Return a path or variable as it is stored: decoded as UTF-8, whatever this process's locale is."""
+    """Return a path or variable in its stored form: decoded as UTF-8, whatever this process's locale."""
     return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def _decoded(text: str) -> str:
-    """Return what :func:`_stored` made, as this process's locale decodes it."""
+    """Return a result of :func:`_stored` as this process's locale decodes it."""
     return os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
 
@@ -312,7 +311,7 @@ def _recoded(value: Any, recode: Callable[[str], str]) -> Any:
 
 
 def first_nodes(settings: Settings) -> tuple[str, ...]:
-    """Return the node ids that run.sh starts: those that name a slot, then those that name a spare."""
+    """Return the node ids that run.sh starts: first those of slots, then those of spares."""
     spares = range(settings.max_worker_num, settings.max_worker_num + settings.spare_num)
     return tuple(str(number) for number in (*range(settings.worker_num), *spares))
 
@@ -324,9 +323,9 @@ def nodes_of(log_dir: Path, settings: Settings) -> tuple[str, ...]:
 
 
 def secrets_for(start: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """Those variables of ``environ`` that give the job's secret again; empty where the start needs none.
+    """Return the variables of ``environ`` that supply the job's secret again; empty if the start needs no secret.
 
-    Either the secret itself, or the path of a file with it; never what a job without a secret must not be given.
+    They contain the secret itself or the path of a file with it. A job without a secret never gets one.
     """
     if not start.needs_secret:
         return {}
@@ -336,10 +335,10 @@ def secrets_for(start: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
-    """Ask for the secret of a job that was given one by value.
+    """Require the secret of a job that got one by value.
 
     Raises:
-        SettingsError: today's environment has none.
+        SettingsError: the current environment has no secret.
     """
     if start.needs_secret and not secrets:
         raise SettingsError(
@@ -351,9 +350,9 @@ def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
 
 
 def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the log folder of the job started here, and whether a pointer led out of this folder to it.
+    """Return the log folder of the job started here, and whether a pointer outside this folder led to it.
 
-    ``present`` is the environment: a LOG_DIR in it wins, then the usual place, then the place its pointer names.
+    ``present`` is the environment. A LOG_DIR in it comes first, then the usual place, then the place its pointer names.
     """
     if present.get("LOG_DIR") or present.get(f"{config.PREFIX}LOG_DIR"):
         return config.read(present, role_required=False)[0].log_dir, False
@@ -366,9 +365,9 @@ def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
 
 
 def is_at_home(log_dir: Path, kept: JobSpec, *, is_pointed_at: bool = False) -> bool:
-    """Return whether the start lies where its job was started; else that folder was moved, or is a copy.
+    """Return whether the start is in the folder where its job was started; if not, the folder was moved or copied.
 
-    ``is_pointed_at``: a pointer led out of the current folder to it, so that the current folder is what counts.
+    ``is_pointed_at``: a pointer outside the current folder led to the start, so the current folder is compared.
     """
     lies_in = USUAL_LOG_DIR if is_pointed_at else log_dir
     was_in = kept.folder / USUAL_LOG_DIR if is_pointed_at else kept.settings().log_dir
@@ -382,14 +381,14 @@ def is_copied(kept: JobSpec) -> bool:
             homes = (kept.settings().log_dir / START_FILE, kept.folder / USUAL_LOG_DIR / POINTER_FILE)
             return any(home.exists() for home in homes)
         except PermissionError:
-            return True  # it is there, and another user's
+            return True  # the folder exists, and belongs to another user
 
 
 def read_here() -> tuple[Path, JobSpec]:
-    """Return the job that was started in the current folder: its log folder and its start.
+    """Return the log folder and the start of the job that was started in the current folder.
 
     Raises:
-        UsageError: none was, or it was started in another folder.
+        UsageError: no job was started here, or it was started in another folder.
     """
     log_dir, kept, is_home = find_here()
     if not is_home:
@@ -398,7 +397,7 @@ def read_here() -> tuple[Path, JobSpec]:
 
 
 def is_job_named(settings: Settings) -> bool:
-    """Return whether this folder holds a job, or the environment says where its scheduler is."""
+    """Return whether this folder holds a job, or the environment names a scheduler."""
     named = config.whole_environment()
     has_address = any(
         named.get(prefix + name) for name in ("SCHED_HOST", "SCHED_PORT") for prefix in ("", config.PREFIX)
@@ -407,15 +406,15 @@ def is_job_named(settings: Settings) -> bool:
 
 
 def is_job_here(settings: Settings) -> bool:
-    """Return whether a job has left its start or its journal in these folders."""
+    """Return whether these folders hold a job's start or its journal."""
     return read(settings.log_dir) is not None or (settings.recovery_path / JOURNAL_FILE).exists()
 
 
 def require_job(settings: Settings) -> None:
-    """Raise if nothing says which job is meant: whatever has the default port may be another folder's.
+    """Raise if the job is not identified; the scheduler at the default port may belong to another folder's job.
 
     Raises:
-        UsageError: no job has left anything in this folder, and no variable names a scheduler.
+        UsageError: this folder holds nothing of a job, and no variable names a scheduler.
     """
     if is_job_named(settings):
         return
@@ -426,10 +425,10 @@ def require_job(settings: Settings) -> None:
 
 
 def find_here() -> tuple[Path, JobSpec, bool]:
-    """As :func:`read_here`, and whether the job was started in this folder.
+    """Return :func:`read_here`'s result, and whether the job was started in this folder.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no job here.
     """
     log_dir, is_pointed_at = _find(config.kept_environment())
     kept = read(log_dir)
@@ -459,21 +458,21 @@ def require_moved(kept: JobSpec) -> None:
     """Raise unless a moved job may continue in its new folder.
 
     Raises:
-        UsageError: it still lies in its original folder.
+        UsageError: the job is still in its original folder.
     """
     if is_copied(kept):
         raise UsageError(_not_at_home(kept))
 
 
 def settings_here(*, only_looks: bool = False) -> Settings:
-    """Return the settings of the current folder's job: the present environment overrides the stored one.
+    """Return the settings of the current folder's job; the current environment overrides the stored one.
 
-    If the job's journal lies in an etcd, its copy in RECOVERY_PATH is current afterwards, unless the etcd is away.
+    If the job's journal is in an etcd, this updates its copy in RECOVERY_PATH, unless the etcd cannot be reached.
 
-    ``only_looks``: read what lies in this folder, even if it is a copy.
+    ``only_looks``: read the contents of this folder even if it is a copy.
 
     Raises:
-        SettingsError: something in them is wrong.
+        SettingsError: a setting is invalid.
         UsageError: the job was started in another folder.
         ForeignFolderError: this folder holds another job's journal than the etcd.
     """
@@ -513,16 +512,16 @@ def _settings_here(*, only_looks: bool) -> Settings:
     if absolute.cluster_secret_file is not None:
         folders["CLUSTER_SECRET_FILE"] = str(absolute.cluster_secret_file)
     older = {**kept.environment, **folders}
-    for name in present:  # a prefixed name of today is not to be hidden by a plain one that was kept
+    for name in present:  # a stored plain name must not hide a prefixed name of the current environment
         older.pop(name.removeprefix(config.PREFIX), None)
     found = {**older, **present, **config.secret_environment()}
     return config.in_folder(Path.cwd(), config.read(found, role_required=False)[0])
 
 
 def program_of(kept: JobSpec, present: Mapping[str, str], secrets: Mapping[str, str]) -> Program:
-    """Return what the job's processes run: the environment of its start over today's (``present``).
+    """Return what the job's processes run: the environment of its start, overriding the current one (``present``).
 
-    ``secrets`` are those of today's that give the job's secret again; any other is taken out.
+    ``secrets`` are the current variables that supply the job's secret; any other secret is removed.
     """
     surplus = {**config.kept_environment(present), **config.secret_environment(present)}.keys()
     others = {name: text for name, text in present.items() if name not in surplus}

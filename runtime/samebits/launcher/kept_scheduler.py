@@ -1,8 +1,8 @@
-"""A scheduler for a job whose processes another launcher starts, such as torchrun.
+"""Keep a scheduler running for a job whose processes another launcher, such as torchrun, starts.
 
-There is no job folder to recover from then: the processes know an address and nothing else. Each process whose machine
-has that address listens on it, hands the socket to a scheduler of its own, and does so again whenever the scheduler is
-away. The kernel gives the address to one of them, so there are never two schedulers.
+Such a job has no folder to recover from: its processes know only an address. Each process whose machine has that
+address listens on it, hands the socket to a scheduler that it starts, and does so again whenever the scheduler is gone.
+The kernel gives the address to one process only, so there are never two schedulers.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class KeptScheduler:
     """Keeps a scheduler running at the job's address, if that is an address of this machine.
 
     Args:
-        settings: of one of the job's processes.
-        environment: of the scheduler's process.
+        settings: settings of one of the job's processes.
+        environment: environment of the scheduler's process.
         may_start: False if the scheduler is started by other means.
-        moves: a folder of the job besides RECOVERY_PATH, which is moved aside with it once the job is finished.
+        moves: another folder of the job, which is moved aside together with RECOVERY_PATH once the job is finished.
 
     Attributes:
         on_failure: called in this object's thread with the reason, if no scheduler can serve before the job begins.
@@ -66,10 +66,10 @@ class KeptScheduler:
         self._folder = Path.cwd()
         self._recovery_path = self._folder / settings.recovery_path
         self._moves = moves
-        self._job = ""  # once a process here has a seat
+        self._job = ""  # set once a process here has a seat
         self._is_up = False
-        self._is_over = False  # the job is, or this object
-        self._child: tuple[int, int] | None = None  # pid and pidfd of the scheduler that was started here
+        self._is_over = False  # whether the job is over, or this object is closed
+        self._child: tuple[int, int] | None = None  # pid and pidfd of the scheduler started here
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pipe_lock, self._has_pipe = threading.Lock(), True
         self._start_if_possible()
@@ -77,25 +77,25 @@ class KeptScheduler:
         self._thread.start()
 
     def link(self, job: str, *, is_up: bool) -> None:
-        """Take whether the job's scheduler can be reached; callable from any thread."""
+        """Record whether the job's scheduler can be reached; callable from any thread."""
         self._job, self._is_up = job, is_up
         self._wake()
 
     def stop_job(self, by: str) -> bool:
-        """End the job for all of its processes; return whether the scheduler has heard it."""
+        """End the job for all of its processes; return whether the scheduler received the request."""
         return stop_once(self._settings, by)
 
     def record(self, text: str) -> bool:
-        """Have the scheduler keep a decision of this launcher; return whether it has heard."""
+        """Send a decision of this launcher to the scheduler for the history; return whether it was received."""
         return decide_once(self._settings, text)
 
     def let_go(self) -> None:
-        """Start no scheduler any more; callable from any thread."""
+        """Stop starting schedulers; callable from any thread."""
         self._is_over = True
         self._wake()
 
     def close(self) -> None:
-        """Stop watching. A scheduler that runs ends with its job, or here if this process never had a seat in that."""
+        """Stop watching. A running scheduler ends with its job, or now if this process never had a seat in the job."""
         self.let_go()
         self._thread.join()
         if self._child is not None and not self._job:
@@ -110,7 +110,7 @@ class KeptScheduler:
             self._child = None
 
     def _wake(self) -> None:
-        with self._pipe_lock, contextlib.suppress(BlockingIOError):  # the thread has not read the last ones yet
+        with self._pipe_lock, contextlib.suppress(BlockingIOError):  # the thread has not read the earlier bytes yet
             if self._has_pipe:
                 os.write(self._writable, b"w")
 
@@ -131,7 +131,7 @@ class KeptScheduler:
                     self._failed(error)
 
     def _wait(self, start_at: float) -> None:
-        """Wait for a change of the link, the end of the scheduler started here, or the time to start another."""
+        """Wait until the link changes, the scheduler started here ends, or it is time to start another."""
         child, timeout_s = self._child, None
         if child is None and not self._is_up:
             timeout_s = max(0.0, start_at - time.monotonic())
@@ -144,7 +144,7 @@ class KeptScheduler:
     # ---- one scheduler process
 
     def _start_if_possible(self) -> None:
-        """Start a scheduler unless the address is another machine's, or taken."""
+        """Start a scheduler unless the address is another machine's, or in use."""
         if not self.is_here or not self._is_ours_to_start():
             return
         addresses, port = listening_place(self._settings)
@@ -161,10 +161,11 @@ class KeptScheduler:
             close_all(sockets)
 
     def _is_ours_to_start(self) -> bool:
-        """Return whether no other machine may have a scheduler of this job.
+        """Return whether no other machine can have a scheduler of this job.
 
-        The kernel decides between processes of one machine. Of several addresses, the first one's machine starts the
-        scheduler; another machine takes over only what it finds in a shared RECOVERY_PATH, whose lock decides.
+        Between processes of one machine the kernel decides. With several addresses, the machine of the first one starts
+        the scheduler. Another machine only takes over a job that it finds in a shared RECOVERY_PATH, whose lock
+        decides.
         """
         settings = self._settings
         if names_one(settings.sched_host):
@@ -180,9 +181,9 @@ class KeptScheduler:
         return True
 
     def _make_way(self) -> bool:
-        """Move an earlier job's folder aside if it is finished; return whether a scheduler is needed.
+        """Move an earlier job's folder aside if that job is finished; return whether a scheduler is needed.
 
-        Nobody else does so meanwhile: this process holds the address.
+        No other process can do so meanwhile, because this process holds the address.
         """
         stored = stored_view(self._recovery_path)
         if stored is None:
@@ -199,7 +200,7 @@ class KeptScheduler:
                     f"{shlex.quote(f'{self._recovery_path}.old')}"
                 )
             return True
-        # RECOVERY_PATH last: as long as it is there, a start that is killed meanwhile is repeated.
+        # Move RECOVERY_PATH last: while it is there, a start that is killed is repeated.
         for folder in (*([] if self._moves is None else [self._folder / self._moves]), self._recovery_path):
             aside = durable.move_aside(folder, stored.job)
             if aside is not None:
@@ -242,7 +243,7 @@ class KeptScheduler:
         self._child, self._is_up = None, False
         code = os.waitstatus_to_exitcode(how)
         if code == 0 or EndKind.of_exit_code(code) is not None:
-            self._is_over = True  # so is the job
+            self._is_over = True  # the job is over too
         elif code > 0:
             ended = f"the job's scheduler, which this process started, ended with status {code}"
             self._failed(SchedulerUnreachableError(f"{ended}: {self._last_line()}"))
@@ -250,7 +251,7 @@ class KeptScheduler:
             log.warn(f"the job's scheduler (pid {pid}) was killed by signal {-code}; it is started again")
 
     def _failed(self, error: SameBitsError) -> None:
-        """Report why no scheduler runs: only a warning once the job has begun, for it trains on without one."""
+        """Report why no scheduler runs; only warn once the job has begun, since it trains on without one."""
         if self._job:
             log.warn(f"no scheduler can be started here for now: {error}")
         else:

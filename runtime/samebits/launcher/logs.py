@@ -1,7 +1,7 @@
 """Read a process's log: its new lines, and the error that ended the process.
 
-A last line alone is no cause. A cause is a traceback, a sentence of ours or a line that names an error, written by this
-very process: what was in the log when the process was found belongs to an earlier one.
+The last line alone is no cause. A cause is a traceback, a SameBits message or a line that names an error, written by
+the process in question. Lines that were in the log when the process was found belong to an earlier process.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _SPOKEN = re.compile(r"^[\d-]+ [\d:]+ samebits (?:worker|spare) ", re.MULTILINE)
 
 
 class LogEnds:
-    """The logs of one folder, each from where its present process began to write."""
+    """The logs of one folder, each from the position where its current process began to write."""
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._began: dict[str, int] = {}
 
     def begin(self, name: str) -> None:
-        """What this log holds by now is not the next process's."""
+        """Skip everything in this log so far: it does not belong to the next process."""
         self._began[name] = size_of(self._path(name))
 
     def begin_all(self) -> None:
-        """The same for every log there is."""
+        """Skip everything in all existing logs so far."""
         for log in self._log_dir.glob("*.log"):
             self.begin(log.stem)
 
@@ -51,7 +51,7 @@ class LogEnds:
         return _SPOKEN.search(self._text(name)) is not None
 
     def cause(self, name: str, death: Death, folder: Path) -> Failure | str:
-        """Why the process ended, by its own words; empty where they say nothing of it."""
+        """Return why the process ended according to its log; empty if the log does not say."""
         if death.status == 0:
             return ""
         text = self._text(name)
@@ -63,7 +63,7 @@ class LogEnds:
         if failure is not None:
             return failure
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        if not lines or death.status is None or _SPOKEN.match(lines[-1]):  # our warnings end no process
+        if not lines or death.status is None or _SPOKEN.match(lines[-1]):  # a SameBits warning does not end a process
             return ""
         return printable(lines[-1], _SHOWN_CHARACTERS, IN_LOGS) if _ERROR.search(lines[-1]) else ""
 
@@ -82,7 +82,7 @@ class LogEnds:
 
 
 class LogLines:
-    """The logs of some processes, from their present ends on."""
+    """The lines that some processes add to their logs from now on."""
 
     def __init__(self, log_dir: Path, names: Iterable[str]) -> None:
         self._logs = {name: log_dir / f"{name}.log" for name in names}
@@ -90,11 +90,11 @@ class LogLines:
         self._rests: dict[str, bytes] = {}
 
     def take(self) -> Iterator[tuple[str, str]]:
-        """Yield what was appended since the last call: a process's name and a line without its end."""
+        """Yield the lines added since the last call, each with the process's name, without line ends."""
         for name, log in self._logs.items():
             offset = self._offsets[name]
             if size_of(log) < offset:
-                offset, self._rests[name] = 0, b""  # it was truncated
+                offset, self._rests[name] = 0, b""  # the log was truncated
             with contextlib.suppress(OSError), os.fdopen(durable.open_regular(log), "rb") as file:
                 file.seek(offset)
                 data = file.read(READ_BYTES)
@@ -107,9 +107,9 @@ class LogLines:
 
 
 def _cause_of_crash(text: str, folder: Path) -> str:
-    """Return what compiled code wrote before it crashed and the script's line; Python's own words if it wrote nothing.
+    """Return compiled code's last message before a crash, with the script's line; Python's own if there is none.
 
-    gloo ends the process from a thread of its own if a peer sends more data than this rank expects.
+    gloo ends the process from its own thread if a peer sends more data than this rank expects.
     """
     crash = _CRASH.findall(text)
     if not crash:
@@ -125,7 +125,7 @@ def _cause_of_crash(text: str, folder: Path) -> str:
 
 
 def size_of(log: Path) -> int:
-    """Return the bytes that this log has, 0 if there is none."""
+    """Return the size of this log in bytes, or 0 if there is none."""
     try:
         return log.stat().st_size
     except FileNotFoundError:

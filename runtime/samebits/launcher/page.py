@@ -1,6 +1,6 @@
-"""Start the page beside a job if DASHBOARD gives a port.
+"""Start the dashboard page beside a job if DASHBOARD names a port.
 
-The page is no part of the job: if it cannot start, one sentence says so and the job goes on.
+The page is not part of the job: if it cannot start, one sentence reports that and the job continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEEDED = ("starlette", "uvicorn")
 
 
 def start_beside(settings: Settings, folder: Path) -> str:
-    """Start the page of this folder's job if one is wanted; return a sentence about it, or an empty one."""
+    """Start the page of this folder's job if DASHBOARD asks for it; return a sentence about it, or an empty string."""
     port = settings.dashboard.port
     if port is None:
         return ""

@@ -1,8 +1,8 @@
 """The job's processes on this machine: their pid files, how they ended, and the only place that sends signals.
 
-A process is a pid and a start time, and only this user's own pid files name the job's processes; what a scheduler or a
-worker says about a process may be made up. A signal goes through a descriptor that is opened before the start time is
-compared, so it cannot reach another process.
+A process is identified by pid and start time, and only this user's own pid files name the job's processes, since a
+scheduler or a worker may claim anything about a process. A signal is sent through a descriptor that was opened before
+the start time is compared, so the signal cannot reach another process.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from samebits.store.process_identity import ProcessIdentity, read_pid_file
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 OUT_OF_MEMORY = "out of memory"
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-SETTLED_S = 5.0  # from the count of a kill to the end of its victim, whose memory has to be freed first
-_NO_LIMIT_BYTES = 1 << 60  # v1 writes a number near 2^63 where v2 writes "max"
+SETTLED_S = 5.0  # from the counting of a kill to the end of its victim, whose memory is freed first
+_NO_LIMIT_BYTES = 1 << 60  # cgroup v1 writes a number near 2^63 where v2 writes "max"
 
 
 @dataclass(slots=True)
 class _Group:
     kills: Path
     limit: Path
-    seen: int  # of those that are explained, or were too long ago to explain anything
+    seen: int  # kills that are explained, or too old to explain anything
     newest: int = 0
     newest_at: float = 0.0
 
 
 class MemoryKills:
-    """The counts of the control groups that watched processes are in."""
+    """Counts of out-of-memory kills in the control groups of watched processes."""
 
     def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
         self._proc, self._cgroups = proc, cgroups
@@ -46,7 +46,7 @@ class MemoryKills:
         self._of: dict[str, Path] = {}
 
     def watch(self, name: str, pid: int) -> None:
-        """From now on kills in this process's group count; it is known under this name."""
+        """Count kills in this process's group from now on, under this name."""
         self._of.pop(name, None)
         for kills, limit in self._files(pid):
             count = _count(kills)
@@ -56,7 +56,7 @@ class MemoryKills:
                 return
 
     def look(self, now: float) -> None:
-        """Called again and again: a kill that was counted a while ago is not about who dies from now on."""
+        """Forget kills that were counted a while ago; they do not explain later deaths. Call this regularly."""
         for group in self._groups.values():
             count = _count(group.kills) or 0
             if count != group.newest:
@@ -65,7 +65,7 @@ class MemoryKills:
                 group.seen = max(group.seen, count)
 
     def cause(self, name: str) -> str:
-        """Why SIGKILL ended this process, where its group has counted one kill more than was explained."""
+        """Return why SIGKILL ended this process, if its group has counted a kill that is not explained yet."""
         group = self._groups.get(self._of.get(name, Path()))
         if group is None or (_count(group.kills) or 0) <= group.seen:
             return ""
@@ -102,7 +102,7 @@ def _count(file: Path) -> int | None:
 
 
 def _limit_bytes(file: Path) -> int:
-    """0 where the group itself has no limit."""
+    """Return the group's own limit in bytes, or 0 if it has none."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -118,12 +118,12 @@ _OURS = "samebits: "
 
 
 def process_names(nodes: Iterable[str]) -> list[str]:
-    """Return the names of a job's processes, as in their logs and pid files; the scheduler first, then these nodes."""
+    """Return the names of a job's processes in logs and pid files: the scheduler first, then these nodes."""
     return [SCHEDULER, *map(name_of, nodes)]
 
 
 def node_of(name: str) -> str | None:
-    """Return the node id of a worker; none for the scheduler."""
+    """Return the node id of a worker, or None for the scheduler."""
     return None if name == SCHEDULER else name.removeprefix(_WORKER_PREFIX)
 
 
@@ -133,58 +133,58 @@ def name_of(node: str) -> str:
 
 
 def replaced_names(log_dir: Path, nodes: Iterable[str]) -> list[str]:
-    """Workers in whose place these nodes, or earlier ones, were started, where they left a log; the newest first."""
+    """Return the workers, newest first, that these nodes or their predecessors replaced and that left a log."""
     there = set(nodes)
     left = {node for log in log_dir.glob(f"{_WORKER_PREFIX}*.log") if (node := node_of(log.stem)) and node not in there}
     return [name_of(node) for node in sorted(left, key=lambda node: (root_of(node), -number_of(node)))]
 
 
 def spoken(name: str) -> str:
-    """Return the name in a sentence: ``worker 3``, ``the scheduler``."""
+    """Return the name as used in a sentence: ``worker 3``, ``the scheduler``."""
     node = node_of(name)
     return "the scheduler" if node is None else f"worker {node}"
 
 
 def read_pid_files(log_dir: Path, names: Iterable[str]) -> dict[str, ProcessIdentity]:
-    """Return the last process that was started under each name, alive or not.
+    """Return the process that was started last under each name, alive or not.
 
     Raises:
-        StoreError: a file is no pid file.
+        StoreError: a file is not a valid pid file.
     """
     found = {name: read_pid_file(log_dir / f"{name}.pid") for name in names}
     return {name: identity for name, identity in found.items() if identity is not None}
 
 
 def remove_dead_pid_files(log_dir: Path) -> None:
-    """Remove the pid files of workers that are gone, whose pids may belong to other programs by now."""
+    """Remove the pid files of workers that are gone, since other programs may have their pids by now."""
     for path in log_dir.glob(f"{_WORKER_PREFIX}*.pid"):
-        with contextlib.suppress(StoreError):  # it is no pid file of ours
+        with contextlib.suppress(StoreError):  # not one of our pid files
             if (identity := read_pid_file(path)) is not None and not identity.is_alive():
                 path.unlink(missing_ok=True)
 
 
 def runs_in(identity: ProcessIdentity, folder: Path, log: Path) -> bool:
-    """Return whether the process works in exactly this folder or writes exactly this log, not in a copy of it."""
+    """Return whether the process works in exactly this folder or writes exactly this log, rather than a copy."""
     process = Path(f"/proc/{identity.pid}")
     for own, ours in ((process / "cwd", folder), (process / "fd" / "1", log), (process / "fd" / "2", log)):
         try:
             if own.samefile(ours):
                 return identity.is_alive()
         except OSError:
-            continue  # gone, or another user's
+            continue  # the process is gone, or another user's
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a process ended; neither is known of a process that another one started."""
+    """How a process ended; status and signal are None for a process that another process started."""
 
     status: int | None = None
     signal: int | None = None
 
     @property
     def is_bad(self) -> bool:
-        """Whether it is known that the process did not end as its program meant to."""
+        """Whether the process is known not to have ended as its program intended."""
         return self.signal is not None or bool(self.status)
 
     def __str__(self) -> str:
@@ -197,7 +197,7 @@ class Death:
 
 
 def reap(identity: ProcessIdentity) -> Death | None:
-    """Return how the process ended, or None while it runs. Call it once after the end: it reaps a child."""
+    """Return how the process ended, or None while it runs. Call this once after the end, since it reaps a child."""
     try:
         pid, status = os.waitpid(identity.pid, os.WNOHANG)
     except ChildProcessError:
@@ -210,7 +210,7 @@ def reap(identity: ProcessIdentity) -> Death | None:
 
 
 def is_own_child(identity: ProcessIdentity) -> bool:
-    """Return whether this process started it, or became what started it: then its status can be read."""
+    """Return whether this process (perhaps before an exec) started the other, so that its status can be read."""
     try:
         os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -219,7 +219,7 @@ def is_own_child(identity: ProcessIdentity) -> bool:
 
 
 def watch(identity: ProcessIdentity) -> int | None:
-    """Return a descriptor that is readable once the process ends, or None if it is gone. The caller closes it."""
+    """Return a descriptor that becomes readable when the process ends, or None if it is gone. The caller closes it."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -231,7 +231,7 @@ def watch(identity: ProcessIdentity) -> int | None:
 
 
 def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
-    """Signal exactly this process. Return False if it is gone or cannot be a process of this user's job."""
+    """Signal exactly this process. Return False if it is gone, or cannot be a process of this user's job."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -248,7 +248,7 @@ def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
-    """Return whether it is this user's, and leads a session of its own, as what ``spawning`` starts."""
+    """Return whether the process is this user's and leads its own session, like every process of ``spawning``."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid == os.geteuid() and os.getsid(pid) == pid
     except (FileNotFoundError, ProcessLookupError):
@@ -256,7 +256,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def end(identity: ProcessIdentity, grace_s: float) -> None:
-    """End the process: SIGTERM, then SIGKILL after ``grace_s`` or at once if it is stopped. It is gone on return."""
+    """End the process and wait: SIGTERM, then SIGKILL after ``grace_s`` seconds, or at once if it is stopped."""
     if not is_stopped(identity) and send_signal(identity, signal.SIGTERM) and identity.wait_for_exit(grace_s):
         return
     while send_signal(identity, signal.SIGKILL):
@@ -264,7 +264,7 @@ def end(identity: ProcessIdentity, grace_s: float) -> None:
 
 
 def is_stopped(identity: ProcessIdentity) -> bool:
-    """Return whether the process was halted (SIGSTOP, a debugger): it hears nothing but SIGKILL."""
+    """Return whether the process is stopped (SIGSTOP, a debugger), so that only SIGKILL has an effect."""
     try:
         stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -273,9 +273,9 @@ def is_stopped(identity: ProcessIdentity) -> bool:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank, or an empty text.
+    """Return the last line of a log that is not blank, or an empty string.
 
-    A sentence of ours is whole, since its end is what to do; any other line is shortened.
+    A SameBits message is returned completely, since its end says what to do. Any other line is shortened.
     """
     try:
         with os.fdopen(durable.open_regular(log), "rb") as file:

@@ -1,7 +1,7 @@
-"""Show a job's progress: one line redrawn on a terminal, plain lines on change elsewhere, or JSON.
+"""Show a job's progress: one redrawn line on a terminal, plain lines on change elsewhere, or JSON.
 
-An event prints a line that stays. Progress comes from the scheduler's view and the script's own reports, or from the
-loss in rank 0's log if the script reports nothing.
+Events print permanent lines. Progress comes from the scheduler's view and the script's own reports, or from the loss in
+rank 0's log if the script reports nothing.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from samebits.printable import PrintableStream, counted, listed, printable, prin
 from samebits.spelling import spelled
 from samebits.store.progress_report import ProgressReport, read_report, report_file
 
-WINDOW_S = 120.0  # the pace is that of the last two minutes
-_LEAST_S = 1.0  # of two looks that a pace is made of
+WINDOW_S = 120.0  # the pace is measured over the last two minutes
+_LEAST_S = 1.0  # shortest time between two views for measuring a pace
 _STILL_STEPS, _STILL_LEAST_S = 5, 5.0
-"""No pace is shown once no step has come for as long as so many usually take, and for at least so long."""
+"""The pace is hidden after this many step durations without a step, and after at least this many seconds."""
 _MOST_SAMPLES = 1000
 _FEWEST_COLUMNS = 20
 
 
 class Pace:
-    """Steps a second over the last minutes of training, and how long recoveries have held it up.
+    """Steps per second over the last minutes of training, and how long recoveries have interrupted training.
 
-    Only time in which the job trained counts; after a recovery the steps go on from where they went back to.
+    Only time in which the job trained counts. After a recovery, steps count on from the step that it returned to.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Pace:
         self._stands_since: float | None = None
 
     def look(self, view: JobView | None, now: float, shown: str | None = None) -> None:
-        """Take in a view at ``now``; ``shown`` replaces the phase's own name."""
+        """Record a view at ``now``; ``shown`` replaces the name of the phase."""
         phase = view.phase if view is not None else "waiting"
         name = (phase if shown is None else shown).partition(";")[0]
         if name != self._phase:
@@ -73,12 +73,12 @@ class Pace:
             self._samples.popleft()
 
     def settle(self, recoveries: int, lost_s: float) -> None:
-        """Take the recoveries and what they cost from the job's own record, instead of from these looks."""
+        """Replace the observed number and cost (in seconds) of recoveries with those in the job's own record."""
         self._settled = recoveries, lost_s
 
     @property
     def recoveries(self) -> int:
-        """Return how many recoveries are over."""
+        """Return the number of completed recoveries."""
         return self._recoveries if self._settled is None else self._settled[0]
 
     def _count_recoveries(self, view: JobView, now: float) -> None:
@@ -95,16 +95,16 @@ class Pace:
             self._generation = max(self._generation, view.generation)
 
     def phase_s(self, now: float) -> float:
-        """Return how long the present phase has lasted."""
+        """Return how long the current phase has lasted, in seconds."""
         return now - self._phase_since
 
     def lost_s(self, now: float) -> float:
-        """Return how long training stood still so far, as far as it was seen."""
+        """Return how long training has been observed to stand still, in seconds."""
         lost_s = self._lost_s if self._settled is None else self._settled[1]
         return lost_s + (0.0 if self._stands_since is None else now - self._stands_since)
 
     def steps_per_s(self) -> float | None:
-        """None until it is known."""
+        """Return the pace, or None until it is known."""
         if len(self._samples) < 2:
             return None
         (began, first), (ended, last) = self._samples[0], self._samples[-1]
@@ -116,7 +116,7 @@ class Pace:
 
 
 def phase_text(view: JobView) -> str:
-    """Return the phase for people: ``recovering; waiting for workers 0 and 2``."""
+    """Return a description of the phase: ``recovering; waiting for workers 0 and 2``."""
     word, _, rest = view.phase.partition("; ")
     if word in ("filling", "forming"):
         word = "recovering" if view.generation else "starting"
@@ -132,17 +132,17 @@ _WAITS = "waiting for "
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Everything a line may say.
+    """All facts that a progress line may contain.
 
     Attributes:
-        script: its name.
-        phase: empty while it trains.
-        phase_s: for how long.
-        step, total_steps, steps_per_s: of training.
-        values: what the script reports, as it is shown.
-        world: the workers in words.
-        recoveries, lost_s: since this follower came.
-        more: further text, such as when a seat is free.
+        script: the script's name.
+        phase: the phase; empty while the job trains.
+        phase_s: seconds since the phase began.
+        step, total_steps, steps_per_s: the training's progress.
+        values: the script's reported values, as shown.
+        world: a description of the workers.
+        recoveries, lost_s: number and cost in seconds of recoveries since this follower started.
+        more: additional text, such as when a seat becomes free.
     """
 
     script: str
@@ -159,13 +159,13 @@ class Standing:
 
     @property
     def left_s(self) -> float | None:
-        """How long training takes yet, at its present pace."""
+        """Return the remaining training time in seconds at the current pace."""
         if self.phase or self.step is None or not self.total_steps or not self.steps_per_s:
             return None
         return max(0, self.total_steps - self.step) / self.steps_per_s
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: the same figures, none left out."""
+        """Return all figures, for programs."""
         return {
             "script": self.script,
             "phase": self.phase or "training",
@@ -182,10 +182,10 @@ class Standing:
 
 
 def line_of(standing: Standing, columns: int | None = None) -> str:
-    """``train.py · step 1,180/3,000 · 43 steps/s · loss 0.0312 · 41 s left · 4/4 workers, 1 spare``.
+    """Return a line: ``train.py · step 1,180/3,000 · 43 steps/s · loss 0.0312 · 41 s left · 4/4 workers, 1 spare``.
 
     Args:
-        columns: of the terminal; the line has fewer, whatever must be left out. None: all of it.
+        columns: the terminal's width; parts are left out until the line is shorter. None: all parts.
     """
     parts = [(rank, text) for rank, text in _parts(standing) if text]
     line = " · ".join(text for _, text in parts)
@@ -199,7 +199,7 @@ def line_of(standing: Standing, columns: int | None = None) -> str:
 
 
 def _parts(standing: Standing) -> list[tuple[int, str]]:
-    """Return the parts in order, each with its rank: the greatest is left out first."""
+    """Return the parts in order, each with its rank; the part with the greatest rank is left out first."""
     step = "" if standing.step is None else f"step {standing.step:,}"
     if step and standing.total_steps:
         step += f"/{standing.total_steps:,}"
@@ -223,7 +223,7 @@ def _parts(standing: Standing) -> list[tuple[int, str]]:
 
 
 def seconds(value: float, *, fine: bool = False) -> str:
-    """``41 s``, ``12 min``, ``3.5 h``; with ``fine`` tenths of a second below a minute."""
+    """Format seconds as ``41 s``, ``12 min`` or ``3.5 h``; ``fine`` shows tenths of a second below a minute."""
     if value < 60:
         return f"{value:.1f} s" if fine else f"{math.ceil(value)} s"
     if value < 3600:
@@ -232,19 +232,19 @@ def seconds(value: float, *, fine: bool = False) -> str:
 
 
 def _figure(value: float) -> str:
-    """Three figures are enough of a pace."""
+    """Format a pace with three figures."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def shown_value(value: float) -> str:
-    """As people write a loss: ``0.0312``, ``2.3``, ``1e-05``, ``nan``."""
+    """Format a value the way a loss is written: ``0.0312``, ``2.3``, ``1e-05``, ``nan``."""
     return f"{value:.4g}" if math.isfinite(value) else str(value)
 
 
 JSON_LINE_S = 1.0
-PLAIN_STEP_LINE_S = 5.0  # without a terminal, steps alone are printed this often
+PLAIN_STEP_LINE_S = 5.0  # without a terminal, the step is printed at this interval
 STDOUT, STDERR = 1, 2
 GOES_ON = f"this command goes on without it. Fix: `{spelled('follow')}` shows the job"
 _READ_BYTES = 65536
@@ -255,16 +255,16 @@ _LOSS = re.compile(
 )
 _STEP = re.compile(r"\bstep\b[\s:=\[(#]*(\d{1,15})\b", re.IGNORECASE)
 
-# What a process of ours says with a remedy, but for what its environment says, which was said before it was started.
+# A worker's or spare's message with a fix; warnings about its environment were printed before it started.
 _OWN_LINE = re.compile(r"\S+ \S+ samebits ")
 _ADVICE = re.compile(r"^\S+ \S+ samebits ((?:worker|spare) \S+: (?![A-Z][A-Z_]+\b).*Fix: .*)$", re.MULTILINE)
 
 
 class LossTail:
-    """The last loss and step in a worker's log, and what it asks its user to do; earlier lines do not count.
+    """The last loss and step in a worker's log, and its last advice to the user; lines already in the log do not count.
 
-    ``loss`` is what was known before this log told any. ``step`` is the script's own number, None before the first.
-    ``advice`` is for the caller to take.
+    ``loss`` is the earlier known value until this log has one. ``step`` is the script's own number, None before the
+    first. The caller takes ``advice``.
     """
 
     def __init__(self, log: Path, loss: str = "") -> None:
@@ -279,7 +279,7 @@ class LossTail:
         self.step: int | None = None
 
     def read(self) -> str:
-        """Take in what was appended; the last loss as it was written, empty before the first."""
+        """Process new lines; return the last loss as it was written, empty before the first."""
         try:
             with self.log.open("rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
@@ -301,10 +301,10 @@ class LossTail:
 
 
 def world_text(view: JobView, alive: int) -> str:
-    """Return ``4/4 workers, 1 spare``.
+    """Return a description such as ``4/4 workers, 1 spare``.
 
     While a generation forms: ``2/4 workers ready``. After a shrink: ``3/3 workers (4 wanted)``, with ``1 joining``
-    before it grows.
+    before the world grows.
     """
     ready = alive if view.ready is None else min(view.ready, alive)
     text = f"{ready}/{view.world_size} workers{' ready' if ready < alive else ''}"
@@ -318,10 +318,10 @@ def world_text(view: JobView, alive: int) -> str:
 
 
 class _LastingFile(io.FileIO):
-    """A standard stream whose loss does not end this process: a closed pipe, a closed terminal, a full disk."""
+    """A standard stream whose loss (a closed pipe or terminal, a full disk) does not end this process."""
 
     def write(self, data: Any, /) -> int:
-        """Write as usual; after a failure, to ``/dev/null``."""
+        """Write as usual, and after a failure to ``/dev/null``."""
         try:
             return super().write(data)
         except OSError as error:
@@ -329,13 +329,13 @@ class _LastingFile(io.FileIO):
             os.dup2(null, self.fileno())
             os.close(null)
             if self.fileno() != STDERR:
-                with contextlib.suppress(OSError):  # it may be lost as well
+                with contextlib.suppress(OSError):  # stderr may be lost as well
                     os.write(STDERR, f"samebits: standard output is lost ({error.strerror}); {GOES_ON}\n".encode())
             return memoryview(data).nbytes
 
 
 def keep_going_without_output() -> None:
-    """Let this process, which supervises a job, outlive the readers of its standard output and error."""
+    """Let this process, which supervises a job, survive the loss of its standard output and error."""
     for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
         shown = getattr(sys, name)
         stream = raw_of(shown)
@@ -347,7 +347,7 @@ def keep_going_without_output() -> None:
 
 
 class Screen:
-    """Where a follower speaks. A reader who has gone away (a closed pipe) is no reason to leave the job alone."""
+    """The output of a follower. If its reader is gone (a closed pipe), the follower continues without output."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = raw_of(stream)
@@ -358,7 +358,7 @@ class Screen:
         self._said_at = float("-inf")
 
     def say(self, text: str) -> None:
-        """One event: a line that stays."""
+        """Print an event as a permanent line."""
         self._write(f"{self._erased()}samebits: {titled(printable(text))}\n{self._drawn}")
 
     def raw(self, text: str) -> None:
@@ -366,7 +366,7 @@ class Screen:
         self._write(f"{self._erased()}{printable_lines(text)}\n{self._drawn}")
 
     def progress(self, standing: Standing, key: object, now: float) -> None:
-        """Show progress. Without a terminal a line is printed when ``key`` changes, or every few seconds."""
+        """Show progress. Without a terminal, print a line when ``key`` changes, or every few seconds."""
         if self._is_terminal:
             shown = printable(line_of(standing, shutil.get_terminal_size().columns))
             if shown != self._drawn:
@@ -393,14 +393,14 @@ class Screen:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError:  # a reader that has enough, a terminal that was closed, a full disk
+        except OSError:  # a closed pipe, a closed terminal, a full disk
             self._is_open = False
-            # What the stream still holds would fail once more when Python flushes it at the end.
+            # Data left in the stream would fail again when Python flushes it at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 class JsonScreen(Screen):
-    """The same for programs: a JSON object a line, ``event`` for what stays, ``progress`` for how it stands."""
+    """Output for programs: one JSON object per line, ``event`` for events and ``progress`` for progress."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -408,7 +408,7 @@ class JsonScreen(Screen):
         self._progress_at = float("-inf")
 
     def say(self, text: str) -> None:
-        """One event."""
+        """Print an event."""
         self._write(json.dumps({"event": text}) + "\n")
 
     def raw(self, text: str) -> None:
@@ -416,7 +416,7 @@ class JsonScreen(Screen):
         self._write(json.dumps({"log": text}) + "\n")
 
     def progress(self, standing: Standing, key: object, now: float) -> None:
-        """How it stands: once a second, and when ``key`` changes."""
+        """Print progress once a second, and when ``key`` changes."""
         if repr(key) != self._key or now - self._progress_at >= JSON_LINE_S:
             self._key, self._progress_at = repr(key), now
             self._write(json.dumps({"progress": standing.as_json()}) + "\n")
@@ -434,10 +434,10 @@ class Showing:
     """One follower's view of a job, on one screen.
 
     Args:
-        settings: the job's.
+        settings: the job's settings.
         script: the script's name.
         tee: names of the workers whose log lines are shown.
-        is_served: a scheduler listened when this follower came.
+        is_served: whether a scheduler listened when this follower started.
     """
 
     def __init__(
@@ -451,28 +451,28 @@ class Showing:
         self._node = "0"
         self._tail = LossTail(settings.log_dir / f"{name_of(self._node)}.log")
         self._advised: set[str] = set()
-        self._noticed = (0, 0)  # the term and number of the last notice that was shown
-        self._before = self._stamp()  # a report that was there already is an earlier job's
+        self._noticed = (0, 0)  # term and number of the last notice shown
+        self._before = self._stamp()  # a report that exists already is an earlier job's
         self._report: ProgressReport | None = None
         self._total_steps: int | None = None
         self._is_served = is_served
         self._step_shown: int | None = None
-        self._generation = 0  # that ``_step_shown`` is of
+        self._generation = 0  # the generation that ``_step_shown`` belongs to
         self._seat_told_s: float | None = None
         self._seat_free_at = 0.0
 
     def settle(self, recoveries: int, lost_s: float) -> None:
-        """Show these recoveries, and what they cost in seconds, from now on."""
+        """Show this number of recoveries and their cost in seconds from now on."""
         self._pace.settle(recoveries, lost_s)
 
     def show_lines(self) -> None:
-        """The log lines that have come since the last call."""
+        """Show the log lines added since the last call."""
         if self._tee is not None:
             for name, line in self._tee.take():
                 self.screen.raw(f"[{name}]: {line}")
 
     def show_notices(self, view: JobView | None) -> None:
-        """Show the scheduler's warnings that are new, except those that a worker's log has told already."""
+        """Show new warnings of the scheduler, except those that a worker's log has shown already."""
         for number, text in () if view is None else view.notices:
             assert view is not None
             if (view.term, number) > self._noticed:
@@ -482,7 +482,7 @@ class Showing:
                     self._advised.add(text)
 
     def show(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> None:
-        """Show progress as far as it is known; ``running`` counts if no scheduler answers."""
+        """Show progress as far as it is known; without a scheduler, ``running`` is the number of workers."""
         self.show_lines()
         self.show_notices(view)
         self._pace.look(view, now, self._phase(view, is_linked=is_linked, running=running))
@@ -491,7 +491,7 @@ class Showing:
         self.screen.progress(standing, key, now)
 
     def _phase(self, view: JobView | None, *, is_linked: bool, running: int) -> str:
-        """Return the job's phase; empty while it trains."""
+        """Return the job's phase; empty while the job trains."""
         if view is None:
             return "asking the scheduler" if self._is_served else "waiting for the scheduler"
         is_missed = not is_linked and not view.training_finished and running > 0
@@ -506,7 +506,7 @@ class Showing:
         alive = view.alive if is_linked else min(running, view.alive)  # workers that left may still be exiting
         seat = self._seat_free_in_s(view, now) if is_linked else None
         values = self._values(view)
-        is_plain = self._settings.plain  # its steps are known to the script alone
+        is_plain = self._settings.plain  # only the script knows its steps
         return Standing(
             script=self._script,
             world=world_text(view, alive),
@@ -524,8 +524,8 @@ class Showing:
     def _step(self, view: JobView, phase: str) -> int | None:
         """Return the step to show, or None if it is not known yet.
 
-        It only goes back if a new generation has gone back: a scheduler that starts again knows the last saved step
-        until the workers have told it theirs.
+        The step only goes back if a new generation went back, because a restarted scheduler knows only the last saved
+        step until the workers report theirs.
         """
         if view.generation < self._generation:
             return self._step_shown
@@ -536,7 +536,7 @@ class Showing:
         return self._step_shown
 
     def _seat_free_in_s(self, view: JobView, now: float) -> float | None:
-        """Count down between two views: while all wait for a seat, the scheduler has nothing new to send."""
+        """Count down between two views, since the scheduler sends nothing new while all workers wait for a seat."""
         told_s = view.seat_free_in_s
         if told_s != self._seat_told_s:
             self._seat_told_s = told_s
@@ -544,7 +544,7 @@ class Showing:
         return None if told_s is None or self._seat_free_at <= now else self._seat_free_at - now
 
     def _values(self, view: JobView) -> dict[str, str]:
-        """Return what rank 0 reports, or the last loss that its log tells; rank 0 may be another node after a loss."""
+        """Return rank 0's report, or the last loss in its log; after a loss, rank 0 may be another node."""
         node = next((worker.node for worker in view.workers if not worker.is_joining), self._node)
         if node != self._node:
             self._node = node
@@ -566,13 +566,13 @@ class Showing:
         return {"loss": loss} if loss else {}
 
     def _is_of_the_end(self, view: JobView) -> bool:
-        """Whether the values are the last step's; once training is finished, an earlier one's would be taken for it."""
+        """Return whether the values are those of the last step; after training, earlier values would be misleading."""
         if self._report is not None:
             return self._report.step >= view.step
         return self._tail.step is None or self._tail.step >= view.step
 
     def _stamp(self) -> tuple[str, int]:
-        """Return which report exists; each is a new file."""
+        """Return an identity of the current report file; each report is a new file."""
         try:
             return self._node, report_file(self._settings.log_dir, self._node).stat().st_mtime_ns
         except OSError:
@@ -580,11 +580,11 @@ class Showing:
 
 
 def _is_told(text: str, told: Iterable[str]) -> bool:
-    """Return whether a line with the same message was shown, whichever of worker and scheduler said it."""
+    """Return whether a line with the same message was shown, by either the worker or the scheduler."""
     return any(text == one or _message(text) == _message(one) for one in told)
 
 
 def _message(text: str) -> str:
-    """Return a line without its sender: ``worker 0: rank 0, step 3: …`` and ``worker 0 (rank 0), step 3: …`` agree."""
+    """Return a line without its sender; ``worker 0: rank 0, step 3: …`` and ``worker 0 (rank 0), step 3: …`` agree."""
     sender = _SENDER.match(text)
     return text[sender.end() :] if sender else text

@@ -1,8 +1,9 @@
-"""Decide which processes of a job to start again, which to end first and which to leave alone.
+"""Decide which processes of a job to restart, which to end first, and which to leave alone.
 
-The scheduler or its journal knows which process holds a seat; pid files know which was started last. If they differ,
-the last one is a replacement that waits for its seat, and is left alone. Only processes that a pid file names are ever
-ended. If the journal is lost as well, the ranks' checkpoints are searched for a point to begin a new one from.
+The scheduler or its journal knows which process holds a seat; pid files know which one was started last. If they
+differ, the last one is a replacement that waits for its seat, and is left alone. Only processes that a pid file names
+are ever ended. If the journal is lost as well, the ranks' checkpoints are searched for a point to begin a new journal
+from.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Remains:
     """The remains of a job on this machine.
 
     Attributes:
-        nodes: of the workers and spares on this machine.
+        nodes: node ids of the workers and spares on this machine.
         started: the process started last under each name, alive or not.
-        view: what the scheduler says, or the journal where ``scheduler_serves`` is false; none where neither can.
-        scheduler_holds: a live scheduler on this machine has the lock of the job's recovery path.
-        is_alive: whether exactly this process runs.
+        view: the scheduler's view, or the journal's if ``scheduler_serves`` is false; None if there is neither.
+        scheduler_holds: whether a live scheduler on this machine has the lock of the job's recovery path.
+        is_alive: returns whether exactly this process runs.
         host: this machine's name in the job.
         has_scheduler: whether the scheduler belongs to this machine.
         again: the command that starts such a job with recovery.
@@ -57,7 +58,7 @@ class Remains:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A process started here that the job does not count on any more and that still exists: it is ended first."""
+    """A process started here that still runs although the job counts it as lost; it is ended first."""
 
     name: str
     identity: ProcessIdentity
@@ -66,7 +67,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What recover.sh does; with nothing to start and ``over`` there is nothing to follow either."""
+    """The actions of ``samebits recover``; with nothing to start and ``over``, there is nothing to follow either."""
 
     start: tuple[str, ...] = ()
     end: tuple[Lost, ...] = ()
@@ -75,7 +76,7 @@ class Recovery:
 
 
 def plan_recovery(remains: Remains) -> Recovery:
-    """Return the processes that are gone, or counted lost, on this machine.
+    """Return the actions for this machine's processes that are gone, or that count as lost.
 
     Raises:
         JobFailedError: the job was started with ENABLE_RECOVERY=0 and is over.
@@ -133,7 +134,7 @@ def _gone(remains: Remains, names: list[str]) -> Recovery:
             if remains.is_alive(worker.identity) and worker.host == remains.host:
                 if remains.started.get(name) == worker.identity:
                     end.append(Lost(name, worker.identity, _why_lost(worker)))
-                else:  # a registering process may claim anything, even another process's name
+                else:  # a process may claim anything when it registers, even another process's name
                     lines.append(
                         f"{spoken(name)} last gave itself out for pid {worker.identity.pid}, which no script started "
                         "here: that process is left alone"
@@ -146,7 +147,7 @@ def _is_served(remains: Remains, name: str, worker: WorkerView) -> bool:
     assert remains.view is not None
     last = remains.started.get(name)
     if last is not None and last != worker.identity and remains.is_alive(last):
-        return True  # a replacement that waits for the seat
+        return True  # a replacement that waits for its seat
     if remains.view.training_finished and (worker.presence is Presence.LEFT or worker.slot is None):
         return True
     return worker.presence is Presence.ALIVE and remains.is_alive(worker.identity)
@@ -162,7 +163,7 @@ def _title(view: JobView | None, name: str) -> str:
 
 
 def _without_their_slots(view: JobView | None, names: tuple[str, ...]) -> list[str]:
-    """Return what becomes of those whose slot was given away meanwhile."""
+    """Return messages about nodes whose slots were given away."""
     retired = [one.node for one in view.retired] if view is not None else []
     nodes = [node for name in names if (node := node_of(name)) in retired]
     if view is None or not nodes:
@@ -182,7 +183,7 @@ def _why_lost(worker: WorkerView) -> str:
 
 
 def _repeated(view: JobView | None) -> str:
-    """Said before a job is tried again that failed twice in the same way."""
+    """Return a warning if the job has failed twice in the same way, else an empty string."""
     if view is None or len(view.interruptions) < 2:
         return ""
     before, last = view.interruptions[-2:]
@@ -192,21 +193,21 @@ def _repeated(view: JobView | None) -> str:
 
 
 def _essence(interruption: Interruption) -> tuple[EndKind, int, str]:
-    """Return what tells two failures apart: not which worker was the first to say it, nor its pid."""
+    """Return what two failures of the same kind have in common, without the reporting worker and its pid."""
     cause = re.sub(r"\bworker \S+ \(pid \d+[^)]*\)", "a worker", interruption.cause)
     return interruption.kind, interruption.step, cause
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The newest point that every rank holds, as far as its manifests say.
+    """The newest point that every rank holds, according to the manifests.
 
     Attributes:
-        job: whose it is.
-        point, world_size: which one, and how many ranks hold it.
-        top: the greatest generation of any point that was found.
-        entries: that point, by rank.
-        folders: of all ranks that saved anything.
+        job: the id of the point's job.
+        point, world_size: the point, and the number of ranks that hold it.
+        top: the greatest generation of all points found.
+        entries: the point's entries, by rank.
+        folders: folders of all ranks that saved anything.
     """
 
     job: str
@@ -221,7 +222,7 @@ def newest_candidate(settings: Settings) -> Candidate | None:
     """Return the newest point that every rank holds on disk, or None.
 
     Raises:
-        ForeignFolderError: several jobs have saved there.
+        ForeignFolderError: several jobs have saved in this folder.
         StoreError: a folder cannot be read, or the checkpoints are not on a disk.
     """
     path = settings.checkpoint_path
@@ -232,7 +233,7 @@ def newest_candidate(settings: Settings) -> Candidate | None:
 
 
 def verified_candidate(settings: Settings, say: Callable[[str], object]) -> Candidate | None:
-    """As :func:`find`, but every byte of the point was compared; where one differs, the next point is taken."""
+    """Return :func:`newest_candidate` after comparing every byte of the point; a damaged point is skipped."""
     path = settings.checkpoint_path
     if isinstance(path, str):
         raise StoreError(
@@ -252,11 +253,11 @@ def begin_journal(settings: Settings, candidate: Candidate) -> None:
     """Write a new journal that starts at this point, and mark folders whose marker was lost.
 
     Raises:
-        StoreError: there is a journal, or the disk refuses.
+        StoreError: a journal exists already, or a disk error.
     """
     owner = FolderOwner(candidate.job, settings.job_name)
     for folder in candidate.folders:
-        if _owner_of(folder) is None:  # every manifest in it says the same job
+        if _owner_of(folder) is None:  # every manifest in it names the same job
             durable.write_file_atomically(folder / OWNER_FILE, encode_owner(owner))
     job_journal.begin_from(settings, candidate.job, candidate.point, candidate.top)
 
@@ -300,7 +301,7 @@ def _is_whole(entry: Entry, say: Callable[[str], object]) -> bool:
 
 
 def _owner_of(folder: Path) -> str | None:
-    """Return the job that the folder's marker names, or None if it is missing or damaged."""
+    """Return the job that the folder's marker names, or None if the marker is missing or damaged."""
     try:
         owner = read_owner(folder)
     except StoreError:

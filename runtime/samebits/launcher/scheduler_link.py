@@ -1,6 +1,6 @@
-"""The connection to a scheduler: it pushes the job's snapshots and takes requests to stop.
+"""Connect to a scheduler, which pushes the job's snapshots and takes requests to stop.
 
-A small thread turns what arrives into one readable descriptor, so that a follower can wait for it along with all else.
+A small thread turns incoming messages into one readable descriptor, which a follower can poll together with others.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from samebits.service import status
 from samebits.service.status import stored_view
 
 CONNECT_TIMEOUT_S = 2.0
-ANSWER_TIMEOUT_S = 5.0  # of one that listens: on a busy machine it takes its time
+ANSWER_TIMEOUT_S = 5.0  # for a scheduler that listens; on a busy machine an answer takes a while
 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """The connection stands; ``address``: to which of several addresses, else empty."""
+    """The connection is made; ``address`` is the connected one if there are several, else empty."""
 
     address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Unlinked:
-    """The connection is gone; it is tried again until it stands."""
+    """The connection is lost, and retried until it is made again."""
 
 
 Told = Linked | Unlinked | JobView
 
 
 class SchedulerLink:
-    """Follows whatever scheduler answers, also through its restarts. One thread calls these methods.
+    """Follows the scheduler that answers, also through its restarts. Use it from one thread.
 
     Raises:
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
@@ -57,7 +57,7 @@ class SchedulerLink:
         self._client = _client(settings)
         self._has_choice = not names_one(settings.sched_host)
         self._elsewhere = False
-        self._terms: dict[str, int] = {}  # the highest term of each job
+        self._terms: dict[str, int] = {}  # the highest term of each job, by job id
         self._told: collections.deque[Told] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop: StopJob | None = None
@@ -70,14 +70,14 @@ class SchedulerLink:
         self._thread.start()
 
     def fileno(self) -> int:
-        """Readable as long as ``take`` has something to give."""
+        """Return a descriptor that is readable while ``take`` has something to return."""
         return self._readable
 
     def take(self) -> list[Told]:
         """Return what arrived since the last call, in order.
 
         Raises:
-            SecretError: the scheduler has another secret than this process, from the beginning.
+            SecretError: this process never had the scheduler's secret.
         """
         try:
             os.read(self._readable, 4096)
@@ -96,21 +96,21 @@ class SchedulerLink:
         self._client.wake()
 
     def decide(self, text: str, drain: Sequence[str] = ()) -> None:
-        """Have the scheduler that answers now keep a decision, and ask these nodes to leave."""
+        """Send a decision to the current scheduler for the history, and ask these nodes to leave."""
         self.tell(status.decision(text, drain))
 
     def tell(self, message: status.ForHistory) -> None:
-        """Tell the scheduler that answers now."""
+        """Send a message to the current scheduler."""
         self._to_tell.append(message)
         self._client.wake()
 
     def ask(self) -> None:
-        """Ask the scheduler that answers now for a snapshot that names every worker, however many there are."""
+        """Ask the current scheduler for a snapshot that names every worker, even in a large job."""
         self._asks = True
         self._client.wake()
 
     def look_elsewhere(self) -> None:
-        """Try the next address: the scheduler at this one is another job's."""
+        """Try the next address, because the scheduler at this one belongs to another job."""
         self._elsewhere = True
         self._client.wake()
 
@@ -153,7 +153,7 @@ class SchedulerLink:
             self._client.wait(None)
 
     def _hear(self, view: JobView) -> None:
-        """A scheduler of an earlier term than one that has told before was replaced: it is not believed."""
+        """Handle a snapshot; ignore a scheduler of an earlier term than one seen before, since it was replaced."""
         newest = self._terms.setdefault(view.job, view.term)
         if view.term < newest:
             self._client.look_elsewhere()
@@ -162,7 +162,7 @@ class SchedulerLink:
         self._tell(view)
 
     def _told_shut_out(self, text: str) -> None:
-        """Whoever was linked before knew the secret: then it is the scheduler that is another one now."""
+        """Handle a rejected secret: if an earlier link accepted it, this is a different scheduler now."""
         if not self._was_linked:
             self._shut_out = text
             self._ring()
@@ -175,17 +175,17 @@ class SchedulerLink:
         try:
             os.write(self._writable, b"t")
         except BlockingIOError:
-            return  # the pipe is full of news already
+            return  # the pipe is full, so the reader will wake up anyway
 
 
 def ask_once(settings: Settings, timeout_s: float) -> JobView | None:
-    """Return one snapshot, with every worker in it; none where no scheduler listens, or none answers in time.
+    """Return one snapshot with every worker in it; None if no scheduler listens, or none answers in time.
 
-    Where SCHED_HOST names several hosts each is asked, and the snapshot says at which ``address`` its scheduler is: of
-    this folder's job, and of the highest term.
+    If SCHED_HOST names several hosts, each is asked. The snapshot with the highest term for this folder's job is
+    returned, with its scheduler's ``address``.
 
     Raises:
-        SecretError: a scheduler listens, and has another secret than this process.
+        SecretError: a scheduler listens, but has another secret than this process.
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
     """
     told = _told_by(settings, timeout_s)
@@ -193,20 +193,20 @@ def ask_once(settings: Settings, timeout_s: float) -> JobView | None:
 
 
 def decide_once(settings: Settings, text: str, drain: Sequence[str] = (), *, timeout_s: float = 5.0) -> bool:
-    """Have the scheduler keep a decision, and ask these nodes to leave; whether it answered, so that it has heard.
+    """Send a decision to the scheduler and ask these nodes to leave; return whether it answered and so received it.
 
     Raises:
-        SecretError: a scheduler listens, and has another secret than this process.
+        SecretError: a scheduler listens, but has another secret than this process.
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
     """
     return _tell_once(settings, status.decision(text, drain), timeout_s)
 
 
 def stop_once(settings: Settings, by: str, *, timeout_s: float = 5.0) -> bool:
-    """Have the scheduler end its job gracefully; whether it answered, so that it has heard.
+    """Have the scheduler end its job gracefully; return whether it answered and so received the request.
 
     Raises:
-        SecretError: a scheduler listens, and has another secret than this process.
+        SecretError: a scheduler listens, but has another secret than this process.
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
     """
     return _tell_once(settings, status.stop_request(by), timeout_s)
@@ -218,7 +218,7 @@ def is_listening(settings: Settings) -> bool:
 
 
 def known_addresses(settings: Settings) -> tuple[SchedulerAddress, ...]:
-    """Return the addresses that SCHED_HOST names; none where its file is of no use."""
+    """Return the addresses that SCHED_HOST names; empty if its file is unusable."""
     try:
         return addresses_now(settings.sched_host, settings.sched_port)
     except NotHostsError:
@@ -226,7 +226,7 @@ def known_addresses(settings: Settings) -> tuple[SchedulerAddress, ...]:
 
 
 def at_address(settings: Settings, address: SchedulerAddress) -> Settings:
-    """Return the same settings, of which SCHED_HOST names this address alone."""
+    """Return the same settings with only this address in SCHED_HOST."""
     return replace(settings, sched_host=address.host, sched_port=address.port)
 
 
@@ -245,7 +245,7 @@ def _client(settings: Settings) -> Client:
 
 
 def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
-    """Tell the scheduler that is to be believed, and no other; whether it has answered."""
+    """Send a message to the current scheduler of this job and to no other; return whether it answered."""
     there = settings
     if not names_one(settings.sched_host):
         told = _told_by(settings, timeout_s)
@@ -256,10 +256,10 @@ def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
 
 
 def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, JobView] | None:
-    """Choose which answer to believe; a foreign job's scheduler is skipped.
+    """Choose the answer to use; the scheduler of another job is skipped.
 
     Raises:
-        SecretError: no scheduler answers, and one has another secret.
+        SecretError: no scheduler answers, and one that listens has another secret.
     """
     answers: list[tuple[Settings, JobView]] = []
     shut_out: SecretError | None = None
@@ -291,7 +291,7 @@ def _own_job(settings: Settings) -> str:
 
 
 def _asked(settings: Settings, timeout_s: float, *first: object) -> JobView | None:
-    """Send these messages; return the snapshot of the scheduler that answers in time, or None."""
+    """Send these messages; return the snapshot of the scheduler if it answers in time, else None."""
     if not is_listening(settings):
         return None
     client = _client(settings)

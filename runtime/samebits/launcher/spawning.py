@@ -1,11 +1,11 @@
 """Start processes of a job on this machine or, with the user's command, on another host.
 
-Everything that a start may lack (disk space, permissions, pid files) is obtained before the first process exists, so a
-failed start changes nothing. Each process gets a session of its own, which no terminal's Ctrl-C or hang-up reaches; its
+Everything that a start needs (disk space, permissions, pid files) is obtained before the first process exists, so a
+failed start changes nothing. Each process gets its own session, which no terminal's Ctrl-C or hang-up reaches. Its
 output goes to LOG_DIR/NAME.log and its identity to LOG_DIR/NAME.pid.
 
-For another host no shell on this side reads the user's command: it is split into words once, placeholders are filled
-inside a word, and the line for the remote shell is quoted, so no host name or argument can become a command.
+For another host, no local shell reads the user's command: it is split into words once, placeholders are filled within
+words, and the line for the remote shell is quoted. So no host name or argument can become a command.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KNOWN = ("host", "node", "command")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The words of the user's command, with their placeholders."""
+    """The words of the user's command, with placeholders."""
 
     words: tuple[str, ...]
 
@@ -55,10 +55,10 @@ class Template:
 
 
 def template_of(text: str) -> Template:
-    """Return the template that a user wrote.
+    """Return the template for the text that a user wrote.
 
     Raises:
-        UsageError: it names something unknown, lacks the command or the host, or is meant for a shell.
+        UsageError: the text has an unknown placeholder, lacks the command or the host, or needs a shell.
     """
 
     def wrong(why: str, fix: str) -> UsageError:
@@ -81,10 +81,10 @@ def template_of(text: str) -> Template:
 
 
 def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str]) -> str:
-    """Return a line for a POSIX shell that runs this command, in this folder and with these variables.
+    """Return a line for a POSIX shell that runs this command in this folder with these variables.
 
-    The shell stays, so that a signal that ends the command becomes a status above 128: of a command that is itself
-    ended by a signal ssh(1) says no more than 255, which is what it says where it could not get there.
+    The shell stays as parent, so that a signal that ends the command becomes a status above 128. For a command ended by
+    a signal, ssh(1) itself reports only 255, which is also its status if it cannot connect.
     """
     told = [f"{name}={value}" for name, value in sorted(environment.items())]
     return f"cd {shlex.quote(str(folder))} && {shlex.join(['env', *told, *words])}; exit $?"
@@ -92,7 +92,7 @@ def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str
 
 @functools.lru_cache(maxsize=4096)
 def is_here(host: str) -> bool:
-    """Return whether a host is this machine, by name or address, without asking a name service."""
+    """Return whether a host name or address is this machine's, without asking a name service."""
     names = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
     if host in names:
         return True
@@ -104,7 +104,7 @@ def is_here(host: str) -> bool:
 
 
 LOCK_FILE = "start.lock"
-_PLACE_BYTES = 64  # a pid and a start time, and what is over
+_PLACE_BYTES = 64  # enough for a pid and a start time
 # A launcher inside another job's process must not pass on that process's own variables.
 OF_ONE_PROCESS = ("ROLE", "NODE_ID", "JOB_ID", "MS_ROLE", "MS_NODE_ID", "MS_JOB_ID")
 _CANNOT_RUN = 127
@@ -112,11 +112,11 @@ _HEARD = (signal.SIGINT, signal.SIGTERM)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 Spawn: TypeAlias = "Callable[[Program, str, int], int]"
-"""Makes the process of this name, a child of the caller's with this log; returns its pid."""
+"""Starts the process with this name and log as a child of the caller; returns its pid."""
 
 
 class Way(Enum):
-    """How a worker's command is made of what its user named."""
+    """How a worker's command is built from what the user named."""
 
     SCRIPT = "script"
     MODULE = "module"
@@ -131,7 +131,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a job's processes run; ``environment`` lacks only what distinguishes one process from another."""
+    """The program of a job's processes; ``environment`` lacks only the variables that differ between processes."""
 
     folder: Path
     interpreter: str
@@ -141,9 +141,9 @@ class Program:
     only_scheduler: Mapping[str, str]
     way: Way = Way.SCRIPT
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """The host of each node that runs elsewhere, started by ``HOST_LAUNCH`` in ``environment``."""
+    """The host of each node that runs elsewhere, started with ``HOST_LAUNCH`` from ``environment``."""
     job: str = ""
-    """The job's id, if the launcher chose it; the processes accept no other job's scheduler then."""
+    """The job's id, if the launcher chose it; the processes then accept no other job's scheduler."""
     listening: tuple[int, ...] = ()
     """Descriptors of listening sockets that the scheduler inherits."""
 
@@ -159,14 +159,14 @@ class Program:
         return template_of(config.host_launch(self.environment)).filled(self.elsewhere[node], node, line)
 
     def worker_words(self) -> list[str]:
-        """Return the command of a worker on its own host."""
+        """Return the command of a worker as run on its own host."""
         words = self.way.words(self.interpreter, self.script, self.args)
-        if config.is_plain(self.environment):  # a small process of ours holds the seat, and runs it
+        if config.is_plain(self.environment):  # a small SameBits process holds the seat and runs the script
             return [self.interpreter, "-P", "-m", "samebits", "plain", "--", *words]
         return words
 
     def environment_of(self, name: str) -> dict[str, str]:
-        """Return its environment."""
+        """Return the environment of the process with this name."""
         shared = {key: text for key, text in self.environment.items() if key not in OF_ONE_PROCESS} | self._identity()
         node = node_of(name)
         if node is None:
@@ -179,32 +179,32 @@ class Program:
 
 
 def names_port(environment: Mapping[str, str]) -> bool:
-    """Return whether these variables of a job name its port, so that no other one may be chosen."""
+    """Return whether these variables of a job name its port, so that no other port may be chosen."""
     return any(environment.get(f"{prefix}SCHED_PORT") for prefix in ("", config.PREFIX))
 
 
 class Listener(NamedTuple):
-    """The sockets that a scheduler is to inherit, and its port if that is another one than SCHED_PORT says."""
+    """The sockets that a scheduler is to inherit, and its port if it differs from SCHED_PORT."""
 
     sockets: tuple[socket.socket, ...] = ()
     chosen_port: int | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The sockets' numbers in this process."""
+        """The sockets' descriptors in this process."""
         return tuple(one.fileno() for one in self.sockets)
 
     def close(self) -> None:
-        """Give up this process's hold on the port; a scheduler that inherited the sockets keeps listening."""
+        """Close the sockets in this process; a scheduler that inherited them keeps listening."""
         close_all(self.sockets)
 
 
 def listen_for(settings: Settings, *, may_choose: bool = False) -> Listener:
-    """Listen where this job's scheduler is to, for the process of it that is started next.
+    """Listen at the address of this job's scheduler, for the scheduler process that is started next.
 
     Args:
-        settings: of the job.
-        may_choose: take any free port if the job's is another process's.
+        settings: the job's settings.
+        may_choose: take any free port if another process has the job's port.
 
     Raises:
         ListenError: the address or the port cannot be listened on.
@@ -224,10 +224,10 @@ class BusyError(Exception):
 
 
 class StartLock:
-    """The lock for starting processes or changing which there are; waits for its holder.
+    """The lock for starting processes or changing the set of nodes; it waits for its holder.
 
     Raises (from ``with``):
-        BusyError: there is one, and ``wait`` is false.
+        BusyError: another process holds the lock, and ``wait`` is false.
     """
 
     def __init__(self, log_dir: Path, *, wait: bool = True) -> None:
@@ -256,14 +256,14 @@ class StartLock:
         self.release()
 
     def release(self) -> None:
-        """Release the lock; harmless if it was released already."""
+        """Release the lock; no effect if it was released already."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class Berth:
-    """The place of one process that is to be started: its log and its pid file can be written."""
+    """The reserved log and pid file of one process that is about to be started."""
 
     def __init__(self, log_dir: Path, name: str) -> None:
         self.name = name
@@ -273,10 +273,10 @@ class Berth:
         self._reserved = durable.write_temporary(self._pid_file, b" " * _PLACE_BYTES, sync=False)
 
     def start(self, program: Program, spawn_it: Spawn) -> ProcessIdentity:
-        """Start the process, and write down which it is.
+        """Start the process, and write its identity to the pid file.
 
         Raises:
-            StoreError: that could not be written; the process is ended again.
+            StoreError: the pid file could not be written; the process was ended.
         """
         log = private.open_to_append(self._log)
         try:
@@ -290,21 +290,21 @@ class Berth:
                     file.truncate()
                 self._reserved.rename(self._pid_file)
         except BaseException:
-            end(identity, 0.0)  # it would be lost
+            end(identity, 0.0)  # without a pid file nothing could find it again
             raise
         return identity
 
     def give_up(self) -> None:
-        """Nothing is started here, or it is started."""
+        """Release what is reserved, because nothing is started here, or because it is started."""
         self._reserved.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def reserved(log_dir: Path, names: Sequence[str]) -> Iterator[list[Berth]]:
-    """The places of these processes; what is not used of them is gone at the end.
+    """Yield the places of these processes; places that are not used are removed at the end.
 
     Raises:
-        StoreError: there is no room, or something there is not this user's own; nothing has changed.
+        StoreError: a file cannot be created, or is not this user's own; nothing was changed.
     """
     private.make_folder(log_dir)
     berths: list[Berth] = []
@@ -321,14 +321,14 @@ def reserved(log_dir: Path, names: Sequence[str]) -> Iterator[list[Berth]]:
 def launch(
     berths: Sequence[Berth], program: Program, started: list[ProcessIdentity], spawn_worker: Spawn | None = None
 ) -> None:
-    """Start a process in each of these places, and add it to ``started``; the caller's own children from then on.
+    """Start a process in each of these places and add it to ``started``; the processes are children of the caller.
 
-    ``spawn_worker`` makes the workers' processes; None means :func:`spawn`.
+    ``spawn_worker`` starts the workers' processes; None means :func:`spawn`.
 
-    A hang-up meanwhile is not heard: it would end the caller between a process and its pid file.
+    SIGHUP is ignored meanwhile, since it would end the caller between a process and its pid file.
 
     Raises:
-        StoreError: one could not be started; those before it run.
+        StoreError: a process could not be started; those started before it keep running.
     """
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -340,12 +340,12 @@ def launch(
 
 
 def hear_signals() -> None:
-    """The scripts block SIGINT and SIGTERM until Python listens, so that Ctrl-C leaves no traceback: it listens."""
+    """Unblock SIGINT and SIGTERM; shell scripts block them until Python runs, so that Ctrl-C prints no traceback."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
 
 
 def spawn(program: Program, name: str, log: int) -> int:
-    """Return the pid of a new process that runs this part of the program."""
+    """Start the program's process with this name; return its pid."""
     inherited = program.listening if name == SCHEDULER else ()
     return execute(program.words(name), program.environment_of(name), program.folder, log, inherited)
 
@@ -353,12 +353,12 @@ def spawn(program: Program, name: str, log: int) -> int:
 def execute(
     words: Sequence[str], environment: Mapping[str, str], folder: Path, log: int, inherited: Sequence[int] = ()
 ) -> int:
-    """Start a process that leads a session and ignores what a terminal sends; return its pid.
+    """Start a process that leads a session and ignores terminal signals; return its pid.
 
     Args:
-        inherited: descriptors of listening sockets that it takes over, as sd_listen_fds(3) describes.
+        inherited: descriptors of listening sockets that the process takes over, as in sd_listen_fds(3).
     """
-    # What comes before the program runs must not be lost on a handler of this process's.
+    # A signal that arrives before the program runs must not be consumed by a handler of this process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     until_it_runs, runs = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
@@ -392,7 +392,7 @@ def execute(
 
 
 def _handed_over(descriptors: Sequence[int]) -> dict[str, str]:
-    """In a new process, place these descriptors where its program expects them; return the variables that name them."""
+    """In a new process, move these descriptors to where its program expects them; return variables to name them."""
     if not descriptors:
         return {}
     first = config.FIRST_INHERITED

@@ -1,7 +1,7 @@
 """Find out where this machine's workers are when the job makes no progress, or when they do not join it.
 
-A follower runs on the host of its processes. It reads from the kernel what no message can tell (a stopped process, a
-held GIL, a wait in the kernel), keeps the stacks in a file, and ends a process that cannot end by itself.
+A follower runs on the host of its processes. It reads from the kernel what no message can report (a stopped process, a
+held GIL, a wait in the kernel), saves the stacks to a file, and ends a process that cannot end by itself.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from samebits.store import collective_ring, durable, private
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import place_in_dump
 
-PATIENCE_S = 15.0  # from a process's start to its samebits.init(), at least
+PATIENCE_S = 15.0  # minimum time from a process's start to its samebits.init()
 LOOK_S = 5.0
 LONGEST_S = 120.0
-LEAST_READ_BYTES = 32 << 10  # within LOOK_S: a handful of compiled modules
+LEAST_READ_BYTES = 32 << 10  # within LOOK_S; about a handful of compiled modules
 
 
 def bytes_read(identity: ProcessIdentity) -> int | None:
-    """Return how many bytes the process has read so far, cached ones included, or None if that cannot be seen."""
+    """Return how many bytes the process has read so far, cached ones included, or None if this is not visible."""
     try:
         found = re.search(r"^rchar: (\d+)$", Path(f"/proc/{identity.pid}/io").read_text(), re.MULTILINE)
-    except OSError:  # it is gone, or another user's
+    except OSError:  # the process is gone, or another user's
         return None
     return int(found[1]) if found and identity.is_alive() else None
 
@@ -49,10 +49,10 @@ class _Watched:
 
 
 class Silence:
-    """Processes that were not named yet.
+    """Processes that have not joined and were not reported yet.
 
     Args:
-        read: as :func:`bytes_read`.
+        read: :func:`bytes_read`, or a replacement.
     """
 
     def __init__(self, read: Callable[[ProcessIdentity], int | None] = bytes_read) -> None:
@@ -64,16 +64,16 @@ class Silence:
         self._watched[name] = _Watched(identity, now, now + PATIENCE_S - LOOK_S)
 
     def wake_at(self) -> float | None:
-        """Return when ``due`` has something to do."""
+        """Return when ``due`` must be called next."""
         return min((one.look_at for one in self._watched.values()), default=None)
 
     def due(self, now: float) -> dict[str, tuple[ProcessIdentity, float]]:
-        """Return, once, the processes that no longer seem to import, each with the seconds since it was found."""
+        """Return, once each, the processes that no longer seem to import, with the seconds since they were found."""
         if not any(one.look_at <= now for one in self._watched.values()):
             return {}
         found = {}
         for name, one in list(self._watched.items()):
-            if one.look_at > now + 1.0:  # those that are due a moment later are named together with the others
+            if one.look_at > now + 1.0:  # processes that are due within a second are reported together
                 continue
             before, one.read = one.read, self._read(one.identity)
             is_first = now - one.began_at < PATIENCE_S - LOOK_S / 2
@@ -89,30 +89,30 @@ class Silence:
 FOLDER = "stalls"
 MOST_FILES = 16
 MOST_BYTES = 256 << 10
-"""One file's stacks, innermost frame first."""
+"""Size limit of one file with stacks, in bytes; the innermost frames come first."""
 COLLECTIVES = 4
-"""That a file names, the newest last; ``samebits stack --fr`` has all."""
+"""Number of collectives in a file, newest last; ``samebits stack --fr`` shows all."""
 MOST_ASKED = 8
-"""Processes that one standstill has looked at."""
+"""Limit on the processes that are examined during one standstill."""
 SETTLED_S = 1.0
-"""A lost process that still runs may be ending just now."""
+"""Seconds after its loss in which a process that still runs may be about to end."""
 LEAST_PATIENCE_S = 30.0
-"""From its loss to the end of a process that is stopped or holds Python's lock, if HANG sets no step timeout."""
+"""Seconds from the loss of a stopped or GIL-holding process to its end, if HANG sets no step timeout."""
 CANNOT_LEAVE = (Hang.STOPPED, Hang.LOCKED)
-"""What a process cannot come out of by itself, while a signal still ends it."""
+"""States that a process cannot leave by itself, but in which a signal still ends it."""
 _FILE = re.compile(r"step-\d+-(?:rank|node)-[^/]+\.txt")
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """One process that was looked at: what it is in, and the file with its threads (None: it could not be written)."""
+    """An examined process: its state, and the file with its threads' stacks (None: it could not be written)."""
 
     title: str
     hang: Hang | None
     pid: int
     place: str
     file: Path | None
-    is_told: bool  # else it only waits for the others
+    is_told: bool  # whether to report it; False if it only waits for the others
 
     def __str__(self) -> str:
         fix = ""
@@ -135,7 +135,7 @@ class _Question:
     worker: WorkerView
     rank: int | None
     step: int
-    silent_s: float  # 0: it does speak
+    silent_s: float  # 0 if the process still sends messages
     is_told: bool
 
 
@@ -150,20 +150,20 @@ class _Lost:
 
 @dataclass(slots=True)
 class Found:
-    """What ``take`` gives: lines to say, and processes to end (SIGKILL)."""
+    """The result of ``take``: lines to print, and processes to end with SIGKILL."""
 
     lines: list[str] = field(default_factory=list)
     end: list[ProcessIdentity] = field(default_factory=list)
 
 
 class Stalls:
-    """A follower's observations. Looking takes seconds, so a thread does it; ``look`` and ``take`` return at once.
+    """A follower's observations. Each takes seconds, so a thread makes them; ``look`` and ``take`` return at once.
 
     Args:
-        settings: the job's, with an absolute LOG_DIR.
-        causes: whether who is stopped, or holds Python's lock, is ended.
-        ask, see: how a process is asked for its stacks, and looked at.
-        read: what it launched last.
+        settings: the job's settings, with an absolute LOG_DIR.
+        causes: decides whether a process that is stopped, or holds Python's lock, is ended.
+        ask, see: functions that request a process's stacks, and read its state.
+        read: function that reads the process's last launches.
     """
 
     def __init__(
@@ -182,14 +182,14 @@ class Stalls:
         fixed_s = settings.hang.step_timeout_s
         self._patience_s = LEAST_PATIENCE_S if fixed_s is None else 2 * fixed_s
         self._ask, self._see, self._read = ask, see, read
-        self._stall: object = None  # that was looked at last
+        self._stall: object = None  # the stall that was examined last
         self._lost: dict[str, _Lost] = {}
         self._questions: queue.Queue[_Question] = queue.Queue()
         self._looked: queue.SimpleQueue[tuple[str, Looked]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def look(self, view: JobView | None, here: Mapping[str, ProcessIdentity], now: float) -> None:
-        """Look at those of ``here`` (living processes by node) that the scheduler names or has lost."""
+        """Examine those of ``here`` (living processes by node) that the scheduler names as stuck or has lost."""
         if view is None or view.from_journal:
             return
         stall = view.stall
@@ -206,7 +206,7 @@ class Stalls:
         """Return the findings since the last call.
 
         Args:
-            may_end: whether a process that was ended is started again by this follower.
+            may_end: whether this follower restarts a process that is ended.
         """
         found = Found()
         while not self._looked.empty():
@@ -226,11 +226,11 @@ class Stalls:
         return found
 
     def wait(self) -> None:
-        """Until all that was asked for is there; for tests."""
+        """Wait until all requested observations are done; for tests."""
         self._questions.join()
 
     def _look_for_lost(self, view: JobView, here: Mapping[str, ProcessIdentity], now: float) -> None:
-        """A process that the scheduler holds for lost and that runs."""
+        """Examine processes that still run although the scheduler counts them as lost."""
         gone = (one for one in view.nodes if one.presence is Presence.LOST)
         lost = {one.node: one for one in gone if here.get(one.node) == one.identity}
         for node, known in list(self._lost.items()):
@@ -254,7 +254,7 @@ class Stalls:
     ) -> None:
         worker = view.node(node)
         if worker is None or here.get(node) != worker.identity:
-            return  # on another host, whose follower sees to it
+            return  # on another host, whose follower handles it
         members = [one.node for one in view.workers if not one.is_joining]
         rank = members.index(node) if node in members else None
         self._questions.put(_Question(worker, rank, step, silent_s, is_told))
@@ -290,7 +290,7 @@ class Stalls:
         if answer.silence is not stacks.Silence.GONE:
             name = f"node-{worker.node}" if question.rank is None else f"rank-{question.rank}"
             file = self._keep(f"step-{question.step}-{name}.txt", text)
-        is_gone = answer.silence is stacks.Silence.GONE  # how it ended is reported instead
+        is_gone = answer.silence is stacks.Silence.GONE  # its end is reported elsewhere
         return Looked(title, hang, identity.pid, place, file, question.is_told and not is_gone)
 
     def _collectives(self, identity: ProcessIdentity) -> str:
@@ -300,7 +300,7 @@ class Stalls:
         return "its last collectives: " + "; ".join(map(str, contents.launched[-COLLECTIVES:]))
 
     def _keep(self, name: str, text: str) -> Path | None:
-        """Write it (0600) and remove the oldest files beyond ``MOST_FILES``; None if the disk refuses."""
+        """Write the text to a file (mode 0600), and remove the oldest beyond ``MOST_FILES``; None on a disk error."""
         path = self._folder / name
         try:
             private.make_folder(self._folder)

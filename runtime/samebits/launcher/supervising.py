@@ -1,9 +1,9 @@
 """The supervisor: restart dead processes of a job on this machine.
 
-One supervisor at a time holds a folder's job, by a lock that dies with it. All it knows is in the folder (job spec, pid
-files, token), so the next one continues from there. A replacement is a node of its own and waits for no cool-down. A
-zygote that has imported torch already forks workers; if anything differs from what it was started with, they are
-started plainly.
+One supervisor at a time holds a folder's job, by a lock that is released when it dies. All its knowledge is in the
+folder (job spec, pid files, token), so the next supervisor continues from there. A replacement is a new node and waits
+for no cool-down. A zygote that has already imported torch forks the workers. If anything differs from what the zygote
+was started with, workers are started plainly.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity
 
 NAME = "zygote"
-ANSWER_S = 10.0  # a fork takes milliseconds; one that takes so long is not waited for any more
+ANSWER_S = 10.0  # a fork takes milliseconds, so one that takes longer is not waited for
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Zygote:
-    """One host's, and one supervisor's: it ends when that ends.
+    """The zygote of one supervisor on one host; it ends with the supervisor.
 
     Args:
-        log_dir: where its few words go.
+        log_dir: the folder for the zygote's log.
     """
 
     def __init__(self, log_dir: Path) -> None:
@@ -83,20 +83,20 @@ class Zygote:
         self._link, self._like, self._is_ready = ours, program, False
 
     def spawn(self, program: Program, name: str, log: int) -> int:
-        """Spawn as ``spawning.spawn`` does: by a fork if that is equivalent, else plainly."""
+        """Start a process like ``spawning.spawn``: by a fork if the result is equivalent, else plainly."""
         is_here = node_of(name) not in program.elsewhere
         pid = self._forked(program, name, log) if is_here and self._serves(program) else 0
         return pid or spawn(program, name, log)
 
     def end(self) -> None:
-        """End the zygote; processes it forked run on."""
+        """End the zygote; processes that it forked continue."""
         if self._link is not None:
             self._link.close()
             self._link = None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(
                     self._pid, signal.SIGKILL
-                )  # this process's own child, not reaped yet, so the pid is still its own
+                )  # a child of this process that is not reaped yet, so the pid is still its own
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
 
@@ -108,7 +108,7 @@ class Zygote:
         return is_like and shared(program.environment) == shared(like.environment) and self._answers(0.0)
 
     def _answers(self, timeout_s: float) -> bool:
-        """Return whether it has said that it is ready."""
+        """Return whether the zygote has reported that it is ready."""
         if not self._is_ready and self._link is not None and _is_readable(self._link, timeout_s):
             answer = fork_orders.receive_answer(self._link)
             self._is_ready = answer is not None and answer.text == fork_orders.READY
@@ -117,7 +117,7 @@ class Zygote:
         return self._is_ready
 
     def _forked(self, program: Program, name: str, log: int) -> int:
-        """Return the pid of a worker that is this process's child and leads a session, or 0."""
+        """Return the pid of a forked worker that is this process's child and leads a session, or 0."""
         order = Order(
             str(program.folder), program.interpreter, program.script, program.args, program.environment_of(name)
         )
@@ -131,26 +131,26 @@ class Zygote:
         except OSError:
             answer = None
         if answer is None:
-            self.end()  # else it might answer late, with a second process of this name
+            self.end()  # a late answer would mean a second process with this name
         return 0 if answer is None else answer.pid
 
 
 def _is_forkable(program: Program) -> bool:
-    """Return whether its workers' command is all that a fork can become: `python script args`.
+    """Return whether the workers' command is one that a fork can run: `python script args`.
 
-    A module, a program, and the launcher that holds a plain script's seat are other commands.
+    A module, a program, and the launcher that holds a plain script's seat cannot be forked.
     """
     return program.worker_words() == Way.SCRIPT.words(program.interpreter, program.script, program.args)
 
 
 def shared(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what all workers have alike: what a library reads while it is loaded is there as well."""
+    """Return the variables that are the same for all workers, including those that libraries read on loading."""
     return {name: text for name, text in environment.items() if name not in OF_ONE_PROCESS}
 
 
 @contextlib.contextmanager
 def _as_subreaper() -> Iterator[None]:
-    """Adopt orphaned descendants meanwhile (PR_SET_CHILD_SUBREAPER), and no longer afterwards."""
+    """Adopt orphaned descendants inside the block (PR_SET_CHILD_SUBREAPER)."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -161,18 +161,18 @@ def _as_subreaper() -> Iterator[None]:
 
 
 def _is_readable(link: socket.socket, timeout_s: float) -> bool:
-    poll = select.poll()  # select(2) knows no descriptor above 1023
+    poll = select.poll()  # select(2) accepts no descriptor above 1023
     poll.register(link, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
 
 
 LOCK_FILE = "supervisor.lock"
-BUSY_RETRY_S = 0.1  # another process is starting processes here
+BUSY_RETRY_S = 0.1  # delay before retrying while another process starts processes here
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A process that is gone, and how that is worded."""
+    """A process that is gone, and the description of its end."""
 
     name: str
     identity: ProcessIdentity
@@ -183,7 +183,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The name of a started process; the same ``name`` unless it replaces another one."""
+    """A started process; ``new_name`` differs from ``name`` if it replaces that process as another node."""
 
     name: str
     new_name: str
@@ -191,7 +191,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The place of this process gets none any more, so the job is to end."""
+    """The place of a process that gets no replacement, so that the job must end."""
 
     dead: Dead
     why: str
@@ -204,9 +204,9 @@ def supervisor_for(settings: Settings) -> Supervisor | None:
 
 
 def supervisor_of(log_dir: Path) -> ProcessIdentity | None:
-    """Return the process that holds the folder's supervisor lock; None if there is none that can be seen here.
+    """Return the process that holds the folder's supervisor lock; None if no such process is visible here.
 
-    The kernel is asked, by proc_locks(5), since nothing may be writable in the folder.
+    The kernel is asked (proc_locks(5)), since the folder may be read-only.
     """
     try:
         lock = (log_dir / LOCK_FILE).stat()
@@ -221,12 +221,12 @@ def supervisor_of(log_dir: Path) -> ProcessIdentity | None:
 
 
 class Supervisor:
-    """One follower's hand. All methods take ``now`` in monotonic seconds.
+    """Restarts processes for one follower. All methods take ``now`` in monotonic seconds.
 
     Args:
-        settings: of the job, with absolute folders.
-        zygote: makes workers' processes sooner than a plain start does.
-        spawn_worker: makes them if there is no zygote.
+        settings: the job's settings, with absolute folders.
+        zygote: starts workers' processes sooner than a plain start does.
+        spawn_worker: starts them if there is no zygote.
     """
 
     def __init__(self, settings: Settings, zygote: Zygote | None = None, spawn_worker: Spawn | None = None) -> None:
@@ -239,20 +239,20 @@ class Supervisor:
         self._lock = -1
         self._start_backoff = Backoff()
 
-    # ---- whose the folder is
+    # ---- holding the folder
 
     @property
     def spawn_worker(self) -> Spawn | None:
-        """Makes workers' processes; None: ``spawning.spawn`` does."""
+        """The function that starts workers' processes; None: ``spawning.spawn``."""
         return self._spawn_worker
 
     @property
     def holds(self) -> bool:
-        """Whether this is the folder's supervisor."""
+        """Whether this object is the folder's supervisor."""
         return self._lock >= 0
 
     def try_to_hold(self) -> bool:
-        """Become the folder's supervisor, if it has none; false where another one lives."""
+        """Become the folder's supervisor if it has none; return False if another one is alive."""
         if self.holds:
             return True
         lock = private.open_to_append(self._settings.log_dir / LOCK_FILE)
@@ -265,7 +265,7 @@ class Supervisor:
         return True
 
     def let_go(self) -> None:
-        """Supervise no more; also where it never did."""
+        """Stop supervising; no effect if it never did."""
         if self.holds:
             os.close(self._lock)
             self._lock = -1
@@ -274,7 +274,7 @@ class Supervisor:
             self._zygote.end()
 
     def get_ready(self) -> None:
-        """Be quick from now on: there are workers, which may die."""
+        """Prepare for fast restarts, now that there are workers that may die."""
         kept = job_spec.read(self._settings.log_dir) if self._zygote is not None and self.holds else None
         if kept is not None and self._zygote is not None:
             self._zygote.start(_program(kept))
@@ -282,7 +282,7 @@ class Supervisor:
     # ---- deaths
 
     def died(self, dead: Dead, now: float) -> bool:
-        """Take in that a process the job still needs is gone; return whether it will be started again."""
+        """Record that a process the job still needs is gone; return whether it will be restarted."""
         if not self.holds or self._given_up is not None:
             return False
         match self._restarts.died(_place_of(dead.name), dead.loss, now):
@@ -300,21 +300,21 @@ class Supervisor:
         return bool(self._due)
 
     def given_up(self) -> GivenUp | None:
-        """Why the job has to end; None as long as it has not."""
+        """Return why the job has to end; None if it does not."""
         return self._given_up
 
     def wake_at(self, *, but: Sequence[str] = ()) -> float | None:
-        """When ``start_due`` is to be called, even if nothing happens."""
+        """Return when ``start_due`` must be called even if nothing happens."""
         return min((at for name, (at, _) in self._due.items() if name not in but), default=None)
 
     def start_due(self, now: float, *, job: str, but: Sequence[str] = ()) -> list[Started]:
-        """Start whose time has come, of this job, except those named in ``but``, who stay due.
+        """Start the processes of this job that are due, except those named in ``but``, which stay due.
 
-        A start that fails stays due. It is tried again, ever more slowly and quietly, until it succeeds.
+        A start that fails stays due. It is retried at growing intervals, with fewer messages, until it succeeds.
 
         Raises:
-            ListenError: another process has the scheduler's port; raised as a StoreError is.
-            StoreError: there is no room, say; raised at the first of several failures in a row.
+            ListenError: another process has the scheduler's port; raised only once, as StoreError is.
+            StoreError: for example, the disk is full; raised at the first of several failures in a row.
         """
         due = [dead for at, dead in self._due.values() if at <= now and dead.name not in but]
         if not due:
@@ -343,7 +343,7 @@ class Supervisor:
         log_dir = settings.log_dir
         kept = job_spec.read(log_dir)
         if kept is None:
-            return []  # the folder was moved away, and whatever runs with it
+            return []  # the folder was moved away, along with its processes
         nodes = job_spec.nodes_of(log_dir, settings)
         there = read_pid_files(log_dir, [one.name for one in dead])
         wanted = [
@@ -371,7 +371,7 @@ def _program(kept: JobSpec) -> Program:
 
 
 def can_replace(settings: Settings, job: str) -> bool:
-    """Return whether a replacement for this job that is started here can prove where it comes from.
+    """Return whether a replacement for this job that is started here can prove its origin.
 
     The folder is unclaimed until the first admission; until then no seat has to cool down.
     """
@@ -391,16 +391,16 @@ def start_in_place(
     """Start a replacement for each of these dead processes, as another node if possible. Needs a StartLock.
 
     Args:
-        job: the id of their job; empty if it is unknown.
+        job: the id of their job; empty if unknown.
 
     Raises:
-        StoreError: there is no room for a pid file, say; whatever was started until then runs.
+        StoreError: for example, no space for a pid file; processes that were started already keep running.
     """
     log_dir, replaces = settings.log_dir, can_replace(settings, job)
     started = [Started(name, _new_name(name) if replaces else name) for name in names]
     nodes = job_spec.nodes_of(log_dir, settings)
     with reserved(log_dir, [one.new_name for one in started]) as berths:
-        _rename(kept, log_dir, nodes, started)  # first: whatever becomes of this process, the next looks for them
+        _rename(kept, log_dir, nodes, started)  # first, so that the next supervisor looks for them if this process dies
         running: list[ProcessIdentity] = []
         renamed = _new_nodes(started)
         elsewhere = {renamed.get(node, node): host for node, host in program.elsewhere.items()}
@@ -418,7 +418,7 @@ def start_in_place(
 
 
 def _rename(kept: JobSpec, log_dir: Path, nodes: Sequence[str], started: Sequence[Started]) -> None:
-    """The nodes of this machine are the replacements' from now on."""
+    """Replace the dead nodes of this machine with the new ones in the job spec."""
     renamed = _new_nodes(started)
     if renamed:
         hosts = {renamed.get(node, node): host for node, host in kept.hosts.items()}
@@ -433,7 +433,7 @@ def _new_nodes(started: Sequence[Started]) -> dict[str, str]:
 
 
 def _place_of(name: str) -> str:
-    """Return the key that restarts are counted by: one per part in the job, whatever its node."""
+    """Return the key by which restarts are counted: one per part in the job, whatever its node."""
     node = node_of(name)
     return SCHEDULER if node is None else root_of(node)
 

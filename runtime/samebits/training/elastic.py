@@ -1,6 +1,6 @@
 """``samebits.elastic``: training functions that survive the loss of their peers, in the same process.
 
-Names that Horovod has too are the same. ``run.elastic_run`` implements a call of :func:`run`.
+Where Horovod has the same function, the name is the same. ``run.elastic_run`` implements a call of :func:`run`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
 def _retaken_steps(
     process: Worker, state: State, look: HiddenStateLook, function: Callable[..., object]
 ) -> RetakenSteps | None:
-    """Return what takes some steps twice, if HIDDEN_STATE asks for it."""
+    """Return the object that takes some steps twice, or None if HIDDEN_STATE does not ask for it."""
     settings = process.settings
     if settings.hidden_state not in ("stop", "check"):
         return None

@@ -1,4 +1,4 @@
-"""FSDP2's internals where they differ between torch versions, each difference behind one function.
+"""Access FSDP2's internals that differ between torch versions, with one function per difference.
 
 Each function names what it relies on; ``tests/training/test_fsdp2_private.py`` probes it. Internals that are the same
 in all tested versions are used directly in ``sharding/regrouping.py``.
@@ -70,7 +70,7 @@ def give_mesh_group(mesh: Any, pg: dist.ProcessGroup) -> None:
 
 
 def groups_held_by(mesh: Any) -> object:
-    """Return what keeps a mesh's groups alive. Relies on ``DeviceMesh._pg_registry``; None before torch 2.11."""
+    """Return the object that keeps a mesh's groups alive: ``DeviceMesh._pg_registry``; None before torch 2.11."""
     return getattr(mesh, "_pg_registry", None)
 
 
@@ -143,6 +143,6 @@ def _reset_group(group: Any, stream: Any, idle: object) -> None:
 
 
 def _wait_for_event(stream: Any, holder: Any) -> None:
-    """Wait for the event of what is held until it has happened, if anything is."""
+    """Make the stream wait for the holder's event, if it has one."""
     if holder is not None and holder.event is not None:
         stream.wait_event(holder.event)

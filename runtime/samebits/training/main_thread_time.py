@@ -1,7 +1,7 @@
 """Measure how long this process's main thread has waited for the loader's batches and for collectives.
 
-The two sums only rise; ``run.step_times`` reads the differences. Waits are timed where they happen, at the cost of two
-clock readings.
+The two sums only increase; ``run.step_times`` reads the differences. Waits are timed where they happen, at the cost of
+two clock readings.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["MainThreadTime", "main_thread"]
 
 
 class MainThreadTime:
-    """Sums in seconds; other threads' waits are not counted.
+    """Sums in seconds; waits of other threads are not counted.
 
     Attributes:
-        data_s: in ``next()`` of a ``DataLoader``'s iterator.
-        communication_s: until collectives had finished.
+        data_s: time in ``next()`` of a ``DataLoader``'s iterator.
+        communication_s: time until collectives had finished.
     """
 
     __slots__ = ("_ident", "communication_s", "data_s")
@@ -28,12 +28,12 @@ class MainThreadTime:
         self._ident = threading.main_thread().ident
 
     def waited_for_data(self, since_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Record that the calling thread has received a batch."""
+        """Record that the calling thread, waiting since ``since_s``, has received a batch."""
         if threading.get_ident() == self._ident:
             self.data_s += clock() - since_s
 
     def waited_for_others(self, since_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Record that the calling thread returns from a collective."""
+        """Record that the calling thread, waiting since ``since_s``, returns from a collective."""
         if threading.get_ident() == self._ident:
             self.communication_s += clock() - since_s
 

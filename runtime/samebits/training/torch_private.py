@@ -39,7 +39,7 @@ _gloo: Any = ProcessGroupGloo  # its options are missing from torch's stubs
 class WorkerFailures(logging.Handler):
     """The last failure of a worker process that torchrun's agent in this process has logged.
 
-    torch tells a rendezvous that its agent asks for another generation, but not why. Relies on the record ``failed
+    torch tells a rendezvous that its agent requests another generation, but not why. Relies on the log record ``failed
     (exitcode: -9) local_rank: 0 (pid: 7) of binary: ...`` of ``torch.distributed.elastic.multiprocessing.api``.
     """
 
@@ -51,7 +51,7 @@ class WorkerFailures(logging.Handler):
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the failure that the record names, if it does."""
+        """Keep the failure that the record names, if it names one."""
         if (found := self._FAILED.search(record.getMessage())) is None:
             return
         code, rank, pid = map(int, found.groups())
@@ -59,7 +59,7 @@ class WorkerFailures(logging.Handler):
         self._last = f"local rank {rank} (pid {pid}) {how}"
 
     def take(self) -> str:
-        """Return the failure, once; "" if there was none."""
+        """Return the failure once, then ""; "" if there was none."""
         last, self._last = self._last, ""
         return last
 
@@ -68,7 +68,7 @@ class WorkerFailures(logging.Handler):
 
 
 def gloo_device(address: str) -> object:
-    """Return a transport that listens at an address and connects at once, not in the first collective.
+    """Return a transport that listens at an address and connects at once rather than in the first collective.
 
     Relies on ``ProcessGroupGloo.create_device(hostname=, lazy_init=)``.
     """
@@ -103,7 +103,7 @@ def key_of_gloo_rank(rank: int) -> str:
 
 
 def dress_group(group: dist.ProcessGroup, mesh: ProcessGroupGloo, name: str, description: str) -> None:
-    """Make ``mesh`` the backend of ``group`` for every device type that gloo serves, and set torch's two names.
+    """Make ``mesh`` the backend of ``group`` for every device type that gloo serves, and set the group's two names.
 
     Relies on ``_set_default_backend``, ``_register_backend``, ``_set_group_name``, ``_set_group_desc`` of a group.
     """
@@ -125,7 +125,7 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> object:
 
 
 def connect_device(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Create the group's communicator for this device now, not inside its first collective.
+    """Create the group's communicator for this device now rather than in its first collective.
 
     Relies on ``ProcessGroup.bound_device_id`` and ``Backend.eager_connect_single_device``, as
     ``_new_process_group_helper`` uses them; the latter does nothing for a backend that connects by itself.
@@ -136,18 +136,19 @@ def connect_device(group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def first_nccl(version: str = torch.__version__) -> str:
-    """Return the name of torch's first NCCL backend, for whose abort and errors recovery is written.
+    """Return the name of torch's first NCCL backend, for which abort and error handling are written.
 
-    Relies on ``nccl`` being that one before torch 2.15, and on ``nccl-legacy`` since (pytorch#192281).
+    Relies on the name ``nccl`` before torch 2.15, and ``nccl-legacy`` since (pytorch#192281).
     """
     major, minor = version.split(".")[:2]
     return "nccl-legacy" if (int(major), int(minor)) >= (2, 15) else dist.Backend.NCCL
 
 
 def aborts_one_by_one(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Return whether an NCCL backend cannot abort several communicators as one, as torch's second one cannot.
+    """Return whether an NCCL backend, such as torch's second one, cannot abort several communicators as one.
 
-    It then also leaves communicators of pairs, which send and receive make, as they are. Relies on ``_group_start``.
+    Such a backend also does not abort the communicators of pairs, which sends and receives create. Relies on
+    ``_group_start``.
     """
     return device.type == "cuda" and not hasattr(backend_of(group, device), "_group_start")
 
@@ -175,15 +176,15 @@ COLLECTIVES = (
     "reduce_scatter_tensor_coalesced",
     "scatter",
 )
-"""Methods of a group that every rank calls, in one version of torch or another."""
+"""Methods of a group that every rank calls, in any supported version of torch."""
 PAIRWISE = ("recv", "recv_anysource", "send")
 
 
 def before_launches(told: Callable[[], object]) -> None:
     """Call ``told`` before each collective, send or receive that Python launches on a group of torch's own class.
 
-    Installed once per process. Relies on ``ProcessGroup`` being a class whose methods can be replaced. Those that C++
-    launches (DDP's reducer, a compiled graph) are not seen.
+    Installed once per process. Relies on ``ProcessGroup`` being a class whose methods can be replaced. Launches from
+    C++ (DDP's reducer, a compiled graph) are not seen.
     """
     kind: Any = dist.ProcessGroup
     for name in (*COLLECTIVES, *PAIRWISE):
@@ -202,10 +203,10 @@ def _told_before(method: Callable[..., dist.Work], told: Callable[[], object]) -
 
 
 def launched(groups: Sequence[dist.ProcessGroup], device: torch.device) -> int | None:
-    """Return how many collectives these groups have launched for the device; None if a backend cannot tell.
+    """Return how many collectives these groups have launched for the device; None if a backend does not count them.
 
     Sends and receives do not count. Relies on ``_get_sequence_number_for_group`` of a backend, which ProcessGroupNCCL
-    raises with each collective; HCCL's and that of torch's second NCCL backend are not relied on.
+    increments with each collective. Those of HCCL and of torch's second NCCL backend are not relied on.
     """
     backends: list[Any] = [backend_of(group, device) for group in groups]
     if any(hasattr(one, "abort_hccl_comm") for one in backends) or aborts_one_by_one(groups[-1], device):
@@ -217,11 +218,11 @@ def launched(groups: Sequence[dist.ProcessGroup], device: torch.device) -> int |
 
 
 def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
-    """Abort the communicators of these groups, the default one last; callable from any thread.
+    """Abort the communicators of these groups, the default group's last; callable from any thread.
 
-    Relies on ``ProcessGroup.abort``; as ``_abort_process_group`` does, on ``ProcessGroupNCCL._group_start`` and
-    ``_group_end``, without which communicators that share a device may wait for each other (pytorch#119797); and on
-    ``ProcessGroupHCCL.abort_hccl_comm(reason)``, since HCCL's ``abort`` is not the one that a group calls.
+    Relies on ``ProcessGroup.abort``. As in ``_abort_process_group``, relies on ``ProcessGroupNCCL._group_start`` and
+    ``_group_end``, without which communicators that share a device may wait for each other (pytorch#119797). Relies on
+    ``ProcessGroupHCCL.abort_hccl_comm(reason)``, since a group does not call HCCL's own ``abort``.
     """
     backends: list[Any] = [backend_of(group, device) for group in groups]
     begin, end = (getattr(backends[-1], name, None) for name in ("_group_start", "_group_end"))
@@ -235,7 +236,7 @@ def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> N
                     backend.abort_hccl_comm("its group was broken")
                 else:
                     group.abort()
-            except RuntimeError as error:  # the other communicators must be ended all the same
+            except RuntimeError as error:  # the other communicators must still be aborted
                 failures.append(error)
     finally:
         if end is not None:
@@ -245,10 +246,10 @@ def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> N
 
 
 def flight_record() -> bytes:
-    """Return, as JSON, the collectives that torch's flight recorder has as open; empty if it records none.
+    """Return, as JSON, the collectives that torch's flight recorder lists as open; empty if it records none.
 
     Relies on ``_dump_nccl_trace_json``, or in a torch without NCCL on ``_dump_fr_trace_json``, with the arguments
-    ``includeCollectives`` and ``onlyActive``; the recorder is on unless TORCH_FR_BUFFER_SIZE=0.
+    ``includeCollectives`` and ``onlyActive``. The recorder is on unless TORCH_FR_BUFFER_SIZE=0.
     """
     module: Any = torch._C._distributed_c10d
     names = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
@@ -267,11 +268,11 @@ def registered_backend(device_type: str) -> str | None:
 
 
 def install_default_group(pg: dist.ProcessGroup, store: Store, world_size: int) -> None:
-    """Install a group as the default, as ``init_process_group`` does once its group is built.
+    """Install a group as the default group, as ``init_process_group`` does after building its group.
 
     Relies on ``distributed_c10d._world``'s dictionaries, ``_process_group_name``, ``_update_default_pg``, and on
     ``_register_pg_in_world``, or before torch 2.13 on ``_register_process_group`` and what that function sets.
-    ``dist.new_group`` then calls its ``new_group``, also before torch 2.13: :func:`asks_default_group`.
+    ``dist.new_group`` then calls the group's ``new_group``; before torch 2.13 through :func:`asks_default_group`.
     """
     if "new_group" not in _c10d._new_group_with_tag.__code__.co_names:
         _c10d._new_process_group_helper = asks_default_group(_c10d._new_process_group_helper)
@@ -312,7 +313,7 @@ def _register_by_hand(
 def asks_default_group(helper: Callable[..., Any]) -> Callable[..., Any]:
     """Return a ``_new_process_group_helper`` that calls the default group's ``new_group``, if it has one.
 
-    Relies on how ``_new_group_with_tag`` calls it, on what it returns, and on what :func:`_register_by_hand` does.
+    Relies on how ``_new_group_with_tag`` calls it, on its result, and on what :func:`_register_by_hand` does.
     """
     if hasattr(helper, "__wrapped__"):
         return helper
@@ -347,7 +348,7 @@ def is_registered(pg: object) -> bool:
 
 
 def subgroups_of(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """Return the groups that exist beside the default one; empty if ``pg`` is not the default.
+    """Return the groups other than the default one; empty if ``pg`` is not the default.
 
     Relies on ``_world.pg_map`` and ``_world.default_pg``.
     """
@@ -362,7 +363,7 @@ def uninstall_default_group(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
     """
     world = _c10d._world
     if world.default_pg is not pg:
-        return []  # the script has destroyed it itself
+        return []  # the script has destroyed the group itself
     subgroups = subgroups_of(pg)
     _c10d._update_default_pg(None)
     for registry in (
@@ -385,15 +386,15 @@ def uninstall_default_group(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
 
 @dataclass(frozen=True, slots=True)
 class MeshPlan:
-    """What the constructor of a ``DeviceMesh`` was asked for.
+    """The arguments of a ``DeviceMesh`` constructor call.
 
     Attributes:
-        device_type: as torch has it.
-        sizes, ranks: of the mesh; of a part of another mesh they are empty.
-        names: of its dimensions; empty without.
+        device_type: as torch names it.
+        sizes, ranks: the mesh's sizes and ranks; empty if it is a part of another mesh.
+        names: names of the dimensions; empty if they have none.
         root: the mesh that it is a part of.
-        has_groups: whether the constructor makes its groups.
-        has_options: whether it was given options for these.
+        has_groups: whether the constructor creates the mesh's groups.
+        has_options: whether options for these groups were given.
     """
 
     device_type: str
@@ -411,7 +412,7 @@ def mesh_plan(
     """Read the arguments of ``DeviceMesh.__init__``.
 
     Relies on the names of its arguments, and on ``_MeshLayout.remap_to_tensor``, whose first result is the whole mesh
-    where the layout has every rank of the map.
+    if the layout contains every rank of the map.
     """
     bound = inspect.signature(construct).bind(mesh, *args, **named).arguments
     names, root = tuple(bound.get("mesh_dim_names") or ()), bound.get("_root_mesh")
@@ -434,9 +435,9 @@ def mesh_plan(
 
 
 def become_mesh(mesh: DeviceMesh, fresh: DeviceMesh) -> object:
-    """Give a mesh the contents of a new one; returns what held the old one's groups.
+    """Give a mesh the contents of a new one; return the objects that held the old mesh's groups.
 
-    Relies on a mesh's contents being its ``__dict__``, in which its hash is computed anew.
+    Relies on a mesh's contents being its ``__dict__``, in which its hash is recomputed.
     """
     before = dict(vars(mesh))
     vars(mesh).clear()
@@ -450,7 +451,7 @@ def root_of_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def end_mesh(mesh: DeviceMesh, reason: str) -> None:
-    """Have whoever asks a mesh for a group fail with the reason.
+    """Make every request for one of a mesh's groups fail with the reason.
 
     Relies on ``DeviceMesh._dim_group_names``, by which groups are found, and on ``_pg_registry``.
     """
@@ -462,7 +463,7 @@ def end_mesh(mesh: DeviceMesh, reason: str) -> None:
 
 @functools.cache
 def strided_shard() -> Any:
-    """Return the placement of a dimension that FSDP2 splits after tensor parallelism has.
+    """Return the placement class of a dimension that FSDP2 splits after tensor parallelism has split it.
 
     Relies on ``placement_types._StridedShard(dim, split_factor=)`` and on how it is printed.
     """
@@ -475,9 +476,9 @@ def strided_shard() -> Any:
 
 
 def follow_batches(told: Callable[[float, object], object]) -> None:
-    """Call ``told`` with each batch from now on: when it was requested, by ``time.perf_counter``, and its sampler.
+    """Call ``told`` with each batch from now on: with the ``time.perf_counter`` at its request, and its sampler.
 
-    That is the batch sampler of a ``DataLoader`` that has one; None for an iterable dataset. Installed once per
+    The sampler is a ``DataLoader``'s batch sampler if it has one, and None for an iterable dataset. Installed once per
     process. Relies on ``_BaseDataLoaderIter.__next__`` and ``_index_sampler``, which every iterator of a ``DataLoader``
     has.
     """
@@ -516,7 +517,7 @@ def statuses_of_loader(traceback: TracebackType | None) -> list[int]:
 # ---- autograd
 
 current_backward: Callable[[], int] = torch._C._current_graph_task_id
-"""Return the number of the calling backward pass; -1 outside. Relies on ``torch._C._current_graph_task_id``."""
+"""Return the number of the calling backward pass, or -1 outside. Relies on ``torch._C._current_graph_task_id``."""
 
 before_backward_ends: Callable[[Callable[[], None]], None] = _autograd._execution_engine.queue_callback
 """Call a function before the current backward pass ends. Relies on the engine's ``queue_callback``."""
@@ -528,7 +529,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return :func:`version_of` each; called at every commit, where a call for each would be most of the cost."""
+    """Return :func:`version_of` each tensor; called at every commit, where separate calls would be most of the cost."""
     return [one._version for one in tensors]
 
 
@@ -543,10 +544,10 @@ _data: Any = vars(torch._C.TensorBase)["data"]
 def watch_data(
     parameter: torch.Tensor, read: Callable[[torch.Tensor, torch.Tensor], None], assign: Callable[[torch.Tensor], None]
 ) -> None:
-    """Call ``read`` with a tensor and its ``.data`` when a script reads that, ``assign`` before a script sets it.
+    """Call ``read`` with a tensor and its ``.data`` when a script reads it, and ``assign`` before a script sets it.
 
-    A change through ``.data`` increases no version. All tensors of the parameter's class are watched, permanently;
-    those of classes other than ``nn.Parameter`` and ``DTensor`` are not. Relies on these two being Python classes that
+    A change through ``.data`` does not increase the version. All tensors of the parameter's class are watched,
+    permanently, but only for the classes ``nn.Parameter`` and ``DTensor``. Relies on these being Python classes that
     inherit ``data``, so that a property of their own takes precedence, and on torch.compile tracing ``.data`` past it.
     """
     dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
@@ -592,9 +593,9 @@ def is_alive(reference: weakref.ref[torch.Tensor]) -> bool:
 
 
 def lay_out_if_due(ddp: DistributedDataParallel) -> bool:
-    """Lay the buckets out in the order of the first iteration, if that is due; broadcasts rank 0's order.
+    """Lay the buckets out in the order of the first iteration, if due; this broadcasts rank 0's order.
 
-    Relies on ``Reducer._rebuild_buckets`` returning whether it did so, and on ``DDP._has_rebuilt_buckets``.
+    Relies on ``Reducer._rebuild_buckets`` returning whether it rebuilt them, and on ``DDP._has_rebuilt_buckets``.
     """
     if not ddp.reducer._rebuild_buckets():
         return False
@@ -624,7 +625,7 @@ def buckets_of(ddp: DistributedDataParallel) -> Sequence[Any]:
 def parameters_of(ddp: DistributedDataParallel) -> tuple[Sequence[torch.Tensor], Sequence[bool]]:
     """Return the parameters that require gradients, and for each whether its gradient is sparse.
 
-    A wrapper's first reducer gets these. Relies on ``DDP._build_params_for_reducer``.
+    These are the parameters of a wrapper's first reducer. Relies on ``DDP._build_params_for_reducer``.
     """
     parameters, sparse = ddp._build_params_for_reducer()
     return parameters, sparse
@@ -681,7 +682,7 @@ def uses_python_reducer(ddp: DistributedDataParallel) -> bool:
 
 
 def ends_by_hand(ddp: DistributedDataParallel) -> bool:
-    """Return whether the script itself ends each backward pass, possible since torch 2.15.
+    """Return whether the script itself ends each backward pass, which is possible since torch 2.15.
 
     Relies on ``DDP.require_manual_backward_finalization``.
     """

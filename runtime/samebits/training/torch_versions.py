@@ -1,4 +1,4 @@
-"""The versions of torch that were tested. Imports no torch, so that any process may use it.
+"""List the tested versions of torch. Imports no torch, so that any process may use this module.
 
 Differences between versions are in ``torch_private``. ``python -m tests.torch_versions`` tests them.
 """
@@ -12,7 +12,7 @@ TRIED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 
 
 def not_tried(version: str) -> str:
-    """Return a warning if this version is outside the tested range; else an empty string.
+    """Return a warning if this version is outside the tested range, else an empty string.
 
     Args:
         version: as in ``torch.__version__``; only its first two numbers count.
@@ -27,7 +27,7 @@ def not_tried(version: str) -> str:
 
 
 def _series(version: str) -> tuple[int, ...]:
-    """Return the first two numbers; empty if the version does not begin with them."""
+    """Return the first two numbers of a version; empty if it does not begin with two."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, found.groups())) if found else ()
 

@@ -1,7 +1,7 @@
-"""Walk, rebuild and copy containers of a state and the layout of its tensors, preserving types and strides.
+"""Walk, rebuild and copy a state's containers, and the layout of its tensors, preserving types and strides.
 
-The list of containers is closed: a type is either listed here or a leaf, and nothing is imported by a name from a file
-or another rank. ``state.snapshot`` saves the leaves.
+The list of containers is closed: a type is either listed here or a leaf, and no file and no other rank can name a type
+to import. ``state.snapshot`` saves the leaves.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rebuilt(like: Any, items: Sequence[tuple[Any, Any]]) -> Any:
         return defaultdict(like.default_factory, items)
     if kind is Counter:
         counter: Counter[Any] = Counter()
-        dict.update(counter, items)  # its own update would add
+        dict.update(counter, items)  # Counter.update would add the counts
         return counter
     if kind in _MAPPINGS:
         return kind(items)
@@ -59,13 +59,13 @@ def rebuilt(like: Any, items: Sequence[tuple[Any, Any]]) -> Any:
 
 
 def is_plain_tensor(value: object) -> bool:
-    """Return whether it is a tensor of torch's own classes, which bytes, dtype and strides describe completely."""
+    """Return whether the value is a tensor of torch's own classes, defined by its bytes, dtype and strides."""
     return type(value) in (torch.Tensor, nn.Parameter)
 
 
 @functools.lru_cache(maxsize=4096)  # called for every tensor at every save
 def plain_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides that a new contiguous tensor of this shape has."""
+    """Return the strides of a new contiguous tensor of this shape."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -74,7 +74,7 @@ def plain_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def laid_out(values: torch.Tensor, strides: Sequence[int], device: torch.device | None = None) -> torch.Tensor:
-    """Return a copy with exactly these strides, in memory of its own.
+    """Return a copy with exactly these strides, in newly allocated memory.
 
     Elements that share memory in the original, as an expanded tensor's do, share it in the copy.
 
@@ -100,7 +100,7 @@ def laid_out(values: torch.Tensor, strides: Sequence[int], device: torch.device 
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Return whether two of its elements may share memory, so that nothing can be copied into it."""
+    """Return whether two elements of the tensor may share memory, so that nothing can be copied into it."""
     if tensor.layout is not torch.strided or tensor.stride() == plain_strides(tensor.shape):
         return False
     return _overlap(tensor.shape, tensor.stride())
@@ -118,7 +118,7 @@ def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the same strides; a leaf that requires a gradient stays one, and a parameter a parameter."""
+    """Return a copy with the same strides; a leaf that requires a gradient stays a leaf, a parameter a parameter."""
     copy = tensor.detach().clone()
     if is_plain_tensor(tensor) and tensor.layout is torch.strided and copy.stride() != tensor.stride():
         copy = laid_out(tensor, tensor.stride())

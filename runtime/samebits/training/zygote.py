@@ -1,10 +1,10 @@
-"""A process that has imported what every worker imports, and forks a worker for each order.
+"""A process that has imported what every worker imports, and forks one worker per order.
 
 The launcher starts it. It forks while it has one thread and no open device, and the child then does what ``python
 script.py`` does. Two differences remain, and no script should rely on them: without PYTHONHASHSEED all workers of this
-host have the same string hashes, and ``ps`` shows this process's command. The child becomes a child of the process that
-ordered it: an intermediate process exits, and the kernel gives its child to the nearest subreaper (prctl(2)), which the
-ordering process is at that moment.
+host have the same string hashes, and ``ps`` shows this process's command. The new worker becomes a child of the process
+that ordered it: an intermediate process exits, and the kernel gives its child to the nearest subreaper (prctl(2)),
+which is the ordering process at that moment.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _PID_BYTES = 20
 
 
 def main() -> None:
-    """Serve orders until the other end closes; in a child, run the order."""
+    """Serve orders until the other end closes; in a child, execute the order."""
     link = socket.socket(fileno=int(sys.argv[1]))
     problem = why_not()
     fork_orders.send_answer(link, Answer(0, problem or fork_orders.READY))
     if problem:
         return
     gc.collect()
-    gc.freeze()  # otherwise a collection in a child would copy page after page
+    gc.freeze()  # otherwise garbage collection in a child would copy page after page
     order = serve(link)
     if order is not None:
         run(order)
 
 
 def why_not() -> str:
-    """Return why this process must not be forked; empty if it may."""
+    """Return why this process must not be forked; empty if it may be."""
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         return f"{threads} threads run after the imports, and a fork would lose {threads - 1}"
@@ -59,7 +59,7 @@ def why_not() -> str:
 
 
 def serve(link: socket.socket) -> Order | None:
-    """Fork for every order; return the order in the child, None in this process when the other end closes."""
+    """Fork for every order; return the order in the child, and None in this process when the other end closes."""
     while (received := fork_orders.receive_order(link)) is not None:
         order, log = received
         shadowed = shadows(order)
@@ -86,14 +86,14 @@ def shadows(order: Order) -> str:
             continue
         file = getattr(known, "__file__", None)
         if entry.is_dir() and not (Path(entry.path, "__init__.py").exists() or file is None):
-            continue  # any module takes precedence over a folder without code
+            continue  # a module takes precedence over a folder without code
         if file is None or not Path(file).is_relative_to(folder):
             return entry.name
     return ""
 
 
 def fork(order: Order, log: int, link: socket.socket) -> int | None:
-    """Return the pid of the new process, already handed to its parent; None in that process."""
+    """Return the new process's pid, after handing the process to its parent; return None in the new process."""
     told, tells = os.pipe()
     may_go, goes = os.pipe()
     supervisor = os.getppid()
@@ -101,7 +101,7 @@ def fork(order: Order, log: int, link: socket.socket) -> int | None:
     if between:
         os.close(tells)
         os.close(may_go)
-        pid = int(os.read(told, _PID_BYTES))  # once it leads a session
+        pid = int(os.read(told, _PID_BYTES))  # arrives once the process leads a session
         os.close(told)
         os.waitpid(between, 0)
         os.close(goes)
@@ -111,7 +111,7 @@ def fork(order: Order, log: int, link: socket.socket) -> int | None:
         os._exit(0)
     os.setsid()
     os.write(tells, b"%d" % os.getpid())
-    os.read(may_go, 1)  # returns when the pipe closes: from then on this process has its final parent
+    os.read(may_go, 1)  # returns when the pipe closes; from then on this process has its final parent
     for descriptor in (told, tells, may_go):
         os.close(descriptor)
     if config.dies_with_starter(order.environment):
@@ -124,13 +124,13 @@ def fork(order: Order, log: int, link: socket.socket) -> int | None:
 
 
 def run(order: Order) -> None:
-    """Act as ``python script args``; the caller returns afterwards, so Python ends as after a script."""
+    """Act as ``python script args``; the caller must return afterwards, so that Python ends as after a script."""
     os.chdir(order.folder)
     starts_here()
     config.replace_environment(order.environment)
     signal.set_wakeup_fd(-1)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # as importing it does; Python's own generator reseeds itself after a fork
+        numpy.random.seed()  # as importing NumPy does; Python's own generator reseeds itself after a fork
     torch.default_generator.seed()
     sys.argv = [order.script, *order.args]
     sys.orig_argv = [order.interpreter, *sys.argv]

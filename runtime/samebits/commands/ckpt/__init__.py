@@ -1,4 +1,4 @@
-"""``samebits ckpt``: look at checkpoints without a scheduler and without torch, also while the job trains.
+"""``samebits ckpt``: inspect checkpoints without a scheduler and without torch, even while the job trains.
 
-Nothing here writes into the checkpoint folder or takes a lock there, so it cannot get in the way of a save.
+Nothing here writes to the checkpoint folder or takes a lock there, so it cannot interfere with a save.
 """

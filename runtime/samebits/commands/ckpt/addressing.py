@@ -1,6 +1,6 @@
-"""``SLOT/STEP``: how a point is named on the command line, and which directory that is.
+"""Resolve ``SLOT/STEP``, the name of a point on the command line, to directories.
 
-A name that matches nothing is answered with the names that exist.
+If a name matches nothing, the error lists the names that exist.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Folder:
     """A job's checkpoint folder, absolute.
 
     Attributes:
-        is_given: named on the command line, not found by the environment.
-        is_plain: the job's script is not ported and saves its own checkpoints.
+        is_given: whether it was named on the command line rather than found from the environment.
+        is_plain: whether the job's script is not ported and saves its own checkpoints.
     """
 
     path: Path
@@ -31,11 +31,11 @@ class Folder:
     is_plain: bool = False
 
     def named(self, name: str) -> list[FoundPoint]:
-        """Return every point that ``name`` fits: of several generations all of that step, the newest first.
+        """Return every point that ``name`` matches: all generations' points of that step, newest first.
 
         Raises:
             UsageError: there is none.
-            CheckpointError: it is a directory with no manifest that can be read.
+            CheckpointError: the name is a directory without a readable manifest.
         """
         match = _SLOT_AND_STEP.fullmatch(name)
         if match is None:
@@ -49,7 +49,7 @@ class Folder:
         return sorted(found, key=lambda one: one.point, reverse=True)
 
     def the_one_named(self, name: str) -> FoundPoint:
-        """As :meth:`named`; of several the newest that can be used."""
+        """Return the newest usable point of those that :meth:`named` returns."""
         found = self.named(name)
         return next((one for one in found if one.is_usable), found[0])
 

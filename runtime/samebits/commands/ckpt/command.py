@@ -1,6 +1,6 @@
-"""The command line of ``samebits ckpt``: its four words, their options, and the checkpoint folder.
+"""The command line of ``samebits ckpt``: its four subcommands, their options, and the checkpoint folder.
 
-The folder is that of the job that was started here, as for every other command, unless ``--folder`` names another.
+As for every other command, the folder is that of the job started here, unless ``--folder`` names another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ A POINT is written SLOT/STEP, as `ls` shows them, or as a point's directory anyw
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit status."""
+    """Run the subcommand; return the exit status."""
     options = _parser().parse_args(arguments)
     settings = None if options.folder is not None else job_spec.settings_here(only_looks=True)
     below = options.folder if settings is None else settings.checkpoint_path

@@ -1,6 +1,6 @@
 """``samebits ckpt export``: one point, or one step of all ranks, as a file or directory for other programs.
 
-An export is new, appears whole or not at all, and never lies in the checkpoint folder.
+An export never overwrites unasked, appears completely or not at all, and is never in the checkpoint folder.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
 def run(folder: Folder, name: str, file: Path, *, form: str | None, force: bool) -> int:
-    """Write the point of that name to the file.
+    """Write the point with this name to the file.
 
     Raises:
         UsageError: there is no such point, or the file may not be written.
-        CheckpointError: the point is damaged, or holds what the format cannot.
-        StoreError: the disk refuses.
+        CheckpointError: the point is damaged, or holds a value that the format cannot store.
+        StoreError: a disk error.
     """
     found = folder.the_one_named(name)
     path = file.absolute()
@@ -60,7 +60,7 @@ def _is_sharded(found: FoundPoint) -> bool:
 
 
 def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
-    """Return the same step's point of every rank, by rank: a rank's own holds only its part of what is sharded."""
+    """Return every rank's point of this step, by rank, since a rank's point has only its part of a sharded state."""
     wanted = found.require_manifest().header
     root = found.path.parent.parent
     by_rank: dict[int, FoundPoint] = {}
@@ -81,7 +81,7 @@ def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
 
 
 def metadata_of(found: FoundPoint) -> dict[str, str]:
-    """Return what an exported safetensors file says of its origin, and the state's other values, as texts."""
+    """Return the metadata of an exported safetensors file: its origin, and the state's other values, as text."""
     manifest = found.require_manifest()
     header = manifest.header
     return {

@@ -17,7 +17,7 @@ HEAD = ("slot", "step", "generation", "rank", "size", "age", "state")
 
 
 def run(folder: Folder, *, as_json: bool) -> int:
-    """List the folder; status 0 whatever is in it.
+    """List the folder; return status 0 whatever it contains.
 
     Raises:
         UsageError: there is no such folder.
@@ -51,7 +51,7 @@ def _row(entry: Entry, now_s: float) -> tuple[str, ...]:
 
 
 def _short(entry: Entry) -> str:
-    """Return the reason without the directory, which the row says."""
+    """Return the reason without the directory, which the row shows already."""
     return entry.why.replace(f"{entry.path}: ", "").replace(f"{entry.path}/", "")
 
 

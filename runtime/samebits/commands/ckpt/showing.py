@@ -1,6 +1,6 @@
 """``samebits ckpt show``: one point's manifest, its tensors, and the state's other values.
 
-Nothing is shown whose hash was not compared: the manifest proves itself, and of the data the header's chunks are read.
+Only verified content is shown: the manifest contains its own hash, and the chunks with the data's header are checked.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from samebits.store.checkpoint import FoundPoint, TensorEntry
 
 
 def run(folder: Folder, name: str, *, as_json: bool) -> int:
-    """Show the point of that name.
+    """Show the point with this name.
 
     Raises:
-        UsageError: there is none.
-        CheckpointError: it is damaged.
+        UsageError: there is no such point.
+        CheckpointError: the point is damaged.
     """
     found = folder.the_one_named(name)
     entries = checkpoints.tensor_entries(found)
@@ -30,7 +30,7 @@ def run(folder: Folder, name: str, *, as_json: bool) -> int:
 
 
 def described(found: FoundPoint, entries: list[TensorEntry]) -> dict[str, Any]:
-    """Return all of it but the tensors' bytes, in values that JSON has."""
+    """Return everything except the tensors' bytes, as JSON values."""
     manifest = found.require_manifest()
     header = manifest.header
     return {

@@ -1,6 +1,6 @@
 """``samebits ckpt verify``: read every chunk of every point and compare it with what was saved.
 
-Status 0 means that every byte of every requested point was read and is right.
+Status 0 means that every byte of every requested point was read and is correct.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LOOKS = 10
 
 
 class Progress:
-    """How far a long reading has come, with its speed: drawn over on a terminal, a line now and then elsewhere.
+    """Show the progress and speed of a long read: redrawn on a terminal, printed at intervals elsewhere.
 
     Args:
-        total_bytes: to be read.
-        doing: what is done, as the line's beginning.
+        total_bytes: bytes to read.
+        doing: the activity, shown at the beginning of the line.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Progress:
         self._drawn = 0
 
     def add(self, size_bytes: int) -> None:
-        """So many more bytes are done."""
+        """Count this many more bytes as read."""
         self.done_bytes += size_bytes
         now_s = self._clock()
         if now_s - self._said_s < (TERMINAL_LINE_S if self._out.isatty() else PLAIN_LINE_S):
@@ -68,22 +68,22 @@ class Progress:
         self._out.flush()
 
     def clear(self) -> None:
-        """Take the drawn line away: other lines follow."""
+        """Erase the drawn line before other lines are printed."""
         if self._drawn:
             self._out.write(f"\r{'':<{self._drawn}}\r")
             self._out.flush()
             self._drawn = 0
 
     def speed_text(self) -> str:
-        """``1.42 GiB/s``, over all of it."""
+        """Return the average speed, such as ``1.42 GiB/s``."""
         return f"{self.done_bytes / GIB / max(self._clock() - self._began_s, 1e-9):.2f} GiB/s"
 
 
 def run(folder: Folder, names: Sequence[str]) -> int:
-    """Verify these points, or all; 0 only where all are whole, else the exit code of a damaged checkpoint.
+    """Verify these points, or all; return 0 if all are complete, else the exit code of a damaged checkpoint.
 
     Raises:
-        UsageError: a name fits no point, or there are none at all.
+        UsageError: a name matches no point, or there are no points at all.
     """
     for _ in range(LOOKS):
         found, unreadable = _asked_for(folder, names)
@@ -101,7 +101,7 @@ def run(folder: Folder, names: Sequence[str]) -> int:
 
 
 def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: Progress) -> tuple[int, int, int]:
-    """Count the points that are whole, damaged (each is reported), and pruned meanwhile."""
+    """Return the numbers of points that are complete, damaged (each is reported), and pruned meanwhile."""
     damaged = whole = gone = 0
     for problem in unreadable:
         damaged += 1
@@ -112,7 +112,7 @@ def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: Prog
             whole += 1
         except CheckpointError as error:
             if checkpoints.is_gone(point):
-                gone += 1  # its writer let it go meanwhile, for it keeps the newest ones only
+                gone += 1  # its writer has pruned it, since it keeps only the newest points
                 continue
             damaged += 1
             progress.clear()
@@ -122,7 +122,7 @@ def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: Prog
 
 
 def _asked_for(folder: Folder, names: Sequence[str]) -> tuple[list[FoundPoint], list[str]]:
-    """Return the points of these names, each once, and why a directory has none that can be read."""
+    """Return the points with these names, each once, and the reasons why directories have no readable point."""
     if not names:
         return folder.all(), []
     found: dict[str, FoundPoint] = {}

@@ -1,7 +1,7 @@
 """Format sizes, ages and a state's values, as short text for people and as lossless JSON for programs.
 
-A value that JSON cannot hold (bytes, tuples, keys that are no text, nan) becomes an object with one key that names its
-type, so that two different values never look alike.
+A value that JSON cannot hold (bytes, tuples, keys that are not strings, nan) becomes an object with one key that names
+its type, so that two different values never look the same.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from samebits.store.checkpoint import Tree
 
-TENSOR_KEY = "$tensor"  # what stands in a state's tree where a tensor was
-KIND_KEY = "$as"  # of a value that is of none of the tree's own types: which type it is of
+TENSOR_KEY = "$tensor"  # replaces a tensor in a state's tree
+KIND_KEY = "$as"  # names the type of a value that is not of one of the tree's own types
 SHOWN_ITEMS = 6
 SHOWN_CHARACTERS = 80
 _MOST_INTEGER_BITS = 14_000  # about as many digits as Python writes (sys.set_int_max_str_digits)
@@ -21,7 +21,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def size_text(size_bytes: float) -> str:
-    """``17 bytes``, ``3.1 MiB``."""
+    """Format a size: ``17 bytes``, ``3.1 MiB``."""
     if size_bytes < 1024:
         return f"{size_bytes:.0f} bytes"
     size = size_bytes / 1024
@@ -33,7 +33,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def age_text(age_s: float) -> str:
-    """``12 s``, ``5 min``, ``3 h``, ``4 days``."""
+    """Format an age: ``12 s``, ``5 min``, ``3 h``, ``4 days``."""
     for limit_s, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if age_s < limit_s:
             return f"{max(0.0, age_s) / unit_s:.0f} {unit}"
@@ -41,7 +41,7 @@ def age_text(age_s: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the last one ends where it ends."""
+    """Return a table with columns as wide as their widest cell; the last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -49,7 +49,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def jsonable(tree: Tree) -> Any:
-    """Return the tree in JSON's values; tuples, bytes, nan and other keys become objects that name their type."""
+    """Return the tree as JSON values; tuples, bytes, nan and other keys become objects that name their type."""
     if isinstance(tree, dict):
         looks_like_ours = len(tree) == 1 and str(next(iter(tree))).startswith("$") and TENSOR_KEY not in tree
         if all(type(key) is str for key in tree) and not looks_like_ours:
@@ -69,7 +69,7 @@ def jsonable(tree: Tree) -> Any:
 
 
 def plain_values(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every value of the tree that is no tensor, by its path, long ones in short."""
+    """Yield every value of the tree that is not a tensor, with its path; long values are shortened."""
     if isinstance(tree, dict):
         if TENSOR_KEY in tree:
             return
@@ -88,7 +88,7 @@ def plain_values(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def value_text(value: Tree) -> str:
-    """Return one value in a line."""
+    """Return a value as one line."""
     if isinstance(value, list | tuple) and len(value) > SHOWN_ITEMS:
         shown = ", ".join(value_text(item) for item in value[:SHOWN_ITEMS])
         return f"{type(value).__name__} of {len(value)}: {shown}, …"

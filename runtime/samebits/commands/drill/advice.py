@@ -1,8 +1,8 @@
-"""Say what is wrong with a script whose bits do not survive: from what differs, the warnings, and the script's text.
+"""Explain why a script's bits do not survive: from what differs, the warnings, and the script's text.
 
-Pure: a script is a text here and never runs. Where the bits differ, and which fault came before, is known from the two
-jobs. A variable, a sampler or a schedule outside the state is found in the script, with its line. If neither points to
-a cause, the usual ones are listed.
+Pure: a script is only text here and never runs. The two jobs show where the bits differ, and after which fault. A
+variable, a sampler or a schedule outside the state is found in the script, with its line. If neither points to a cause,
+the usual causes are listed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DRAWS = re.compile(r"\b(?:[Dd]ropout|torch\.rand\w*|torch\.bernoulli|torch\.nor
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The user's script: its name as people know it, and its text."""
+    """The user's script: its displayed name, and its text."""
 
     name: str
     text: str
@@ -42,7 +42,7 @@ def advise(script: Script, compared: Compared, undisturbed: Outcome, disturbed: 
     """Describe the difference and what to change; empty if there is nothing to report."""
     if undisturbed.problem and _has_ended(undisturbed.events) and not _are_unequal(undisturbed.events):
         named = _suspects(script) if undisturbed.retaken else ()
-        return list(dict.fromkeys([*undisturbed.said, *named]))  # the cause that the job ended with says the rest
+        return list(dict.fromkeys([*undisturbed.said, *named]))  # the cause with which the job ended says the rest
     is_survived = not undisturbed.problem and not disturbed.problem
     lacks_commits = never_commits(undisturbed)
     if is_survived and compared.is_equal and not lacks_commits:
@@ -59,7 +59,7 @@ def advise(script: Script, compared: Compared, undisturbed: Outcome, disturbed: 
     return [*seen, *warned, *suspects][:MOST_TOLD]
 
 
-# ---- what was seen
+# ---- from the two jobs
 
 
 def _seen(compared: Compared, undisturbed: Outcome, disturbed: Outcome) -> Iterator[str]:
@@ -97,9 +97,9 @@ def _are_unequal(events: Sequence[Event]) -> bool:
 
 
 def never_commits(outcome: Outcome) -> bool:
-    """Return whether the job trained without a commit before its end, so that every loss takes it back to step 0.
+    """Return whether the job trained without a commit before its end, so that every loss returns it to step 0.
 
-    A job that finished before a step was noted, within a second or so, is judged by its last step.
+    A job that finished before its step was first recorded, within about a second, is judged by its last step.
     """
     before = [event for event in outcome.events if event.kind not in _ENDS]
     is_noted = any(event.kind is Kind.STEP for event in before) or len(before) == len(outcome.events)
@@ -107,7 +107,7 @@ def never_commits(outcome: Outcome) -> bool:
     return has_trained and (outcome.last_step == 0 or (is_noted and not any(event.step for event in before)))
 
 
-# ---- what stands in the script
+# ---- from the script's text
 
 
 def _tree(script: Script) -> ast.Module:
@@ -156,7 +156,7 @@ def _without_sampler(name: str, calls: Sequence[ast.Call], given: set[str | None
     if "sampler" in given:
         if not any(_called(one).rpartition(".")[2] in ("record_batch", "record_indices") for one in calls):
             yield (
-                f"{name}: nobody tells the sampler how far the epoch has come. Fix: sampler.record_batch(batch, size) "
+                f"{name}: the sampler is never told which samples are done. Fix: sampler.record_batch(batch, size) "
                 "before state.commit()"
             )
         return
@@ -187,7 +187,7 @@ def _schedules(name: str, tree: ast.Module, in_state: set[str]) -> Iterator[str]
 
 
 def _outside_variables(name: str, tree: ast.Module) -> Iterator[str]:
-    """Names of an outer scope, and their contents, that a training function changes and no state holds."""
+    """Yield names of an outer scope, and their contents, that a training function changes and no state contains."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or not any(map(_is_run, function.decorator_list)):
             continue

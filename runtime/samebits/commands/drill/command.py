@@ -1,6 +1,6 @@
 """``drill``: run a script undisturbed, then under faults, and compare the two.
 
-The order of things and the report are here. A drill proves only what it compared, so the report names it.
+This module has the sequence of events and the report. A drill proves only what it compared, so the report names that.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from samebits.store.retaken_report import read_report
 
 NAMES = ("undisturbed", "disturbed")
 MOST_OFF, LEAST_OFF_S = 0.005, 1.0
-"""How far an account may be from the time that was measured: a share of it, and never less than the drill may be late
-to see an event on a busy machine.
+"""Allowed difference between an account and the measured time: a share of it, but at least the seconds by which the
+drill may notice an event late on a busy machine.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; 0 if the script survived every fault with equal bits, else 1."""
+    """Run the subcommand; return 0 if the script survived every fault with equal bits, else 1."""
     words = list(arguments)
     script = words[words.index("--") + 1 :] if "--" in words else []
     options = _parsed(words[: words.index("--")] if "--" in words else words, script)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     say(f"1. {' '.join(script)} undisturbed: {_world(options)}; logs in {folder / 'undisturbed' / 'device'}")
     undisturbed = _rehearsal(folder / "undisturbed", absolute, options, say, HIDDEN_STATE="stop").run()
     undisturbed.retaken = read_report(folder / "undisturbed" / "device").failure
-    undisturbed.problem = undisturbed.retaken or undisturbed.problem  # the event that ended the job is cut
+    undisturbed.problem = undisturbed.retaken or undisturbed.problem  # the text in the final event is shortened
     if undisturbed.problem or never_commits(undisturbed):
         disturbed, compared = Outcome(), Compared((), 0, 0)
     else:
@@ -89,13 +89,15 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
         "checkpoints bit by bit. Signals go to the drill's own processes alone.",
         epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in Fault),
     )
-    parser.add_argument("--faults", default="kill,scheduler", help="which, separated by commas (default %(default)s)")
+    parser.add_argument(
+        "--faults", default="kill,scheduler", help="the faults, separated by commas (default %(default)s)"
+    )
     parser.add_argument("--kills", type=whole(1, 10_000), default=5, help="how many faults (default %(default)s)")
-    parser.add_argument("--seed", type=whole(), default=1, help="of their order, steps and targets")
+    parser.add_argument("--seed", type=whole(), default=1, help="decides the faults' order, steps and targets")
     parser.add_argument("-n", "--workers", type=whole(1), default=2, help="workers (default %(default)s)")
     parser.add_argument("--spares", type=whole(), default=1, help="spares (default %(default)s)")
     parser.add_argument("--folder", default="drill", help="a new folder for both jobs and the report")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done")
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     options = parser.parse_args(words)
     if not script:
@@ -117,7 +119,7 @@ def _say(text: str) -> None:
 
 
 def _nothing(_: str) -> None:
-    """Say nothing: the report alone is printed."""
+    """Print nothing, because only the report is wanted."""
 
 
 def _world(options: argparse.Namespace) -> str:
@@ -127,7 +129,7 @@ def _world(options: argparse.Namespace) -> str:
 def free_port() -> int:
     """Return a port that is free on both loopback addresses that a drill may need.
 
-    It is below those that a system gives to outgoing connections (ip(7)), so that none takes it before the scheduler.
+    The port is below the range for outgoing connections (ip(7)), so that none of them takes it before the scheduler.
     """
     while True:
         port = random.SystemRandom().randrange(10_000, 32_768)
@@ -169,7 +171,7 @@ def report(
 
 
 def _told_of(outcome: Outcome) -> dict[str, Any]:
-    """Return one run: its account, and whether the buckets sum to the time that the drill itself has measured."""
+    """Describe one run: its account, and whether its buckets sum to the time that the drill measured itself."""
     found = account(outcome.events)
     told = {"wall_s": round(outcome.wall_s, 3), "seen_s": outcome.seen_s, **found}
     off_s = 0.0 if outcome.seen_s is None else abs(sum(found["buckets_s"].values()) - outcome.seen_s)
@@ -177,7 +179,7 @@ def _told_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
-    """Return the verdict for people."""
+    """Return the verdict as lines for people."""
     compared, faults = told["compared"], told["faults"]
     lines = [
         _verdict(told),
@@ -203,7 +205,7 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
     for name in NAMES:
         one = told[name]
         if not one["wall_s"]:
-            continue  # it was not run
+            continue  # this run did not take place
         goodput = "" if one["goodput"] is None else f", {one['goodput']:.1%} productive"
         redone = sum(row["steps_lost"] for row in one["recoveries"])
         lines.append(

@@ -1,9 +1,9 @@
 """Compare the checkpoints of two jobs bit by bit: tensor by tensor, at every step that both kept.
 
-There is no tolerance. The causes of a difference are ``advice``'s subject.
+There is no tolerance. ``advice`` explains the causes of a difference.
 
-A rank's random number generators are a case of their own. One that the script has not seeded begins with other numbers
-in every run, whatever happens to the job, so it is judged only from a step on at which both jobs had it alike.
+A rank's random number generators are treated separately. A generator that the script has not seeded begins with other
+numbers in every run, even without a fault, so it is compared only from a step at which both jobs had the same state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GENERATOR = re.compile(r"(?:state\.)?(own\.rng\.\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """Something of a rank that differs between the jobs: a tensor or a generator, or (``is_tensor`` False) a value."""
+    """A difference between the jobs on one rank: a tensor or a generator, or (``is_tensor`` False) another value."""
 
     slot: int
     name: str
@@ -32,9 +32,9 @@ class Differing:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """``steps`` are those that both jobs kept on every rank; ``difference`` is empty where all bits are equal.
+    """``steps`` are those that both jobs kept on every rank; ``difference`` is empty if all bits are equal.
 
-    ``differing`` is what differs at ``first_step``, the first step at which anything does; ``equal_until`` is the
+    ``differing`` lists the differences at ``first_step``, the first step with any; ``equal_until`` is the
     newest step before it that both kept, or 0.
     """
 
@@ -53,10 +53,10 @@ class Compared:
 
 
 def compare(undisturbed: Path, disturbed: Path, damaged: Collection[Path] = ()) -> Compared:
-    """Compare two jobs' checkpoint folders, the older steps first, up to the first step that differs.
+    """Compare two jobs' checkpoint folders from the oldest step to the first one that differs.
 
     Args:
-        damaged: points in which the drill itself has changed a bit; they are left out.
+        damaged: points in which the drill itself has changed a bit; they are skipped.
     """
     ours, theirs = _points(undisturbed, ()), _points(disturbed, damaged)
     slots = len({slot for _, slot in ours})
@@ -90,7 +90,7 @@ def compare(undisturbed: Path, disturbed: Path, damaged: Collection[Path] = ()) 
 
 
 def _differing(slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoint) -> Iterator[Differing]:
-    """All that differs, but for the generators."""
+    """Yield all differences except those of generators."""
     for name in sorted(one.tensors.keys() | other.tensors.keys()):
         mine, yours = one.tensors.get(name), other.tensors.get(name)
         is_equal = mine is not None and yours is not None and bytes(mine.data) == bytes(yours.data)
@@ -122,7 +122,7 @@ def _states(point: checkpoint.Checkpoint) -> dict[str, dict[str, str]]:
 
 
 def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, str]]:
-    """Every value of a state's tree that is no container, with its path, as text."""
+    """Yield every value of a state's tree that is not a container, as text, with its path."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from _leaves(value, f"{above}.{key}" if above else str(key))
@@ -134,9 +134,9 @@ def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _points(root: Path, damaged: Collection[Path]) -> dict[tuple[int, int], Path]:
-    """By step and slot, the newest line's whole points."""
+    """Return the complete points of the newest line, by step and slot."""
     found: dict[tuple[int, int], Path] = {}
-    for entry in checkpoint.survey(root):  # each slot's newest first
+    for entry in checkpoint.survey(root):  # newest first for each slot
         if entry.state is EntryState.WHOLE and entry.point is not None and entry.path not in damaged:
             found.setdefault((entry.point.step, entry.slot), entry.path)
     return found

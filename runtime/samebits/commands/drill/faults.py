@@ -1,7 +1,7 @@
 """Inject each fault: by a signal, an order to the process itself, a cut connection, or a preloaded library.
 
-A fault's record names the process, byte or limit, so the report lists what happened and not what was planned. Signals
-go only to processes that the job's own pid files name.
+A fault's record names the process, byte or limit, so that the report lists what happened rather than what was planned.
+Signals are sent only to processes that the job's own pid files name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAUSE_S = 1.0
 SLOW_S, RUNS_S, RESTS_S = 5.0, 0.05, 0.15
 AHEAD_S, JUMP_S = 3600, 3.0
 FULL_S = 30.0
-HOLD_LONGER_S = 4  # than the lease
+HOLD_LONGER_S = 4  # beyond the lease
 GONE_S = 20.0
 _LOOK_S = 0.05
 _NOT_SAVED = "was not saved"
@@ -39,7 +39,7 @@ _NOT_SAVED = "was not saved"
 
 @dataclass(slots=True)
 class Tools:
-    """What a plan's faults need besides signals; ``impossible`` names those that this machine does not allow."""
+    """Tools for a plan's faults, besides signals; ``impossible`` names the faults that this machine does not allow."""
 
     orders: Orders | None = None
     line: Line | None = None
@@ -49,7 +49,7 @@ class Tools:
 
     @classmethod
     def made(cls, folder: Path, faults: set[Fault], port: int, environment: Mapping[str, str]) -> Tools:
-        """Those that these faults need, for a job in this folder that has this environment and is given the tools'."""
+        """Create the tools for these faults, for a job in this folder; adds the tools' variables to its environment."""
         tools = cls()
         if faults:
             tools.orders = Orders(folder / "inside")
@@ -68,7 +68,7 @@ class Tools:
         return tools
 
     def close(self) -> None:
-        """The job is over."""
+        """Close the tools when the job is over."""
         if self.line is not None:
             self.line.close()
         if self.preloaded is not None:
@@ -86,10 +86,10 @@ BY_LIBRARY = {Fault.DISK_FULL, Fault.CLOCK_JUMP}
 class Scene:
     """The job at the moment when a fault is due.
 
-    ``members`` are the names of the workers that train, by their slots; ``slots`` says which each has. All of them
-    wait at a commit until ``let_go`` is called, which is when the fault has struck. ``events`` are the job's so far;
-    ``wait`` returns once they satisfy what it is given, False if they never will. ``leave`` ends the followers, which
-    would bring back at once what is gone.
+    ``members`` are the names of the training workers in the order of their slots; ``slots`` has each one's slot. All
+    wait at a commit until ``let_go`` is called, once the fault has struck. ``events`` are the job's events so far.
+    ``wait`` returns True once they satisfy a condition, and False if they never will. ``leave`` ends the followers,
+    which would restart lost processes at once.
     """
 
     folder: Path
@@ -112,13 +112,13 @@ class Scene:
 
     @property
     def identity(self) -> ProcessIdentity:
-        """Its process."""
+        """The target's process."""
         return self.running[self.target]
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A fault that was injected; ``damaged`` are the checkpoints that it made useless."""
+    """An injected fault; ``damaged`` are the checkpoints that it made unusable."""
 
     node: str
     did: str
@@ -126,10 +126,10 @@ class Given:
 
 
 def give(scene: Scene) -> Given:
-    """Give the fault that is due.
+    """Inject the fault that is due.
 
     Raises:
-        ImpossibleError: it could not be given, and nothing was done.
+        ImpossibleError: the fault could not be injected, and nothing was done.
     """
     fault = scene.planned.fault
     if fault in scene.tools.impossible:
@@ -213,7 +213,7 @@ def _until_loss(scene: Scene) -> Callable[[], bool]:
 
 
 def _grown(scene: Scene, kind: Kind) -> Callable[[list[Event]], bool]:
-    """Return whether these events hold more of a kind than there are now."""
+    """Return a function that checks whether events contain more of a kind than there are now."""
 
     def count(events: list[Event]) -> int:
         return sum(event.kind is kind for event in events)
@@ -223,9 +223,10 @@ def _grown(scene: Scene, kind: Kind) -> Callable[[list[Event]], bool]:
 
 
 def _forget_memory(scene: Scene, names: Sequence[str], is_too_late: Callable[[list[Event]], bool]) -> str:
-    """A machine that has lost its power has an empty /dev/shm; the rooms are free once their processes are gone.
+    """Remove these workers' memory, since a machine that loses power has an empty /dev/shm afterwards.
 
-    After the recovery a replacement holds the lost worker's memory, with points of its own.
+    Rooms are free once their processes are gone. After the recovery, a replacement holds the lost worker's memory with
+    its own points, so it may be too late.
     """
     deadline = time.monotonic() + GONE_S
     rooms = {slot: room_path(checkpoint.SHARED_MEMORY, scene.job, slot) for slot in map(scene.slots.__getitem__, names)}
@@ -271,7 +272,7 @@ def _orders(scene: Scene) -> Orders:
     return scene.tools.orders
 
 
-# ---- the line, and the library
+# ---- the connection, and the library
 
 
 def _partition(scene: Scene) -> Given:
@@ -306,7 +307,7 @@ def _disk_full(scene: Scene) -> Given:
         library.set()
     count = library.refused - refused
     if not count:
-        raise ImpossibleError(f"nobody wrote a checkpoint within {FULL_S:g} s. Fix: save more often")
+        raise ImpossibleError(f"no checkpoint was written within {FULL_S:g} s. Fix: save more often")
     return Given("", f"ENOSPC for {count} writes into {scene.folder.name}/ckpt_of_rank")
 
 
@@ -338,7 +339,7 @@ def _clock_jump(scene: Scene) -> Given:
 
 
 def _bitflip(scene: Scene) -> Given:
-    """Everything is dead before the bit is flipped, or a newer point could be saved and this one not be read."""
+    """Flip a bit after ending every process; otherwise a newer point could be saved, and the damaged one never read."""
     slot, root = scene.slots[scene.target], scene.folder / "ckpt_of_rank"
     scene.leave()
     did = _signal(scene, list(scene.running), signal.SIGKILL)

@@ -1,12 +1,12 @@
-"""What a drill's processes do when ordered to; a copy of this file runs inside each of them.
+"""Carry out orders inside a drill's processes; a copy of this file runs in each of them.
 
 The drill copies this file into its folder as ``sitecustomize.py`` and puts that folder first on the job's PYTHONPATH.
 Python's own ``site`` loads it before the script, and it needs only the standard library.
 
 Faults that only the process itself can cause (a flipped bit of its parameters, a held interpreter, used-up memory) are
-caused at the signal SIGRTMAX if an order lies beside this file. A signal's handler runs in the main thread between two
-lines of the script, where such a fault strikes, and records what it does before it does it. Every rank waits at the
-commit that the drill names, so that a fault meets a script of any speed at the step that was drawn.
+triggered by the signal SIGRTMAX if an order lies beside this file. A signal handler runs in the main thread between two
+lines of the script, where such a fault would strike, and records each action before taking it. Every rank waits at the
+commit that the drill names, so that a fault strikes a script of any speed at the drawn step.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from types import FrameType, ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-LEFT_BYTES = 64 << 20  # so much more a process gets that is to run out of memory
+LEFT_BYTES = 64 << 20  # additional memory allowed to a process that is to run out of memory
 CHUNK_BYTES = 1 << 20
-HOLD_FILE, STEP = "hold", struct.Struct("=q")  # the step at which to wait; 0: none
-MOST_HELD_S = 120.0  # if the drill is gone
+HOLD_FILE, STEP = "hold", struct.Struct("=q")  # the step at which to wait; 0: no step
+MOST_HELD_S = 120.0  # limit in case the drill is gone
 _HELD_LOOK_S = 0.005
 _STATES = "samebits.training.state.base_state"
 
 
 def main() -> None:
-    """Listen for orders, and give way to the ``sitecustomize`` that this one hides."""
+    """Listen for orders, and load the ``sitecustomize`` that this file hides."""
     signal.signal(signal.SIGRTMAX, _take)
     signal.siginterrupt(signal.SIGRTMAX, False)
     sys.meta_path.insert(0, _StatesFinder())
@@ -68,11 +68,11 @@ def _write(path: Path, text: str) -> None:
 
 
 class _StatesFinder:
-    """Makes commits wait once the module of states is imported, which happens in workers alone."""
+    """Makes commits wait once the module of states is imported, which happens only in workers."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> Any:
-        """Find that module as Python does, and no other."""
+        """Find this one module as Python does; ignore all others."""
         if name != _STATES:
             return None
         spec: Any = importlib.machinery.PathFinder.find_spec(name, path)
@@ -87,7 +87,7 @@ class _StatesFinder:
 
 
 def _wait_at_commits(states: Any) -> None:
-    """Have the look at the membership, with which every commit ends, return only when the drill lets it."""
+    """Make the membership check at the end of every commit return only when the drill allows it."""
     look = states.check_host_updates
     with (HERE / HOLD_FILE).open("rb") as file:
         asked = mmap.mmap(file.fileno(), STEP.size, access=mmap.ACCESS_READ)
@@ -121,14 +121,14 @@ def _tell_time(_: dict[str, Any]) -> None:
 
 
 def _hold(order: dict[str, Any]) -> None:
-    """A function of C that is called through PyDLL keeps the interpreter (docs.python.org, ctypes.PyDLL)."""
+    """Hold the interpreter with a C function called through PyDLL, which does not release the GIL (ctypes.PyDLL)."""
     seconds = int(order["seconds"])
     _did(f"held the interpreter for {seconds} s")
     ctypes.PyDLL(None).sleep(ctypes.c_uint(seconds))
 
 
 def _eat(order: dict[str, Any]) -> None:
-    """Allocate until there is no more; the MemoryError, or the kernel's SIGKILL, is the fault."""
+    """Allocate memory until none is left; the MemoryError, or the kernel's SIGKILL, is the fault."""
     if order["limit"] == "RLIMIT_AS":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + LEFT_BYTES
@@ -140,7 +140,7 @@ def _eat(order: dict[str, Any]) -> None:
 
 
 def _flip(order: dict[str, Any]) -> None:
-    """One bit of the mantissa: what a faulty memory does and no check of the machine's has found."""
+    """Flip one bit of a mantissa, as faulty memory might without being detected by the machine."""
     torch: Any = sys.modules.get("torch")
     found = [] if torch is None else _parameters(torch)
     if not found:
@@ -150,7 +150,7 @@ def _flip(order: dict[str, Any]) -> None:
     width = parameter.element_size()
     element = int(order["draw"] * 7919) % parameter.numel()
     place, bit = element * width + max(0, width - 2), 3
-    # A tensor of its own over the same memory: neither a version nor a look at the parameter tells of the write.
+    # A separate tensor over the same memory, so that neither a version nor the parameter itself reveals the write.
     storage, start = parameter.untyped_storage(), parameter.storage_offset()
     memory = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
     memory.set_(storage, start, (parameter.numel(),))
@@ -160,7 +160,7 @@ def _flip(order: dict[str, Any]) -> None:
 
 
 def _parameters(torch: Any) -> list[tuple[str, Any]]:
-    """Those that are trained, of the module that has most of them."""
+    """Return the trained parameters of the module with the most of them, by name."""
     modules = [one for one in gc.get_objects() if torch.nn.Module in getattr(type(one), "__mro__", ())]
     found = [[pair for pair in one.named_parameters() if _is_trained(pair[1])] for one in modules]
     return max(found, key=len, default=[])

@@ -1,7 +1,7 @@
-"""A memory limit for one worker: a control group of its own if this user may make one, else RLIMIT_AS.
+"""Limit one worker's memory with its own control group if this user may create one, else with RLIMIT_AS.
 
-Control groups of version 2 (the kernel's ``admin-guide/cgroup-v2``) are folders, so whether one can be made, and
-whether it counts memory, can be read there.
+Control groups of version 2 (the kernel's ``admin-guide/cgroup-v2``) are folders, whose files show whether a group can
+be created and whether it counts memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class MemoryLimit:
 
     Args:
         pid: the process.
-        proc: where ``/proc`` is; another folder in tests.
+        proc: the ``/proc`` folder; another one in tests.
     """
 
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
@@ -32,7 +32,7 @@ class MemoryLimit:
         try:
             group.mkdir()
             (group / "memory.max").write_text(str(LEFT_BYTES))
-            with contextlib.suppress(OSError):  # a kernel without swap has none
+            with contextlib.suppress(OSError):  # a kernel without swap has no such file
                 (group / "memory.swap.max").write_text("0")
             (group / "cgroup.procs").write_text(str(pid))
         except OSError:
@@ -42,14 +42,14 @@ class MemoryLimit:
         return group
 
     def close(self) -> None:
-        """Remove the group; one that still holds a process stays."""
+        """Remove the group, unless it still contains a process."""
         if self._group is not None:
             with contextlib.suppress(OSError):
                 self._group.rmdir()
 
 
 def group_above(pid: int, proc: Path = Path("/proc")) -> Path | None:
-    """In which group one for this process may be made, with its memory counted; None: in none."""
+    """Return the group in which one for this process can be created, with memory counted; None if there is none."""
     try:
         rows = [line.split() for line in (proc / "self/mounts").read_text().splitlines()]
         own = next(line for line in (proc / f"{pid}/cgroup").read_text().splitlines() if line.startswith("0::/"))

@@ -1,7 +1,8 @@
-"""Orders to a drill's processes: to do something to themselves, or to wait at a commit.
+"""Send orders to a drill's processes: to cause a fault in themselves, or to wait at a commit.
 
-``inside`` carries them out. An order is a file and a signal, which is sent only if the kernel says that the process
-handles it, since it would end any other process. The commit at which all ranks wait is a number in shared memory.
+``inside`` carries them out. An order is a file and a signal. The signal is sent only if the kernel reports a handler
+for it in the process, since it would end any other process. The commit at which ranks wait is a number in shared
+memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LOOK_S = 0.02
 
 
 class Orders:
-    """To the processes of one job, through a folder that is first on their PYTHONPATH; it is made here."""
+    """Orders to the processes of one job, through a folder created here that comes first on their PYTHONPATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,11 +38,11 @@ class Orders:
             self._hold = mmap.mmap(file.fileno(), inside.STEP.size)
 
     def hold_at(self, step: int) -> None:
-        """Have every rank wait at its first commit from ``step`` on, and let go those that wait; 0: none waits."""
+        """Make every rank wait at its first commit from ``step`` on, and release those that wait; 0: no rank waits."""
         self._hold[:] = inside.STEP.pack(step)
 
     def held(self, pids: Iterable[int]) -> dict[int, int]:
-        """Return those of these processes that wait, each with the step that it has committed."""
+        """Return the processes among these that wait, each with the step that it has committed."""
         found: dict[int, int] = {}
         for pid in pids:
             try:
@@ -53,10 +54,10 @@ class Orders:
         return found
 
     def give(self, identity: ProcessIdentity, do: str, **more: object) -> str:
-        """Have the process do so, and return what it says it did, which may be before it is done.
+        """Order a process to cause a fault; return its report, which it may write before the fault is complete.
 
         Raises:
-            ImpossibleError: it does not listen, or says nothing.
+            ImpossibleError: the process does not listen, or reports nothing.
         """
         order = self.folder / f"order-{identity.pid}.json"
         answer = self.folder / f"did-{identity.pid}.txt"

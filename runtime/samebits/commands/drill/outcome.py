@@ -1,4 +1,4 @@
-"""How one job of a drill went: the faults that it met, those that could not be given, and how it ended."""
+"""The outcome of one job of a drill: the injected faults, those that could not be injected, and the job's end."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from samebits.commands.drill.plan import Fault
 
 @dataclass(slots=True)
 class Injected:
-    """A fault that was given after a step, and what was done.
+    """A fault that was injected after a step, and what was done.
 
-    ``recovered_s`` are the seconds until every member trained again, or after a fault that stopped none
-    (``trained_on``), until a scheduler answered again; None: they never did.
+    ``recovered_s`` is the time in seconds until every member trained again, or, after a fault that interrupted no
+    member (``trained_on``), until a scheduler answered again; None if this never happened.
     """
 
     fault: Fault
@@ -27,7 +27,7 @@ class Injected:
     trained_on: bool = False
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the values for JSON."""
         return {**{name: getattr(self, name) for name in self.__slots__}, "fault": str(self.fault)}
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Injected:
 
 @dataclass(frozen=True, slots=True)
 class NotInjected:
-    """A planned fault that was not given, and why."""
+    """A planned fault that was not injected, and why."""
 
     fault: Fault
     why: str
@@ -56,9 +56,9 @@ class NotInjected:
 class Outcome:
     """How a job of the drill went; ``problem`` is empty if it finished.
 
-    ``damaged`` are checkpoints in which the drill has changed a bit; ``said`` what its workers have warned of;
-    ``seen_s`` how long it lasted from its first event to its last, by the drill's own clock (None: there was none);
-    ``retaken`` the sentence about a step that came out different when it was taken again.
+    ``damaged`` are checkpoints in which the drill changed a bit. ``said`` has its workers' warnings. ``seen_s`` is the
+    time from its first to its last event by the drill's own clock (None: there was no event). ``retaken`` is the
+    message about a step that came out different when it was taken again.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Outcome:
         return max((event.step for event in self.events), default=0)
 
     def add(self, one: Injected | NotInjected) -> None:
-        """Take in what became of a planned fault."""
+        """Record the outcome of a planned fault."""
         if isinstance(one, Injected):
             self.injected.append(one)
         else:

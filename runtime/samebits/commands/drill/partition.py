@@ -1,8 +1,8 @@
 """A proxy on loopback between the scheduler and its job, which can be cut for one process.
 
-The scheduler listens on another loopback address (SCHED_BIND) than the one in SCHED_HOST, and the proxy passes bytes
-between the two. A cut connection passes nothing and is not closed, as in a network that drops every packet. It needs no
-privileges and does not touch the ranks' own connections.
+The scheduler listens on a different loopback address (SCHED_BIND) than that in SCHED_HOST, and the proxy passes bytes
+between the two. A cut connection passes nothing and is not closed, as in a network that drops every packet. The proxy
+needs no privileges and does not affect the ranks' own connections.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _MAPPED = "0000000000000000FFFF0000" if sys.byteorder == "little" else "00000000
 
 
 class Line:
-    """Passes on between ``OUTSIDE`` and ``INSIDE``, on one port, for as long as something listens there.
+    """Forwards between ``OUTSIDE`` and ``INSIDE`` on one port, while something listens inside.
 
-    Where nothing does it does not listen either, so that who asks whether a scheduler is there gets the true answer.
+    While nothing listens there, the proxy does not listen either, so that a test for a scheduler gets the true answer.
     """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._is_over = threading.Event()
         self._lock = threading.Lock()
-        self._cut: set[int] = set()  # pids
-        self._open: dict[socket.socket, threading.Event] = {}  # callers, and whether their bytes are passed on
+        self._cut: set[int] = set()  # pids of processes that are cut off
+        self._open: dict[socket.socket, threading.Event] = {}  # callers, each with whether its bytes are forwarded
         self._thread = threading.Thread(target=self._serve, name="drill-line", daemon=True)
         self._thread.start()
 
     def cut(self, pid: int) -> int:
-        """From now on nothing passes to or from this process; how many of its connections are cut at once."""
+        """Stop forwarding to and from this process; return how many of its open connections are cut."""
         with self._lock:
             self._cut.add(pid)
             ports = _ports_of(pid, self._port)
@@ -46,14 +46,14 @@ class Line:
             return len(cut)
 
     def mend(self) -> None:
-        """Everything passes again, what was held up meanwhile first."""
+        """Forward everything again, beginning with the bytes that were held back."""
         with self._lock:
             self._cut.clear()
             for flows in self._open.values():
                 flows.set()
 
     def close(self) -> None:
-        """End every connection, and listen no more."""
+        """Close every connection, and stop listening."""
         self._is_over.set()
         self.mend()
         with self._lock:
@@ -106,12 +106,12 @@ class Line:
             while data := source.recv(_CHUNK_BYTES):
                 flows.wait()
                 target.sendall(data)
-        flows.wait()  # nor is it heard that the other side has closed
+        flows.wait()  # while cut, the end of the other side is not forwarded either
         for one in (source, target):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         with self._lock:
-            if self._open.pop(caller, None) is None:  # the other direction has ended before
+            if self._open.pop(caller, None) is None:  # the other direction has ended already
                 source.close()
                 target.close()
 
@@ -139,7 +139,7 @@ def _port_of(caller: socket.socket) -> int:
 def _rows() -> list[list[str]]:
     """Return the machine's TCP sockets (proc_net(5)): local and remote address, state, …, inode.
 
-    ZeroMQ's are IPv6 sockets with IPv4 addresses mapped into them; those are told as what they are.
+    ZeroMQ's sockets are IPv6 with mapped IPv4 addresses; these are returned as IPv4.
     """
     found = []
     for name in ("tcp", "tcp6"):
@@ -159,7 +159,7 @@ def _is_listening(address: str, port: int) -> bool:
 
 
 def _ports_of(pid: int, port: int) -> set[int]:
-    """From which ports of its own this process is connected to ``OUTSIDE``."""
+    """Return the local ports from which this process is connected to ``OUTSIDE``."""
     inodes = set()
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():

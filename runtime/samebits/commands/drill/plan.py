@@ -1,7 +1,7 @@
-"""The faults of a drill, their steps and their targets, drawn from a seed so that a drill can be repeated.
+"""Draw a drill's faults, their steps and their targets from a seed, so that a drill can be repeated.
 
-A step is drawn as a share of the steps that the undisturbed job took, and a target as a number, because neither the
-length of the job nor its members at that step are known in advance.
+A step is drawn as a share of the undisturbed job's steps, and a target as a number, because neither the job's length
+nor its members at that step are known in advance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from samebits.errors import UsageError
 
 
 class Notice(enum.Enum):
-    """What the job's events must show after a fault before the next one."""
+    """What the job's events must show after a fault before the next one is due."""
 
     LOSS = "a member is lost"
     TERM = "a scheduler starts"
@@ -45,17 +45,17 @@ class Fault(enum.StrEnum):
 
     @property
     def text(self) -> str:
-        """A description for people."""
+        """The fault's description for people."""
         return _FAULTS[self][0]
 
     @property
     def notice(self) -> Notice:
-        """By what the job shows that it has met it."""
+        """The events that show that the job has met the fault."""
         return _FAULTS[self][1]
 
     @property
     def needs_steps(self) -> bool:
-        """Whether the job meets it only in later steps, so that none of them may wait for the next fault."""
+        """Whether the job meets the fault only in later steps, so that no rank may wait there for the next fault."""
         return self in (Fault.DISK_FULL, Fault.BITFLIP_MEMORY)
 
 
@@ -81,9 +81,9 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault, after a ``share`` in (0, 1) of the job's steps, on the member that ``draw`` in [0, 1) picks.
+    """A fault due after a ``share`` in (0, 1) of the job's steps, on the member that ``draw`` in [0, 1) picks.
 
-    It strikes within the next step, after the share ``moment`` of an average one.
+    It strikes within the next step, after the share ``moment`` of an average step's time.
     """
 
     fault: Fault
@@ -92,15 +92,15 @@ class Planned:
     moment: float = 0.0
 
     def pick(self, members: Sequence[str]) -> str:
-        """Return the member that it strikes."""
+        """Return the member that the fault strikes."""
         return members[int(self.draw * len(members))]
 
 
 def faults_of(text: str) -> list[Fault]:
-    """Return the faults of ``kill,stop``.
+    """Return the faults in a list such as ``kill,stop``.
 
     Raises:
-        UsageError: one of them is none.
+        UsageError: a name is not a fault.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in set(map(str, Fault))]
@@ -110,7 +110,7 @@ def faults_of(text: str) -> list[Fault]:
 
 
 def drawn(faults: Sequence[Fault], count: int, seed: int) -> list[Planned]:
-    """Draw ``count`` faults, all kinds equally often, spread over the job in an order that the seed decides."""
+    """Draw ``count`` faults, each kind equally often, spread over the job in an order drawn from the seed."""
     rng = random.Random(seed)
     kinds = [faults[number % len(faults)] for number in range(count)]
     rng.shuffle(kinds)
@@ -121,7 +121,7 @@ def drawn(faults: Sequence[Fault], count: int, seed: int) -> list[Planned]:
 
 
 def steps_of(plan: Sequence[Planned], last_step: int) -> list[int]:
-    """Return the step of each fault in a job that ends at ``last_step``: rising, and at least one step is left.
+    """Return each fault's step in a job that ends at ``last_step``: increasing, with at least one step left after it.
 
     Raises:
         UsageError: the job is too short for so many faults.
@@ -140,6 +140,6 @@ def steps_of(plan: Sequence[Planned], last_step: int) -> list[int]:
 
 
 def host_of(members: Sequence[str], draw: float) -> list[str]:
-    """Return the members that are taken for one host: the first or the second half of them."""
+    """Return the members that stand for one host: the first or the second half."""
     half = (len(members) + 1) // 2
     return list(members[:half] if draw < 0.5 or len(members) == 1 else members[half:])

@@ -1,6 +1,6 @@
 """Build the library that a drill preloads into its job (``libc_faults.c``), and switch its faults on and off.
 
-The job's processes share one mapped file. A switch is one store into it, which all of them see at their next call.
+The job's processes share one mapped file. A switch is one write to it, which all of them see at their next call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from samebits.store import durable
 from samebits.store.child_processes import end_group
 
 _SOURCE = Path(__file__).with_name("libc_faults.c")
-_NUMBERS = struct.Struct("=qqq")  # as ``struct control`` begins: seconds ahead, is full, refused
+_NUMBERS = struct.Struct("=qqq")  # the beginning of ``struct control``: seconds ahead, is full, refused
 _BYTES = 4096
 COMPILER_TIMEOUT_S = 60.0
 _MOST_LOG_BYTES = 65536
@@ -28,19 +28,19 @@ NO_COMPILER = "no C compiler (cc) is here to build the preloaded library with"
 
 
 def compiler_here() -> str | None:
-    """Return the machine's C compiler."""
+    """Return the name of this machine's C compiler, or None."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 class Preloaded:
-    """The library, for one job.
+    """The preloaded library of one job.
 
     Args:
         folder: the folder to build it in.
-        checkpoints: the folder that ``is_full`` is about.
+        checkpoints: the folder in which ``is_full`` makes writes fail.
 
-    Raises:
-        ImpossibleError: it cannot be built on this machine.
+        Raises:
+            ImpossibleError: the library cannot be built on this machine.
     """
 
     def __init__(self, folder: Path, checkpoints: Path) -> None:
@@ -59,25 +59,25 @@ class Preloaded:
         self.environment = {"LD_PRELOAD": str(library), "SAMEBITS_DRILL_CONTROL": str(control)}
 
     def set(self, *, ahead_s: int = 0, is_full: bool = False) -> None:
-        """From now on the wall clock is so far ahead, and the folder takes no byte or does again."""
+        """Set how far the wall clock is ahead, in seconds, and whether writes to the folder fail."""
         self._memory[: 2 * 8] = struct.pack("=qq", ahead_s, is_full)
 
     @property
     def refused(self) -> int:
-        """How many calls were refused so far."""
+        """Return how many calls were refused so far."""
         return int(_NUMBERS.unpack_from(self._memory)[2])
 
     def close(self) -> None:
-        """As it was."""
+        """Switch all faults off."""
         self.set()
         self._memory.close()
 
 
 def _build(words: list[str], log: Path) -> None:
-    """Run the compiler, within bounded time.
+    """Run the compiler, with a time limit.
 
     Raises:
-        ImpossibleError: it failed.
+        ImpossibleError: the compiler failed.
     """
     with os.fdopen(durable.create(log, is_read_too=True), "r+b") as said:
         try:

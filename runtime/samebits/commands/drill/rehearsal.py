@@ -1,8 +1,8 @@
-"""One job of a drill: started as a user starts it, disturbed, brought back as a user brings it back.
+"""Run one job of a drill: start it, disturb it, and restart it, each as a user would.
 
-Every rank waits at the commit that was drawn for a fault. Then they are let go up to the next commit, and the fault
-strikes on the way there, as it would without a drill: between two lines of a step. It is over when the job's events say
-that the job trains again. No fault is placed by a clock, so a job of any length and speed meets all of them.
+Every rank waits at the commit that was drawn for a fault. Then the ranks may run up to the next commit, and the fault
+strikes on the way there, as it would without a drill: between two lines of a step. A fault is over when the job's
+events show that the job trains again. No fault is timed by a clock, so a job of any length and speed meets all of them.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from samebits.store import private
 from samebits.store.process_identity import ProcessIdentity
 
 LOOK_S = 0.1
-PATIENCE_S = 240.0  # for a job to train again, or to end, while nothing new happens
-REVIVE_AFTER_S = 3.0  # so long a follower has to bring back by itself what is gone
+PATIENCE_S = 240.0  # how long to wait for a job to train again, or to end, while nothing new happens
+REVIVE_AFTER_S = 3.0  # time for a follower to restart lost processes by itself
 GRACE_S = 10.0
 MOST_SAID, MAX_SAID = 20, 600
 _OF_A_LINE = re.compile(r"^\S+ \S+ samebits worker [^:\n]+: ([\w./-]+\.py:\d+: .+)$", re.MULTILINE)
 
 
 class Rehearsal:
-    """One job in a folder of its own.
+    """One job in its own folder.
 
     Args:
-        folder: where; made here.
-        start: the words of ``samebits run`` that start it, but for its port.
-        environment: of all its processes.
-        size: how many workers and spares there are to be.
-        port: where its scheduler is to be reached.
-        say: takes a sentence for each fault, as soon as it is over.
+        folder: the job's folder, created here.
+        start: the words of ``samebits run`` that start the job, without its port.
+        environment: the environment of all its processes.
+        size: the intended number of workers and spares.
+        port: the port at which its scheduler is reached.
+        say: called with a sentence for each fault, as soon as the fault is over.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Rehearsal:
         self._start, self._port = ["--sched-port", str(port), *start], port
         self._followers: list[subprocess.Popen[bytes]] = []
         self._whole_at = 0.0
-        self._answered = 0  # ends of the job after which the drill brings it back
+        self._answered = 0  # number of ends after which the drill restarted the job
         self._tools = Tools()
         self._damaged: set[Path] = set()
 
     def run(self, plan: Sequence[Planned] = (), steps: Sequence[int] = (), step_s: float = 0.0) -> Outcome:
-        """Start it, give it the faults at these steps, and see it to its end; whatever still runs then is ended.
+        """Start the job, inject the faults at these steps, and wait for its end; end processes that still run then.
 
         Args:
-            step_s: how long a step takes, about.
+            step_s: approximate duration of a step, in seconds.
         """
         self._folder.mkdir(mode=0o700, parents=True)
         outcome, began = Outcome(), time.monotonic()
@@ -125,12 +125,12 @@ class Rehearsal:
             return []
 
     def _is_over(self, events: Sequence[Event]) -> bool:
-        """Return whether the job is finished, or was ended by something that the drill has not meant to end it."""
+        """Return whether the job is finished, or was ended by something other than the drill."""
         ends = [event.kind for event in events if event.kind in (Kind.FINISHED, Kind.INTERRUPTED)]
         return is_over(events) and (ends[-1] is Kind.FINISHED or ends.count(Kind.INTERRUPTED) > self._answered)
 
     def _wait(self, done: Callable[[list[Event]], bool]) -> bool:
-        """Until ``done(events)``; False where the job is over, or nothing happens any more."""
+        """Wait until ``done(events)``; return False if the job is over, or nothing happens any more."""
         seen, deadline = 0, time.monotonic() + PATIENCE_S
         while True:
             events = self._events()
@@ -146,12 +146,12 @@ class Rehearsal:
             time.sleep(LOOK_S)
 
     def _hold_at(self, step: int) -> None:
-        """Have the ranks wait from this step on; 0: not at all."""
+        """Make the ranks wait from this step on; 0: they do not wait."""
         if self._tools.orders is not None:
             self._tools.orders.hold_at(step)
 
     def _held_at(self) -> int:
-        """Return the step at which every member waits; 0 while one of them does not."""
+        """Return the step at which every member waits; 0 while any of them does not."""
         running = self._running()
         pids = {running[name].pid for name in self._slots(running)}
         orders = self._tools.orders
@@ -162,7 +162,7 @@ class Rehearsal:
         return trains_since(events) is not None and self._held_at() > 0
 
     def _missed(self, planned: Planned, step: int) -> NotInjected:
-        """Return why no fault could be given at this step."""
+        """Return why no fault could be injected at this step."""
         is_ended = is_over(self._events())
         when = "before the job ended" if is_ended else f"while nothing happened for {PATIENCE_S:g} s"
         return NotInjected(planned.fault, f"its ranks did not all commit step {step} {when}")
@@ -208,7 +208,7 @@ class Rehearsal:
             )
 
     def _revive(self) -> None:
-        """Bring back what is gone, where no follower does so by itself."""
+        """Restart lost processes, if no follower does so by itself."""
         now, running = time.monotonic(), self._running()
         if not self._events() or (SCHEDULER in running and len(running) > self._size):
             self._whole_at = now
@@ -218,7 +218,7 @@ class Rehearsal:
             self._follow(["recover"])
 
     def _leave_followers(self) -> None:
-        """A follower's end changes nothing for its job."""
+        """End the job's followers, which changes nothing for the job."""
         for one in self._followers:
             if one.poll() is None:
                 one.kill()
@@ -236,7 +236,7 @@ class Rehearsal:
     # ---- faults
 
     def _scene(self, planned: Planned, next_step: int) -> Scene | None:
-        """Return the job as the fault finds it; None if no rank trains."""
+        """Return the job as the fault meets it; None if no rank trains."""
         running = self._running()
         slots = self._slots(running)
         kept = job_spec.read(self._folder / "device")
@@ -261,7 +261,7 @@ class Rehearsal:
         )
 
     def _inject(self, planned: Planned, next_step: int, step_s: float) -> Injected | NotInjected:
-        """Give the fault to ranks that all wait, and wait until they train again; then they wait at ``next_step``."""
+        """Inject the fault while all ranks wait, wait until they train again, and hold them at ``next_step``."""
         try:
             return self._inject_after(self._held_at(), planned, next_step, step_s)
         finally:
@@ -271,7 +271,7 @@ class Rehearsal:
         scene, before = self._scene(planned, next_step), self._events()
         if scene is None or not step:
             return NotInjected(planned.fault, "a rank was lost just before it was due")
-        self._hold_at(step + 1)  # at the latest it strikes there
+        self._hold_at(step + 1)  # the fault strikes there at the latest
         time.sleep(planned.moment * step_s)
         at = time.time()
         try:
@@ -292,7 +292,7 @@ class Rehearsal:
         return given
 
     def _bring_back(self) -> bool:
-        """The job has ended with its cause, as it should; a user calls ``recover``, and so does the drill."""
+        """Restart the job with ``recover`` as a user would, after it ended with its cause as it should."""
         events = self._events()
         if not is_over(events):
             return self._wait(lambda found: trains_since(found) is not None)
@@ -305,7 +305,7 @@ class Rehearsal:
 
 
 def is_over(events: Sequence[Event]) -> bool:
-    """Return whether the job is finished, or was ended and not started again."""
+    """Return whether the job is finished, or was ended and not restarted."""
     for event in reversed(events):
         if event.kind in (Kind.FINISHED, Kind.INTERRUPTED):
             return True
@@ -315,26 +315,26 @@ def is_over(events: Sequence[Event]) -> bool:
 
 
 def trains_since(events: Sequence[Event]) -> float | None:
-    """Since when every member trains; None while they do not."""
+    """Return the time since which every member trains; None if some member does not."""
     for event in reversed(events):
         if event.kind is Kind.TRAINING:
             return event.at
         if event.kind is Kind.LOST and not event.more.get("spare"):
-            return None  # its round is about to open
+            return None  # a round for it is about to open
         if event.kind in (Kind.ROUND, Kind.GENERATION, Kind.SCHEDULER, Kind.TRAINED, Kind.FINISHED, Kind.INTERRUPTED):
             return None
     return None
 
 
 def _stops_training(event: Event) -> bool:
-    """Whether some rank does not train between this event and the next in which every member trains."""
+    """Return whether some rank does not train from this event until the next in which every member trains."""
     is_loss = event.kind is Kind.LOST and not event.more.get("spare")
     is_round = event.kind is Kind.ROUND and not event.more.get("gently")
     return is_loss or is_round or event.kind in (Kind.GENERATION, Kind.INTERRUPTED)
 
 
 def _is_noticed(notice: Notice, before: Sequence[Event], events: Sequence[Event]) -> bool:
-    """Return whether the events since ``before`` show that the job has met such a fault, and trains."""
+    """Return whether the events since ``before`` show that the job has met such a fault and trains again."""
     grown = {kind for kind in Kind if _count(events, kind) > _count(before, kind)}
     match notice:
         case Notice.END:
@@ -353,7 +353,7 @@ def _count(events: Sequence[Event], kind: Kind) -> int:
 
 
 def warnings_in(log_dir: Path) -> list[str]:
-    """Return each warning about a line of the script from the workers' logs once (``train.py:46: …``)."""
+    """Return each warning about a line of the script (``train.py:46: …``) in the workers' logs, once."""
     found: dict[str, None] = {}
     for log in sorted(log_dir.glob("worker_*.log")):
         for text in _OF_A_LINE.findall(log.read_text(errors="replace")):
@@ -362,12 +362,12 @@ def warnings_in(log_dir: Path) -> list[str]:
 
 
 def free_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what names another job's place."""
+    """Return the environment without variables that name another job's place."""
     names = ("ROLE", "NODE_ID", "RECOVERY_PATH", "LOG_DIR", "CHECKPOINT_PATH", "SCHED_PORT", "SCHED_HOST", "JOB_NAME")
     drop = {prefix + name for name in names for prefix in ("", "MS_")}
     return {**{name: text for name, text in environ.items() if name not in drop}, "PYTHONPATH": _python_path(environ)}
 
 
 def _python_path(environ: Mapping[str, str]) -> str:
-    here = str(Path(__file__).resolve().parents[3])  # so that the job runs this very package
+    here = str(Path(__file__).resolve().parents[3])  # so that the job uses this copy of the package
     return os.pathsep.join([here, *filter(None, [environ.get("PYTHONPATH", "")])])

@@ -1,6 +1,6 @@
 """Measure how long a drill's job lasts by the drill's own clock, from its first event on disk to its last.
 
-The job's account is checked against a time that is not taken from its events, so a thread watches the file meanwhile.
+The job's account is checked against a time that does not come from its events, so a thread watches the file meanwhile.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ LOOK_S = 0.05
 
 
 class Span:
-    """Looks at the events of this folder until it is closed."""
+    """Watches the events file of this folder until it is closed."""
 
     def __init__(self, recovery_path: Path) -> None:
         self._path = recovery_path / EVENTS_FILE
-        self._known = (0, 0)  # size, and number of the file
+        self._known = (0, 0)  # the file's size and inode
         self._first_s: float | None = None
         self._last_s = 0.0
         self._over = threading.Event()

@@ -1,1 +1,1 @@
-"""``samebits run``: its options, what is checked before a start, the start itself, and ``--check``."""
+"""``samebits run``: its options, the checks before a start, the start itself, and ``--check``."""

@@ -1,7 +1,7 @@
 """``run --check``: find out whether a script would recover exactly, without training it and without killing a process.
 
-The script runs as a job of its own in folders of its own. Its workers take some steps twice and write what came out
-(``training.run.retaken_steps``); this command starts that job, ends it once nothing is left to compare, and reports.
+The script runs as a separate job in separate folders. Its workers take some steps twice and write the results
+(``training.run.retaken_steps``). This command starts the job, ends it once nothing is left to compare, and reports.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from samebits.store.child_processes import die_with
 from samebits.store.retaken_report import RetakenReport, read_report
 
 _LOOK_S = 1.0
-"""Between two looks at the report, as long as neither the job ends nor a signal comes."""
+"""Seconds between two reads of the report, while the job runs and no signal comes."""
 _GRACE_S = 30.0
 _REST_S = 30.0
-"""For the rest of the script, once its training function has returned."""
+"""Seconds for the rest of the script, once its training function has returned."""
 _LINES = 12
 _INTERRUPTED = 130
 _SETTINGS = {
@@ -90,7 +90,7 @@ def _check(words: Sequence[str], request: Request, folder: Path) -> int:
             stdout=log,
             stderr=log,
             preexec_fn=functools.partial(die_with, os.getpid()),
-            start_new_session=True,  # Ctrl-C reaches this command alone, which then ends the job
+            start_new_session=True,  # Ctrl-C reaches only this command, which then ends the job
         )
         try:
             _wait_for_end(job, signals, log_dir)
@@ -138,7 +138,7 @@ def _wait_for_end(job: subprocess.Popen[bytes], signals: Signals, log_dir: Path)
 
 
 def _cause(folder: Path, output: Path) -> str:
-    """Why the check's job ended: its history's last word, or its follower's."""
+    """Return why the check's job ended: the last entry of its history, else its follower's last line."""
     with contextlib.suppress(StoreError):
         for event in reversed(read_events(folder / "recovery")):
             if event.kind is Kind.INTERRUPTED:
@@ -153,7 +153,7 @@ def _counted(report: RetakenReport) -> str:
 
 
 def words_of_job(words: Sequence[str], request: Request) -> list[str]:
-    """Return the words of ``samebits run`` without --check, and with a port that is free."""
+    """Return the words of ``samebits run`` without --check, and with a free port."""
     own = len(words) - len(request.args)
     return ["--sched-port", str(free_port()), *(one for one in words[:own] if one != "--check"), *words[own:]]
 
@@ -170,5 +170,5 @@ def _end(job: subprocess.Popen[bytes]) -> int:
         try:
             job.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            job.kill()  # its processes end with it (DIE_WITH_ME)
+            job.kill()  # the job's processes end with it (DIE_WITH_ME)
     return job.wait()

@@ -1,7 +1,7 @@
 """``samebits run``: start a job on this machine, or this host's share of one, and follow it to its end.
 
-Nothing runs before everything is checked, and requests to stop are heard from the first process on, so that nothing
-that was started can be forgotten.
+Nothing is started before everything is checked, and requests to stop are handled from the first process on, so that no
+started process can be forgotten.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     request = options.parse(arguments, config.whole_environment())
     if request.check:
-        from samebits.commands.run import check  # with the drill's parts, which no other start needs
+        from samebits.commands.run import check  # imports parts of the drill, which other starts do not need
 
         return check.main(arguments, request)
     if request.on_ray is not None:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     keep_going_without_output()
     found = first_hosts.running_job(request)
     if found is not None:
-        prepare.say("the job runs already: this command follows it, and drives its hosts once nobody else does")
+        prepare.say("the job runs already: this command follows it, and manages its hosts once no other command does")
         return recover.go_on(*found)
     request = first_hosts.placed(request)
     ready = prepare.read_start(request)
@@ -110,7 +110,7 @@ def _shown(ready: Ready, request: Request) -> list[str]:
 def _program(ready: Ready) -> Program:
     start = ready.start
     environment = {**config.whole_environment(), **start.environment}
-    only_scheduler = {"REBUILD": "0"}  # what begins here is a new job
+    only_scheduler = {"REBUILD": "0"}  # this command begins a new job
     return Program(
         folder=start.folder,
         interpreter=start.interpreter,
@@ -126,7 +126,7 @@ def _program(ready: Ready) -> Program:
 
 
 def _start(ready: Ready) -> None:
-    """Start everything, the scheduler last; where that fails nothing of this new job stays."""
+    """Start all processes, the scheduler last; if that fails, end those that were started."""
     started: list[ProcessIdentity] = []
     with reserved(ready.settings.log_dir, _names(ready)) as berths:
         try:

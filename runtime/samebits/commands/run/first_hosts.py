@@ -1,6 +1,6 @@
-"""Begin a job whose hosts are discovered: wait for enough hosts, or follow the job that runs already.
+"""Begin a job whose hosts are discovered: wait for enough hosts, or follow the job if it already runs.
 
-A job begins with the hosts that are there as soon as they suffice. Later hosts join at a commit.
+A job begins as soon as there are enough hosts. Later hosts join at a commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from samebits.scheduler_hosts import addresses_in
 
 
 def running_job(request: Request) -> tuple[Path, JobSpec] | None:
-    """Return the requested job if it runs already and its hosts are discovered, else None."""
+    """Return the requested job if it already runs and its hosts are discovered, else None."""
     settings = _settings(request)
     if settings.host_discovery_script is None or request.fresh or request.dry_run:
         return None
@@ -41,18 +41,18 @@ def running_job(request: Request) -> tuple[Path, JobSpec] | None:
 
 
 def placed(request: Request) -> Request:
-    """Return the plan with the workers and their hosts that the discovery script gives; unchanged without one.
+    """Return the request with the workers and hosts that the discovery script gives; unchanged without a script.
 
-    Waits until there are hosts for MIN_WORKER_NUM workers, for TOPO_TIMEOUT at most.
+    Waits until there are hosts for MIN_WORKER_NUM workers, for at most TOPO_TIMEOUT.
 
     Raises:
-        SettingsError, UsageError: a setting makes no sense, or there are too few hosts for too long.
+        SettingsError, UsageError: a setting is invalid, or there were too few hosts for too long.
     """
     settings = _settings(request)
     if settings.host_discovery_script is None:
         return request
     if not settings.enable_recovery:
-        raise UsageError("HOST_DISCOVERY_SCRIPT needs ENABLE_RECOVERY=1: nobody else could join. Fix: leave it out")
+        raise UsageError("HOST_DISCOVERY_SCRIPT needs ENABLE_RECOVERY=1: no other host could join. Fix: leave it out")
     if settings.host_launch is not None:
         template_of(settings.host_launch)
         if settings.cluster_secret is not None:
@@ -81,7 +81,7 @@ def _is_own(settings: Settings) -> bool:
 
 
 def _first_hosts(settings: Settings) -> list[tuple[str, str]]:
-    """Return each worker's number and host, once there are enough of them."""
+    """Return each worker's number and host, once there are enough hosts."""
     folder, slots = Path.cwd(), settings.host_slots
     words = words_of(settings.host_discovery_script or "", folder)
     placement = Placement(settings.max_worker_num, Resting(*settings.host_rest_s))
@@ -111,7 +111,7 @@ def _first_hosts(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _settings(request: Request) -> Settings:
-    """As far as they are known without a number of workers."""
+    """Return the settings as far as they are known before the number of workers is."""
     everything = {**config.whole_environment(), **request.environment}
     for name in ("ROLE", "MS_ROLE", "NODE_ID", "MS_NODE_ID"):
         everything.pop(name, None)

@@ -1,7 +1,7 @@
-"""The options of ``samebits run``: torchrun's where they exist, and ours.
+"""The options of ``samebits run``: torchrun's where they exist, and SameBits' own.
 
-An option is a way to set an environment variable. Options win over the environment, which wins over torchrun's PET_*
-variables, which win over the defaults; every process gets the outcome.
+An option sets an environment variable. Options override the environment, which overrides torchrun's PET_* variables,
+which override the defaults; every process gets the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from samebits.spelling import near_name
 
 DEFAULT_WORKERS = 4
 SUPERVISED_RESTARTS = 32767
-_UNKNOWN = "unrecognized arguments: "  # as argparse begins
+_UNKNOWN = "unrecognized arguments: "  # the beginning of argparse's message
 _EPILOG = """\
 examples:
   samebits run -n 4 train.py --epochs 3        four workers and a scheduler on this machine
@@ -43,15 +43,15 @@ torchrun reads is read as well.
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Which streams of which local workers: by local rank, or for all under None. 1 is stdout, 2 stderr, 3 both.
+    """The selected streams of local workers: by local rank, or for all under None. 1 is stdout, 2 stderr, 3 both.
 
-    Both streams of a worker are one log here, so that any of them means that log.
+    Both streams of a worker go to one log here, so selecting either selects that log.
     """
 
     of: Mapping[int | None, int]
 
     def has(self, local_rank: int) -> bool:
-        """Return whether anything of this worker's is meant."""
+        """Return whether any stream of this worker is selected."""
         return bool(self.of.get(local_rank, self.of.get(None, 0)))
 
 
@@ -65,13 +65,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(WRONG_WORDS, f"{self.prog}: {message}\n")
 
     def _meant(self, typed: str) -> str | None:
-        """Return the option that was probably meant by this word."""
+        """Return the option that this word was probably meant to be."""
         shown = [one for one in self._actions if one.help != argparse.SUPPRESS]
         return near_name(typed.partition("=")[0], [name for one in shown for name in one.option_strings])
 
 
 def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return the parser; what ``environ`` says under torchrun's names (PET_*) is the default of its option."""
+    """Return the parser; torchrun's variables (PET_*) in ``environ`` are the defaults of their options."""
 
     def pet(name: str, otherwise: str | None = None) -> str | None:
         return environ.get(f"PET_{name}") or otherwise
@@ -131,14 +131,14 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_count,
         metavar="R",
         default=pet("NODE_RANK"),
-        help="which of them this is (0); host 0 has the scheduler",
+        help="index of this host (0); host 0 has the scheduler",
     )
     where.add_argument(
         *("--sched-host", "--master-addr", "--master_addr"),
         dest="sched_host",
         metavar="HOST",
         default=pet("MASTER_ADDR"),
-        help="where the scheduler is reached (SCHED_HOST)",
+        help="address of the scheduler (SCHED_HOST)",
     )
     where.add_argument(
         *("--sched-port", "--master-port", "--master_port"),
@@ -189,7 +189,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     horovods.add_argument(
         *("--max-np", "--max-num-proc"), type=_count, metavar="N", help="the most (-np); MAX_WORKER_NUM"
     )
-    # Options of torchrun and, the last one, torch_npu_run, which have no effect here.
+    # Options of torchrun and, for the last one, torch_npu_run, which have no effect here.
     for name in ("rdzv-backend", "rdzv-conf", "start-method", "role", "enable-tiered-parallel-tcpstore"):
         names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
         where.add_argument(*names, metavar="X", help=argparse.SUPPRESS)
@@ -229,7 +229,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "job goes on, and another run or recover in this folder adopts it",
     )
     ends.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
-    ends.add_argument("--detach", action="store_true", help="leave the job to itself once it is started")
+    ends.add_argument("--detach", action="store_true", help="exit once the job is started, and leave it running")
     shown = parser.add_argument_group("what is shown")
     shown.add_argument(
         *("--log-dir", "--log_dir"), metavar="DIR", default=pet("LOG_DIR"), help="logs and pid files (LOG_DIR)"
@@ -246,18 +246,18 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_streams,
         metavar="SPEC",
         default=pet("REDIRECTS", "3"),
-        help="taken for torchrun's sake: what a worker prints always goes to its log",
+        help="accepted as in torchrun; a worker's output always goes to its log",
     )
     shown.add_argument(
         *("--local-ranks-filter", "--local_ranks_filter"),
         type=_ranks,
         metavar="RANKS",
         default=pet("LOCAL_RANKS_FILTER", ""),
-        help="of what -t shows only these workers, as in 0,1",
+        help="with -t, show only these workers, as in 0,1",
     )
     shown.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
     shown.add_argument("--dry-run", action="store_true", help="say what would start where, and start nothing")
-    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)  # a job here is, unless it is told
+    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)  # the default here
     return parser
 
 
@@ -297,7 +297,7 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
     except KeyError as unknown:
         raise argparse.ArgumentTypeError(f"there is no signal {unknown}: expected names such as SIGHUP") from None
     if signal.SIGKILL in found or signal.SIGSTOP in found:
-        raise argparse.ArgumentTypeError("SIGKILL and SIGSTOP are heard by nobody")
+        raise argparse.ArgumentTypeError("SIGKILL and SIGSTOP cannot be handled")
     return tuple(one for one in found if one not in (signal.SIGINT, signal.SIGTERM))
 
 
@@ -307,15 +307,15 @@ class Request:
 
     Attributes:
         way, script, args: the command of a worker.
-        environment: what is exported to every process of the job, over today's environment.
-        nodes: this host's workers and spares, by node id; None: all of the job's.
+        environment: variables exported to every process of the job, in addition to the current environment.
+        nodes: node ids of this host's workers and spares; None: all of the job's.
         has_scheduler: whether the scheduler is started on this host.
-        hosts: where hosts are discovered: which each of the nodes is started on.
-        tee: whose log lines are shown as they come.
-        words: what was typed.
-        signals: besides SIGINT and SIGTERM, what ends the job where this command gets it.
-        check: whether only to check the script, in a job of its own.
-        on_ray: where the hosts are those of a Ray cluster: how many, and how many workers each has.
+        hosts: the host on which each node is started, if hosts are discovered.
+        tee: the workers whose log lines are shown as they are written.
+        words: the words that were typed.
+        signals: signals to this command that end the job, besides SIGINT and SIGTERM.
+        check: whether to only check the script, in a separate job.
+        on_ray: number of hosts of a Ray cluster and workers on each, if they are the hosts.
     """
 
     way: Way
@@ -337,14 +337,14 @@ class Request:
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> Request:
-    """Return what these words ask for in this environment; leaves with a message and status 2 where they make no sense.
+    """Return the request that these words make in this environment; exit with a message and status 2 if invalid.
 
     Args:
-        devices: how many accelerators this machine has; looked for where None.
+        devices: number of accelerators on this machine; None: detect it.
     """
     parser = parser_for(environ)
     slurm_share = share_of(environ)
-    # Everything after the script is its own, whatever it looks like, and `--` may stand before the script.
+    # Everything after the script belongs to the script, whatever it looks like. `--` may precede the script.
     options = parser.parse_args(list(words))
     given = _Given(environ)
     if slurm_share is not None and not (options.host_discovery_script or given.value("HOST_DISCOVERY_SCRIPT")):
@@ -353,7 +353,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     if options.no_python and options.module:
         parser.error("--no-python and -m: a module needs Python")
     if options.die_with_me and options.detach:
-        parser.error("--die-with-me and --detach: whoever leaves a job to itself cannot end it by its own death")
+        parser.error("--die-with-me and --detach: a command that has left the job cannot end it by its own death")
     if options.check:
         _require_checkable(parser, options, nodes_most, given)
     if options.on is not None:
@@ -434,7 +434,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
 
 
 def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: int, given: _Given) -> None:
-    """Leave with a message if these words ask for more than a check does: one job on this host, to its end."""
+    """Exit with a message if these words ask for more than a check does: one job on this host, to its end."""
     has_hosts = hosts > 1 or given.value("HOST_DISCOVERY_SCRIPT") or options.host_discovery_script
     refused = {
         "--plain": options.plain,
@@ -451,7 +451,7 @@ def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namesp
 
 
 def _require_on_ray(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
-    """Leave with a message if these words decide what the Ray cluster decides."""
+    """Exit with a message if these words set what the Ray cluster decides."""
     refused = {
         "--detach": options.detach,
         "--dry-run": options.dry_run,
@@ -471,7 +471,7 @@ HOROVOD_WAIT_S = "600"
 
 
 def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
-    """Translate horovodrun's words, `python` before the script among them, into ours."""
+    """Translate horovodrun's words, including `python` before the script, into SameBits' own."""
     if options.processes is None:
         if options.min_np is not None or options.max_np is not None:
             parser.error("--min-np and --max-np need -np, the number of workers, as with horovodrun")
@@ -499,7 +499,7 @@ def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace,
 
 
 def _take_share(options: argparse.Namespace, share: Share, given: _Given) -> None:
-    """What Slurm says of this host, for what the words and the environment do not say."""
+    """Apply Slurm's description of this host, unless the words or the environment set the same."""
     if options.nnodes is None:
         options.nnodes = (share.hosts, share.hosts)
     if options.node_rank is None:
@@ -509,11 +509,11 @@ def _take_share(options: argparse.Namespace, share: Share, given: _Given) -> Non
     if not (options.sched_port or options.rdzv_endpoint or given.value("SCHED_PORT")):
         options.sched_port = str(share.port)
     if options.log_dir is None and not given.value("LOG_DIR"):
-        options.log_dir = f"device/host{share.node_rank}"  # the hosts share this folder, and each has its own pids
+        options.log_dir = f"device/host{share.node_rank}"  # hosts share this folder, but each has its own pid files
     if share.node_rank and not given.value("RECOVERY_PATH"):
         given.say(
             "RECOVERY_PATH", f"device/host{share.node_rank}/recovery"
-        )  # not the scheduler's, which begins at the same time
+        )  # not the scheduler's variable, since the scheduler starts at the same time
 
 
 def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tuple[str, ...]:
@@ -524,7 +524,7 @@ def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tup
 
 
 def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, str]:
-    """Return host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty without one (port 0: any)."""
+    """Return host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty if not given (port 0: any port)."""
     if not text:
         return "", ""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
@@ -534,7 +534,7 @@ def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, s
 
 
 class _Given:
-    """Today's environment, and the settings that the processes get in addition."""
+    """The current environment, and the settings that the processes get in addition."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -544,11 +544,11 @@ class _Given:
         self.said[name] = value
 
     def value(self, name: str) -> str:
-        """Return a variable of ours, also under MindSpore's prefix; empty if it is not set."""
+        """Return a variable of SameBits, also under MindSpore's prefix; empty if it is not set."""
         return self.said.get(name) or self._environ.get(name) or self._environ.get(f"MS_{name}") or ""
 
     def foreign(self, name: str) -> str:
-        """Another tool's variable; empty if it is not set."""
+        """Return another tool's variable; empty if it is not set."""
         return self._environ.get(name, "")
 
     def default(self, name: str, value: str, *, is_ours: bool = True) -> None:
@@ -563,7 +563,7 @@ class _Given:
 def _take_bounds(
     parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given, devices: int | None
 ) -> None:
-    """How few and how many workers, where hosts are discovered; how many there are at first the script says."""
+    """Set the bounds on the number of workers if hosts are discovered; the script gives the initial number."""
     if options.node_rank:
         parser.error("--node-rank: with --host-discovery-script this command starts the workers of all hosts")
     if _number(given.value("SPARE_NUM")):
@@ -586,7 +586,7 @@ def _take_bounds(
 def _workers_per_node(
     parser: argparse.ArgumentParser, asked: str | None, given: _Given, hosts: int, devices: int | None
 ) -> int | None:
-    """Return how many workers a host starts; None if the environment gives the job's number."""
+    """Return how many workers a host starts; None if the environment gives the job's total."""
     if asked is None and given.value("WORKER_NUM"):
         total = _number(given.value("WORKER_NUM"))
         if hosts > 1 and total % hosts:
@@ -603,18 +603,18 @@ def _workers_per_node(
         case "auto" | "gpu":
             return found or os.cpu_count() or 1
         case None:
-            found -= _number(given.value("SPARE_NUM"))  # a spare needs a device of its own
+            found -= _number(given.value("SPARE_NUM"))  # a spare needs its own device
             return found if found > 0 else DEFAULT_WORKERS
     return parser.error(f"--nproc-per-node {asked}: expected a number, auto, gpu or cpu")
 
 
 def _number(text: str) -> int:
-    """Return a number that is checked elsewhere, 0 if the text is none."""
+    """Return the number in a text that is validated elsewhere, or 0 if it is not a number."""
     return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
 def _shown(tee: Streams, ranks: frozenset[int] | None) -> Streams:
-    """Return ``tee`` restricted to the ranks of a filter; a filter alone means: show these."""
+    """Return ``tee`` restricted to the ranks of a filter; a filter alone selects these ranks' streams."""
     if ranks is None:
         return tee
     return Streams({None: 0, **{rank: tee.of.get(rank, tee.of.get(None, 0)) or 3 for rank in ranks}})

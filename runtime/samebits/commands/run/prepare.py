@@ -1,7 +1,7 @@
 """Check whether a job may start here, and move aside what is in the way.
 
-Everything is checked before anything is changed, under the lock of the recovery path. The job spec is stored before the
-first process exists.
+Everything is checked, under the lock of the recovery path, before anything is changed. The job spec is stored before
+the first process exists.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """The job that was started last with this log folder, where its recovery path is another one."""
+    """The job that was started last with this log folder, if its recovery path is a different one."""
 
     name: str
     recovery_path: Path
@@ -78,18 +78,19 @@ class Found:
     """Everything on this machine that the start of a job depends on.
 
     Attributes:
-        name: of the job to be started.
-        recover, fresh: what a user types for either.
-        view, damage: what the journal in ``recovery_path`` says, or why it cannot be read.
-        holder: who holds the lock of ``recovery_path``.
+        name: the name of the job to be started.
+        recover, fresh: the commands that recover the existing job, and start anew.
+        view, damage: the journal's content in ``recovery_path``, or why it cannot be read.
+        holder: the process that holds the lock of ``recovery_path``.
         running: live processes of the job in these folders.
-        former: whose log folder it was, if that job has other folders.
-        checkpoint_jobs: ids of the jobs that saved below ``checkpoint_path``; ``past_jobs`` those of them that nothing
-            can go on with: their recovery folder was moved aside already, or they had none (ENABLE_RECOVERY=0).
-        live_jobs: of those in ``checkpoint_jobs``, the ones that a live process is writing points of.
-        newest_step: of their points, and of those of the job in ``recovery_path`` in this host's memory.
+        former: the job that had this log folder before, if that job has other folders.
+        checkpoint_jobs: ids of the jobs that saved below ``checkpoint_path``; ``past_jobs`` are those that cannot be
+            continued: their recovery folder was moved aside already, or they had none (ENABLE_RECOVERY=0).
+        live_jobs: jobs of ``checkpoint_jobs`` for which a live process is writing points.
+        newest_step: newest step of their points, and of the points in this host's memory of the job in
+            ``recovery_path``.
         host: this machine's name in the job.
-        log_job: the id of the job that ``log_dir`` carries.
+        log_job: the job id in ``log_dir``.
         port_problem: why SCHED_PORT cannot be listened on.
     """
 
@@ -115,7 +116,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A file or folder to be renamed, beside itself, under a job's id."""
+    """A file or folder that is renamed in its folder, with a job's id in its name."""
 
     path: Path
     job: str
@@ -123,7 +124,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What happens before the start: the moves, in this order, and why."""
+    """The actions before the start: the moves in this order, and the reason."""
 
     moves: tuple[Move, ...] = ()
     why: tuple[str, ...] = ()
@@ -136,7 +137,7 @@ def plan_start(found: Found, *, fresh: bool) -> Plan:
         LockedError: a job runs here.
         ListenError: the port is taken.
         ForeignFolderError: a folder belongs to another job.
-        StoreError: an unfinished job, or a journal that cannot be read, is in the way.
+        StoreError: an unfinished job, or an unreadable journal, is in the way.
     """
     _refuse_running(found)
     if found.port_problem:
@@ -168,7 +169,7 @@ def _refuse_running(found: Found) -> None:
 
 
 def _plan_former(found: Found, *, fresh: bool) -> Plan:
-    """Another job's log folder: how that one was started must not be lost while it is unfinished."""
+    """Plan for another job's log folder: while that job is unfinished, its job spec must not be lost."""
     former = found.former
     if former is None or former.view is None or former.view.job_finished:
         return Plan()
@@ -232,7 +233,7 @@ def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
 
 
 def _plan_log(found: Found) -> Plan:
-    """Logs stay and are appended to; only whose they are changes."""
+    """Plan for the logs, which stay and are appended to; only their owner changes."""
     return Plan((Move(found.log_dir / OWNER_FILE, found.log_job),)) if found.log_job else Plan()
 
 
@@ -240,7 +241,7 @@ def _never_began(found: Found, view: JobView) -> bool:
     """Return whether there is nothing to recover: the script failed or was stopped before its first step."""
     if view.step or found.newest_step:
         return False
-    # How far it was is known where it said so at its end; a point may lie on another host that it had workers on.
+    # The last step is known if it was recorded at the end; points may be on other hosts on which the job had workers.
     has_ended_here = bool(view.interruptions) and all(worker.host == found.host for worker in view.workers)
     return view.generation == 0 or has_ended_here
 
@@ -264,12 +265,12 @@ def _jobs(ids: frozenset[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A job to be started: its settings, with absolute folders, and what is kept of them.
+    """A job that is ready to start: its settings, with absolute folders, and its stored spec.
 
     Attributes:
-        listener: for its scheduler; without sockets if there is none here, or ``port_problem``.
+        listener: sockets for its scheduler; empty if there is no scheduler here, or a ``port_problem``.
         port_problem: why SCHED_PORT cannot be listened on.
-        said: what its user did not ask for.
+        said: a message about a choice that the user did not make, such as another port.
     """
 
     settings: Settings
@@ -280,18 +281,18 @@ class Ready:
 
 
 def read_start(request: Request) -> Ready:
-    """Return what today's environment says of the job that is asked for, with the scheduler's port taken already.
+    """Return the job that the request and the current environment describe, and already listen on the scheduler's port.
 
     Two launchers may start at the same moment, so a port counts as free only once it is listened on.
 
     Raises:
-        SettingsError: something in it is wrong.
+        SettingsError: a setting is invalid.
         UsageError: there is no such script.
     """
     require_script(request)
     everything = {**config.whole_environment(), **request.environment}
     shared = {name: text for name, text in everything.items() if name not in OF_ONE_PROCESS}
-    role = "scheduler" if request.has_scheduler else "worker"  # only the former is asked where it may listen
+    role = "scheduler" if request.has_scheduler else "worker"  # only a scheduler's listening address is checked
     settings, warnings = config.read({"NODE_ID": "0", **shared, "ROLE": role})
     for warning in warnings:
         say(warning)
@@ -300,7 +301,7 @@ def read_start(request: Request) -> Ready:
     environment, said = config.kept_environment(everything), ""
     listener, port_problem = Listener(), ""
     if request.has_scheduler:
-        is_one_start = request.nodes is None or bool(request.hosts)  # else other hosts know the port already
+        is_one_start = request.nodes is None or bool(request.hosts)  # otherwise other hosts already know the port
         try:
             listener = listen_for(settings, may_choose=is_one_start and not names_port(environment))
         except ListenError as error:
@@ -325,24 +326,24 @@ def read_start(request: Request) -> Ready:
     )
     settings = replace(config.in_folder(start.folder, settings), role=Role.SCHEDULER)
     if not start.has_scheduler:
-        settings = replace(settings, journal_place=None)  # another host's launcher looks after it
-    secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
+        settings = replace(settings, journal_place=None)  # another host's launcher handles the journal
+    secret_words(settings.cluster_secret, settings.cluster_secret_file)  # fail here rather than in every process
     cause_file.table_of(settings)
     return Ready(settings, start, listener, port_problem, said)
 
 
 def _typed(request: Request) -> tuple[str, ...]:
-    """Return the words that were typed, after the variables of ours that the environment gave."""
+    """Return the words that were typed, after the SameBits variables from the environment."""
     given = config.own_environment(config.whole_environment())
     told = (f"{name}={value}" for name, value in sorted(given.items()) if name not in request.environment)
     return (*told, *(word for word in request.words if word != "--dry-run"))
 
 
 def require_script(request: Request) -> None:
-    """Raise where what the workers would run is not there.
+    """Raise if the program that the workers would run does not exist.
 
     Raises:
-        UsageError: and what to type instead.
+        UsageError: says what to type instead.
     """
     script, as_in = request.script, f"`{spelled('run', 'train.py')}`"
     if request.way is Way.SCRIPT and Path(script).is_dir():
@@ -362,10 +363,10 @@ def require_script(request: Request) -> None:
 
 
 def refuse_unusable(settings: Settings) -> None:
-    """Raise where one of the job's folders cannot be written, before anything is started.
+    """Raise if one of the job's folders cannot be written, before anything is started.
 
     Raises:
-        SettingsError: with a line for each.
+        SettingsError: has a line for each such folder.
     """
     findings = (doctor.folder(name, path) for name, path in doctor.folders(settings) if isinstance(path, Path))
     problems = [f"{one.what}: {one.found}. Fix: {one.fix}" for one in findings if one.fix]
@@ -374,10 +375,10 @@ def refuse_unusable(settings: Settings) -> None:
 
 
 def prepare(ready: Ready, *, fresh: bool) -> None:
-    """Make way for this start, and keep it.
+    """Move aside what is in the way of this start, and store its job spec.
 
     Raises:
-        SameBitsError: it may not; nothing was changed.
+        SameBitsError: the job may not start; nothing was changed.
     """
     settings, start = ready.settings, ready.start
     private.check_folder(settings.recovery_path, "RECOVERY_PATH")
@@ -407,7 +408,7 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
 
 
 def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
-    """Find what there is, without changing anything; ``fresh`` is the command that moves it aside and restarts.
+    """Find what exists, without changing anything; ``fresh`` is the command that moves it aside and starts anew.
 
     Raises:
         ForeignFolderError: the folder holds another job's journal than the etcd.
@@ -437,7 +438,7 @@ def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
     moved = _moved_ids(settings.recovery_path)
     past = frozenset(job for job in jobs if short_id(job) in moved)
     kept = job_spec.read(settings.log_dir)
-    if kept is not None and not job_spec.is_at_home(settings.log_dir, kept):  # moved here, or a copy
+    if kept is not None and not job_spec.is_at_home(settings.log_dir, kept):  # this folder was moved or copied
         running = _running_here(kept.moved_to(Path.cwd()).settings(), found.view)
         found = replace(found, recover=spelled("recover", "--moved"))
     elif kept is not None:
@@ -501,7 +502,7 @@ def _running_seats(view: JobView | None) -> tuple[str, ...]:
 
 
 def _running_here(started: Settings, view: JobView | None) -> tuple[str, ...]:
-    """Handle a job whose folder was moved or copied: in a copy its pid files name the original's processes."""
+    """Return the processes that run here; in a copied folder, pid files name processes of the original."""
     seats = {name_of(one.node): one.identity for one in view.workers} if view is not None else {}
     names = process_names(job_spec.nodes_of(started.log_dir, started))
     identities = {**seats, **read_pid_files(started.log_dir, names)}
@@ -517,10 +518,10 @@ def _view_of_former(started: Settings) -> JobView | None:
 
 
 def _checkpoints(path: Path | str) -> tuple[frozenset[str], frozenset[str], int]:
-    """Return the jobs that saved below ``path``, those that do so now, and the step of the newest point by its name."""
+    """Return the jobs that saved below ``path``, those saving now, and the step of the newest point by its name."""
     if isinstance(path, str):
         jobs, newest_step = jobs_at(path)
-        return jobs, frozenset(), newest_step  # an object store knows no locks, and is never moved aside
+        return jobs, frozenset(), newest_step  # an object store has no locks, and is never moved aside
     with durable.disk_errors(path, "looking for checkpoints"):
         roots = checkpoints.folders_with_points(path)
         folders = [checkpoints.rank_directory(root, slot) for root in roots for slot in checkpoints.slots_in(root)]
@@ -551,5 +552,5 @@ def _carry_out(plan: Plan) -> None:
 
 
 def say(text: str) -> None:
-    """A line for people."""
+    """Print a line for people."""
     print(f"samebits: {text}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """Decide at which commits ranks are compared, and report one digest of this rank's state for each of them.
 
-Compared are the first commits of a generation, every save, every so many steps, and the end. A rank reports and keeps
-training. It waits for the other ranks' digests only at the end, where all ranks wait for each other anyway. Copies are
-hashed in a thread beside the next step.
+Ranks are compared at the first commits of a generation, at every save, at a fixed interval of steps, and at the end. A
+rank reports its digest and keeps training. It waits for the other ranks' digests only at the end, where all ranks wait
+for each other anyway. Copies are hashed in a thread beside the next step.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from samebits.training.state.compared import digest_of, parts_of
 __all__ = ["FIRST_COMMITS", "Digests"]
 
 FIRST_COMMITS = 3
-"""State that is not averaged differs after the first step; two more commits cover what begins later, as a warm-up."""
+"""State that is not averaged differs after the first step; two more commits catch differences that begin later."""
 DUE = 4
-"""Digests remembered of the periodic comparisons."""
+"""Number of digests remembered from the periodic comparisons."""
 
 
 def _nothing(_seconds: float) -> None:

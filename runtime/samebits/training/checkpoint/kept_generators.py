@@ -43,7 +43,7 @@ __all__ = ["KeptGenerators"]
 
 _MAGIC = b"\x93SBPAG\x02\n"
 _HEADER = struct.Struct("<8s64sq")
-_COUNT_AT = 2048  # of the collectives' count, in a cache line of its own
+_COUNT_AT = 2048  # offset of the collective count, in a cache line of its own
 _SEAL_BYTES = 16
 _SIZE = struct.Struct("<I")
 ENTRY_BYTES = 16 * 1024
@@ -60,8 +60,8 @@ class Entry(NamedTuple):
     Attributes:
         is_commit: True at a commit, False before a collective.
         point, commits: the last commit, and the number of commits up to it.
-        generation: in which the entry was written; a generation begins with a commit of an earlier one.
-        collectives: how many this rank had launched since its page was created.
+        generation: the generation that wrote the entry; its first entry is a commit of an earlier generation.
+        collectives: number of collectives this rank had launched since its page was created.
         draws_late: whether numbers were ever drawn between a step's last collective and its commit.
         state: packed by :class:`Generators`.
     """
@@ -89,7 +89,7 @@ class Content(NamedTuple):
 
 
 class PageWriter:
-    """The page of this process, which replaces its predecessor's at once.
+    """This process's page, which replaces its predecessor's in one rename.
 
     Args:
         base: the folder in memory.
@@ -98,7 +98,7 @@ class PageWriter:
 
     Attributes:
         view: the page's bytes.
-        collectives: how many this rank has launched, in its only item.
+        collectives: a view of one item, the number of collectives this rank has launched.
 
     Raises:
         StoreError: not enough memory, a state is too large, or the folder is not private to this user.
@@ -225,8 +225,7 @@ class KeptGenerators:
         log.warn(f"generator states are kept in checkpoints only, so a loss returns to a checkpoint: {error}")
 
     def live_step(self, point: Point | None, commits: int) -> LiveStep | None:
-        """Return what is known of the step that led to this commit; None if the commit is not in this process's
-        memory."""
+        """Describe the step that led to this commit; None if this process does not hold the commit."""
         last = self._last
         return self._live_step if last is not None and (last.point, last.commits) == (point, commits) else None
 

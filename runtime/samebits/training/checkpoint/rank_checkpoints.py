@@ -327,7 +327,7 @@ class RankCheckpoints:
                 self._saves.take_in(self._lock.descriptor)
 
     def exchange_copies(self, brief: Brief | None) -> None:
-        """Set, at a generation's begin, which rank keeps copies of this rank's points and whose are kept here."""
+        """Set which rank keeps copies of this rank's points in this generation, and whose copies are kept here."""
         self._fetched = None
         self._saves.exchange(brief)
         self._is_asked_to_keep = self._saves.is_awaited  # done later: the others wait for this generation to begin
@@ -557,7 +557,7 @@ class AsyncSaves:
 
         Args:
             header, tensors, tree, layout: the point.
-            lock_descriptor: of the rank's folder; the writer keeps it locked while it writes.
+            lock_descriptor: descriptor of the folder's lock; the writer keeps it locked while it writes.
 
         Raises:
             CheckpointError: the state itself cannot be saved.

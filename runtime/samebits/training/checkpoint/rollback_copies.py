@@ -33,7 +33,7 @@ class RollbackCopy:
     """One copy of a state.
 
     Attributes:
-        contents: as ``State.contents`` returns it, with what the point adds; on the CPU.
+        contents: the result of ``State.contents`` with the point's additions, on the CPU.
         layouts: the gradient buckets' layouts.
         named: the compared parts: tensors are those of ``contents``, everything else is hashed already.
         shared: the digest that was reported for it; b"" until then.

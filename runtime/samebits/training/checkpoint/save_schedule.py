@@ -69,7 +69,7 @@ class Due(ABC):
 
 
 class FixedSteps(Due):
-    """Save every so many steps; ranks agree without communication."""
+    """Save at a fixed interval of steps; ranks agree without communication."""
 
     def __init__(self, steps: int) -> None:
         self._interval = steps
@@ -88,10 +88,10 @@ class FixedSteps(Due):
 
 
 class Timed(Due):
-    """Save every so many seconds of training, or at a measured optimum.
+    """Save at an interval of training time, set by the user or measured.
 
     Args:
-        seconds: between two points; None: chosen from measurements.
+        seconds: seconds between two points; None: chosen from measurements.
         agree: distributes rank 0's decision to the others.
         clock: monotonic seconds.
         say: logs the choice and its reason.
@@ -289,7 +289,7 @@ def text_of_seconds(interval_s: float, step_s: float) -> str:
 
 
 def steps_to_next_look(left_s: float, step_s: float) -> int:
-    """Return after how many steps to look at the clock again: halfway, so that slower steps are noticed in time.
+    """Return the number of steps until the clock is read again: halfway, so that slower steps are noticed in time.
 
     Args:
         left_s: seconds until a point is due.
@@ -333,7 +333,7 @@ class Comparisons:
         self._next = 1
 
     def begins(self, step: int, *, leads: bool) -> None:
-        """Begin a generation at this step; ``leads``: as rank 0."""
+        """Begin a generation at this step; ``leads`` is true on rank 0."""
         self._next = step + 1
 
     def is_at(self, step: int) -> bool:
@@ -351,7 +351,7 @@ class Comparisons:
 
 
 class Measured(Comparisons):
-    """Compare as often as costs at most ``SHARE`` of training, as rank 0 measures it.
+    """Compare as often as possible while comparisons take at most ``SHARE`` of training time, as measured by rank 0.
 
     Args:
         agree: distributes rank 0's decision to the others.

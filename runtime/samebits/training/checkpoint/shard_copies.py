@@ -1,9 +1,10 @@
-"""Leave every K-th commit of a sharded state in its host's shared memory, where it outlives kill -9 of its process.
+"""Copy every K-th commit of a sharded state to its host's shared memory, where it survives kill -9 of its process.
 
-A shard that no other rank holds is lost with its process, and then all ranks return to the newest step of which every
-shard is left. A checkpoint every few steps would cost too much, so each rank copies its commit into one of two slots.
-All ranks copy the same commits, and none can be two copies ahead of a rank that has died, so one commit is in the slots
-of all. The process that takes the dead one's place on its host reads the slots; the others return to their own.
+A shard that no other rank holds is lost with its process, and all ranks then return to the newest step for which every
+shard still exists. A checkpoint every few steps would cost too much, so each rank copies its commit into one of two
+slots. All ranks copy the same commits, and no rank can be two copies ahead of one that died, so all slots have one
+commit in common. The process that replaces the dead one on its host reads the slots; the other ranks return to their
+own copy.
 
 A copy is sealed but not hashed, since memory that a killed process has sealed is complete. Its reader hashes it.
 """
@@ -49,13 +50,12 @@ class CopySchedule:
     """Decide which commits are copied: the same on every rank.
 
     Args:
-        every: commits from one copy to the next; ``auto``: as many as keep the copies' share of the time at ``SHARE``;
-            0: none are copied.
+        every: commits between two copies; ``auto``: chosen so that copies take ``SHARE`` of the time; 0: no copies.
         gather: exchanges the ranks' measurements.
         clock: monotonic seconds.
 
     Attributes:
-        interval: the present one, in steps; 0: nothing is copied.
+        interval: the current interval in steps; 0: nothing is copied.
         refused_by: the ranks whose copies do not fit into memory.
     """
 
@@ -81,7 +81,7 @@ class CopySchedule:
         """Return whether to copy this commit. A collective at the ``DECIDED_AT``-th commit of a generation.
 
         Args:
-            step: of the commit; several commits after one step are all copied, or none.
+            step: the commit's step; several commits of one step are all copied, or none.
             fits: whether this rank has memory for its copies.
         """
         if not self.interval:
@@ -96,7 +96,7 @@ class CopySchedule:
         return bool(self.interval) and (step >= self._next or step == self._copied)
 
     def copied(self, step: int) -> None:
-        """Note that the commit is copied, which has taken the time since :meth:`is_at`."""
+        """Record that the commit was copied; the time since :meth:`is_at` counts as its cost."""
         now_s = self._clock()
         if self._commits < DECIDED_AT:
             self._costs_s.append(now_s - self._at_s)
@@ -142,7 +142,7 @@ class ShardCopies:
         memory: the folder in memory; other than ``checkpoints.SHARED_MEMORY`` only in tests.
 
     Attributes:
-        is_off: this process has no memory for them, or cannot use it.
+        is_off: True if this process has no usable memory for copies.
     """
 
     def __init__(self, job: str, *, memory: Path = checkpoints.SHARED_MEMORY) -> None:
@@ -202,7 +202,7 @@ class ShardCopies:
         *,
         ranks_here: int,
     ) -> bool:
-        """Copy a commit over the one that is needed least; return whether that was possible.
+        """Copy a commit over the copy that is needed least; return whether it was copied.
 
         Args:
             slot: this rank's.

@@ -72,7 +72,7 @@ class _Mapped:
 
     Attributes:
         plan: the plan it was made for.
-        views: one tensor for each of the plan, in the order of the file.
+        views: one tensor per tensor of the plan, in the order of the file.
         pinned: the pinned memory, if an accelerator copies into it.
     """
 
@@ -195,7 +195,7 @@ def _plan(kinds: list[Any], tensors: NamedTensors) -> _Plan:
 
 
 def _views(everything: torch.Tensor, plan: _Plan) -> list[torch.Tensor]:
-    """Return a tensor for each of the plan, in file order, backed by the data file's bytes."""
+    """Return one tensor per tensor of the plan, in file order, backed by the data file's bytes."""
     views = []
     for index, start in zip(plan.order, plan.starts, strict=True):
         _, dtype, shape, _ = plan.kinds[index]

@@ -82,7 +82,7 @@ class StatePoints:
     Attributes:
         generation: the current one as announced to this process; None before the first.
         commits: number of commits on this process's line.
-        layouts: of the gradient buckets at the last commit, by wrapper.
+        layouts: layouts of the gradient buckets at the last commit, by wrapper.
         due: the save schedule.
         digests: reports for the comparison with other ranks.
         generators: this rank's generators, in a page that outlives its process.
@@ -95,7 +95,7 @@ class StatePoints:
         self.due = due_by(state.checkpoint_config, self._agree)
         self._comparisons = comparisons_by(_every(process), self._agree)
         self._kept = RollbackCopies()
-        self._has_no_room = False  # for copies, already logged
+        self._has_no_room = False  # lack of memory for copies was logged
         self.digests = Digests(process.agent, state, self._comparisons.took)
         self._process = process
         self._state = state
@@ -182,7 +182,7 @@ class StatePoints:
         return self._shard_copies.offer(self._folder.slot)
 
     def copy_shard(self, step: int) -> None:
-        """Copy the present commit to shared memory, if that is due."""
+        """Copy the current commit to shared memory if a copy is due."""
         copies, due = self._shard_copies, self._copies_due
         if not self._copies_shards:
             return
@@ -236,7 +236,7 @@ class StatePoints:
         return self.generators.offer_orphaned(self._folder.slot)
 
     def exchange_pages(self) -> None:
-        """Send each page to its rank if that is on another host now. A collective; pages are small."""
+        """Send each page to its rank if the rank is now on another host. A collective; pages are small."""
         generation = self.present()
         for loan in generation.page_loans:
             is_mine = loan.lender == generation.rank
@@ -339,7 +339,7 @@ class StatePoints:
 
         Args:
             step: of the last commit.
-            pause: waits so many seconds; raises what ends the wait.
+            pause: waits for a number of seconds; raises an error to end the wait.
             is_commit: False if a value was changed since the last commit; the state is then saved beside the points.
         """
         pause_s = FIRST_PAUSE_S
@@ -464,7 +464,7 @@ class StatePoints:
         return self.folder.header(point, generation.rank, generation.world_size), tensors, tree, dict(self.layouts)
 
     def _live(self, point: Point) -> Outgoing:
-        """Prepare the live state for sending; it must not change until the others have it."""
+        """Prepare the live state for sending. The state must not change until the other ranks have received it."""
         header, tensors, tree, layouts = self._in_tensors(point)
         with _savable():
             return Outgoing.of_state(header, snapshot.parts_of(tensors), tree, layouts)
@@ -483,7 +483,7 @@ class StatePoints:
         first, second = transfer.tell(numbers, 0, self._process.device)
         return first, second
 
-    # ---- becoming one
+    # ---- loading
 
     def start_from_rank_0(self, formed: Group) -> None:
         """Begin with rank 0's initial state on all ranks, and save it as the durable point of step 0."""
@@ -499,10 +499,10 @@ class StatePoints:
             self._become(received, own=own)
             self.compare(0, is_save=True)
             self.save_first()
-        self._enter_group()  # what is sharded was whole until here, so that all begin with the same
+        self._enter_group()  # sharded values were complete until here, so every rank starts from the same state
 
     def _enter_group(self) -> None:
-        """Let the script's meshes, and what is sharded over them, have the generation's groups. A collective."""
+        """Give this generation's groups to the script's meshes and to the values sharded over them. A collective."""
         discard([meshes.form_all()])
         self._state.enter_group()
 
@@ -532,7 +532,7 @@ class StatePoints:
         generation = self.present()
         holds = generation.source == generation.rank
         is_live = holds and live == point
-        own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
+        own = self._state.contents()["own"] if not holds and live == point else None  # at most one commit behind
         self._enter_group()
         if live is not None and live.step > point.step:
             log.say(f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again")
@@ -542,7 +542,7 @@ class StatePoints:
             # All transfers in one order, by their sources: ranks that both send and receive cannot deadlock.
             received = None if holds or generation.source > generation.rank else self._receive(formed)
             if is_live:
-                # The point of step 0 was saved before anything was sharded: whole, so that any rank can take its part.
+                # The point of step 0 was saved before sharding, so it is complete and any rank can take its part.
                 is_initial = point.step == 0 and self._state.shards() and self.folder.has_on_disk(point)
                 own_of = self._from_folder if is_initial else self._live
                 self._send(point, own_of, meanwhile=lambda: ddp.attach_all(formed, self.layouts))
@@ -671,10 +671,10 @@ class StatePoints:
         return finish
 
     def _begin_comparing_shards(self) -> Callable[[], object]:
-        """Begin to compare this rank's shards with those of its replicas. A collective where there are any.
+        """Begin to compare this rank's shards with those of its replicas. A collective if there are replicas.
 
         Returns:
-            What waits for the outcome, and raises LayoutError, on every rank, if they differ.
+            A function that waits for the outcome and raises LayoutError, on every rank, if the shards differ.
         """
         world_size = self.present().world_size
         sharding = self._state.sharding(world_size)

@@ -1,2 +1,1 @@
-"""The process group of one generation: formed, broken and dropped, with the DDP wrappers, collectives and transfers in
-it."""
+"""Form, break and drop one generation's process group, with its DDP wrappers, collectives and transfers."""

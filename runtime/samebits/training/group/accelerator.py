@@ -1,13 +1,14 @@
 """Connect a group of accelerators, and end its waits: NCCL, HCCL, or another package's backend.
 
-A rank that waits for a dead peer's kernel comes out only if the backend ends it. NCCL's ``abort`` does that from any
-thread. HCCL's does not reach what is queued on the device, so the device itself is stopped, and started again before
-the next generation touches it: ``stop_device``, then the communicators are aborted, then ``restart_device``, in
-torch_npu's own order (its ``reinit_process_group`` is the middle step for a kept group; here the next is new).
+A rank that waits for a dead peer's kernel returns only if the backend ends the wait. NCCL's ``abort`` does so from any
+thread. HCCL's ``abort`` does not reach work that is queued on the device, so the device is stopped (``stop_device``),
+the communicators are aborted, and the device is started again (``restart_device``) before the next generation uses it.
+This is torch_npu's own order. Its ``reinit_process_group`` is the middle step for a group that is kept; here each group
+is new.
 
-An abort may hang (nccl#1013, pytorch#119215). So it runs in a thread of its own, with a deadline that ends the process.
-In-process recovery needs the backend's own error handling off (``config.leave_failures_to_us``). Neither NCCL nor HCCL
-has run this yet: ``tests.device`` runs it on a device made up for tests, once with each way of ending a wait.
+An abort may hang (nccl#1013, pytorch#119215), so it runs in its own thread, and the process exits if it misses a
+deadline. In-process recovery needs the backend's own error handling off (``config.leave_failures_to_us``). This code
+has not run on NCCL or HCCL yet: ``tests.device`` runs it on a simulated device, once per way of ending a wait.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from samebits.training.group.meeting_store import MeetingStore
 __all__ = ["ABORT_WITHIN_S", "AcceleratorLink", "remove_left_over"]
 
 ABORT_WITHIN_S = 5.0
-"""After so long an abort is taken for one that hangs."""
+"""Seconds after which an abort counts as hung."""
 LEFT_OVER_AFTER_S: Final = 600.0
-"""So old, a segment that no process has mapped here is not one that a peer in another container is about to map."""
+"""Age in seconds before an unmapped segment is removed; a peer in another container may be about to map a newer one."""
 _SEGMENT: Final = re.compile(r"nccl-\w{6}")
 _ONE_BY_ONE = (
     "this NCCL backend cannot abort several communicators as one: after a loss, a job with subgroups or with sends and "
@@ -60,13 +61,13 @@ class AcceleratorLink:
     """The connections of one group of accelerators.
 
     Args:
-        device: this process's.
+        device: this process's device.
         place: rank and world size.
-        breaker: the group's.
+        breaker: the group's breaker.
         store: where the backend finds its peers.
-        prefix: of the backend's keys in the store.
-        endpoints: of the connections to and from rank 0's keys.
-        timeout: of a collective.
+        prefix: prefix of the backend's keys in the store.
+        endpoints: endpoints of the connections to and from the store on rank 0.
+        timeout: timeout of a collective.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class AcceleratorLink:
         self._met: Future[dict[str, bytes]] | None = None
         self._lock = threading.Lock()
         self._has_ended = False
-        self._aborted: threading.Event | None = None  # there once the abort has begun, set once it has returned
+        self._aborted: threading.Event | None = None  # created when the abort begins, set when it has returned
         self._has_stopped_device = False
 
     def begin(self) -> Future[Any]:
-        """Begin to meet the other ranks, in another thread."""
+        """Start to meet the other ranks, in another thread."""
         self._met = begin_breakable(self._breaker, self._store.meet, "samebits-connect")
         return self._met
 
@@ -130,7 +131,7 @@ class AcceleratorLink:
         torch_private.connect_device(pg, self._device)
 
     def launched(self) -> int | None:
-        """As :meth:`.group.Group.launched`."""
+        """Return the number of launched calls, as :meth:`.group.Group.launched`."""
         pg = self._pg()
         groups = [] if pg is None else [*torch_private.subgroups_of(pg), pg]
         found = torch_private.launched(groups, self._device) if groups else None
@@ -147,7 +148,7 @@ class AcceleratorLink:
         return self._aborted is None or self._aborted.is_set()
 
     def end(self, *, cuts: bool) -> None:
-        """Wait until the group is aborted, and make the device ready for the next one; nothing is asked of it any more.
+        """Wait until the group is aborted, and prepare the device for the next group. This group is then unusable.
 
         Args:
             cuts: abort first, because :meth:`cut` was not called; no thread may be waiting.
@@ -164,7 +165,7 @@ class AcceleratorLink:
             devices.restart(self._device)
 
     def _begin_abort(self, *, stops: bool) -> None:
-        """Abort in a thread of its own, for it may hang; ``_lock`` is not held meanwhile."""
+        """Abort in a separate thread, since an abort may hang; ``_lock`` is not held meanwhile."""
         with self._lock:
             if self._has_ended or self._aborted is not None:
                 return
@@ -183,7 +184,7 @@ class AcceleratorLink:
             if pg is not None:
                 devices.use(self._device)
                 torch_private.abort_groups([*torch_private.subgroups_of(pg), pg], self._device)
-        except RuntimeError as error:  # the watchdog finds a thread that does not come out
+        except RuntimeError as error:  # the watchdog reports a thread that stays stuck
             log.warn(f"aborting {self._breaker.name} failed: {error}")
         finally:
             aborted.set()
@@ -213,10 +214,10 @@ class _Launches:
         self.count = 0
 
     def one_more(self, device: torch.device) -> None:
-        """Count one that is about to be launched.
+        """Count a call that is about to be launched.
 
         Raises:
-            UsageError: it would be captured into a graph.
+            UsageError: the call would be captured into a CUDA graph.
         """
         self.count += 1
         if devices.is_capturing(device):
@@ -240,7 +241,7 @@ def remove_left_over(folder: Path = SHARED_MEMORY) -> int:
         try:
             found = path.lstat()
         except OSError:
-            continue  # its owner was faster
+            continue  # its owner removed it first
         is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == user
         if is_ours and found.st_mtime < old_s and _SEGMENT.fullmatch(path.name):
             left.append(path)
@@ -257,7 +258,7 @@ def _mapped(prefix: str) -> Iterator[str]:
         try:
             text = maps.read_text(errors="replace")
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # the process has ended, or is another user's
         yield from re.findall(rf"{re.escape(prefix)}\w{{6}}(?=$|\s)", text, re.MULTILINE)
 
 

@@ -1,11 +1,11 @@
-"""Process groups whose collectives can be abandoned, whatever gloo is doing.
+"""Process groups whose collectives can be abandoned, even while gloo is stuck.
 
-One of the two groups serves the user's ``dist.*`` calls, DDP's broadcasts and subgroups, the other DDP's reducer. Their
-works obey a :class:`~samebits.training.group.breaker.Breaker`. gloo does not wake the receiver of a message that was
-cut off half-way (its pair drops the buffer from the list of those it notifies), so a thread that waits inside gloo may
-stay there until gloo's timeout, half an hour. Therefore collectives are awaited in short slices, which cost nothing
-while they succeed; futures are completed by gloo or the breaker; and what can be awaited only once, inside gloo, is
-awaited by a helper thread that can be abandoned.
+:class:`BreakableGroup` serves the user's ``dist.*`` calls, DDP's broadcasts and subgroups; :class:`ReducerGroup` serves
+DDP's reducer. Their works obey a :class:`~samebits.training.group.breaker.Breaker`. gloo does not wake the receiver of
+a message that was cut off half-way (its pair drops the buffer from its notification list), so a thread that waits
+inside gloo may stay there until gloo's timeout of half an hour. Therefore collectives are awaited in short slices,
+which cost nothing while they succeed, and futures are completed by gloo or the breaker. A work that gloo allows to be
+awaited only once is awaited by a helper thread that can be abandoned.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ COLLECTIVE_ALONE = (
     "a collective {when} samebits.elastic.run would run in this process alone. Fix: move the call into the function "
     "that elastic.run calls"
 )
-_MANY = 8  # works in flight, above which finished ones are removed
+_MANY = 8  # works in flight above which finished works are removed
 _NO_BACKWARD = -1
 
 
 Subgroup = Callable[[list[int], timedelta, str, str], dist.ProcessGroup | None]
-"""Make a group from ranks of the parent, timeout, torch's name and description; None for non-members."""
+"""Make a group from the parent's ranks, a timeout, and torch's name and description; None for non-members."""
 
 
 class BreakableGroup(dist.ProcessGroup):
@@ -62,15 +62,15 @@ class BreakableGroup(dist.ProcessGroup):
     Args:
         inner: the plain group; its backend must be gloo.
         breaker: the switch that its works obey.
-        timeout: of a send or receive for which the caller gives none.
-        subgroup: makes a group of some of its ranks, for ``dist.new_group``.
-        alone: if given, a script's own ``dist.*`` calls are refused; it returns ``before`` or ``after``, whichever side
-            of training the process is on.
+        timeout: timeout of a send or receive whose caller gives none.
+        subgroup: makes a group of some of the ranks, for ``dist.new_group``.
+        alone: if given, the script's own ``dist.*`` calls are refused; returns ``before`` or ``after``, the side of
+            training that the process is on.
         recorder: records the newest launches.
 
     Attributes:
-        breaker: as given.
-        launched: gloo's own works that may still run.
+        breaker: the breaker that was passed in.
+        launched: gloo's own works that may still be running.
         count: number of collectives launched so far.
     """
 
@@ -96,7 +96,7 @@ class BreakableGroup(dist.ProcessGroup):
         self.count = 0
 
     def unfinished(self) -> list[dist.Work]:
-        """Return gloo's works that still run: they must end before its mesh is freed."""
+        """Return gloo's works that still run. They must end before gloo's mesh is freed."""
         return self.launched.unfinished()
 
     def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
@@ -109,15 +109,15 @@ class BreakableGroup(dist.ProcessGroup):
         return Collective(work, self.breaker, self.launched)
 
     def reduce_scatter_by(self, name: str, outputs: Any, inputs: Any, options: Any = None) -> dist.Work:
-        """Launch a reduce-scatter of ``inner`` by its method name, as the all-reduces that gloo makes of it.
+        """Launch a reduce-scatter of ``inner`` by its method name, as all-reduces, which is how gloo implements it.
 
         Args:
-            name: the method.
-            outputs, inputs: a tensor each, or a list of them; an input may be a list with a part for each rank.
-            options: the operation; None: the sum.
+            name: the method's name.
+            outputs, inputs: one tensor each, or a list of tensors; an input may be a list with a part for each rank.
+            options: torch's options with the operation; None: sum.
 
         Raises:
-            RuntimeError: an input does not have as many elements as the outputs of all ranks.
+            RuntimeError: an input's element count differs from that of all ranks' outputs.
         """
         how = dist.AllreduceOptions()
         if options is not None:
@@ -188,7 +188,7 @@ class BreakableGroup(dist.ProcessGroup):
         pg_options: object,
         backend: object = None,
     ) -> dist.ProcessGroup | None:
-        """Make a subgroup for ``dist.new_group``, called on every rank; None on ranks outside the new group.
+        """Make a subgroup for ``dist.new_group``, which every rank calls; return None on ranks outside it.
 
         ``backend``, passed since torch 2.14, and the options are ignored: the backend is this group's.
         """
@@ -198,33 +198,33 @@ class BreakableGroup(dist.ProcessGroup):
         return self._subgroup(ranks, timeout, group_name, group_desc or "undefined")
 
     def mesh(self) -> dist.ProcessGroupGloo:
-        """Return the backend of ``inner``, one for every device type."""
+        """Return the backend of ``inner``, the same for every device type."""
         backend: dist.ProcessGroupGloo = self._inner._get_backend(torch.device("cpu"))
         return backend
 
     def get_group_store(self) -> Store:
-        """Return the store of ``inner``: a Python subclass of ProcessGroup cannot have its own."""
+        """Return the store of ``inner``; a Python subclass of ProcessGroup cannot have a store of its own."""
         store: Store = self._inner.get_group_store()
         return store
 
     def split_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
-        """Split as torch does; the new group is a plain one, ended only by its sockets."""
+        """Split as torch does. The new group is a plain group that ends only when its sockets are shut down."""
         group: dist.ProcessGroup | None = self._inner.split_group(*args, **kwargs)
         return group
 
     def merge_remote_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
-        """Merge as torch does; the new group is a plain one, ended only by its sockets."""
+        """Merge as torch does. The new group is a plain group that ends only when its sockets are shut down."""
         group: dist.ProcessGroup = self._inner.merge_remote_group(*args, **kwargs)
         return group
 
 
 class ReducerGroup(dist.ProcessGroup):
-    """The group on which DDP's reducer launches its buckets, at a cost of a few microseconds each.
+    """The group on which DDP's reducer launches its buckets, at a cost of a few microseconds per bucket.
 
-    The reducer waits for its buckets in C++, at the end of the backward pass, where it could not be freed from a bucket
-    that gloo has forgotten. So all of them are awaited in Python just before that, and the reducer finds them done.
-    Python runs once per bucket, which goes to gloo past torch's dispatcher, and once per backward pass, where it waits;
-    none runs when a bucket completes.
+    The reducer waits for its buckets in C++ at the end of the backward pass. It could not be freed there from a bucket
+    that gloo never completes. So all buckets are awaited in Python just before, and the reducer finds them done. Python
+    runs once per bucket, to pass it to gloo without torch's dispatcher, and once per backward pass, to wait. No Python
+    runs when a bucket completes.
     """
 
     def __init__(self, group: BreakableGroup) -> None:
@@ -236,10 +236,10 @@ class ReducerGroup(dist.ProcessGroup):
         mesh: Any = group.mesh()  # its methods are missing from torch's stubs
         self._allreduce: Callable[..., dist.Work] = mesh.allreduce
         self._backward = _NO_BACKWARD  # the last pass that launched a bucket here
-        self._works: list[dist.Work] = []  # what it launched
+        self._works: list[dist.Work] = []  # the works that this pass launched
 
     def allreduce(self, *args: Any) -> dist.Work:
-        """Launch a bucket inside a backward pass; elsewhere (``Join``) act as the group itself."""
+        """Launch a bucket inside a backward pass; elsewhere (``Join``) behave like the plain group."""
         backward = torch_private.current_backward()
         if backward == _NO_BACKWARD:
             return self._group.collective("allreduce", *args)
@@ -266,7 +266,7 @@ class ReducerGroup(dist.ProcessGroup):
         works.clear()
 
     def broadcast(self, *args: Any) -> dist.Work:
-        """Broadcast a new bucket layout, once."""
+        """Broadcast a new bucket layout."""
         return self._group.collective("broadcast", *args)
 
     def getBackendName(self) -> str:
@@ -275,7 +275,7 @@ class ReducerGroup(dist.ProcessGroup):
 
 
 def _is_scripts_own(frame: FrameType | None) -> bool:
-    """Return whether a call came through ``torch.distributed`` from elsewhere than DTensor, which distributes alone."""
+    """Return whether a call came through ``torch.distributed``, but not from DTensor, which communicates by itself."""
     if frame is None or frame.f_code.co_filename != distributed_c10d.__file__:
         return False
     while frame is not None and frame.f_code.co_filename in _C10D:

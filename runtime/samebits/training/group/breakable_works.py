@@ -31,18 +31,18 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Limits how long a send or receive that gloo has forgotten holds a thread after a break, which happens to some survivor
-# at every sixth loss. A slice that ends early costs 0.2 ms, so the first is as long as most collectives take.
+# Limits how long a stuck send or receive holds a thread after a break; about one loss in six leaves one stuck.
+# A slice that ends early costs 0.2 ms, so the first slice is as long as most collectives take.
 _FIRST_SLICE, _LONGEST_SLICE = timedelta(milliseconds=10), timedelta(milliseconds=100)
 NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout: wait without limit
 _MAIN_THREAD = threading.main_thread().ident
 
 
 class InFlight:
-    """gloo's own works that may still run; the code that sees one end reports it here.
+    """gloo's own works that may still be running. Code that sees a work end reports it here.
 
     Args:
-        recorder: notified of every end.
+        recorder: notified when a work ends.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -57,7 +57,7 @@ class InFlight:
         self._numbers[work] = number
 
     def ended(self, work: dist.Work) -> None:
-        """Record that a work has ended; repeated calls have no effect."""
+        """Record that a work has ended; calling this again has no effect."""
         self._recorder.over(self._numbers.pop(work, None))
 
     def unfinished(self) -> list[dist.Work]:
@@ -76,13 +76,13 @@ class InFlight:
 
 
 def await_this_thread_at_exit() -> None:
-    """Join this thread at exit: one of torch's own must not be in gloo while the interpreter is torn down."""
+    """Join this thread at exit: a thread of torch's must not be inside gloo while the interpreter is torn down."""
     if threading.get_ident() != _MAIN_THREAD:
         join_at_exit()
 
 
 def wait_in_slices(work: dist.Work, breaker: Breaker, launched: InFlight, timeout: timedelta) -> None:
-    """Wait until gloo's work is over; raise if it failed, ``timeout`` (0: none) passed or the group was broken."""
+    """Wait until gloo's work is done; raise if it failed, ``timeout`` (0: none) passed or the group was broken."""
     await_this_thread_at_exit()
     began_s = time.perf_counter()
     try:
@@ -113,16 +113,16 @@ def _wait_through(work: dist.Work, breaker: Breaker, launched: InFlight, timeout
 
 
 def _is_the_scripts(error: RuntimeError) -> bool:
-    """Return whether the script raised it while this thread waited, in a signal handler or from another thread.
+    """Return whether the script raised this error while the thread waited, in a signal handler or from another thread.
 
-    torch's errors have a text and come straight out of the call; a handler has a frame of its own.
+    torch's errors have a text and come straight out of the call; a signal handler has a frame of its own.
     """
     traceback = error.__traceback__
     return not error.args or (traceback is not None and traceback.tb_next is not None)
 
 
 class _DelegatingWork(dist.Work):
-    """The common delegation to gloo's own work."""
+    """Common delegation to gloo's own work."""
 
     def __init__(self, inner: dist.Work, breaker: Breaker) -> None:
         super().__init__()
@@ -152,15 +152,19 @@ class _DelegatingWork(dist.Work):
 
 
 class Collective(_DelegatingWork):
-    """A collective that one of gloo's threads runs; it is in ``launched`` until known to have ended."""
+    """A collective that runs in one of gloo's threads; it stays in ``launched`` until it is known to have ended."""
 
     def __init__(self, inner: dist.Work, breaker: Breaker, launched: InFlight) -> None:
         super().__init__(inner, breaker)
         self._launched = launched
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait until it is done, ``timeout`` passes or the group is broken; raises torch's errors or
-        GenerationEndedError."""
+        """Wait until the work is done.
+
+        Raises:
+            GenerationEndedError: the group is broken.
+            RuntimeError: torch's own, if the work fails or ``timeout`` passes.
+        """
         self._finish(timeout)
         return True
 
@@ -170,8 +174,8 @@ class Collective(_DelegatingWork):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future for DDP and ``then``, completed with the work or failed by the breaker.
 
-        A thread of ours waits for the work and completes the future. gloo's own thread must not call back into Python:
-        it cannot be joined at the process's end, and aborts the process if it needs an interpreter that is being torn
+        Our own thread waits for the work and completes the future. gloo's thread must not call back into Python: it
+        cannot be joined when the process exits, and it aborts the process if it needs an interpreter that is being torn
         down.
         """
         ours: torch.futures.Future[Any] = torch.futures.Future()
@@ -194,16 +198,16 @@ class Collective(_DelegatingWork):
 
 
 class ReduceScatter(Collective):
-    """A reduce-scatter made of an all-reduce, whose part for this rank is copied to the output when it is waited for.
+    """A reduce-scatter made of an all-reduce; waiting for it copies this rank's part to the output.
 
-    gloo does the same inside, with the same bits, but its own work ignores the timeout of a wait. A rank whose message
-    was cut off midway would then stay in gloo until gloo's timeout.
+    gloo does the same internally, with the same bits, but its own work ignores the timeout of a wait. A rank whose
+    message was cut off midway would then stay in gloo until gloo's timeout.
 
     Args:
-        inner, breaker, launched: of the all-reduce, as :class:`Collective` has them.
-        reduced: what is reduced in place, whole.
+        inner, breaker, launched: as for :class:`Collective`, of the all-reduce.
+        reduced: the complete tensor, reduced in place.
         output: this rank's part.
-        rank: of this process in the group.
+        rank: this process's rank in the group.
     """
 
     def __init__(
@@ -254,14 +258,14 @@ class Several(dist.Work):
         return [one for work in self._works for one in work.result()]
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait for all of them, as :meth:`Collective.wait`."""
+        """Wait for all works of the call, as :meth:`Collective.wait` does."""
         return all(work.wait(timeout) for work in self._works)
 
 
 class Pairwise(_DelegatingWork):
-    """A send or receive, which gloo allows to be awaited only once; a timeout there closes every connection.
+    """A send or receive. gloo allows only one wait for it, and a timeout there closes every connection.
 
-    ``ended`` is called once it is over.
+    ``ended`` is called once the work is over.
     """
 
     def __init__(self, inner: dist.Work, breaker: Breaker, timeout: timedelta, ended: Callable[[], None]) -> None:
@@ -272,7 +276,7 @@ class Pairwise(_DelegatingWork):
         self._done = False
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait as torch does; raise GenerationEndedError if the group is broken meanwhile."""
+        """Wait as torch does; raise GenerationEndedError if the group is broken."""
         with self._lock:
             if not self._done:
                 limit, began_s = timeout or self._timeout, time.perf_counter()

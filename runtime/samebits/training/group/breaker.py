@@ -1,7 +1,6 @@
 """A switch that ends every wait in one process group, and calls that can be abandoned while they run.
 
-A thread never waits for gloo itself, only for something that both gloo and the breaker can complete, whichever is
-first.
+A thread never waits inside gloo. It waits for an object that both gloo and the breaker can complete.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = [
 T = TypeVar("T")
 
 EXIT_GRACE_S = 5.0  # freeing a mesh takes about 10 ms; a thread stuck in gloo is not worth a longer wait
-_LAST_WORDS_S = 0.0005  # the exit of an operating-system thread cannot be waited for
+_LAST_WORDS_S = 0.0005  # the exit of an operating-system thread cannot be awaited
 
 
 class Failable(Protocol):
@@ -49,7 +48,7 @@ def _nothing() -> None:
 
 
 class Breaker:
-    """The switch of one group: thrown once, from any thread, it fails everything being waited for.
+    """The switch of one group. Throwing it, once and from any thread, fails everything that is being waited for.
 
     Args:
         name: the group's name in error messages, e.g. ``generation 7``.
@@ -69,7 +68,7 @@ class Breaker:
 
     @property
     def broken(self) -> bool:
-        """Whether it was thrown."""
+        """Whether the breaker was thrown."""
         return self._reason is not None
 
     def throw(self, reason: str) -> bool:
@@ -89,7 +88,7 @@ class Breaker:
             raise self._error()
 
     def watch(self, waiter: Failable) -> None:
-        """Let ``throw`` fail this waiter from now on; raise at once if it was thrown already."""
+        """Register a waiter that ``throw`` is to fail; raise at once if the breaker was thrown already."""
         with self._lock:
             if self._reason is None:
                 self._waiting.add(waiter)
@@ -97,7 +96,7 @@ class Breaker:
         raise self._error()
 
     def release(self, waiter: Failable) -> bool:
-        """Stop watching; return True if the waiter is still the caller's to complete."""
+        """Stop watching; return True if the caller still has to complete the waiter."""
         with self._lock:
             if waiter not in self._waiting:
                 return False
@@ -123,7 +122,7 @@ def run_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> 
 
 
 def begin_breakable(breaker: Breaker, call: Callable[[], T], thread_name: str) -> concurrent.futures.Future[T]:
-    """Begin :func:`run_breakable`; the future gets its outcome, or GenerationEndedError if the breaker is thrown."""
+    """Start the call of :func:`run_breakable`; the future gets its outcome, or GenerationEndedError after a throw."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     breaker.watch(outcome)
     try:
@@ -151,7 +150,7 @@ _aside: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def run_aside(body: Callable[[], None], thread_name: str) -> None:
-    """Run torch's code in a thread that the process's end waits for only briefly.
+    """Run torch's code in a thread that the process waits for only briefly when it exits.
 
     Without that wait, a daemon thread that returns from C++ while the interpreter is torn down would abort the process
     with SIGABRT, and a finished job would lose its exit status.
@@ -166,7 +165,7 @@ def run_aside(body: Callable[[], None], thread_name: str) -> None:
 
 
 def join_at_exit() -> None:
-    """Let the process's end wait for the calling thread, a script's own, which is inside torch's code."""
+    """Make the process wait at exit for the calling thread, one of the script's, which is inside torch's code."""
     thread = threading.current_thread()
     if thread is not threading.main_thread() and not isinstance(thread, threading._DummyThread):
         _aside.add(thread)
@@ -176,7 +175,7 @@ _stuck: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def expect_no_end() -> None:
-    """Exempt the calling thread from the wait at the process's end: its call may take half an hour."""
+    """Exempt the calling thread from the wait at exit, since its call may take half an hour."""
     thread = threading.current_thread()
     _stuck.add(thread)
     _aside.discard(thread)
@@ -186,19 +185,19 @@ _exit_status: list[int] = []
 
 
 def leave_with(status: int) -> None:
-    """Set the exit status to leave with at the end, even if a thread is stuck."""
+    """Set the exit status that the process ends with, even if a thread is stuck then."""
     _exit_status[:] = [status]
 
 
 def end_process(status: int) -> NoReturn:
-    """End the process now, without its exit handlers: with the status that is decided already, else with ``status``."""
+    """End the process now, without exit handlers, with the status set by :func:`leave_with`, else with ``status``."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(_exit_status[0] if _exit_status else status)
 
 
 def _is_running(thread: threading.Thread) -> bool:
-    """Return whether a thread runs, including one that Python counts as ended but that still frees C++ objects."""
+    """Return whether a thread runs, including one that has ended for Python but still frees C++ objects."""
     return thread.is_alive() or Path(f"/proc/self/task/{thread.native_id}").exists()
 
 
@@ -212,4 +211,4 @@ def _let_threads_end() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
         time.sleep(_LAST_WORDS_S)
     if _exit_status and any(thread.is_alive() for thread in (*_aside, *_stuck)):
-        end_process(_exit_status[0])  # whatever it comes out of, it must not meet an interpreter that is torn down
+        end_process(_exit_status[0])  # a thread that returns later must not meet an interpreter that is torn down

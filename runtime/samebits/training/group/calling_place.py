@@ -1,7 +1,7 @@
 """Find where in the user's own program a call came from, for messages that name a file and a line.
 
-That is the innermost line outside torch, the standard library, installed packages and this package. A library between
-that line and this package is named too, because the call may not be visible in the user's file.
+The place is the innermost line outside torch, the standard library, installed packages and this package. A library
+between that line and this package is named too, because the call may not be visible in the user's file.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def place_of(error: BaseException) -> str:
 
 
 class _Files(dict[str, bool]):
-    """Results of ``is_library``, looked up for every frame, where a dict is faster than its cache."""
+    """A cache of ``is_library``, which is called for every frame; a dict lookup is faster than ``functools.cache``."""
 
     def __missing__(self, file: str) -> bool:
         self[file] = found = is_library(file)
@@ -76,9 +76,9 @@ _files = _Files()
 
 
 def calling_frame(depth: int) -> FrameType | None:
-    """Return the script's innermost frame, searching from ``depth`` callers out; None if it is too far out.
+    """Return the script's innermost frame, starting ``depth`` callers up; None if no frame is found within the limit.
 
-    Costs about 0.1 µs per frame of torch's in between.
+    Costs about 0.1 µs per frame of torch that is passed.
     """
     frame: FrameType | None = sys._getframe(depth)
     left = _MOST_FRAMES

@@ -1,8 +1,8 @@
 """Move DistributedDataParallel wrappers from group to group, keeping their bucket layout.
 
-The sum over ranks of a bucket is bit-stable, but a gradient's place in its bucket decides its bits, and DDP lays its
+The sum of a bucket over ranks is bit-stable, but a gradient's place in its bucket decides its bits. DDP lays its
 buckets out again after its first iteration, in the order in which gradients arrived. So the layout, and whether it is
-final, belongs to the restore point, and every rank, survivor or newcomer, gets a new reducer on exactly that layout.
+final, is part of the restore point, and every rank, survivor or newcomer, gets a new reducer with exactly that layout.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which gradients are summed together, and in which order they lie in a bucket.
+    """Which gradients are summed together, and their order in a bucket.
 
     ``buckets`` are names of ``ddp.module.named_parameters()``, in the order in which buckets are reduced. ``rebuilt``
-    marks the final layout; otherwise it is the one before DDP's first iteration, and will be replaced.
+    marks the final layout. Otherwise the layout is that before DDP's first iteration, and DDP will replace it.
     """
 
     buckets: tuple[tuple[str, ...], ...]
@@ -67,7 +67,7 @@ class Layout:
 
 
 def fingerprint(layout: Layout) -> str:
-    """Return 16 hex digits that are equal exactly if layouts are."""
+    """Return 16 hex digits that are equal if and only if the layouts are."""
     return hashlib.sha256(json.dumps(layout.to_plain()).encode()).hexdigest()[:16]
 
 
@@ -77,8 +77,8 @@ def fingerprint(layout: Layout) -> str:
 def capture(ddp: DistributedDataParallel) -> Layout:
     """Return the layout that the next backward pass will use.
 
-    Between the first and the second iteration DDP knows its final layout but has not built it. This builds it, which
-    takes one small broadcast from rank 0 that the next forward pass would do otherwise. So every rank must call this at
+    Between the first and the second iteration DDP knows its final layout but has not built it. This function builds it,
+    with one small broadcast from rank 0 that the next forward pass would make otherwise. So every rank must call it at
     the same point of its program, such as a commit.
 
     Raises:
@@ -100,7 +100,7 @@ def capture(ddp: DistributedDataParallel) -> Layout:
 
 
 _captured: weakref.WeakKeyDictionary[Module, tuple[Reducer, Layout]] = weakref.WeakKeyDictionary()
-"""Final layouts, which are read once and not at every commit."""
+"""Final layouts, which are read only once."""
 
 
 def _read(ddp: DistributedDataParallel) -> Layout:
@@ -115,7 +115,7 @@ def _buckets(ddp: DistributedDataParallel) -> Sequence[Any]:
 
 
 class _WithoutMemory(TorchDispatchMode):
-    """Creates tensors with shapes but without elements.
+    """Create tensors with a shape but without elements.
 
     A reducer reveals its buckets by returning zeros of their size: for 1 GB they take a third of a second, in memory
     that a rank may not have.
@@ -135,17 +135,17 @@ class _WithoutMemory(TorchDispatchMode):
         return make(*args, **{**(options or {}), "device": torch.device("meta")})
 
 
-# --- giving -----------------------------------------------------------------------------------------------------------
+# --- attaching --------------------------------------------------------------------------------------------------------
 
 
 def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) -> None:
-    """Give a wrapper a generation's group and exactly this layout; its gradients become None.
+    """Attach a wrapper to a generation's group with exactly this layout; its gradients become None.
 
     Args:
         ddp: a survivor's wrapper, or a new one.
-        group: formed; a wrapper on a subgroup of its own keeps that.
-        layout: a final one is applied as it is; None, or one that is not final, gives the layout of a new wrapper
-            before its first iteration.
+        group: the formed group; a wrapper on a subgroup of its own keeps that subgroup.
+        layout: a final layout is applied as it is; None, or a layout that is not final, gives the layout of a new
+            wrapper before its first iteration.
 
     Raises:
         LayoutError: this model cannot have that layout; the message names the difference.
@@ -163,7 +163,7 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
         else:
             _build_fresh(ddp, parameters, sparse)
     ddp.process_group = pg
-    ddp.require_forward_param_sync = True  # the same on every rank, whatever each has done before
+    ddp.require_forward_param_sync = True  # the same on every rank, whatever it was before
     _connect_reducer(ddp)
     for parameter in ddp.module.parameters():
         parameter.grad = None
@@ -180,10 +180,11 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
 
 @contextlib.contextmanager
 def _only_reduced_require_gradients(ddp: DistributedDataParallel) -> Iterator[None]:
-    """Let exactly the reducer's parameters require gradients inside the block, as when the wrapper was built.
+    """Make exactly the reducer's parameters require gradients inside the block, as when the wrapper was built.
 
     A script may freeze a model for a while (a GAN's discriminator) or unfreeze it later (a backbone), while torch's
-    reducer keeps its parameters. A reducer built from the current flags would not reduce what is frozen now.
+    reducer keeps its parameters. A reducer built from the current flags would not reduce the parameters that are frozen
+    now.
     """
     reduced = {id(parameter) for bucket in _buckets(ddp) for parameter in bucket.parameters()}
     flags = [(parameter, parameter.requires_grad) for parameter in ddp.module.parameters()]
@@ -206,8 +207,8 @@ def _build_final(
 ) -> None:
     """Build a reducer with the layout as its final one, as if gradients had arrived in that order.
 
-    The reducer gets its parameters in that order, each marked as ready (as DDP's ``join`` does for ranks that
-    have run out of data). Its broadcast of the result goes to a group of one.
+    The reducer gets its parameters in that order, each marked as ready, as DDP's ``join`` does for ranks without data.
+    Its broadcast of the result goes to a group of one.
     """
     by_name = dict(ddp.module.named_parameters())
     position = {id(parameter): index for index, parameter in enumerate(parameters)}
@@ -224,7 +225,7 @@ def _build_final(
 
 
 def _connect_reducer(ddp: DistributedDataParallel) -> None:
-    """Let the reducer launch its buckets in the cheapest way that can be abandoned at any time."""
+    """Make the reducer launch its buckets in the cheapest way that can be abandoned at any time."""
     group = ddp.process_group
     # In a static graph's first iteration the reducer reduces and waits in one call, so it uses the general way.
     if isinstance(group, BreakableGroup) and not ddp.static_graph:
@@ -331,9 +332,9 @@ class _Rider:
 
 
 class _Riders:
-    """The wrappers that a script builds. Those built outside a generation persist; others end with theirs.
+    """The wrappers that a script builds. Those built outside a generation persist; others end with their generation.
 
-    Within a phase the order of construction is the script's and the same on every rank, so it identifies the wrapper.
+    Within a phase, the script builds wrappers in the same order on every rank, so the order identifies the wrapper.
     """
 
     def __init__(self) -> None:
@@ -343,7 +344,7 @@ class _Riders:
         self._group: Group | None = None
         self._layouts: dict[str, Layout] = {}
         self._settled: dict[str, Any] | None = None  # all layouts as plain values, once they are final
-        self._has_buffers = True  # once layouts are final: whether there may be buffers to synchronize
+        self._has_buffers = True  # whether there may be buffers to synchronize; valid once layouts are final
         self._waiting: dict[str, RemovableHandle] = {}
 
     def install(self) -> None:
@@ -389,7 +390,7 @@ class _Riders:
         for ddp, _ in self._present():
             if ddp.will_sync_module_buffers():
                 torch_private.make_buffers_rank_0s(ddp)
-                ddp.require_forward_param_sync = False  # until a forward pass has changed them again
+                ddp.require_forward_param_sync = False  # until a forward pass changes the buffers again
 
     def generation_ended(self) -> None:
         self._group = None
@@ -456,11 +457,11 @@ def install() -> None:
 
 
 def attach_all(group: Group, layouts: Mapping[str, Any] | None) -> None:
-    """Attach every wrapper to a new generation's group; those built inside it are attached at their first forward.
+    """Attach every wrapper to a new generation's group; wrappers built inside it are attached at their first forward.
 
     Args:
-        group: formed and installed.
-        layouts: what :func:`capture_all` returned when the restore point was made; None before the first step.
+        group: the formed and installed group.
+        layouts: :func:`capture_all`'s result from when the restore point was made; None before the first step.
 
     Raises:
         LayoutError, UsageError: as :func:`attach`.
@@ -470,9 +471,9 @@ def attach_all(group: Group, layouts: Mapping[str, Any] | None) -> None:
 
 
 def sync_buffers_all() -> None:
-    """Make every wrapper's buffers (batch statistics) rank 0's, as its next forward pass would.
+    """Set every wrapper's buffers (batch statistics) to rank 0's, as its next forward pass would.
 
-    So the saved state is the same on every rank. A collective: called on every rank at the same step.
+    This makes the saved state the same on every rank. A collective: call it on every rank at the same step.
     """
     _riders.sync_buffers_all()
 
@@ -483,7 +484,7 @@ def wrappers() -> list[DistributedDataParallel]:
 
 
 def require_all_among(weights: Sequence[torch.Tensor]) -> None:
-    """Raise if a wrapper trains a parameter that is not in the state, and that a recovery would not restore.
+    """Raise if a wrapper trains a parameter that is not in the state, since recovery would not restore it.
 
     Raises:
         UsageError: names the wrapped module.
@@ -502,7 +503,8 @@ def require_all_among(weights: Sequence[torch.Tensor]) -> None:
 def settle_all() -> dict[str, Any] | None:
     """Return :func:`capture_all`'s result at a commit; costs nothing once all layouts are final.
 
-    None between the first and the second iteration of a wrapper with ``static_graph=True``, which has no layout then.
+    Returns None between the first and the second iteration of a wrapper with ``static_graph=True``, which has no layout
+    yet.
     """
     return _riders.settle_all()
 

@@ -1,7 +1,7 @@
-"""Which device this process trains on, which backend connects such devices, and whether it still works.
+"""Choose this process's device and the backend that connects such devices, and test whether the device still works.
 
-Everything goes through ``torch.accelerator``. Ascend needs an extra package, which is imported only if it is asked for
-or installed; a missing driver stack is one clear sentence.
+Everything goes through ``torch.accelerator``. Ascend needs an extra package, which is imported only if the device is
+requested or the package is installed. A missing driver stack is reported in one sentence.
 
 One problem cannot be handled here: with ``torch_npu`` installed and CANN missing, plain ``import torch`` already fails,
 since torch loads every installed device backend. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the environment, set before
@@ -40,7 +40,7 @@ KINDS: Final = ("cpu", "cuda", "npu")
 """The device types a process can be asked to train on."""
 
 SOUND_WITHIN_S: Final = 5.0
-"""After so long a device that does not answer counts as lost to this process."""
+"""Seconds after which a device that does not answer counts as lost to this process."""
 _LOOKED_AT: Final = 1024
 _CAPTURING: Final = "is_current_stream_capturing"
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
@@ -57,7 +57,7 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
     Args:
         requested: ``cpu``, ``cuda``, ``npu``, or another package's; None takes the available accelerator if its backend
             is known, else the CPU.
-        local_rank: of this process on its host, 0-based; the device index, modulo the number of devices.
+        local_rank: this process's rank on its host, 0-based; the device index is this modulo the number of devices.
 
     Raises:
         SettingsError: an unknown device type, or one that this process cannot use.
@@ -79,10 +79,10 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
 
 
 def use(device: torch.device) -> None:
-    """Make this accelerator the calling thread's current one.
+    """Make this accelerator the calling thread's current device.
 
-    A new thread begins with device 0, and a library that puts back "the current device" there, as NCCL's abort does,
-    makes a context of hundreds of MB on it in every process.
+    A new thread begins with device 0. A library that restores "the current device" there, as NCCL's abort does, creates
+    a context of hundreds of MB on device 0 in every process.
     """
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
@@ -94,7 +94,7 @@ def settle(device: torch.device) -> None:
 
 
 def busy_watch(device: torch.device) -> Callable[[], bool]:
-    """Return a function, for any thread, that tells whether this thread's stream of the device has work left."""
+    """Return a function, for any thread, that returns whether this thread's current stream has work left."""
     if device.type == "cpu":
         return lambda: False
     stream = torch.accelerator.current_stream(device)
@@ -102,19 +102,19 @@ def busy_watch(device: torch.device) -> Callable[[], bool]:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return whether this thread's stream of the device is being captured into a graph; False for devices without."""
+    """Return whether this thread's stream is being captured into a graph; False for devices without graphs."""
     asked = None if device.type == "cpu" else getattr(torch.get_device_module(device), _CAPTURING, None)
     return asked is not None and bool(asked())
 
 
 def require_sound(device: torch.device, within_s: float = SOUND_WITHIN_S) -> None:
-    """Allocate, compute and copy on this accelerator, on a stream of its own.
+    """Test this accelerator: allocate, compute and copy on a separate stream.
 
-    A CUDA error such as an illegal access stays in the process that had it: every later call fails, or hangs, however
-    often its group is formed again.
+    A CUDA error such as an illegal access persists in its process: every later call fails or hangs, even after the
+    group is formed again.
 
     Raises:
-        DeviceLostError: it failed, or took longer than ``within_s`` seconds.
+        DeviceLostError: the test failed, or took longer than ``within_s`` seconds.
     """
     if device.type == "cpu":
         return
@@ -148,11 +148,11 @@ def backend_of(device: torch.device, wanted: str | None = None) -> str:
     """Return the name of the ``torch.distributed`` backend for devices of this type.
 
     Args:
-        device: one of them.
-        wanted: COLLECTIVE_BACKEND: gloo, or None for the device's own.
+        device: a device of the type.
+        wanted: COLLECTIVE_BACKEND: ``gloo``, or None for the device type's own backend.
 
     Raises:
-        SettingsError: no backend is known for it, or the wanted one does not support it.
+        SettingsError: no backend is known for the device, or the wanted backend does not support it.
     """
     if wanted == dist.Backend.GLOO and device.type != "cpu":
         if device.type not in dist.Backend.backend_capability[dist.Backend.GLOO]:

@@ -1,9 +1,9 @@
 """Distinguish a lost peer from everything else that can go wrong in a training step.
 
 A lost peer is recognised by what only the transport writes (its exception types, its source file in the message, the
-frame that raised), never by a word such as "connection" alone. So a user's own RuntimeError is never mistaken for one
-and always ends the process with its text. A CUDA error is none either: what NCCL reports as one may be a peer's, and is
-told apart afterwards by asking the device (``device.require_sound``).
+frame that raised), never by a word such as "connection" alone. So a user's own RuntimeError is never mistaken for a
+lost peer, and always ends the process with its text. CUDA errors do not count either: NCCL may report a peer's failure
+as a CUDA error, so the device itself is tested afterwards (``device.require_sound``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GLOO = re.compile(
     # torch's second NCCL backend (nccl2), whose errors are plain RuntimeErrors
     r"|NCCL operation timed out|Watchdog caught collective operation timeout"
     r"|: (unhandled (cuda|system) error|internal error|remote process exited)[^\n]*\n\s*NCCL Last Error:"
-    # torch_npu, from any operation that runs into them; a memory error of this process's own device is not among them
+    # torch_npu, from any operation that meets them; memory errors of this process's own device are not included
     r"|(?-i:FORCE STOP|SUSPECT REMOTE ERROR|HCCS LINK ERROR|UB LINK ERROR|HCCL OP RETRY FAILED)",
     re.IGNORECASE,
 )

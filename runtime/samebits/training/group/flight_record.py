@@ -1,8 +1,7 @@
 """Write the collectives that were open when a group was broken, from torch's flight recorder, to a file in LOG_DIR.
 
-torch records every collective in memory that is lost with the process, and a rank that does not leave a collective is
-ended soon. So open collectives are written as soon as the group is broken, in another thread that no recovery waits
-for.
+torch keeps its record of collectives in memory that is lost with the process, and a rank that stays in a collective is
+soon ended. So open collectives are written as soon as the group is broken, in a thread that no recovery waits for.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def write(folder: Path, node: str, reason: str) -> Path | None:
 
     Args:
         folder: LOG_DIR; if it is missing, nothing is written.
-        node: this process's.
+        node: this process's node.
         reason: why the group was broken.
     """
     path = folder / f"flight_{node}.json"

@@ -1,9 +1,9 @@
-"""Keys set after the ranks of a generation have met, kept by rank 0 and requested by the others over TCP.
+"""Keys set after the ranks of a generation have met: rank 0 keeps them, and the others request them over TCP.
 
-A connection first sends the generation's password, 32 random bytes that only the members get (in the one message of
-their meeting, which the scheduler carries). A connection without the password can only wait; few of those are kept, and
-the oldest is closed for the next. Each connection carries one request and its answer, so a rank that waits for a key
-blocks no other.
+A connection first sends the generation's password, 32 random bytes that only members get, in the single message of
+their meeting, which the scheduler carries. A connection that has not sent the password can only wait; few of these are
+kept, and the oldest is closed when another arrives. Each connection carries one request and its answer, so a rank that
+waits for a key blocks no other.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["KeyServer", "RemoteKeys"]
 
 PASSWORD_BYTES: Final = 32
 MOST_UNPROVEN: Final = 128
-"""Limit on connections without a password. Members send it on connecting, so they are rarely among them."""
+"""Limit on connections without a password. Members send theirs on connecting, so they are rarely counted."""
 MAX_QUESTION_BYTES: Final = 1 << 20
-MAX_TABLE_BYTES: Final = 64 << 20  # NCCL's id has 128 bytes, gloo's data for one rank of a subgroup some hundreds
+MAX_TABLE_BYTES: Final = 64 << 20  # NCCL's id has 128 bytes; gloo's data for one rank of a subgroup, some hundreds
 _BACKLOG = 1024
 _CONNECT_TIMEOUT_S = 30.0
-_AGAIN_S = 0.02  # before a request that was crowded out by strangers is repeated
-_LOOK_S = 1.0  # for systems where shutting a listener down does not wake its waiter
+_AGAIN_S = 0.02  # pause before a request that was crowded out by strangers is repeated
+_LOOK_S = 1.0  # polling interval on systems where shutting down a listener does not wake its waiter
 _READ_BYTES = 1 << 16
 _SIZE = struct.Struct("!I")
-_OWN_ENTRY_BYTES = 100  # what Python needs for an entry besides its bytes
+_OWN_ENTRY_BYTES = 100  # Python's overhead per entry
 
 _WAITS = frozenset({"get", "wait"})
 
@@ -50,7 +50,7 @@ class _Refused(Exception):
 
 
 class _Table:
-    """A bounded implementation of ``torch.distributed.Store``; ``get`` and ``wait`` need keys that are present."""
+    """A bounded implementation of ``torch.distributed.Store``; ``get`` and ``wait`` require keys that are present."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -117,15 +117,15 @@ class _Caller:
 class KeyServer:
     """Rank 0's table and its serving thread, from :meth:`start` until the generation's breaker is thrown.
 
-    It listens at once, so earlier connections wait in the backlog.
+    The listener is open as soon as the object exists, so earlier connections wait in the backlog.
 
     Args:
-        address: where it listens: a numeric IP address of this host.
-        breaker: ends it.
+        address: numeric IP address of this host to listen on.
+        breaker: ends the server when thrown.
 
     Attributes:
-        address: with the port.
-        password: to be given to members only.
+        address: the address with the port.
+        password: given to members only.
     """
 
     def __init__(self, address: str, breaker: Breaker) -> None:
@@ -158,7 +158,7 @@ class KeyServer:
         threading.Thread(target=self._serve, name=f"keys of {self._breaker.name}", daemon=True).start()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # the thread has already seen the end and closed it
+        with suppress(OSError):  # the thread has already noticed the end and closed the listener
             self._listener.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
@@ -188,7 +188,7 @@ class KeyServer:
             connection, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # out of descriptors, so connections without a password are closed; or the end has come
+        except OSError:  # the listener was shut down, or descriptors ran out: close connections without a password
             self._make_room(0)
             time.sleep(_AGAIN_S)
             return
@@ -289,12 +289,12 @@ class RemoteKeys:
 
     @property
     def words(self) -> list[str | int | bytes]:
-        """Host, port and password, which another rank needs."""
+        """Host, port and password, as another rank needs them."""
         return [*self.address, self._password]
 
     @classmethod
     def from_words(cls, words: list[Any]) -> RemoteKeys:
-        """Rebuild it from :attr:`words`."""
+        """Rebuild the object from :attr:`words`."""
         host, port, password = words
         return cls((host, port), password)
 

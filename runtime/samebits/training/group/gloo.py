@@ -1,7 +1,7 @@
 """Build gloo meshes, identify their sockets, and cut them.
 
 gloo tells its peers where it listens only through the store, which is ours. So every connection of a generation and its
-subgroups is known by address, and never guessed from the process's other open sockets. Once a mesh stands, its listener
+subgroups is known by address, and never guessed from the process's open sockets. Once a mesh is complete, its listener
 accepts no more connections.
 """
 
@@ -30,9 +30,9 @@ from samebits.training import torch_private
 __all__ = ["Address", "Endpoints", "address_in", "close_copies", "close_to_newcomers", "connect", "cut"]
 
 READER_NICE = 10
-"""Added niceness of the reading thread. Of 0, 3, 5, 7, 10, 19 and SCHED_BATCH, the value that was never slower than 0.
+"""Added niceness of the reading thread. Of 0, 3, 5, 7, 10, 19 and SCHED_BATCH, only 10 was never slower than 0.
 
-At 19 a rank with a busy DataLoader takes three times as long, and under SCHED_BATCH twice.
+At 19 a rank with a busy DataLoader takes three times as long, and under SCHED_BATCH twice as long.
 """
 
 Address = tuple[str, int]
@@ -49,7 +49,7 @@ _DROP_EVERYTHING = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction, BPF_R
 
 
 class Endpoints:
-    """The addresses one generation listens on: this process's and its peers'."""
+    """The addresses that one generation listens on: this process's and its peers'."""
 
     __slots__ = ("own", "peers")
 
@@ -59,7 +59,7 @@ class Endpoints:
 
 
 def address_in(value: bytes) -> Address | None:
-    """Return the address in what gloo published for one rank; None if the value is something else.
+    """Return the address that gloo published for one rank; None if the value is something else.
 
     The format is that of gloo's ``Rank::bytes`` (gloo/transport/tcp/context.cc): a size and the host name, a size and
     an ``Address`` that begins with a ``sockaddr_storage``, then one number per rank.
@@ -95,12 +95,12 @@ def connect(
     """Listen at ``address``, exchange addresses through ``store``, and connect to all ranks.
 
     Args:
-        store: where gloo puts its own address and waits for the others'.
-        rank: of this process, 0-based.
+        store: where gloo publishes its own address and waits for the others'.
+        rank: this process's rank, 0-based.
         world_size: ranks in the mesh.
         address: a numeric IP address of this host that all peers reach.
         connect_timeout: maximum time for one connection.
-        timeout: of each collective afterwards.
+        timeout: timeout of each collective afterwards.
 
     Raises:
         RuntimeError: from gloo, if a connection was not made in time.
@@ -109,7 +109,7 @@ def connect(
     with ThreadPoolExecutor(1, "samebits-gloo") as aside:  # a thread cannot undo its own niceness
         device = aside.submit(_device_with_nice_reader, address).result()
     mesh = torch_private.gloo_mesh(store, rank, world_size, device, connect_timeout, timeout)
-    key = torch_private.key_of_gloo_rank(rank)  # checked first: with another name, get() would wait for ever
+    key = torch_private.key_of_gloo_rank(rank)  # checked first: get() of a wrong name would wait forever
     own = address_in(bytes(store.get(key))) if store.check([key]) else None
     if own is not None and sys.platform == "linux":
         close_to_newcomers(own)
@@ -117,7 +117,7 @@ def connect(
 
 
 def close_to_newcomers(own: Address) -> bool:
-    """Accept no further connections on this process's listener at ``own``; return whether there is one.
+    """Accept no further connections on this process's listener at ``own``; return whether there is such a listener.
 
     gloo accepts any connection while the mesh lives, keeps those that have sent eight bytes, and aborts the process
     when no descriptor is left or accept fails. So the listener stays open, also in gloo's epoll set, but the kernel
@@ -152,9 +152,9 @@ def _drop_everything(listener: socket.socket) -> None:
 def _device_with_nice_reader(address: str) -> Any:
     """Create a gloo device whose reading thread yields to the group's other threads.
 
-    That thread polls epoll continuously while another thread sends on the connection with pending data. If it takes
-    that thread's core to do so, both wait for the end of a time slice; without niceness, four ranks on two cores spend
-    a quarter of a step there. Under SCHED_BATCH it would not take the core, but would wait for the end of a slice of
+    That thread polls epoll continuously while another thread sends on the connection with pending data. If it takes the
+    sender's core, both wait for the end of a time slice; without niceness, four ranks on two cores lose a quarter of a
+    step this way. Under SCHED_BATCH the reader would not preempt the sender, but would wait for a full slice of
     anything else on that core, such as a DataLoader's worker or another job, and a step would take twice as long.
     """
     if sys.platform == "linux":  # elsewhere niceness applies to the whole process
@@ -190,7 +190,7 @@ def cut(endpoints: Endpoints) -> int:
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    continue  # the peer was faster
+                    continue  # the peer closed it first
                 severed += 1
     return severed
 
@@ -229,7 +229,7 @@ def _socket_of(descriptor: int) -> socket.socket | None:
     try:
         duplicate = os.dup(descriptor)
     except OSError:
-        return None  # closed since it was listed
+        return None  # closed after it was listed
     try:
         return socket.socket(fileno=duplicate)
     except OSError:

@@ -1,8 +1,8 @@
-"""The process group of one generation: formed, installed as torch's default group, broken, dropped.
+"""Form one generation's process group, install it as torch's default group, break it, and drop it.
 
-A group lives only as long as its generation. It is built directly on the backend (no rendezvous, no name look-up), any
-thread may break it at any moment, even while it forms, and dropping it is fast: a separate thread frees what gloo still
-holds.
+A group lives only as long as its generation. It is built directly on the backend, without rendezvous or name lookup.
+Any thread may break it at any moment, even while it forms. Dropping it is fast, because a separate thread frees what
+gloo still holds.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = ["Exchange", "Group", "current_breaker", "discard", "form", "form_alon
 
 _LOOPBACK = "127.0.0.1"
 _STORE_PREFIX = "default_pg"
-_DESCRIPTION = "default_pg"  # torch's own word for the default group
-_LOOK_S = 0.0005  # for collectives, which mostly end within a millisecond
-_FORGOTTEN_AFTER = timedelta(seconds=1)  # collectives that gloo does wake end within milliseconds
+_DESCRIPTION = "default_pg"  # torch's name for the default group
+_LOOK_S = 0.0005  # polling interval for collectives, most of which end within a millisecond
+_FORGOTTEN_AFTER = timedelta(seconds=1)  # collectives that gloo wakes end within milliseconds
 
 
 class _Link(Protocol):
@@ -65,17 +65,18 @@ class _Link(Protocol):
 class Group:
     """The processes of one generation, seen from one of them.
 
-    Nothing happens before :meth:`begin` or :meth:`form`. Hand the group to the thread that may have to break it, then
+    Nothing happens before :meth:`begin` or :meth:`form`. Pass the group to the thread that may have to break it, then
     form it.
 
     Args:
         device: the device this process trains on; its type decides the backend, unless ``backend`` does.
-        rank: of this process, 0-based.
+        rank: this process's rank, 0-based.
         world_size: processes in the generation.
         exchange: carries this rank's message to all; used once.
         name: the group's name in error messages, e.g. ``generation 7``.
         address: a numeric IP address of this host that all peers reach; gloo listens there.
-        timeout_s: of one collective. Recovery does not depend on it; it limits how long a cut-off buffer is kept.
+        timeout_s: timeout of one collective. Recovery does not depend on it; it limits how long a cut-off buffer is
+            kept.
         connect_timeout_s: how long one connection may take while the group forms.
         alone: as for :class:`BreakableGroup` (gloo only).
         info: sent to all ranks with this rank's message; :meth:`info_of` returns any rank's.
@@ -109,7 +110,7 @@ class Group:
         timeout = timedelta(seconds=timeout_s)
         store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout, info)
         self._guards: list[SamplerRefusal | Declaring] = []
-        self._all_info = store.all_info  # a list of its own: nothing here may keep the store
+        self._all_info = store.all_info  # a separate list, since nothing here may keep the store alive
         self._link: _Link | None
         if devices.backend_of(device, backend) == dist.Backend.GLOO:
             self._link = _GlooLink(
@@ -128,11 +129,11 @@ class Group:
         return self._pg
 
     def holds(self, pg: dist.ProcessGroup | None) -> bool:
-        """Return whether this is torch's side of the group."""
+        """Return whether ``pg`` is the process group that torch uses for this group."""
         return pg is not None and pg is self._pg
 
     def info_of(self, rank: int) -> bytes:
-        """Return what that rank sent to all, once the group stands."""
+        """Return the ``info`` that this rank sent to all; available once the group is formed."""
         return self._all_info[rank]
 
     @property
@@ -142,7 +143,7 @@ class Group:
 
     @property
     def collectives(self) -> int:
-        """Number of collectives launched in it, without subgroups; 0 if the backend does not count them."""
+        """Number of collectives launched in the group, without subgroups; 0 if the backend does not count them."""
         return self._pg.count if isinstance(self._pg, BreakableGroup) else 0
 
     def launched(self) -> int | None:
@@ -151,14 +152,14 @@ class Group:
 
     @property
     def breaker(self) -> Breaker:
-        """The group's switch, for calls that are to end with it (:func:`.breaker.run_breakable`)."""
+        """The group's switch, for calls that must end with the group (:func:`.breaker.run_breakable`)."""
         return self._breaker
 
     def begin(self) -> Future[Any]:
-        """Begin to connect in another thread; the exchange may take its time to answer.
+        """Start to connect in another thread; the exchange may take any time to answer.
 
         The group of a future generation waits in the exchange until its members are known. The future completes when
-        the connections stand, or with the error that :meth:`form` would raise.
+        the connections are made, or with the error that :meth:`form` would raise.
         """
         assert self._link is not None, "only drop() gives it up, and that breaks the group"
         return self._link.begin()
@@ -202,7 +203,8 @@ class Group:
         """End every wait in this group, its subgroups and its formation; callable from any thread, repeatedly.
 
         Every waiting thread gets GenerationEndedError, or gloo's own error if gloo is faster. Peers notice by their
-        connections to this process. It does not wait: :attr:`is_cut` says when an accelerator's abort is over.
+        connections to this process. This does not wait: :attr:`is_cut` becomes true when an accelerator's abort is
+        over.
         """
         link = self._link
         if self._breaker.throw(reason) and link is not None:
@@ -210,31 +212,32 @@ class Group:
 
     @property
     def is_cut(self) -> bool:
-        """Whether nothing of :meth:`break_` is still under way in another thread."""
+        """Whether everything that :meth:`break_` started in other threads has finished."""
         link = self._link
         return link is None or link.is_cut
 
     def guard_script(self, alone: Callable[[], str]) -> None:
-        """As long as this group is torch's, no ``DistributedSampler`` and no mesh takes its size for the job's."""
+        """While this group is torch's default, keep ``DistributedSampler`` and meshes from using its size."""
         self._guards = [SamplerRefusal(alone), Declaring(alone)]
 
     def step_aside(self) -> None:
-        """Take the group out of torch, and no more, so that the next one can be formed; to be dropped afterwards.
+        """Remove the group from torch without freeing it, so that the next one can be formed; drop it afterwards.
 
-        For a group without subgroups: those would lose their names.
+        Only for a group without subgroups, since subgroups would lose their names.
         """
         self._end_guards()
         if self._pg is not None:
             torch_private.uninstall_default_group(self._pg)
 
     def drop(self) -> None:
-        """Take the group out of torch, so that the next one can be formed at once; freeing it happens elsewhere.
+        """Remove the group from torch, so that the next one can be formed at once; another thread frees it.
 
-        A group that is dropped is broken as well: nothing may wait in it any longer.
+        This also breaks the group: nothing may wait in it any longer.
         """
         self._end_link("it was dropped")
         self._end_guards()
-        # The lists are emptied elsewhere: nothing here may keep one of their objects, or it would be freed here.
+        # Another thread empties the lists. Keep no reference to their objects here, or they would be freed in this
+        # thread.
         groups = [] if self._pg is None else [*torch_private.uninstall_default_group(self._pg), self._pg]
         works = _unfinished(groups)
         backends = [torch_private.backend_of(group, self.device) for group in groups]
@@ -250,8 +253,8 @@ class Group:
     def settle(self, within_s: float) -> None:
         """Wait, for a limited time, until no collective of this group or a subgroup runs.
 
-        A collective that was waited for in vain once is not waited for again. This serves actions that should not
-        happen during a collective but are better done late than never.
+        A collective that did not end in time is not waited for again. Call this before actions that should not happen
+        during a collective but are better done late than never.
         """
         deadline = time.monotonic() + within_s
         groups = [] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg]
@@ -266,16 +269,16 @@ class Group:
             self._guards.pop().end()
 
     def end_with_process(self, deadline: float) -> None:
-        """Leave nothing of the group to the interpreter's shutdown; called once, when nothing else runs any more.
+        """Keep the interpreter's shutdown from freeing the group; call this once, when nothing else runs.
 
-        A collective that ends during shutdown calls back into Python, and the process gets SIGABRT; freeing a mesh
-        whose collective never ends blocks the process until that times out. So wait for broken collectives until
-        ``deadline`` on the monotonic clock, and never free those that do not end.
+        A collective that ends during shutdown calls back into Python, and the process gets SIGABRT. Freeing a mesh
+        whose collective never ends blocks the process until the collective times out. So this waits for broken
+        collectives until ``deadline`` on the monotonic clock, and never frees those that do not end.
         """
         self._end_link("the process ends")
         groups = [] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg]
         for work in _unfinished(groups):
-            with contextlib.suppress(RuntimeError):  # broken, as it should be, or too late
+            with contextlib.suppress(RuntimeError):  # the group is broken, as intended, or it is too late
                 work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
         if _unfinished(groups):
             for group in groups:
@@ -286,7 +289,7 @@ _live: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
 def current_breaker() -> Breaker:
-    """Return the breaker of torch's default group; if that group is not one of ours, a breaker that nobody throws."""
+    """Return the breaker of torch's default group, or one that is never thrown if SameBits did not make that group."""
     pg = dist.group.WORLD
     return next((one.breaker for one in _live if one.holds(pg)), _UNBROKEN)
 
@@ -302,7 +305,7 @@ def _end_all() -> None:
 
 
 class _GlooLink:
-    """gloo over TCP, interrupted by our breaker and by shutting down exactly its connections."""
+    """gloo over TCP, interrupted by our breaker and by shutting down its own connections only."""
 
     def __init__(
         self,
@@ -370,13 +373,13 @@ class _GlooLink:
         try:
             connected = mesh.result()
         finally:
-            del mesh  # its error's traceback must not refer back to it
+            del mesh  # the traceback of its error must not refer to it
         for one in (inner, group):
             torch_private.dress_group(one, connected, name, description)
         return group
 
     def launched(self) -> int | None:
-        return None  # not all of them are seen where gloo takes an accelerator's tensors
+        return None  # not all launches are visible if gloo gets an accelerator's tensors
 
     def cut(self) -> None:
         if self._world_size > 1:
@@ -414,10 +417,10 @@ def form(
     on_breakable: Callable[[Callable[[str], None]], object],
     **options: Any,
 ) -> Group:
-    """Make and form the :class:`Group` of a generation (its arguments, and what its ``form`` raises).
+    """Create and form a generation's :class:`Group`; takes its arguments and raises what :meth:`Group.form` raises.
 
     Args:
-        on_breakable: given the group's ``break_`` before anything is waited for, so that another thread can call it.
+        on_breakable: receives the group's ``break_`` before anything is waited for, so that another thread can call it.
     """
     group = Group(device, rank, world_size, exchange, name=f"generation {generation}", **options)
     on_breakable(group.break_)
@@ -434,10 +437,10 @@ def form_alone(
     """Form the group of one that ``samebits.init()`` installs until the first generation's replaces it.
 
     Args:
-        device: as :class:`Group` has it.
-        address: of this machine, where gloo listens even without peers.
-        backend: as :class:`Group` has it.
-        alone: as :class:`Group` has it; then a ``DistributedSampler`` that would ask for its size is refused as well.
+        device: as for :class:`Group`.
+        address: address of this machine; gloo listens there even without peers.
+        backend: as for :class:`Group`.
+        alone: as for :class:`Group`; a ``DistributedSampler`` that would ask for the group's size is refused as well.
     """
     group = Group(
         *(device, 0, 1, _Alone()), name="this process alone", address=address, alone=alone, backend=backend
@@ -450,8 +453,8 @@ def form_alone(
 def discard(bags: Sequence[list[Any]], works: list[dist.Work] | None = None) -> None:
     """Empty the lists, in order, in another thread, after ``works`` have ended.
 
-    Destroying a gloo mesh waits for its threads: some milliseconds, or, if one of them waits for a message that was cut
-    off half-way, until that operation times out.
+    Destroying a gloo mesh waits for its threads. This takes some milliseconds, or, if a thread waits for a message that
+    was cut off half-way, until that operation times out.
     """
     run_aside(functools.partial(_empty, bags, works or []), "samebits-discard")
 

@@ -2,7 +2,7 @@
 
 Everything a rank sets while its group forms is known before it has to read anything. So each rank sends it in one
 message, and all read the union from memory. Later keys (``dist.new_group`` in a user's function, NCCL's ids) cannot be
-known beforehand; rank 0 keeps those (``generation_store``), and its message contains the address and password for
+known in advance. Rank 0 keeps them (``generation_store``), and its message contains the address and password for
 requesting them.
 """
 
@@ -25,13 +25,13 @@ __all__ = ["Exchange", "MeetingStore"]
 
 
 class Exchange(Protocol):
-    """The one message that each rank of a generation sends to all."""
+    """Carries the single message that each rank of a generation sends to all."""
 
     def publish(self, blob: bytes) -> None:
         """Send this rank's contribution; called once."""
 
     def wait(self) -> Sequence[bytes]:
-        """Block until every rank's contribution is in and return them in rank order.
+        """Block until every rank's contribution has arrived, and return them in rank order.
 
         Raises:
             GenerationEndedError: the generation was cancelled meanwhile.
@@ -43,13 +43,13 @@ class MeetingStore(Store):
 
     Args:
         exchange: carries the message.
-        rank: of this process, 0-based.
+        rank: this process's rank, 0-based.
         world_size: messages to expect.
         address: where rank 0 listens for requests of later keys: a numeric IP address of this host.
         breaker: ends waits for later keys.
         endpoints: collects every address seen, so that its connections can be cut.
-        timeout: of waits for later keys, if the caller gives none.
-        info: this rank's own data, besides what gloo and torch set.
+        timeout: default timeout of waits for later keys.
+        info: this rank's own data, in addition to what gloo and torch set.
 
     Attributes:
         all_info: every rank's ``info``, by rank, after the meeting.
@@ -131,7 +131,7 @@ class MeetingStore(Store):
     def _ask(self, what: str, keys: list[str], *words: bytes | int, timeout: timedelta | None = None) -> Any:
         self.meet()
         with self._lock:
-            if self._later is None:  # a world of one, which has no one to announce the server to
+            if self._later is None:  # a world of one has no other rank to announce the server to
                 self._listen_for_later().start()
             assert self._later is not None
             later, limit = self._later, timeout or self._timeout

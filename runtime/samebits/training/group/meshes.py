@@ -1,9 +1,9 @@
 """Device meshes that a script builds before ``elastic.run``, where its process is in a group of one.
 
-Which rank a process will be is open until then: a spare learns it when it takes a place. So a mesh of several ranks is
-built for one, with its dimensions and names. When a generation's group stands, the mesh gets the contents of a new one
-of the declared sizes, and so again in each later generation: the objects that the script, FSDP2 and every DTensor hold
-stay the same. All ranks build the groups in the order in which their script has built the meshes.
+A process's rank is open until then: a spare learns it when it takes a place. So a mesh of several ranks is built for
+one rank, with its dimensions and names. When a generation's group is formed, the mesh gets the contents of a new mesh
+of the declared sizes, and again in each later generation. So the objects that the script, FSDP2 and every DTensor hold
+stay the same. All ranks build the groups in the order in which their script built the meshes.
 
 A mesh that is built inside the function belongs to one call of it, as groups of ``dist.new_group`` do.
 """
@@ -38,11 +38,11 @@ _ENDED = "the groups of a device mesh that was built in an earlier call of the f
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a script has asked for.
+    """The mesh that a script asked for.
 
     Attributes:
         sizes: ranks along each dimension, outermost first.
-        names: of the dimensions; empty if they have none.
+        names: names of the dimensions; empty if they have none.
     """
 
     sizes: tuple[int, ...]
@@ -54,10 +54,10 @@ class Declared:
 
 
 class _DeclaredMesh(DeviceMesh):
-    """A mesh while its process is alone: nothing outside torch may take its sizes, rank or groups for the job's."""
+    """A mesh while its process is alone: only torch may use its sizes, rank or groups, since they are not the job's."""
 
     def __eq__(self, other: object) -> bool:
-        # All have one rank now, and torch gives a tensor an equal mesh that it has cached.
+        # All such meshes have one rank now, and torch would give a tensor an equal mesh from its cache.
         return self is other or (root_of(self) is root_of(other) and bool(super().__eq__(other)))
 
     __hash__ = DeviceMesh.__hash__
@@ -119,21 +119,21 @@ class _Part:
 class _Meshes:
     """The meshes of this process, in the order in which they were built.
 
-    Declared meshes are kept for good: each generation builds their groups, in this order, on every rank. If Python's
-    collector decided which are left, ranks could differ. Slices and passing meshes build no groups later, so they are
-    weak.
+    Declared meshes are kept for good, because each generation builds their groups in this order on every rank. If
+    garbage collection decided which remain, ranks could differ. Slices and meshes built inside a generation build no
+    groups later, so they are held weakly.
     """
 
     def __init__(self) -> None:
-        self._construct: Any = None  # torch's own constructor, once this one's has taken its place
+        self._construct: Any = None  # torch's own constructor, while it is replaced
         self._alone: Callable[[], str] | None = None
-        self._builds = False  # what is built now is only another mesh's contents
+        self._builds = False  # True while a mesh is built only for its contents
         self._roots: list[tuple[DeviceMesh, Declared]] = []
         self._parts: dict[int, _Part] = {}  # by id
         self._passing: list[_Mesh] = []  # built inside a generation
 
     def alone(self) -> str:
-        """Which side of the training this process is on."""
+        """Return ``before`` or ``after``: the side of training that this process is on."""
         return "before" if self._alone is None else self._alone()
 
     def declare(self, alone: Callable[[], str]) -> None:
@@ -160,7 +160,7 @@ class _Meshes:
             self._construct(mesh, *args, **named)
             if (root := self.root_of(plan.root)) is not None:
                 self._require_slice(root, plan)
-                if len(self._parts) % _MANY == 0:  # torch slices meshes on its own account, too
+                if len(self._parts) % _MANY == 0:  # torch itself slices meshes too
                     self._drop_unused_parts()
                 self._parts[id(mesh)] = _Part(weakref.ref(mesh), root, plan.names)
                 if self._alone is not None:
@@ -239,44 +239,44 @@ def _require_plain(plan: torch_private.MeshPlan) -> None:
         )
 
 
-_meshes = _Meshes()  # one per process, as the constructor it replaces is torch's one and only
+_meshes = _Meshes()  # one per process, since it replaces torch's only constructor
 
 
 class Declaring:
-    """While it lasts, a mesh of several ranks is built for this process alone.
+    """While active, a mesh of several ranks is built for this process alone.
 
     Args:
-        alone: returns ``before`` or ``after``, whichever side of the training the process is on.
+        alone: returns ``before`` or ``after``, the side of training that the process is on.
     """
 
     def __init__(self, alone: Callable[[], str]) -> None:
         _meshes.declare(alone)
 
     def end(self) -> None:
-        """A mesh is built over the default group again; without effect the second time."""
+        """Build meshes over the default group again; has no effect the second time."""
         _meshes.end()
 
 
 def declared() -> list[Declared]:
-    """Return what the script has asked for, in the order of its calls."""
+    """Return the meshes that the script asked for, in the order of its calls."""
     return _meshes.declared()
 
 
 def declaration_of(mesh: object) -> Declared | None:
-    """Return what the script has asked for with this mesh; None for any other mesh."""
+    """Return what the script declared for this mesh; None for any other mesh."""
     return _meshes.declaration_of(mesh)
 
 
 def root_of(mesh: object) -> DeviceMesh | None:
-    """Return the declared mesh that this one is, or is a slice of; None for any other mesh."""
+    """Return the declared mesh that ``mesh`` is, or is a slice of; None for any other mesh."""
     return _meshes.root_of(mesh)
 
 
 def form_all() -> list[object]:
-    """Give each declared mesh, and its slices, groups of the default group that stands now. A collective.
+    """Give each declared mesh and its slices groups of the current default group. A collective.
 
     Returns:
-        What held the groups before, for :func:`.group.discard`.
+        The objects that held the previous groups, for :func:`.group.discard`.
     """
     return _meshes.form_all()
 
@@ -285,7 +285,7 @@ def require_world(least: int, most: int) -> None:
     """Raise if the declared meshes do not fit the job.
 
     Raises:
-        UsageError: a mesh has another number of ranks than the job, or the job's may change.
+        UsageError: a mesh's rank count differs from the job's, or the job's may change.
     """
     for one in declared():
         if least != most:

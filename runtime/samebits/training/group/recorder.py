@@ -1,6 +1,6 @@
 """Write one process group's launches into the process's ring of collectives.
 
-This module decides what is kept of a call's arguments; the ring is ``store.collective_ring``.
+This module decides which parts of a call's arguments are recorded; the ring is ``store.collective_ring``.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Recorder:
     """Records the launches of one group.
 
     Args:
-        ring: the process's; None: nothing is recorded.
-        name, description: as in torch.
-        ranks: its members' ranks in the generation.
+        ring: the process's ring; None: nothing is recorded.
+        name, description: the group's, as in torch.
+        ranks: the members' ranks in the generation.
     """
 
     __slots__ = ("_group", "_pairwise", "_ring")
@@ -96,7 +96,7 @@ class Recorder:
 
 
 def _place(ring: CollectiveRing) -> int:
-    frame = calling_frame(3)  # beyond this module
+    frame = calling_frame(3)  # skip this module's frames
     return 0 if frame is None else ring.place_of(frame)
 
 
@@ -104,7 +104,7 @@ _NOTHING: tuple[Sequence[int], int] = ((), OTHER_DTYPE)
 
 
 def _shape_of(value: Any) -> tuple[Sequence[int], int]:
-    """Return the shape of a single tensor, or the element count of several, and the first one's dtype."""
+    """Return the shape of one tensor, or the element count of several, and the dtype of the first."""
     while type(value) in (list, tuple) and len(value) == 1:
         value = value[0]
     if isinstance(value, torch.Tensor):

@@ -1,7 +1,7 @@
 """Refuse a ``DistributedSampler`` between ``samebits.init()`` and ``samebits.elastic.run``.
 
-Such a sampler asks the process group once how many ranks share the samples. In this phase the answer is one, whatever
-group follows. So it is refused exactly while the group of one is torch's default.
+Such a sampler asks the process group once how many ranks share the samples. In this phase the answer is always one. So
+the sampler is refused as long as the group of one is torch's default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SamplerRefusal:
     """Raises UsageError for a ``DistributedSampler`` without both ``num_replicas`` and ``rank``, until :meth:`end`.
 
     With gloo the group's own methods could refuse instead, but an accelerator's group is torch's, and its methods
-    cannot be replaced. So the constructor is, which subclasses call as well.
+    cannot be replaced. So the constructor, which subclasses call as well, is replaced.
 
     Args:
         alone: as in :class:`BreakableGroup`.

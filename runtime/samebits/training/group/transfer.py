@@ -1,6 +1,6 @@
 """Send restore points to the ranks that lack them, and a few numbers to all, over the generation's group.
 
-A lost peer therefore ends a transfer as it ends any collective. A point is sent in pieces: while one travels, the
+A lost peer therefore ends a transfer as it ends any collective. A point is sent in pieces: while one is in flight, the
 sender prepares the next and the receiver stores the previous one.
 
 An accelerator's collective that is aborted may end without an error and leave any bytes in its output. So every result
@@ -25,19 +25,19 @@ from samebits.training.group.group import current_breaker
 _AT_ONCE = 2  # pieces in flight, each with its own tag
 _OPENING_TAG = _AT_ONCE
 _OPENING_BYTES = 64 * 1024
-"""Fixed size of the first message; a state of few tensors is described in it and needs no second one."""
+"""Fixed size of the first message; the description of a small state fits into it and needs no second message."""
 _LENGTH = struct.Struct("<Q")
 
 
 def on_host(result: torch.Tensor, breaker: Breaker | None = None) -> torch.Tensor:
-    """Copy a collective's result to the host, once it is there.
+    """Copy a collective's result to the host, once it is available.
 
     Args:
-        result: what the collective has written.
-        breaker: the group's; without it, that of torch's present group.
+        result: the collective's output.
+        breaker: the group's breaker; None: that of torch's current default group.
 
     Raises:
-        GenerationEndedError: the group was broken, so these may be any bytes.
+        GenerationEndedError: the group was broken, so the bytes are undefined.
     """
     breaker = breaker or current_breaker()
     there = result.cpu()
@@ -52,7 +52,7 @@ def send(point: Outgoing, ranks: Sequence[int], meanwhile: Callable[[], object],
         point: the point to send.
         ranks: the receivers.
         meanwhile: called while the first pieces are in flight.
-        device: this process's.
+        device: this process's device.
     """
     preface = bytearray(_LENGTH.pack(len(point.preface)) + point.preface).ljust(_OPENING_BYTES, b"\0")
     opening = torch.frombuffer(preface, dtype=torch.uint8).to(device)
@@ -86,10 +86,10 @@ def receive(
     """Receive the point that ``source`` sends.
 
     Args:
-        source: a rank.
+        source: the sending rank.
         begin: called with the preface; returns where the pieces go.
         meanwhile: called while the first pieces are in flight.
-        device: this process's.
+        device: this process's device.
 
     Raises:
         CheckpointError: the received data differs from what was sent.
@@ -116,13 +116,13 @@ def receive(
 def share(
     point: Outgoing | None, source: int, begin: Callable[[memoryview], Incoming], device: torch.device
 ) -> Checkpoint | None:
-    """Send a point to all ranks piece by piece; return it on all but its source. A collective.
+    """Send a point to all ranks piece by piece; return it on all ranks except the source. A collective.
 
     Args:
-        point: given only at the source.
-        source: a rank.
+        point: the point at the source; None on the other ranks.
+        source: the sending rank.
         begin: called with the preface; returns where the pieces go.
-        device: this process's.
+        device: this process's device.
 
     Raises:
         CheckpointError: the received data differs from what was sent.
@@ -177,7 +177,7 @@ def broadcast(packed: memoryview | None, source: int, device: torch.device) -> m
 
 
 def tell(numbers: Sequence[int], source: int, device: torch.device) -> list[int]:
-    """Return the 64-bit numbers of ``source`` on every rank; the others pass as many, of any value. A collective."""
+    """Return the 64-bit numbers of ``source`` on every rank; the others pass as many of any value. A collective."""
     told = torch.tensor(list(numbers), dtype=torch.int64, device=device)
     dist.broadcast(told, source)
     return [int(one) for one in on_host(told).tolist()]
@@ -203,10 +203,10 @@ def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
 
 
 def require_equal(digests: Sequence[int] | Mapping[int, int], what: str) -> None:
-    """Compare what every rank has given, or by rank what some have.
+    """Compare the ranks' digests: a sequence from all ranks, or a mapping from some.
 
     Raises:
-        LayoutError: it differs; the message names the ranks that differ from the first.
+        LayoutError: they differ; the message names the ranks that differ from the first.
     """
     given = digests if isinstance(digests, Mapping) else dict(enumerate(digests))
     first = next(iter(given))

@@ -2,8 +2,8 @@
 
 All run on the default group of the current generation, so a lost peer ends each of them, and nothing is kept between
 generations. A reduction sums in the group's own order, which is the same in every run of the same world size, and
-divides afterwards. No gradient passes through any of them: a tensor that requires one is refused, because training
-would silently lose part of its loss.
+divides afterwards. None of the calls passes gradients on: a tensor that requires a gradient is refused, because part of
+the loss would silently have no effect on training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from samebits.training.state import snapshot
 
 
 class ReduceOp(enum.Enum):
-    """How the ranks' tensors are combined."""
+    """How to combine the ranks' tensors."""
 
     AVERAGE = "Average"
     SUM = "Sum"
@@ -79,7 +79,7 @@ def allreduce(
     Args:
         tensor: this rank's values.
         average: Horovod's older form of ``op``: whether to average or to sum.
-        name: ignored; the order of calls identifies them.
+        name: ignored; calls are matched by their order.
         compression: how the tensor is sent.
         op: the reduction; Average by default.
 
@@ -160,14 +160,14 @@ def _refuse_gradient(call: str, function: str, tensor: torch.Tensor) -> None:
 
 
 def barrier() -> None:
-    """Return when every rank has called it."""
+    """Return when every rank has called this."""
     dist.barrier()
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
     """Return the root's value, sent as msgpack and never pickled.
 
-    It may consist of numbers, strings, bytes, lists, tuples, dicts and tensors.
+    The value may consist of numbers, strings, bytes, lists, tuples, dicts and tensors.
 
     Raises:
         UsageError: the root's value holds something else.

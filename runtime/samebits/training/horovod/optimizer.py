@@ -1,7 +1,7 @@
 """``hvd.DistributedOptimizer``: an optimizer whose steps use the average of all ranks' gradients.
 
 Gradients are averaged just before the step, in one flat tensor per dtype in the optimizer's own order. No reference to
-the group is kept, and the loss of a peer meanwhile leaves weights and moments as they were committed. There is no
+the group is kept, and if a peer is lost meanwhile, weights and moments stay as they were committed. There is no
 overlap with the backward pass; use DistributedDataParallel for that.
 """
 
@@ -22,7 +22,7 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 
 class _Averaging(torch.optim.Optimizer):
-    """Methods that a wrapped optimizer gets besides its own."""
+    """Methods added to a wrapped optimizer."""
 
     _averages: _Averages
 
@@ -102,11 +102,11 @@ def DistributedOptimizer(
     *,
     sparse_as_dense: bool = False,
 ) -> AnyOptimizer:
-    """Make this optimizer average all ranks' gradients before each step. It stays the same object.
+    """Make this optimizer average all ranks' gradients before each step; return the same object.
 
     Args:
         optimizer: of any class; its steps take no closure.
-        named_parameters: checked for duplicate names, as in Horovod; the order is the optimizer's.
+        optimizer: an optimizer of any class; its steps take no closure.
         compression: ``Compression.fp16`` sends gradients in 16 bits.
         backward_passes_per_step: has no effect: gradients are averaged when ``step()`` is called, after any number of
             backward passes.
@@ -133,6 +133,6 @@ def DistributedOptimizer(
     )
     averaging._averages = averages = _Averages(optimizer, compression, op, sparse_as_dense=sparse_as_dense)
     handle = optimizer.register_step_pre_hook(averages.before_step)
-    # Runs before a state's own hook: while gradients are averaged, the weights still are the last commit.
+    # Runs before a state's own hook: while gradients are averaged, the weights are still those of the last commit.
     averaging._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)
     return optimizer

@@ -1,7 +1,7 @@
 """``hvd.broadcast_parameters`` and ``broadcast_optimizer_state``, from one rank to all.
 
-Recovery needs neither. Before ``elastic.run`` both do nothing, because a generation begins by making every rank's state
-rank 0's.
+Recovery needs neither. Before ``elastic.run`` both do nothing, because a generation begins by setting every rank's
+state to rank 0's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from samebits.training.state.handlers import OptimizerHandler
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:
-    """Make these tensors the root's on every rank: ``model.state_dict()`` or ``model.named_parameters()``.
+    """Set these tensors to the root's on every rank: ``model.state_dict()`` or ``model.named_parameters()``.
 
-    Before ``elastic.run`` this has no effect: the state given to it is made equal there.
+    Before ``elastic.run`` this has no effect: ``elastic.run`` makes its state equal on all ranks.
     """
     items = params.items() if isinstance(params, Mapping) else list(params)
     wrong = [name for name, one in items if one is not None and not isinstance(one, torch.Tensor)]
@@ -37,7 +37,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Make the optimizer's state the root's on every rank, without a step; no effect before ``elastic.run``."""
+    """Set the optimizer's state to the root's on every rank, without a step; no effect before ``elastic.run``."""
     if not world.has_group():
         return
     handler, root = OptimizerHandler(optimizer), world.root(root_rank)

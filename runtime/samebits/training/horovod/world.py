@@ -1,6 +1,6 @@
 """``hvd.init``, ``rank``, ``size`` and the meaning of a root rank.
 
-Between ``init`` and ``elastic.run`` a process has the place that its seat will have, but no group yet. So a script may
+Between ``init`` and ``elastic.run`` a process has the rank of its future seat, but no group yet. So a script may
 scale its learning rate and name its files, but not communicate.
 """
 
@@ -26,7 +26,7 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    """Do nothing: a worker gives up its seat when its process ends, and its exit status tells whether on purpose."""
+    """Do nothing: a worker gives up its seat when its process exits, and its exit status says whether on purpose."""
 
 
 def is_initialized() -> bool:
@@ -44,7 +44,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Return the number of workers; before ``elastic.run``, the job's intended one."""
+    """Return the number of workers; before ``elastic.run``, the job's intended number."""
     return context.get_world_size()
 
 
@@ -54,7 +54,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Return the number of workers on this host; before ``elastic.run``, as if one host had all."""
+    """Return the number of workers on this host; before ``elastic.run``, the number if one host had all workers."""
     generation = context.current("hvd.local_size()").generation
     return size() if generation is None else generation.local_world_size
 
@@ -65,7 +65,6 @@ def has_group() -> bool:
 
 
 def root(rank: int) -> int:
-    """Return the rank for a root; in a state's ``sync``, root 0 means the rank with the newest commit, as in
-    Horovod."""
+    """Return the rank that a root means; in a state's ``sync``, 0 is the rank with the newest commit, as in Horovod."""
     source = source_of_sync()
     return rank if source is None or rank != 0 else source

@@ -31,8 +31,9 @@ _CARRIED = {DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedTyp
 
 
 class Accelerator(accelerate.Accelerator):
-    """Accelerate's Accelerator, created after ``samebits.init()``; ``elastic_state()`` returns what the next step
-    needs.
+    """Accelerate's Accelerator, created after ``samebits.init()``.
+
+    :meth:`elastic_state` returns the state that the next step depends on.
 
     A loader that shuffles, or has an :class:`samebits.ElasticSampler`, is a training loader: after a loss it continues
     in the middle of an epoch. All other loaders are Accelerate's own.
@@ -102,19 +103,19 @@ class Accelerator(accelerate.Accelerator):
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Wait as Accelerate does; before ``elastic.run`` no process waits for another."""
+        """Wait as Accelerate does; before ``elastic.run``, return at once."""
         with contextlib.nullcontext() if self._is_early("main_process_first") else super().main_process_first():
             yield
 
     @contextlib.contextmanager
     def local_main_process_first(self) -> Iterator[None]:
-        """Wait as Accelerate does; before ``elastic.run`` no process waits for another."""
+        """Wait as Accelerate does; before ``elastic.run``, return at once."""
         early = self._is_early("local_main_process_first")
         with contextlib.nullcontext() if early else super().local_main_process_first():
             yield
 
     def wait_for_everyone(self) -> None:
-        """Wait as Accelerate does; before ``elastic.run`` no process waits for another."""
+        """Wait as Accelerate does; before ``elastic.run``, return at once."""
         if not self._is_early("wait_for_everyone"):
             super().wait_for_everyone()
 
@@ -141,9 +142,9 @@ class Accelerator(accelerate.Accelerator):
 
 @contextlib.contextmanager
 def place_found() -> Iterator[None]:
-    """Let Accelerate find a place even in a spare, whose environment has none.
+    """Let Accelerate find a place even in a spare, whose environment names none.
 
-    A state that transformers' TrainingArguments created from that environment earlier is created again.
+    If transformers' TrainingArguments created a state from that environment earlier, it is created again.
     """
     if not context.is_spare():
         yield
@@ -158,7 +159,7 @@ def place_found() -> Iterator[None]:
 
 
 class TrainingLoader(DataLoaderShard):
-    """A loader over an :class:`ElasticSampler`, with what Accelerate records of the loader being iterated.
+    """A loader over an :class:`ElasticSampler` that keeps what Accelerate records of the loader being iterated.
 
     Args:
         loader: the script's own; its sampler is replaced unless it is an ElasticSampler.

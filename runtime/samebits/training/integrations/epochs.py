@@ -1,4 +1,4 @@
-"""The training loop of ``samebits.Model.train``: the tutorial's, over a network, a loss, an optimizer and a loader."""
+"""The training loop of ``samebits.Model.train``, the same as the tutorial's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A state that notifies its framework when this process gets another place.
+"""A state that notifies its framework when this process's place changes.
 
-It uses that a state is bound whenever a generation begins, before the training function is called.
+It relies on a state being bound whenever a generation begins, before the training function is called.
 """
 
 from __future__ import annotations

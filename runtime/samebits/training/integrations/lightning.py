@@ -1,7 +1,7 @@
 """Lightning's ``Fabric``, with the workers of this job as its processes.
 
-Lightning asks its environment for a place and its strategy for a wrapper. Here they return the seat or the generation,
-and a DistributedDataParallel on the existing group.
+Lightning asks its environment for a place and its strategy for a wrapper. Here the environment returns the seat's or
+the generation's place, and the strategy returns a DistributedDataParallel on the existing group.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class Fabric(lightning.fabric.Fabric):
 
     @contextlib.contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:
-        """Wait as Lightning does; before ``elastic.run`` no process waits for another."""
+        """Wait as Lightning does; before ``elastic.run``, return at once."""
         with contextlib.nullcontext() if _is_early("rank_zero_first") else super().rank_zero_first(local):
             yield
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait as Lightning does; before ``elastic.run`` no process waits for another."""
+        """Wait as Lightning does; before ``elastic.run``, return at once."""
         if not _is_early("barrier"):
             super().barrier(name)
 

@@ -1,4 +1,4 @@
-"""Tell Lightning this process's place: the generation's, or the seat's before the first generation."""
+"""Tell Lightning this process's place: the generation's, or before the first generation the seat's."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Seat(ClusterEnvironment):
         return 0
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any ``devices`` and ``num_nodes``, which start nothing here."""
+        """Accept any ``devices`` and ``num_nodes``; they start nothing here."""
 
 
 def seat() -> ClusterEnvironment:

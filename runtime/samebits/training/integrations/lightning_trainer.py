@@ -1,10 +1,10 @@
 """Lightning's ``Trainer``, whose fit continues from the last commit after a loss.
 
 A commit happens right before the next batch is fetched. So everything that follows from a step (an evaluation, early
-stopping, the end of an epoch) belongs to that step and is repeated with it if a loss interrupts it. Places and wrappers
-are those of the Fabric integration.
+stopping, the end of an epoch) belongs to that step, and is repeated with it after a loss. Places and wrappers are those
+of the Fabric integration.
 
-This relies on private parts of Lightning: the two loops of ``fit()``, their counters, and that they read
+This relies on private parts of Lightning: the two loops of ``fit()``, their counters, and their use of
 ``restarted_mid_epoch`` to find out whether an epoch has already begun.
 """
 
@@ -65,7 +65,7 @@ class Trainer(LightningTrainer):
         self._checkpoint = checkpoint
         self._elastic: TorchState | None = None
         self._training_loaders: list[_EpochLoader] = []
-        self._divided: list[DistributedSampler[Any]] = []  # by Lightning, for this process's place
+        self._divided: list[DistributedSampler[Any]] = []  # made by Lightning for this process's place
         super().__init__(strategy=strategy, **kwargs)
         if self.reload_dataloaders_every_n_epochs:
             raise _not_carried(
@@ -108,7 +108,7 @@ class Trainer(LightningTrainer):
         if self.state.fn is not TrainerFn.FITTING:
             return super()._run_stage()
         self.fit_loop.setup_data()
-        # Here, where it needs no collective: a newcomer could not join one of the ranks that were there before.
+        # Done here, where no collective is needed: a newcomer could not join a collective of the older ranks.
         self.validating = True
         self.fit_loop.epoch_loop.val_loop.setup_data()
         self.training = True
@@ -139,7 +139,7 @@ class Trainer(LightningTrainer):
         take_place(self._divided)
 
     def _begin_again(self) -> None:
-        """Reset what a loss may have interrupted to its state between two steps."""
+        """Reset everything that a loss may have interrupted to its state between two steps."""
         batches, module = self.fit_loop.epoch_loop, self.lightning_module
         if self.state.stage is not RunningStage.TRAINING:  # in the middle of an evaluation
             batches.val_loop._module_mode.restore(module)
@@ -191,21 +191,21 @@ class TrainerStrategy(DDPStrategy):
         take_place()
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait as Lightning does; before a generation no process waits for another."""
+        """Wait as Lightning does; before a generation, return at once."""
         if _has_generation():
             super().barrier(*args, **kwargs)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Broadcast as Lightning does; before a generation return ``obj``."""
+        """Broadcast as Lightning does; before a generation, return ``obj``."""
         return super().broadcast(obj, src) if _has_generation() else obj
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce as Lightning does; before a generation return ``tensor``."""
+        """Reduce as Lightning does; before a generation, return ``tensor``."""
         return super().reduce(tensor, *args, **kwargs) if _has_generation() else tensor
 
 
 class _Epochs(_FitLoop):
-    """Lightning's loop over epochs, able to begin in the middle of one."""
+    """Lightning's loop over epochs, able to begin in the middle of an epoch."""
 
     has_begun = False
 
@@ -226,10 +226,10 @@ class _Epochs(_FitLoop):
 
 
 class _Batches(_TrainingEpochLoop):
-    """Lightning's loop over an epoch's batches, able to begin in the middle; commits before each batch."""
+    """Lightning's loop over an epoch's batches, able to begin in the middle; it commits before each batch."""
 
     has_begun = False
-    committed = 0  # optimizer steps
+    committed = 0  # in optimizer steps
 
     def reset(self) -> None:
         if not self.has_begun:
@@ -240,7 +240,7 @@ class _Batches(_TrainingEpochLoop):
         fit = self.trainer.fit_loop
         for loader in self.trainer._training_loaders:
             loader.given = self.batch_progress.current.ready
-        # The world may have changed its size since the loaders were set up.
+        # The world size may have changed since the loaders were set up.
         loaders, limit = data_fetcher.combined_loader, self.trainer.limit_train_batches
         loaders.limits = [_parse_num_batches(RunningStage.TRAINING, len(one), limit) for one in loaders.flattened]
         fit.max_batches = sized_len(loaders)
@@ -252,10 +252,10 @@ class _Batches(_TrainingEpochLoop):
         super().advance(data_fetcher)
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Do nothing: a worker that is asked to leave notifies the scheduler."""
+        """Do nothing: a worker that must leave notifies the scheduler itself."""
 
     def commit(self) -> None:
-        """Commit the step with everything that followed from it."""
+        """Commit the step with everything that followed from the step."""
         state, steps = self.trainer._elastic, self.global_step
         if state is not None and steps > self.committed:
             self.committed = steps
@@ -267,7 +267,7 @@ class _EpochLoader:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.elastic_sampler, parts = elastic_parts(loader)
-        self.given = 0  # batches of this epoch before the next iteration
+        self.given = 0  # batches of this epoch that earlier iterations returned
         self._loader: DataLoader[Any] = DataLoader(loader.dataset, **parts)
 
     def __len__(self) -> int:
@@ -281,7 +281,7 @@ class _EpochLoader:
 
 
 class _Progress:
-    """What Trainer, its callbacks and the data module continue from: a Lightning checkpoint without the weights."""
+    """The progress of Trainer, its callbacks and the data module: a Lightning checkpoint without the weights."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

@@ -1,10 +1,10 @@
 """The rendezvous of ``torchrun --rdzv-backend=samebits``.
 
-Each torchrun agent holds one seat in a job of ours, whose workers are the agents. The scheduler decides who is a
-member; torch's agent starts, watches and restarts the processes of the user's script.
+Each torchrun agent holds one seat in a SameBits job whose workers are the agents. The scheduler decides which agents
+are members; torch's agent starts, watches and restarts the processes of the user's script.
 
-Each generation has a store of its own, in the agent of rank 0. If that agent dies its generation is over anyway, and
-the next one cannot find keys of the last.
+Each generation has its own store, in the agent of rank 0. If that agent dies, its generation is over anyway, and the
+next generation cannot see keys of the previous one.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ __all__ = ["SamebitsRendezvous", "SchedulerKeeper", "create"]
 
 BACKEND = "samebits"
 NO_ID = "none"
-"""What torchrun sets without --rdzv-id."""
+"""The run id that torchrun sets without --rdzv-id."""
 STORE_TIMEOUT_S = 60.0
-BLAME_S = 5.0  # how long a node whose workers ended with an error waits to hear that another node's failed first
+BLAME_S = 5.0  # how long a node whose workers failed waits for news that another node's workers failed first
 _FINISHED = b"torchrun"
 _NOTHING_HELD = Holdings((), own_parts=False, numerics=())
 _ENDS_OF_THE_JOB = (JobStoppedError, JobInterruptedError, JobFailedError, ScriptFailedError, UntrainedError)
@@ -77,16 +77,16 @@ class SchedulerKeeper(Protocol):
         """Whether a scheduler of the job may be started on this machine."""
 
     def link(self, job: str, *, is_up: bool) -> None:
-        """Take whether the job's scheduler can be reached."""
+        """Learn whether the job's scheduler can be reached."""
 
     def stop_job(self, by: str) -> bool:
-        """End the job for all of its processes; return whether the scheduler has heard it."""
+        """End the job for all of its processes; return whether the scheduler received the request."""
 
     def record(self, text: str) -> bool:
-        """Keep a decision for the job's history; return whether the scheduler has heard it."""
+        """Record a decision in the job's history; return whether the scheduler received it."""
 
     def let_go(self) -> None:
-        """Start no scheduler any more."""
+        """Stop starting schedulers."""
 
     def close(self) -> None:
         """Stop watching."""
@@ -96,7 +96,7 @@ class SchedulerKeeper(Protocol):
 
 
 class _EndsTorchrun(SystemExit):
-    """An error of torch's that ends torchrun without a traceback and with this package's exit code."""
+    """An error class of torch's that ends torchrun without a traceback and with this package's exit code."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -104,7 +104,7 @@ class _EndsTorchrun(SystemExit):
 
 
 class JobOverError(_EndsTorchrun, RendezvousClosedError):
-    """The job has ended, or is finished."""
+    """The job was ended or has finished."""
 
 
 class NoSeatError(_EndsTorchrun, RendezvousConnectionError):
@@ -112,15 +112,15 @@ class NoSeatError(_EndsTorchrun, RendezvousConnectionError):
 
 
 class ReplacedError(_EndsTorchrun, RendezvousStateError):
-    """Another agent has this one's seat."""
+    """Another agent has taken this agent's seat."""
 
 
 class TooLateError(_EndsTorchrun, RendezvousTimeoutError):
-    """The rendezvous was not complete in time."""
+    """The rendezvous did not complete in time."""
 
 
 def _raise(error: SameBitsError) -> NoReturn:
-    """Raise an error of ours as the one that torch documents for it."""
+    """Raise a SameBits error as the class that torch documents for it."""
     match error:
         case FencedError():
             kind: type[_EndsTorchrun] = ReplacedError
@@ -146,11 +146,11 @@ def create(
     """Create the rendezvous of this process's agent.
 
     Args:
-        parameters: of torchrun's command line.
-        keep_scheduler: starts a scheduler with this environment if it may, and the endpoint is this machine's.
+        parameters: the parameters of torchrun's command line.
+        keep_scheduler: starts a scheduler with this environment if it may, and the endpoint is on this machine.
 
     Raises:
-        RendezvousError: an option or a variable is wrong, or the endpoint cannot be listened on.
+        RendezvousError: an option or a variable is invalid, or the endpoint cannot be listened on.
     """
     log.set_up("torchrun")
     try:
@@ -162,7 +162,7 @@ def create(
 
 
 def _settings_of(parameters: RendezvousParameters) -> tuple[Settings, dict[str, str]]:
-    """Return the settings of this agent, and the environment of a scheduler of its job."""
+    """Return this agent's settings, and the environment of a scheduler for its job."""
     told = {
         "WORKER_NUM": str(parameters.min_nodes),
         "SPARE_NUM": str(parameters.max_nodes - parameters.min_nodes),
@@ -177,7 +177,7 @@ def _settings_of(parameters: RendezvousParameters) -> tuple[Settings, dict[str, 
     settings, warnings = config.read({"NODE_ID": uuid.uuid4().hex[:12], **environment, "ROLE": "worker"})
     for warning in warnings:
         log.warn(warning)
-    log_dir = str(settings.recovery_path)  # a later job in this folder must find no log folder of this one
+    log_dir = str(settings.recovery_path)  # otherwise a later job in this folder would find this job's logs
     return settings, {**environment, "LOG_DIR": log_dir, "ROLE": "scheduler"}
 
 
@@ -199,8 +199,8 @@ class SamebitsRendezvous(RendezvousHandler):
     """One agent's seat, and its place in each generation.
 
     Args:
-        parameters: of torchrun's command line.
-        settings: made of them.
+        parameters: the parameters of torchrun's command line.
+        settings: the settings made from the parameters.
         scheduler: keeps the job's scheduler running.
     """
 
@@ -209,14 +209,14 @@ class SamebitsRendezvous(RendezvousHandler):
         self._settings = settings
         self._scheduler = scheduler
         self._agent = Agent(settings, settings.job_name, settings.device or "cpu")
-        self._job = ""  # once it has a seat
+        self._job = ""  # set once the agent has a seat
         self._is_linked, self._link_lock = threading.Event(), threading.Lock()
         self._generation = 0
         self._failures = WorkerFailures()
         self._is_finished = False
         self._has_left = False
         self._undo_watch: Callable[[], None] = lambda: None
-        self._store: TCPStore | None = None  # if it is this agent's, it must live as long as its generation
+        self._store: TCPStore | None = None  # if this agent hosts it, it must live as long as its generation
         self._agent.on_break = self._interrupted
         self._agent.on_link = self._linked
         scheduler.on_failure = self._agent.end
@@ -230,10 +230,10 @@ class SamebitsRendezvous(RendezvousHandler):
         return self._parameters.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for a place in the next generation; a standby waits here until it is needed.
+        """Wait for a place in the next generation; a standby agent waits here until it is needed.
 
         Raises:
-            RendezvousError: there is no place for this agent any more.
+            RendezvousError: no place is left for this agent.
         """
         try:
             if not self._job:
@@ -254,10 +254,10 @@ class SamebitsRendezvous(RendezvousHandler):
             _raise(error)
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the generation is over, so that torch's agent restarts its workers; standbys do not count.
+        """Return 1 if the generation is over, which makes torch's agent restart its workers; standbys do not count.
 
         Raises:
-            RendezvousError: there is no place for this agent any more.
+            RendezvousError: no place is left for this agent.
         """
         try:
             self._agent.check()
@@ -276,7 +276,7 @@ class SamebitsRendezvous(RendezvousHandler):
         self._stop_job(f"node {self._agent.node} has closed the rendezvous")
 
     def shutdown(self) -> bool:
-        """Give the seat up. What torch's agent ends with, an error or nothing, decides what that means for the job."""
+        """Give up the seat. The error that torch's agent ends with, if any, decides what this means for the job."""
         if self._has_left:
             return True
         self._has_left = True
@@ -297,7 +297,7 @@ class SamebitsRendezvous(RendezvousHandler):
         admitted = self._agent.register()
         self._job = admitted.job
         log.set_up(f"node {self._agent.node}")
-        # A killed agent's workers may not notice for long, and save checkpoints beside those that replace them.
+        # A killed agent's workers may not notice for long, and would save checkpoints beside those that replace them.
         self._undo_watch = kill_left_behind(config.mark_agent(self._agent.session), self._agent.session)
         seat = "as a standby" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
         log.say(f"seated: {seat}, start {admitted.incarnation}, job {admitted.job}")
@@ -310,7 +310,7 @@ class SamebitsRendezvous(RendezvousHandler):
             self._scheduler.link(self._job, is_up=is_up)
 
     def _interrupted(self, _reason: str) -> None:
-        # Asking takes the end in hand: torch's agent looks in at its next poll, however long that takes.
+        # Asking acknowledges the end: torch's agent checks at its next poll, however long that takes.
         if self._agent.verdict(0.0) is not None:
             self._scheduler.let_go()
 
@@ -341,13 +341,13 @@ class SamebitsRendezvous(RendezvousHandler):
     # ---- the end
 
     def _leave_finished(self) -> None:
-        """The workers here have ended well: stay until those of all agents have."""
+        """Wait until the workers of all agents have finished, after those of this agent have."""
         agent, point = self._agent, Point(1, self._generation)
         try:
             agent.complete(point.generation, point.step, [Digest(point, FINAL, _FINISHED)])
             self._is_finished = True
         except GenerationEndedError as ended:
-            # Workers that have ended well cannot be in another generation.
+            # Workers that ended with status 0 cannot be in another generation.
             self._stop_job(f"the workers of node {agent.node} had ended with status 0 when others were lost: {ended}")
         except SameBitsError as error:
             log.warn(str(error))
@@ -356,8 +356,8 @@ class SamebitsRendezvous(RendezvousHandler):
     def _leave_after(self, error: BaseException) -> None:
         """Leave with the error that ended torch's agent.
 
-        Workers that failed with no restart left end the job on all nodes. An error of the agent itself is the loss of
-        this node, whose place a standby or a new agent can take.
+        If workers failed and no restart is left, the job ends on all nodes. If the agent itself failed, the node counts
+        as lost, and a standby or a new agent can take its place.
         """
         if isinstance(error, ChildFailedError):
             text, status = _cause_in(error)
@@ -365,7 +365,7 @@ class SamebitsRendezvous(RendezvousHandler):
             text, status = f"torchrun failed: {type(error).__name__}: {error}", 1
         self._agent.speak_last(text)
         if isinstance(error, ChildFailedError):
-            # A worker that lost its peer may have failed before the peer's agent has seen why.
+            # A worker that lost its peer may have failed before the peer's agent noticed the cause.
             verdict = None if status > 128 else self._agent.verdict(BLAME_S)
             if verdict is None:
                 self._stop_job(f"torchrun on node {self._agent.node}, which has no restart left")
@@ -378,7 +378,7 @@ class SamebitsRendezvous(RendezvousHandler):
 
 
 def _cause_in(error: ChildFailedError) -> tuple[str, int]:
-    """Return how the first worker to fail did so, in a sentence and as a shell's exit status."""
+    """Return how the first worker failed, as a sentence and as a shell's exit status."""
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
         how, status = f"was killed by signal {-failure.exitcode}", 128 - failure.exitcode

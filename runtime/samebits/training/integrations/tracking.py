@@ -1,8 +1,8 @@
 """Training curves that return to earlier steps with the state: TensorBoard's, or a run's such as W&B's.
 
-The training function is called again after every loss, when the state has the step to resume from. So one call at its
-top is enough: values of later steps are discarded and the place is marked. Only rank 0 draws; a new rank 0 continues
-with the same files.
+The training function is called again after every loss, when the state has the step to resume from. So one call at the
+top of the function is enough: it discards values of later steps and marks the place. Only rank 0 draws; a new rank 0
+continues the same files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEP = "samebits/step"
 
 
 class _Run(Protocol):
-    """The part of ``wandb.Run``, or of a similar class, that is used."""
+    """The methods of ``wandb.Run``, or of a similar class, that are used."""
 
     def log(self, data: dict[str, Any]) -> None:
         """Log values that belong together."""
@@ -48,10 +48,10 @@ class TensorBoardCurves:
         self._recoveries = 0
 
     def begin(self) -> None:
-        """Discard values of steps after the state's, as the training function begins for the first time or again.
+        """Discard values of steps after the state's; call this first in the training function.
 
-        TensorBoard hides what an earlier start of a writer wrote from a given step on (``purge_step``). The same entry
-        is written here, with a text that marks the step.
+        TensorBoard hides the values that an earlier writer logged from a given step on (``purge_step``). This method
+        writes the same entry, with a text that marks the step.
         """
         step = self._state.completed_steps
         if self._writer is None or not (step or self._recoveries):
@@ -66,13 +66,13 @@ class TensorBoardCurves:
         self._recoveries += 1
 
     def add_scalar(self, tag: str, value: float) -> None:
-        """Draw one value at the state's step; called after ``commit()``."""
+        """Draw one value at the state's step; call it after ``commit()``."""
         if self._writer is not None:
             self._writer.add_scalar(tag, value, self._state.completed_steps)
 
 
 class RunCurves:
-    """A run such as W&B's, which cannot take back values, so each value carries its step and recovery count.
+    """A run such as W&B's that cannot discard values, so each value carries its step and recovery count.
 
     The step is a value of its own (``samebits/step``; ``run.define_metric("*", step_metric="samebits/step")`` makes it
     the x of all charts), because W&B drops values logged at a step below its last. ``samebits/recovery`` counts how
@@ -88,11 +88,11 @@ class RunCurves:
         self._recoveries = -1
 
     def begin(self) -> None:
-        """Count a start of the training function, the first or a later one."""
+        """Count a call of the training function."""
         self._recoveries += 1
         self.log({})
 
     def log(self, values: dict[str, Any]) -> None:
-        """Log values at the state's step; called after ``commit()``."""
+        """Log values at the state's step; call it after ``commit()``."""
         if self._run is not None:
             self._run.log({**values, STEP: self._state.completed_steps, RECOVERY: self._recoveries})

@@ -23,7 +23,7 @@ _PASSED_ON = (
 
 
 def is_for_training(loader: Any) -> bool:
-    """Return whether it shuffles or has an :class:`ElasticSampler`, so that its position matters."""
+    """Return whether the loader shuffles or has an :class:`ElasticSampler`, so that its position matters."""
     sampler = getattr(loader, "sampler", None)
     return isinstance(sampler, (RandomSampler, ElasticSampler)) and loader.batch_size is not None
 
@@ -36,7 +36,7 @@ def elastic_parts(loader: DataLoader[Any]) -> tuple[ElasticSampler, dict[str, An
         sampler = ElasticSampler(dataset, shuffle=True, seed=torch.initial_seed() % 2**31)
     parts = {name: getattr(loader, name) for name in _PASSED_ON}
     parts["batch_sampler"] = BatchSampler(sampler, int(loader.batch_size or 1), loader.drop_last)
-    parts["generator"] = torch.Generator()  # otherwise it would draw from the training's random numbers
+    parts["generator"] = torch.Generator()  # the default generator is the training's
     return sampler, parts
 
 
@@ -49,7 +49,7 @@ def batches_left(loader: Any, sampler: ElasticSampler) -> int:
 def batches_of(loader: Any, sampler: ElasticSampler) -> Iterator[Any]:
     """Yield the remaining batches of this epoch, then begin the next epoch.
 
-    This process prefetches no batch: random numbers that a dataset draws belong to the step that uses them.
+    This process prefetches no batch, because random numbers that a dataset draws belong to the step that uses them.
     """
     epoch = sampler.epoch
     for number, batch in enumerate(loader):

@@ -4,8 +4,8 @@ After every loss, the Trainer's own epoch loop runs as if it had resumed from a 
 nothing is read and no batch is skipped: model, optimizer and sampler are already there. Loaders, places and wrappers
 are those of the Accelerate integration.
 
-This relies on private parts of Trainer: ``_inner_training_loop`` and the four methods it consists of, and that
-``_run_epoch`` skips batches with the module's own ``skip_first_batches`` if given a checkpoint.
+This relies on private parts of Trainer: ``_inner_training_loop``, the four methods it consists of, and the use of
+the module's ``skip_first_batches`` in ``_run_epoch`` to skip batches after a checkpoint.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Trainer(transformers.Trainer):
         self.add_callback(_Commits(self))
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create our Accelerator as Transformers does its own."""
+        """Create our Accelerator the way Transformers creates its own."""
         with place_found():
             super().create_accelerator_and_postprocess()
         self.accelerator.__class__ = Accelerator  # it has the same attributes

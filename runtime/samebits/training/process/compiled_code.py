@@ -25,22 +25,23 @@ from samebits.store import private
 
 VARIABLE = "COMPILE_CACHE_PATH"
 MOST_BYTES = 8 * 2**30
-"""Limit for all versions together."""
+"""Size limit for all versions together, in bytes."""
 
 KEPT_FOR_S = 24 * 3600.0
-"""Files used within this time always stay: another process may be about to load them."""
+"""Seconds after its last use during which a file is never removed; another process may be about to load it."""
 
 
 def folder_of(root: Path, version: Iterable[str]) -> Path:
     """Return the folder for code compiled by this version, creating it if missing.
 
     Args:
-        root: COMPILE_CACHE_PATH.
+        version: everything that compiled code depends on and that its own keys do not contain; the first item appears
+            in the
         version: everything that compiled code depends on and does not name by itself; the first item appears in the
             folder's name.
 
     Raises:
-        StoreError: one of the two folders belongs to or is writable by another user, or cannot be created.
+        StoreError: one of the two folders cannot be created, or another user owns it or can write to it.
     """
     facts = list(version)
     digest = xxhash.xxh3_64_hexdigest("\0".join(facts).encode())
@@ -87,7 +88,7 @@ def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool
     Args:
         settings: this process's settings.
         device: the device it computes on.
-        prunes: whether this process, one of all, prunes the folder.
+        prunes: whether this process prunes the folder; one process of the job does.
     """
     root = settings.compile_cache_path
     if settings.op_compile is not None:
@@ -107,8 +108,7 @@ def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool
 
 
 def _choose_operators(op_compile: str, device: torch.device) -> None:
-    """Set the mode with torch_npu's ``set_compile_mode``; CANN reads its cache's location on first use of the
-    device."""
+    """Set torch_npu's compile mode; CANN reads the location of its cache when the device is first used."""
     if device.type != "npu":
         log.warn(f"OP_COMPILE={op_compile} applies only to Ascend; this process trains on {device.type}. Fix: unset it")
         return
@@ -116,7 +116,7 @@ def _choose_operators(op_compile: str, device: torch.device) -> None:
 
 
 def _version(device: torch.device) -> list[str]:
-    """Return everything that compiled code depends on and its own keys may not name, torch first."""
+    """Return everything that compiled code depends on and that its own keys may not contain, torch's version first."""
     chip = platform.processor() or platform.machine()
     if device.type == "cuda":
         chip = f"{torch.cuda.get_device_name(device)} {torch.version.cuda}"

@@ -1,7 +1,7 @@
 """This process's place in the job: the package's one global, created by ``samebits.init()``.
 
 In the scheduler's role, ``init()`` serves and ends the process. In a worker, it waits for a seat, installs a process
-group of one, and hooks into the process's end. The reason of any exit is reported to the scheduler, and SameBits' own
+group of one, and hooks into the process's exit. The reason for any exit is reported to the scheduler. SameBits' own
 errors are printed as one sentence, with their exit status, instead of a traceback.
 """
 
@@ -78,29 +78,29 @@ _COLLECTIVE_FAILED = (
 )
 
 OWN_ERROR_GRACE_S = 0.3
-"""Delay between an exception of the script's own, reported at once, and giving up the seat.
+"""Delay in seconds between an exception in the script, which is reported at once, and giving up the seat.
 
-If the program is at fault, the other ranks reach the same error and report it themselves. Otherwise they would be
-interrupted one step earlier and wait for a process that fails again.
+If the program is at fault, the other ranks reach the same error and report it themselves. Without the delay they would
+be interrupted one step earlier and wait for a process that fails again.
 """
 SETTLE_S = 1.0
-"""Maximum wait of a fork for running collectives: one may wait for a peer that waits for this process."""
-VERDICT_S = 2.0  # how long a failed collective waits for the scheduler to name the lost member
+"""Maximum wait of a fork for running collectives, since one may wait for a peer that waits for this process."""
+VERDICT_S = 2.0  # how long a failed collective waits until the scheduler names the lost member
 
 
 @dataclass(slots=True)
 class Worker:
-    """A seated worker."""
+    """A worker process that has a seat."""
 
     settings: Settings
     job_name: str
     device: torch.device
     agent: Agent
     admitted: Admitted
-    scheduler_addresses: frozenset[gloo.Address]  # resolved here, as a forked child may not look names up
-    generation: GenerationStarted | None = None  # the current or last one
+    scheduler_addresses: frozenset[gloo.Address]  # resolved here, since a forked child may not look up names
+    generation: GenerationStarted | None = None  # the current or last generation
     group: Group | None = None
-    next_group: NextGroup | None = None  # begun early, for the first generation
+    next_group: NextGroup | None = None  # begun early for the first generation
     copy_listener: CopyListener | None = None  # receives other ranks' points for its writer
     begins: dict[str, Callable[[GenerationStarted], object]] = field(default_factory=dict)
     """Callbacks by name, called when a generation's state is restored and training is about to begin."""
@@ -120,7 +120,7 @@ class Worker:
 
     @contextlib.contextmanager
     def trains(self) -> Iterator[None]:
-        """Run the training function inside; note the exit status if it ends the program."""
+        """Run the training function inside the block, and record the exit status if the function ends the program."""
         try:
             yield
         except SystemExit as error:
@@ -136,8 +136,8 @@ class Worker:
     def let_go_in_child(self) -> None:
         """In a forked child (a DataLoader's worker), close connections whose end signals this process's death.
 
-        The kernel ends a connection with its last descriptor, and a child that outlives its parent has a copy of each.
-        SIGTERM gets its previous handler back.
+        The kernel ends a connection when its last descriptor is closed, and a child that outlives its parent has a copy
+        of every descriptor. SIGTERM gets its previous handler back.
         """
         self.departure.let_go_in_child()
         endpoints = gloo.Endpoints()
@@ -150,7 +150,7 @@ class Worker:
         gloo.close_copies(endpoints)
 
     def publish_place(self) -> None:
-        """Set RANK and three more variables as torchrun does; unset them in a spare without a place."""
+        """Set RANK, WORLD_SIZE and the LOCAL_ variables as torchrun does; unset them in a spare without a place."""
         if (place := self.generation) is not None:
             config.publish_place(place.rank, place.local_rank, place.world_size, place.local_world_size)
         elif self.admitted.slot is None:
@@ -166,7 +166,7 @@ class Worker:
 
     @contextlib.contextmanager
     def stands_in(self) -> Iterator[None]:
-        """Give a spare's environment a number that is no rank's, inside the block, for libraries that require one."""
+        """Set a spare's rank variables inside the block to a number that is no rank, for libraries that need one."""
         self._publish_seat()
         try:
             yield
@@ -175,15 +175,15 @@ class Worker:
 
     @property
     def seat(self) -> tuple[int, int]:
-        """The rank and world size of its seat; a spare's rank is its node's number, or one beyond all ranks."""
+        """The rank and world size of this seat; a spare's rank is its node's number, or one beyond all ranks."""
         slot, world_size = self.admitted.slot, self.admitted.world_size
         return max(world_size, _index(None, self.agent.node)) if slot is None else slot, world_size
 
     def take_seat_again(self) -> None:
-        """Register under a new session after another node took this slot; waits as a newly started process does.
+        """Register under a new session after another node took this slot; this may wait like a newly started process.
 
         Raises:
-            SameBitsError: there is no seat; the message names the reason.
+            SameBitsError: no seat is left; the message gives the reason.
         """
         self.agent.leave(on_purpose=True, text="fenced", status=FencedError.exit_code)
         self.agent = self.ending.agent = Agent(self.settings, self.job_name, self.device.type)
@@ -229,7 +229,7 @@ def init() -> None:
 
     Raises:
         SettingsError: the environment is wrong; the message lists all problems.
-        SameBitsError: this process gets no seat; the message names the reason.
+        SameBitsError: this process gets no seat; the message gives the reason.
     """
     global _process
     if _process is not None:
@@ -262,7 +262,7 @@ def init() -> None:
 def _refuse_in_a_child() -> None:
     """Raise in a child of a worker, which would take that worker's seat with its inherited environment.
 
-    Spawn and forkserver, Python 3.14's default, import the script again in every child, so its top level runs there.
+    With spawn and forkserver, the default of Python 3.14, every child imports the script again and runs its top level.
     """
     parent = multiprocessing.parent_process()
     parents = {os.getppid()} if parent is None or parent.pid is None else {os.getppid(), parent.pid}
@@ -291,7 +291,7 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
 def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     config.mark_worker()  # before any child can be started
     probe = ProbeBeat(settings.probe_file)
-    host.raise_descriptor_limit()  # gloo aborts a process that has none left for a connection, even a stranger's
+    host.raise_descriptor_limit()  # gloo aborts a process that has no descriptor left for any incoming connection
     numerics.settle_threads(settings.max_worker_num)
     kind = device.choose(settings.device, 0).type
     wait_for_name(settings)
@@ -311,7 +311,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
             settings, _view(settings, device.choose(kind, _index(None, settings.node_id or ""))).watched()
         )
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
-    _import_what_optimizers_need()  # if it was not done meanwhile: better here than in the first optimizer
+    _import_what_optimizers_need()  # if not done yet: better here than in the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))
     device.use(chosen)
     _say_seated(agent, admitted)
@@ -322,7 +322,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     addresses = addresses_of(settings.sched_host, settings.sched_port)
     if figures is not None and settings.enable_recovery:
         if alone is not None:
-            alone.drop()  # while a pair adds up, its group is torch's default
+            alone.drop()  # a pair's group must be torch's default while it adds up
             alone = None
         node_check.compare(settings, agent, admitted, chosen, figures)
     process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
@@ -351,7 +351,7 @@ def _view(settings: Settings, chosen: torch.device, note: Callable[[int], None] 
 
 
 def _memory_note(settings: Settings, node: str) -> Path:
-    """Where a node and its replacements note what they hold of their device."""
+    """Return the path at which a node and its replacements record how much device memory they hold."""
     return settings.log_dir / f"memory_{root_of(node)}.json"
 
 
@@ -362,7 +362,7 @@ def _say_seated(agent: Agent, admitted: Admitted) -> None:
 
 
 def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, NextGroup | None]:
-    """Do everything that needs no seat before asking for one: after that, others may be waiting for this process."""
+    """Do everything that needs no seat before asking for one, since other ranks may wait afterwards."""
     if not settings.enable_recovery:
         return None, None
     ddp.install()
@@ -378,10 +378,10 @@ def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, 
 
 
 def _import_what_optimizers_need() -> None:
-    """Import torch._dynamo, which the first optimizer needs and which takes a second, while waiting for a seat.
+    """Import torch._dynamo while waiting for a seat; the first optimizer needs it, and importing it takes a second.
 
-    The garbage collector is off meanwhile: it would scan the imported modules again and again, for a quarter of the
-    time.
+    Garbage collection is disabled during the import: it would scan the imported modules repeatedly, for a quarter of
+    the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -393,14 +393,14 @@ def _import_what_optimizers_need() -> None:
 
 
 def current(call: str) -> Worker:
-    """Return the process's place; :class:`UsageError` if ``samebits.init()`` was not called before ``call``."""
+    """Return this process's worker; raise :class:`UsageError` if ``samebits.init()`` was not called before ``call``."""
     if _process is None:
         raise UsageError(f"{call} was called before samebits.init(). Fix: call samebits.init() first")
     return _process
 
 
 def side_of_training() -> str:
-    """Return ``after`` once training has finished, else ``before``, for messages about calls outside of it."""
+    """Return ``after`` once training has finished, else ``before``, for messages about calls outside training."""
     return "after" if _process is not None and _process.is_over else "before"
 
 
@@ -460,10 +460,10 @@ def is_spare() -> bool:
 
 
 def _index(slot: int | None, node: str) -> int:
-    """Return the index of the device for a process, given as many processes as devices on a host.
+    """Return the device index for a process, assuming one process per device.
 
-    A spare's index is its node's number, so that spares of one host use different devices; a replacement's is that of
-    the first node of its line.
+    A spare's index is its node's number, so that spares of one host use different devices. A replacement's index is
+    that of the first node of its line.
     """
     first = root_of(node)
     if slot is not None and first == node:
@@ -472,29 +472,30 @@ def _index(slot: int | None, node: str) -> int:
 
 
 _OWN_ERRORS = (UsageError, HiddenStateError, LayoutError, DivergenceError, UnequalError, SettingsError)
-"""Errors of this package by which a rank itself ends; the others follow from what the scheduler has decided."""
+"""Errors of this package that end a rank by itself; other errors follow from the scheduler's decisions."""
 
 
 def _record_for_torchrun(error: BaseException, traceback: TracebackType | None) -> None:
-    """Write the error where torchrun looks for the first cause, as torch's ``@record`` does in scripts that use it."""
+    """Write the error where torchrun looks for the first cause, as torch's ``@record`` does."""
     try:
         raise error.with_traceback(traceback)
-    except BaseException:  # it is being handled: torch formats the traceback of the exception that is
+    except BaseException:  # torch formats the traceback of the exception being handled
         get_error_handler().record_exception(error)
 
 
 class _Ending:
-    """How this process ends, and what it reports to the scheduler about that.
+    """Determine how this process ended, and report it to the scheduler.
 
-    The end counts as intended if the program's status is 0. After a ``raise SystemExit`` the status is unknown. It is
-    then taken as 0 if training has finished, or with ``ENABLE_RECOVERY=0``, where a script may train in its own way;
+    An end with status 0 counts as intended. After a ``raise SystemExit`` the status is unknown. It then counts as 0 if
+    training has finished, or with ``ENABLE_RECOVERY=0``, where a script may train in its own way. Otherwise the worker
+    counts as failed.
     otherwise the worker has failed.
 
     Attributes:
-        agent: reports the end; None before a seat was requested.
+        agent: reports the end; None until a seat is requested.
         scheduler: the scheduler, if it is a thread of this process.
         recovers: whether recovery is on.
-        is_through: the training function has returned, or did not need to be called.
+        is_through: whether the training function has returned, or did not need to be called.
     """
 
     def __init__(self) -> None:
@@ -514,7 +515,7 @@ class _Ending:
         self._has_left = False
 
     def install(self) -> None:
-        """Hook into the interpreter's ways to end: an uncaught exception, an exit, the end of the program."""
+        """Hook into every way the interpreter can end: an uncaught exception, an exit, the end of the program."""
         self._previous_hook = sys.excepthook
         sys.excepthook = self._uncaught
         watch_threads(self._thread_ended)
@@ -527,7 +528,7 @@ class _Ending:
             self._previous_hook(kind, error, traceback)  # a custom thread hook may call this one
             return
         if self.agent is not None and group.is_communication_failure(error):
-            # Outside elastic.run: name the lost rank, not only the closed socket.
+            # Outside elastic.run: name the lost rank, which the closed socket does not.
             verdict = self.agent.verdict(VERDICT_S)
             if self.recovers and self.is_through:
                 error = UsageError(_COLLECTIVE_FAILED.format(place=place_of(error)))
@@ -558,7 +559,7 @@ class _Ending:
             self.agent.verdict(OWN_ERROR_GRACE_S)
 
     def _exit_at_once(self, status: int) -> NoReturn:
-        """Replace ``os._exit`` to report the status first, because ``atexit`` functions will not run."""
+        """Replace ``os._exit`` to report the status first, since it skips ``atexit`` functions."""
         is_main = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
         if is_main and self.agent is not None and not self._has_left:
             has_done_its_part = status == 0 and (self.is_through or not self.recovers)
@@ -603,7 +604,7 @@ class _Ending:
             os._exit(self._status)
 
     def _trained_alone(self) -> bool:
-        """Return whether the program ended without the training that the job is for."""
+        """Return whether the program ended without running the job's training."""
         process = _process
         if process is None or not self.recovers or self.is_through or self.departure.has_left:
             return False

@@ -1,8 +1,8 @@
 """Read this process's device memory in the training thread, for the thread that checks the device's health.
 
-Only the training thread calls the driver, rarely and at commits, and leaves the figures for the other. A driver that
-hangs then stops only the thread that it would stop anyway. They are also noted in LOG_DIR, for the process that
-replaces this one: the driver frees a killed process's memory late.
+Only the training thread calls the driver, rarely and at commits, and leaves the figures for the other thread. A driver
+that hangs then stops only the thread that it would stop anyway. The figures are also written to LOG_DIR, for the
+process that replaces this one, because the driver frees a killed process's memory late.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_NOTE_BYTES = 1024
 
 
 class HeldMemory(msgspec.Struct, frozen=True):
-    """What a process held of its device's memory."""
+    """The device memory that a process held."""
 
     job: str
     host: str
@@ -38,14 +38,14 @@ class HeldMemory(msgspec.Struct, frozen=True):
 
 
 def wait_for_memory(path: Path, job: str, host: str, device: torch.device, within_s: float = FREED_WITHIN_S) -> float:
-    """Wait until what the predecessor held of this device's memory is free, and return the seconds.
+    """Wait until the device memory that the predecessor held is free; return the seconds waited.
 
     Args:
-        path: the predecessor's note; without one that is about this job, host and device nothing is awaited.
-        job: its id.
-        host: this one's name.
-        device: of this process.
-        within_s: at most so long; then a warning says what is missing.
+        path: the predecessor's note; without a note about this job, host and device, return at once.
+        job: the job's id.
+        host: this host's name.
+        device: this process's device.
+        within_s: maximum wait; after it, a warning says how much memory is missing.
     """
     try:
         with path.open("rb") as file:
@@ -79,7 +79,7 @@ class DeviceView:
         interval_s: minimum time between two readings.
         visible_npus: ASCEND_RT_VISIBLE_DEVICES.
         clock: monotonic seconds.
-        note: told what the process holds, once and whenever that has grown by a twentieth.
+        note: called with the bytes that the process holds, first once and then after each growth by a twentieth.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DeviceView:
 
     @staticmethod
     def noting(path: Path, job: str, host: str, device: torch.device) -> Callable[[int], None]:
-        """Return what writes the note for :func:`wait_for_memory`; a folder that cannot be written is no error."""
+        """Return a function that writes the note for :func:`wait_for_memory`; it warns if it cannot."""
 
         def note(held_bytes: int) -> None:
             try:
@@ -116,7 +116,7 @@ class DeviceView:
         return WatchedDevice(str(self._device), self._uuid(), self._place(), lambda: self._memory)
 
     def committed(self) -> None:
-        """Read the memory at a commit, if it is time."""
+        """Read the memory at a commit, if the interval has passed."""
         if self._clock() < self._due_s:
             return
         self._due_s = self._clock() + self._interval_s
@@ -134,7 +134,7 @@ class DeviceView:
             self._note(held)
 
     def _uuid(self) -> str:
-        """Return NVIDIA's name of the device; MIG slices have other names, which nvidia-smi is not queried for."""
+        """Return NVIDIA's UUID of the device; None for MIG slices, whose UUIDs nvidia-smi is not queried for."""
         if self._device.type != "cuda":
             return ""
         found = getattr(torch.cuda.get_device_properties(self._device), "uuid", None)

@@ -1,7 +1,7 @@
-"""Find, in ``atexit``, the status with which this process's program ends.
+"""Find, in ``atexit``, the status with which this process's program ended.
 
-Python reports a SystemExit that reaches the top to no hook, and discards it before ``atexit`` functions run. So the
-script's own frame is kept, which shows whether the script returned.
+Python reports a SystemExit that reaches the top level to no hook, and discards it before ``atexit`` functions run. So
+the script's own frame is kept, which shows whether the script returned.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 class ExitStatus:
     """The exit status of this process's program.
 
-    It is known if the script ran to its end, and after ``sys.exit``, ``exit``, ``quit`` and an exit that was noted, but
-    not after a ``raise SystemExit``. An exit in another thread ends only that thread and is ignored.
+    The status is known if the script ran to its end, and after ``sys.exit``, ``exit``, ``quit`` and a recorded exit,
+    but not after a ``raise SystemExit``. An exit in another thread ends only that thread and is ignored.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class ExitStatus:
         self._noted: int | None = None
 
     def install(self) -> None:
-        """Note every exit from now on."""
+        """Record every exit from now on."""
         self._script = _frame_of_script()
         quitters: Any = Quitter  # the class of exit and quit
         exit_, quit_ = sys.exit, quitters.__call__
@@ -58,17 +58,17 @@ class ExitStatus:
             names[name] = noted_exit  # from sys import exit
 
     def note(self, code: object) -> None:
-        """Note that the program is about to end with this ``SystemExit.code``, unless it is caught."""
+        """Record that the program is about to end with this ``SystemExit.code``, unless the exit is caught."""
         if threading.current_thread() is threading.main_thread():
-            self._noted = code if isinstance(code, int) else 0 if code is None else 1  # Python's own rule
+            self._noted = code if isinstance(code, int) else 0 if code is None else 1  # as Python does
 
     def find(self) -> int | None:
-        """Return the status, or None if it is unknown; only after the program has ended without an error."""
+        """Return the status, or None if it is unknown; call this only after the program ended without an error."""
         script = self._script
-        if script is None or script in _outwards(sys._getframe()):  # atexit functions were called by hand
+        if script is None or script in _outwards(sys._getframe()):  # atexit functions were called directly
             return self._noted or 0
         if dis.opname[script.f_code.co_code[script.f_lasti]] in _RETURNS:
-            return 0  # the noted exit was caught
+            return 0  # the recorded exit was caught
         return self._noted
 
 
@@ -91,7 +91,7 @@ _BEGINS_WITH_PLACE = re.compile(r"\S+:\d+: ")
 
 
 def last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
-    """Return, for example, ``failed at train.py:88: KeyError: 'x'``."""
+    """Return a description such as ``failed at train.py:88: KeyError: 'x'``."""
     failure = failure_in("".join(format_exception(kind, error, traceback)), start_folder())
     return shortened(str(failure or f"failed: {named(error)}"), MOST_CHARS, IN_LOGS)
 
@@ -103,12 +103,12 @@ def own_words(error: BaseException, place: str) -> str:
 
 
 def named(error: BaseException) -> str:
-    """Return, for example, ``KeyError: 'x'``."""
+    """Return a description such as ``KeyError: 'x'``."""
     return f"{type(error).__name__}: {error}"
 
 
 def watch_threads(tell: Callable[[str], None]) -> None:
-    """Also call ``tell`` with one printable line for every thread that an exception ends."""
+    """Call ``tell`` with one printable line for every thread that ends with an exception."""
     before = threading.excepthook
 
     def hook(ended: threading.ExceptHookArgs) -> None:

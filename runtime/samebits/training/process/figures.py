@@ -1,6 +1,7 @@
 """``samebits.report(queue=…)``: numbers measured by a script, used for autoscaling.
 
-The newest number of each name is kept here and sent with the next heartbeat, so reporting costs a step nothing at any
+The newest number under each name is kept here and sent with the next heartbeat, so reporting costs a step nothing at
+any
 rate.
 """
 
@@ -27,8 +28,8 @@ def report(**figures: Any) -> None:
     until it is reported again.
 
     Args:
-        figures: finite numbers or one-element tensors, by name; at most 14 names. On an accelerator, reading a tensor
-            waits for the device.
+        figures: finite numbers or one-element tensors, by name; at most 14 names. Reading a tensor on an accelerator
+                waits for the device.
 
     Raises:
         UsageError: called before :func:`samebits.init`, there are too many names, or a value is not a finite number.

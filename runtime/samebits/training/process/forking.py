@@ -1,15 +1,17 @@
 """Make forks safe, such as those of a DataLoader's workers, and end forked children with this process.
 
-A forked child has one thread but the locks of all. A lock that another thread held at that moment is held in the child
-for ever, so the child may block before its first line runs. Nothing that the child would do by itself, such as checking
-for its parent, helps then.
+A forked child has one thread but the locks of all. A lock that another thread held at the fork stays held in the child
+forever, so the child may block before its first line runs. Code in the child, such as a check for its parent,
+cannot help then.
 
-- glibc renews most of its own locks in a child, but not the one of atexit(3) (``__exit_funcs_lock``, glibc 2.36). torch
-  takes it whenever an operator is used for the first time, so gloo's threads take it in their first collectives. The
-  first call of a DataLoader's worker (``torch.set_num_threads``) takes it too. So a fork waits until no collective is
+- glibc reinitializes most of its own locks in a child, but not the lock of atexit(3) (``__exit_funcs_lock``, glibc
+2.36). torch
+    takes that lock whenever an operator is used for the first time, so gloo's threads take it in their first
+    collectives. A DataLoader's worker takes it in its first call (``torch.set_num_threads``). So a fork waits until no
+    collective is
   running.
-- A child that multiprocessing should end with its parent (``daemon``) is ended by the kernel (prctl(2),
-  ``PR_SET_PDEATHSIG``) if the parent cannot do so: it was killed, or the child no longer responds.
+- The kernel ends a multiprocessing child that should end with its parent (``daemon``, prctl(2), ``PR_SET_PDEATHSIG``)
+  if the parent cannot: because it was killed, or the child no longer responds.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Forking:
         self._main_thread = threading.main_thread().ident  # the same number in a forked child
 
     def install(self) -> None:
-        """Handle every fork made through Python; ``subprocess`` executes another program at once and needs none."""
+        """Handle every fork made through Python, except ``subprocess``, which executes another program at once."""
         os.register_at_fork(before=self._before, after_in_child=self._let_go)
         multiprocessing.util.register_after_fork(self, Forking._begin)
 
@@ -49,7 +51,7 @@ class Forking:
             self._settle()
 
     def _begin(self) -> None:
-        """Tie a multiprocessing child to its parent, before its own work."""
+        """Tie a multiprocessing child to its parent before the child's own work."""
         parent = multiprocessing.parent_process()
         if not multiprocessing.current_process().daemon or threading.get_ident() != self._main_thread:
             return

@@ -1,7 +1,7 @@
 """``samebits.status()``: this process's place in its job as values, shown as a table in a notebook.
 
-It returns only what this process knows, contacts no other process, and works without a scheduler. ``samebits status``
-covers the other processes.
+It returns only what this process knows: it contacts no other process, and works without a scheduler. ``samebits
+status`` reports on the other processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class JobStatus:
         incarnation: number of this node's admissions so far, from 1.
         rank: the rank that :func:`get_rank` returns; None in a spare.
         local_rank: index among the workers on this host.
-        world_size: workers in the generation; before the first one, in the job.
+        world_size: workers in the generation; before the first generation, in the job.
         generation: number of the generation; 0 before the first.
         step: step of this process's last commit.
         device: training device, such as ``cpu`` or ``cuda:0``.

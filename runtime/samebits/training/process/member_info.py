@@ -1,4 +1,4 @@
-"""What each member of a generation sends to all others when they meet, besides the addresses for connections."""
+"""The information that each member of a generation sends to all others when they meet, besides its addresses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ class MemberInfo(Value, frozen=True, tag=1):
     """The information about one process.
 
     Attributes:
-        copies: where its writer receives other ranks' points, a ``net.copies.Keeper`` as text; empty if it does not.
-        life_sign: how to detect its death.
-        node: its name; earlier releases do not send it.
+        copies: where its writer receives other ranks' points, a ``net.copies.Keeper`` as text; empty if it receives
+            none.
+        life_sign: how to detect the process's death.
+        node: the node's name; earlier releases do not send it.
     """
 
     copies: str
@@ -24,7 +25,7 @@ class MemberInfo(Value, frozen=True, tag=1):
     node: Node = ""
 
     def pack(self) -> bytes:
-        """Encode it for the meeting."""
+        """Encode the information for the meeting."""
         return _SCHEMA.pack(self)
 
     @classmethod

@@ -1,9 +1,9 @@
 """Begin to form the next generation's group before this rank knows its place in it.
 
-In a world of fixed size a rank is its slot, and a node with a numeric id has that slot, as does its replacement. So the
-costly half of forming a group (its thread, its listening socket, its address blob) is done while the process waits
-anyway. The rank's part of the address map then travels with its join, and the whole map arrives together with its
-place.
+In a world of fixed size, a rank is its slot, and a node with a numeric id has that slot, as does its replacement. So
+the costly half of forming a group (its thread, its listening socket, its address blob) is done while the process waits
+anyway. The rank's part of the address map then travels with its join, and the complete map arrives together with the
+rank's place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["NextGroup", "join_plain_group", "likely_place"]
 
 
 def likely_place(settings: Settings) -> Place | None:
-    """Return the place that this process will have in the next generation, if its node id, or its line's, tells it."""
+    """Return this process's place in the next generation if its node id, or its line's, determines it, else None."""
     first = root_of(settings.node_id or "")
     if not first.isdecimal() or int(first) >= settings.worker_num:
         return None
@@ -41,9 +41,9 @@ class NextGroup:
 
     Args:
         settings: this worker's settings.
-        device: this process's device, the same in any place.
+        device: this process's device, which does not depend on the place.
         place: the expected place.
-        info: what this process sends to all members.
+        info: the information that this process sends to all members.
     """
 
     def __init__(self, settings: Settings, device: torch.device, place: Place, info: bytes = b"") -> None:
@@ -76,7 +76,7 @@ class NextGroup:
         return self._blob.result()
 
     def begins(self, generation: GenerationStarted, agent: Agent) -> Group:
-        """Bind the group to a generation, whose address map ``agent`` has or will have; return it for forming."""
+        """Bind the group to a generation whose address map ``agent`` has or will have; return the group for forming."""
         self._agent = agent
         if self.group.breaker.release(self._generation):
             self.group.breaker.name = f"generation {generation.generation}"
@@ -89,7 +89,7 @@ class NextGroup:
             self._blob.set_result(blob)
 
     def wait(self) -> Sequence[bytes]:
-        """Return all ranks' blobs to the group, once the generation is known."""
+        """Wait until the generation is known, and return all ranks' blobs."""
         generation = self._generation.result()
         assert self._agent is not None, "begins() gives both"
         return self._agent.address_map(generation)

@@ -1,9 +1,9 @@
-"""Compare the nodes before the first generation: each node's time for the same work, and sums computed by pairs.
+"""Compare the nodes before the first generation by the time of equal work and by sums that pairs compute.
 
-The exchange goes over the scheduler's keys; ``core.watch.node_check`` decides which nodes are bad. The nodes with the
-lowest slots read all figures, each derives which nodes to pair next, and the first to write that down decides for all.
-So no single node is needed, and all act alike. Each wait is bounded, and each node deletes the keys it wrote; a node
-that still waits for one of them finds the verdict, which stays.
+The nodes exchange figures over the scheduler's keys; ``core.watch.node_check`` decides which nodes are bad. The nodes
+with the lowest slots read all figures, each derives which nodes to pair next, and the first to write its plan decides
+for all. So no single node is needed, and all act alike. Each wait is bounded, and each node deletes the keys it wrote.
+A node that still waits for a deleted key finds the verdict, which stays.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ __all__ = ["compare"]
 
 
 READERS = 3
-"""Nodes that read all figures: one suffices, and any may be lost."""
+"""Number of nodes that read all figures; one suffices, and any may be lost."""
 WAIT_S = 60.0
-"""Time for a node's figures to arrive; nodes without figures by then take no part."""
+"""Seconds to wait for a node's figures; a node without figures by then takes no part."""
 PAIR_S = 20.0
 LOOK_S, MOST_LOOK_S = 1.0, 8.0
-"""First and longest interval at which a node that waits for a key, which may be deleted, checks for the verdict."""
+"""First and longest interval at which a node that waits for a key checks for the verdict, as the key may be deleted."""
 NUMBERS = 1 << 20
-"""Numbers that a pair adds up, in float32; integers, so their sum is exact."""
+"""Count of numbers that a pair adds up, in float32; they are integers, so their sum is exact."""
 SUMS = 8
 MOST_NODES = 4096
 _FIX = "Fix: start this node on another host, or without PREFLIGHT=1"
@@ -67,7 +67,7 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
     """Compare this node with the others before the job's first generation, and give up its seat if it is bad.
 
     Raises:
-        PreflightError: this node is slow or wrong, or belongs to a pair in which either one may be wrong.
+        PreflightError: this node is slow or wrong, or is part of a pair of which either node may be wrong.
     """
     slot = _slot_of(admitted, agent.node)
     if slot is None or admitted.world_size < 2:
@@ -99,7 +99,7 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
 
 
 def _slot_of(admitted: Admitted, node: str) -> int | None:
-    """Return its slot, or the one that its line began with: a replacement on the same machine is no better."""
+    """Return the node's slot, or that of the first node of its line: a replacement on the same machine is no better."""
     if admitted.slot is not None or not number_of(node):
         return admitted.slot
     return int(root_of(node))
@@ -112,7 +112,7 @@ class _Check:
         self._settings, self._agent, self._slot = settings, agent, slot
         self._world_size, self._device = world_size, device
         self._written: set[str] = set()
-        self._term = 0  # of the scheduler that stores the keys; 0: not known yet; -1: any
+        self._term = 0  # term of the scheduler that stores the keys; 0: not known yet; -1: any
 
     def verdict(self) -> Plan | None:
         """Return the verdict of an earlier process or of the other nodes, if there is one."""
@@ -120,7 +120,7 @@ class _Check:
         return None if answer.outcome is not KeyOutcome.DONE else self._plan("last", answer)
 
     def run(self, figures: Figures) -> Plan:
-        """Take part until the verdict; all keys but the verdict's are deleted."""
+        """Take part until there is a verdict; delete all other keys."""
         self._term = 0
         try:
             return self._run(figures)
@@ -155,13 +155,13 @@ class _Check:
         raise KeyValueError(f"{MOST_PLANS} rounds led to no verdict")
 
     def _end(self, plan: Plan) -> Plan:
-        """Make this the verdict unless there is one; return the verdict."""
+        """Write this as the verdict unless there is one; return the verdict."""
         if self._set_first("last", plan) and plan.said:
             self._agent.report_anomaly(0, f"pre-flight: {'; '.join(plan.said)}")
         return self.verdict() or plan
 
     def reports(self, part: str, slots: Iterable[int]) -> dict[int, Report]:
-        """Return these nodes' reports, without those that are late or invalid."""
+        """Return these nodes' reports, except those that are late or invalid."""
         found, until_s = {}, time.monotonic() + WAIT_S
         for slot in slots:
             name = f"{part}/{slot}"
@@ -197,7 +197,7 @@ class _Check:
             group.drop()
 
     def _set_first(self, name: str, plan: Plan) -> bool:
-        """Write a plan unless another node has; return whether this was the first."""
+        """Write a plan unless another node has; return whether this plan was the first."""
         ask = KeyAsk(KeyOp.COMPARE_AND_SET, _key(name), _packed(plan), is_durable=name == "last")
         return self._ask(name, ask).outcome is KeyOutcome.DONE
 
@@ -205,7 +205,7 @@ class _Check:
         self._put(f"{part}/{self._slot}", report)
 
     def put(self, name: str, blob: bytes) -> None:
-        """Publish bytes for others."""
+        """Publish bytes for other nodes."""
         self._put(name, blob)
 
     def take(self, name: str) -> bytes:
@@ -232,7 +232,7 @@ class _Check:
     def _call(self, ask: KeyAsk, timeout_s: float) -> KeyAnswer:
         answer = self._agent.call_keys(ask, timeout_s, is_wait=ask.op is KeyOp.WAIT)
         self._term = self._term or answer.term
-        if self._term not in (-1, answer.term):  # keys are lost with it, so a missing report proves nothing
+        if self._term not in (-1, answer.term):  # keys are lost with a term, so a missing report proves nothing
             raise _SchedulerLostError
         return answer
 
@@ -268,11 +268,11 @@ class _DecidedError(Exception):
 
 
 class _SchedulerLostError(Exception):
-    """Raised when another scheduler answers than at the beginning."""
+    """Raised when a different scheduler answers than at the beginning."""
 
 
 class _Meeting:
-    """The exchange of addresses between the two nodes of a pair: a :class:`.Exchange`."""
+    """The exchange of addresses between the two nodes of a pair; implements :class:`.Exchange`."""
 
     def __init__(self, check: _Check, name: str, pair: Pair, slot: int) -> None:
         self.is_over = False
@@ -298,7 +298,7 @@ def added_up(device: torch.device, rank: int) -> Sum:
         value = own.clone()
         began_s = time.monotonic()
         dist.all_reduce(value)
-        on_host = transfer.on_host(value)  # a pair that was broken is no wrong sum
+        on_host = transfer.on_host(value)  # raises if the pair was broken, which does not make the sum wrong
         fastest_s = min(fastest_s, time.monotonic() - began_s)
         if not torch.equal(on_host.to(torch.int64), expected):
             return Sum(fastest_s, WRONG)

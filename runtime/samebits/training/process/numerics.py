@@ -1,8 +1,8 @@
 """Describe everything about a process that changes the bits of its results, as text that processes can compare.
 
 Another number of threads, instruction set, kind of accelerator or precision switch gives other bits in the same step,
-without an error. So each of these is listed with its value; ``core.rounds.rendezvous`` compares them. Only the number
-of threads is set here, if the user has not chosen one.
+without an error. So each of these is listed with its value, and ``core.rounds.rendezvous`` compares the lists. Only the
+number of threads is set here, if the user has not chosen one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def settle_threads(workers: int) -> bool:
     """Use one thread if the job has several workers and the user has set no number; return whether it was set.
 
     Otherwise each worker of a host would use all of its cores, and eight workers on two cores train about twenty times
-    slower. One thread is also what ``samebits run`` and torchrun set. A share of the cores would be faster on a large
-    host, but a replacement on another host, or beside fewer workers, would derive another number and compute other
-    bits. A number that the script has set before this call is kept.
+    slower. ``samebits run`` and torchrun set one thread as well. A share of the cores would be faster on a large host,
+    but a replacement on another host, or beside fewer workers, would derive another number and compute other bits. A
+    number that the script set before this call is kept.
     """
     cores = os.sched_getaffinity(0)
     if (
@@ -46,13 +46,13 @@ def settle_threads(workers: int) -> bool:
 
 
 def _physical(cores: set[int]) -> int:
-    """Return how many of these cores are physical rather than hyperthreads, which is MKL's default."""
+    """Return how many of these cores are physical cores, MKL's default, not counting hyperthreads."""
     lists = (_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list" for core in cores)
     return len({path.read_text() for path in lists if path.exists()}) or len(cores)
 
 
 def describe(device: torch.device) -> tuple[tuple[str, str], ...]:
-    """Return names and values, in a fixed order, of what decides the bits that ``device`` computes.
+    """Return names and values, in a fixed order, of everything that decides the bits computed on ``device``.
 
     Call it after the script has set its threads and flags. The number of inter-op threads is left out, since it only
     limits how many operations run concurrently.
@@ -69,7 +69,7 @@ def describe(device: torch.device) -> tuple[tuple[str, str], ...]:
         ("deterministic algorithms", str(torch.are_deterministic_algorithms_enabled())),
         ("mkldnn.enabled", str(mkldnn.enabled)),
         ("mkldnn.deterministic", str(mkldnn.deterministic)),
-        # The older switches (allow_tf32, set_float32_matmul_precision) set these too, but cannot always be read back.
+        # The older switches (allow_tf32, set_float32_matmul_precision) set these too but cannot always be read.
         ("mkldnn.matmul.fp32_precision", str(mkldnn.matmul.fp32_precision)),
         ("mkldnn.conv.fp32_precision", str(mkldnn.conv.fp32_precision)),
         ("mkldnn.rnn.fp32_precision", str(mkldnn.rnn.fp32_precision)),
@@ -81,7 +81,7 @@ def describe(device: torch.device) -> tuple[tuple[str, str], ...]:
 
 
 def _flushes_denormals() -> str:
-    """Return whether this thread rounds denormal numbers to zero, which torch can set but not report."""
+    """Return whether this thread rounds denormal numbers to zero; torch can set this but not report it."""
     half = torch.full((1,), torch.finfo(torch.float32).tiny) / 2
     return str(half.item() == 0.0)
 

@@ -1,6 +1,6 @@
 """Check this process's device, memory and disk before it registers.
 
-All results are exact whatever the order of summation (small integers in float32), so no other machine is needed for
+All results are exact in any order of summation (small integers in float32), so no other machine is needed for
 comparison. Matrix products are verified with Freivalds' check: (A @ B) @ v equals A @ (B @ v).
 """
 
@@ -33,7 +33,7 @@ def write_and_read(folder: Path) -> float:
     """Return the durable write speed in MB/s of the folder, or of its nearest existing parent.
 
     Raises:
-        StoreError: it cannot be written, or the data read differs from the data written.
+        StoreError: the folder cannot be written, or the data read differs from the data written.
     """
     there = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
     path, part = there / f".preflight-{uuid.uuid4().hex}", os.urandom(_PART)
@@ -90,7 +90,7 @@ class Look:
     what: str
     found: str
     problem: str = ""
-    took_s: float = 0.0  # for the work that is the same in every process
+    took_s: float = 0.0  # time for the work that is the same in every process
 
 
 def of_host(settings: Settings) -> Iterator[Look]:
@@ -101,7 +101,7 @@ def of_host(settings: Settings) -> Iterator[Look]:
 
 
 def looks(devices: Sequence[torch.device], folder: Path | str) -> Iterator[Look]:
-    """Check devices, their memory, the vendor tool's report, and the folder's disk; one or two seconds each."""
+    """Check devices, their memory, the vendor tool's report, and the folder's disk; takes one or two seconds each."""
     for device in devices:
         yield products(device)
         yield memory(device)
@@ -136,7 +136,7 @@ def products(device: torch.device) -> Look:
 
 
 def memory(device: torch.device) -> Look:
-    """Write patterns into some of the device's memory and read them back."""
+    """Write patterns to a part of the device's memory and read them back."""
     try:
         words = torch.empty(MEMORY_BYTES // 8, dtype=torch.int64, device=device)
     except (RuntimeError, MemoryError) as error:
@@ -155,7 +155,7 @@ def memory(device: torch.device) -> Look:
 
 
 def figures(found: Iterable[Look]) -> Figures:
-    """Return the seconds that one device, its memory and the disk took, for :mod:`.node_check`."""
+    """Return the seconds that the device, its memory and the disk took, for :mod:`.node_check`."""
     took_s = {one.what.rpartition(" ")[2]: one.took_s for one in found}
     return Figures(took_s["computes"], took_s["memory"], took_s.get("disk", 0.0))
 
@@ -164,7 +164,7 @@ def require(settings: Settings, device: torch.device) -> Figures:
     """Run the checks, log the results, and return the seconds they took.
 
     Raises:
-        PreflightError: a check failed; the message lists all that did.
+        PreflightError: a check failed; the message lists all failures.
     """
     began_s = time.monotonic()
     found = list(looks([device], settings.checkpoint_path))

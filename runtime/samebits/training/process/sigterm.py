@@ -1,7 +1,7 @@
 """Handle SIGTERM in a worker: finish the step, leave the job on purpose, and exit with status 143.
 
-Inside a generation a worker owes the others its step, so the signal is only recorded and acted on at the next commit.
-While the worker merely waits, it leaves at once. Outside ``elastic.run`` the previous handler runs.
+Inside a generation the other ranks need this worker's step, so the signal is only recorded and acted on at the next
+commit. While the worker merely waits, it leaves at once. Outside ``elastic.run`` the previous handler runs.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _LOADER_ENDED = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: Terminated|exited unexpectedly)"
 )
 _ASKED_WITHIN_S, _LOOK_S = 0.5, 0.02
-STATUS = 128 + signal.SIGTERM  # as a shell reports a process that SIGTERM has ended
+STATUS = 128 + signal.SIGTERM  # a shell's status for a process that SIGTERM ended
 
 
 class Stage(enum.Enum):
     """What this process is doing."""
 
-    OUTSIDE = enum.auto()  # of elastic.run
+    OUTSIDE = enum.auto()  # outside elastic.run
     WAITING = enum.auto()  # in the rendezvous
-    TRAINING = enum.auto()  # in a generation, entering or leaving one
+    TRAINING = enum.auto()  # in a generation, or entering or leaving one
 
 
 class Departure:
-    """Whether this process was asked to leave, and how it does so.
+    """Record whether this process was asked to leave, and make it leave.
 
-    A handler that the script sets before ``samebits.init()`` is called too: when the process leaves, or, outside
-    ``elastic.run``, in place of this one. A handler that is set later replaces this one.
+    A handler that the script set before ``samebits.init()`` is called too: when the process leaves, or, outside
+    ``elastic.run``, in place of this handler. A handler that is set later replaces this one.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Departure:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Mark a wait in which there is no step to finish."""
+        """Mark a wait without a step to finish."""
         self.stage = Stage.WAITING
         self.obey()
         try:
@@ -77,12 +77,12 @@ class Departure:
             self.stage = Stage.TRAINING
 
     def obey(self) -> None:
-        """Leave if asked to, at a point where no other rank waits for this one."""
+        """Leave if asked to; call this where no other rank waits for this one."""
         if self._was_asked:
             self._leave()
 
     def obey_behind(self, error: Exception) -> None:
-        """Leave if the error only follows from the request to leave.
+        """Leave if the error is only a consequence of the request to leave.
 
         Stopping a container sends SIGTERM to all of its processes, including a loader's workers, and the loader's error
         may be raised before this process's own signal arrives.

@@ -1,8 +1,8 @@
 """Replace four functions of ``torch.distributed`` for scripts that were written for torchrun.
 
-They make and destroy the default group, and return rank and world size. With recovery on, the runtime owns the group,
-so making it again or destroying it has no effect. Until the first generation the group has one member; a script that
-asks for its rank then gets that of its seat.
+The functions make and destroy the default group, and return rank and world size. With recovery on, the runtime owns the
+group, so creating or destroying it has no effect. Until the first generation the group has one member; a script that
+asks for its rank then gets its seat's rank.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["TorchrunCalls"]
 
 
 class TorchrunCalls:
-    """The replacements, in ``torch.distributed`` and under the names by which the script's modules imported them.
+    """The replacements in ``torch.distributed``, and in modules of the script that imported the functions by name.
 
     Args:
         seat: returns this process's rank and world size until a generation has set them, then None.
-        is_spare: returns whether that rank is no worker's yet.
+        is_spare: returns whether that rank belongs to a spare.
     """
 
     def __init__(self, seat: Callable[[], tuple[int, int] | None], is_spare: Callable[[], bool]) -> None:

@@ -1,6 +1,6 @@
-"""``samebits.WorkQueue``: work shared by all ranks, each item of which is trained on exactly once.
+"""``samebits.WorkQueue``: work items shared by all ranks, each trained on exactly once.
 
-A queue's state and items are durable keys of ``samebits.kv``. The state is one key that is changed only if no other
+A queue's state and items are durable keys of ``samebits.kv``. The state is one key, changed only if no other
 process has changed it meanwhile, so it needs no lock.
 """
 
@@ -68,8 +68,8 @@ class WorkQueue:
                 "name"
             )
         self._key = f"work/{name}"
-        self._items: dict[bytes, list[Any]] = {}  # of the puts used most recently
-        self._version = 0  # of the state when last read; it only rises
+        self._items: dict[bytes, list[Any]] = {}  # items of the most recently used puts
+        self._version = 0  # the state's version when last read; it only rises
         process = context.current(f"samebits.WorkQueue({name!r})")
         process.begins[self._key] = self._begin
         if process.generation is not None:
@@ -78,7 +78,7 @@ class WorkQueue:
     def put(self, items: Iterable[Any], *, key: str | None = None) -> None:
         """Append items. Repeating a put has no effect.
 
-        A restarted rank may therefore repeat its puts, and all ranks may put the same items. A put is atomic per 64
+        A restarted rank may therefore repeat its puts, and all ranks may put the same items. A put is atomic for each 64
         KiB.
 
         Args:
@@ -102,7 +102,7 @@ class WorkQueue:
                 continue
 
     def _put(self, digest: bytes, part: bytes, count: int) -> bool:
-        """Return whether the put is done, now or earlier; False if the state was changed meanwhile."""
+        """Return True if the put is done, now or earlier, and False if another process changed the state."""
         state, version = self._read()
         if any(one.key == digest for one in state.puts):
             return True
@@ -166,7 +166,7 @@ class WorkQueue:
     # ---- the state
 
     def _begin(self, generation: GenerationStarted) -> None:
-        """Return the last generation's lost items to the queue, at the begin of every generation."""
+        """Put items that the last generation lost back into the queue, at the beginning of every generation."""
 
         def settled(state: WorkState) -> tuple[WorkState, None]:
             return work_queue.settle(state, generation.generation, _restore(generation)), None
@@ -174,7 +174,7 @@ class WorkQueue:
         self._change(settled)
 
     def _change(self, change: Callable[[WorkState], tuple[WorkState, Result]]) -> Result:
-        """Apply a change to the current state, repeating it if another process was faster."""
+        """Apply a change to the current state; repeat it if another process changed the state first."""
         while True:
             state, version = self._read()
             changed, result = change(state)
@@ -234,7 +234,7 @@ def _parts(items: Iterable[Any]) -> Iterator[bytes]:
     for item in items:
         try:
             packed = msgspec.msgpack.encode(item)
-            msgspec.msgpack.decode(packed)  # otherwise decoding would fail on every rank that takes it
+            msgspec.msgpack.decode(packed)  # an item that cannot be decoded would fail on every rank that takes it
         except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError) as error:
             raise UsageError(
                 f"samebits.WorkQueue.put: msgpack cannot encode an item ({error}). Fix: put bytes, strings, "

@@ -1,7 +1,7 @@
-"""Audit gradients (AUDIT=K): at every K-th step, one rank's local gradient is recomputed by another rank.
+"""Audit gradients (AUDIT=K): at every K-th step, another rank recomputes one rank's local gradient.
 
-The audit runs on every rank just before ``optimizer.step()``. The weights still are the last commit's then, so a wrong
-gradient costs no more than the step itself. ``core.watch.audits`` assigns the roles and decides what follows.
+The audit runs on every rank just before ``optimizer.step()``. The weights are still those of the last commit then, so a
+wrong gradient costs no more than the step itself. ``core.watch.audits`` assigns the roles and decides what follows.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from samebits.training.state.local_sgd import LocalSGD
 __all__ = ["Audits"]
 
 _MOST_BYTES = 2**30
-"""Larger batches are not sent."""
+"""Size limit in bytes; larger batches are not sent."""
 _NOTHING = -1
-"""Stands for a value that was not computed."""
+"""Marks a value that was not computed."""
 
 
 class Audits:
     """The audits of one process.
 
     Args:
-        process: its settings ask for audits.
-        state: its steps are counted.
+        process: the worker, whose settings ask for audits.
+        state: the state, whose steps are counted.
         saved_by: returns the step of the newest checkpoint up to a given step; 0 if none is known.
     """
 
@@ -70,8 +70,8 @@ class Audits:
         """Audit the step if it is due. A collective at the multiples of AUDIT.
 
         Raises:
-            GenerationEndedError: a gradient was wrong, and the step is retaken.
-            UnequalError: it was wrong again; this process's last commit is then not saved to disk.
+            GenerationEndedError: a gradient was wrong, and the step is repeated.
+            UnequalError: the gradient was wrong again; this process's last commit is then not saved to disk.
         """
         if not self._every:
             return
@@ -140,7 +140,7 @@ class Audits:
     def _differs(
         self, step: int, who: Roles, rank: int, taken: tuple[bytearray, Computed] | None, computed: Computed | None
     ) -> None:
-        """Let the audited rank and a third recompute the gradient, and decide alike on all ranks."""
+        """Make the audited rank and a third recompute the gradient, and reach the same decision on all ranks."""
         device = self._process.device
         own: Computed | None = None
         if taken is not None:
@@ -153,7 +153,7 @@ class Audits:
         values = transfer.gather(_value(computed), device)
         own_value, clean = transfer.tell([_value(own), self._clean], who.audited, device)
         self._wrong[step] += 1
-        times = max(transfer.gather(self._wrong[step], device))  # a process started since has no count of its own
+        times = max(transfer.gather(self._wrong[step], device))  # a process started later has no count of its own
         self._wrong[step] = times
         part = self._first_part(who, computed)
         fault = judge(who, dict(enumerate(values)), own_value, times)
@@ -187,7 +187,7 @@ class Audits:
         return names[Computed(tuple(audited)).first_other(Computed(tuple(auditor)))]
 
     def _again(self, packed: memoryview) -> Computed | None:
-        """Recompute from the bytes; return None, after a warning, if that fails."""
+        """Recompute a gradient from the bytes; return None, after a warning, if that fails."""
         assert self._batch is not None, "all ranks have the same wrapper"
         try:
             with self._alone():

@@ -62,7 +62,7 @@ _LOOK_S = 0.1
 _FIRST_STEP_S = 60.0
 _TIMES_LONGEST_STEP = 2.0
 _SETTLED_AT = 3
-"""The commit of a process by which a step's objects exist and the slow first steps are over."""
+"""Number of commits after which a step's objects exist and the slow first steps are over."""
 
 Result = TypeVar("Result")
 
@@ -75,26 +75,26 @@ class ElasticRun:
     def __init__(self, process: Worker, state: State, retaken: RetakenSteps | None = None) -> None:
         self._process = process
         self._retaken = retaken
-        self._formed: group.Group | None = None  # of the present generation
+        self._formed: group.Group | None = None  # the current generation's group
         self._agent = process.agent
         self._state = state
         self._points = StatePoints(process, state)
         self._live: Point | None = None  # the commit this process holds while it waits
-        self._back_to: Point | None = None  # the point it has returned to, as a round asked
-        self._failed_with = ""  # the runtime's own error that ended the last generation here
+        self._back_to: Point | None = None  # the point this process returned to because a round required it
+        self._failed_with = ""  # the SameBits error that ended the last generation in this process
         self._is_new = True  # no generation has begun in this process
         self._tuning = InterpreterTuning()
         self._next_group: NextGroup | None = None
         self._step_log = StepLog.of(state.checkpoint_config.step_log)
         self._replay: Replay | None = None
         self._audits = Audits(process, state, lambda step: self._points.folder.saved_by(step))
-        self._comparison: Callable[[], None] | None = None  # of the state this generation began with
-        self._commits = 0  # of this process
-        self._longest_step_s, self._committed_s = 0.0, 0.0  # between commits of this generation; at the last one
-        self._uncommitted = 0  # optimizer steps since its last commit
-        self._settled: int | None = None  # what was launched in this generation when the device was last waited for
-        self._settled_s = 0.0  # when that was
-        self._has_replicas = False  # of its shards
+        self._comparison: Callable[[], None] | None = None  # compares the state that this generation began with
+        self._commits = 0  # commits of this process
+        self._longest_step_s, self._committed_s = 0.0, 0.0  # this generation's longest step; time of its last commit
+        self._uncommitted = 0  # optimizer steps since the last commit
+        self._settled: int | None = None  # launches in this generation when the device was last waited for
+        self._settled_s = 0.0  # time of that wait
+        self._has_replicas = False  # whether this rank's shards have replicas
         measures = process.settings.straggler.policy != "off"
         self._step_times = StepTimes(process.settings.heartbeat_interval_s if measures else None)
         torch_private.follow_batches(_took_batch)
@@ -106,21 +106,21 @@ class ElasticRun:
         self._take_seat()
 
     def run(self, call: Callable[[], Result]) -> Result | None:
-        """Call the function until it returns in a generation that ends well.
+        """Call the function until it returns in a generation that completes.
 
-        If that fails, this process's last commit is saved to disk before the error is raised.
+        If that fails, save this process's last commit to disk before raising the error.
         """
         while True:
             try:
                 return self._run(call)
             except FencedError as error:
-                if not error.may_return or self._state.shards():  # shards are the old rank's
+                if not error.may_return or self._state.shards():  # its shards belong to the old rank
                     raise
                 reason = str(error)
             except (DuplicateNodeError, RefusedError):
-                raise  # the folder is another process's
+                raise  # another process owns the folder
             except DeviceLostError:
-                raise  # nothing can be copied from it
+                raise  # nothing can be copied from the device
             except UnequalError:
                 raise  # no rank may continue from this rank's last commit
             except BaseException:
@@ -151,7 +151,7 @@ class ElasticRun:
                 self._failed_with = str(error) if is_own else ""
                 lost = str(error) if type(error) is GenerationEndedError else f"a collective failed: {_in_short(error)}"
                 gently = isinstance(error, HostsUpdatedInterrupt)
-            self._leave(lost, gently)  # outside the handler: the traceback, and what it kept alive, is gone
+            self._leave(lost, gently)  # outside the handler: the traceback and the objects it kept are gone
 
     def close(self) -> None:
         """Clean up after the function has returned or failed for good."""
@@ -168,10 +168,10 @@ class ElasticRun:
     # ---- the state's commits
 
     def before_step(self) -> None:
-        """Do what a commit needs all ranks for, while a failure still leaves this rank at its last commit.
+        """Do what a commit requires from all ranks, while a failure still leaves this rank at its last commit.
 
-        On an accelerator, a collective is only queued when its call returns. If it were abandoned after the step was
-        queued behind it, the step would use unreduced values, and this rank would take the result for its next commit.
+        On an accelerator, a collective is only queued when its call returns. If the collective were abandoned after the
+        step was queued behind it, the step would use unreduced values, and this rank would commit the result.
         """
         if devices.is_capturing(self._process.device):
             raise UsageError(
@@ -228,7 +228,7 @@ class ElasticRun:
         self._agent.step = step
         if self._replay is not None:
             self._replay.committed(step)
-        if points.due.is_at(step):  # on every rank, whatever the state of its disk
+        if points.due.is_at(step):  # called on every rank, even if its disk fails
             began_s = time.monotonic()
             with points.due.saving():
                 points.save(step)
@@ -245,10 +245,10 @@ class ElasticRun:
         return self._retaken is not None and self._retaken.is_under_way
 
     def _compare_passes(self) -> None:
-        """Compare this step with another pass of it, if it is one to retake.
+        """Compare this step with another pass of it, if this step is to be retaken.
 
         Raises:
-            TakeStepAgain: it must be taken once more.
+            TakeStepAgain: the step must be taken once more.
             HiddenStateError: the results differ.
         """
         retaken = self._retaken
@@ -311,7 +311,7 @@ class ElasticRun:
         self._points.folder.flush()
 
     def check(self) -> None:
-        """Raise what ended the generation, or what asks this rank to leave it or the job; called at every commit."""
+        """Raise the error that ended the generation or asks this rank to leave; called at every commit."""
         self._uncommitted = 0
         if self._agent.must_end is None:
             self._process.departure.obey()
@@ -325,7 +325,7 @@ class ElasticRun:
     # ---- from one generation to the next
 
     def _take_seat(self) -> None:
-        """Prepare for the admitted role: a spare, or a slot."""
+        """Prepare for the assigned role: a spare, or a slot."""
         slot = self._process.admitted.slot
         if slot is None:
             self._points.start_writer_ahead()
@@ -335,7 +335,7 @@ class ElasticRun:
         self._state.bind(self, slot or 0)
 
     def _come_back(self, reason: str) -> None:
-        """Register again, keeping what is warm, after another node took this process's slot."""
+        """Register again after another node took this slot, and keep what is expensive to prepare."""
         log.warn(f"{reason}: this process registers again, without its state")
         self._go_outside()
         if self._process.group is not None:
@@ -370,7 +370,7 @@ class ElasticRun:
         return generation
 
     def _meshes(self) -> Iterator[tuple[str, str]]:
-        """What must be the same on every rank, and is compared as what decides bits is."""
+        """Describe the meshes, which must be the same on every rank and are compared like settings that decide bits."""
         for number, one in enumerate(meshes.declared()):
             yield f"device mesh {number}", str(one)
         if (sharding := self._sharding()) is not None:
@@ -380,7 +380,7 @@ class ElasticRun:
         return self._state.sharding(self._process.admitted.world_size)
 
     def _next_place(self) -> Place | None:
-        """Return the place of the open round, else the current one, else the seat's; None in a spare."""
+        """Return the place in the open round, else the current place, else the seat's; None in a spare."""
         offered, present = self._agent.offered_place, self._points.generation
         slot, world_size = self._process.admitted.slot, self._process.admitted.world_size
         if offered is not None:
@@ -390,7 +390,7 @@ class ElasticRun:
         return None if slot is None or slot >= world_size else Place(slot, slot, world_size)  # else a round will tell
 
     def _begin_to_connect(self, place: Place | None) -> None:
-        """Begin the next group for this place, and drop one that was begun for another."""
+        """Begin to form the next group for this place; drop a group that was begun for another place."""
         if self._next_group is not None and self._next_group.place != place:
             self._next_group.group.drop()
             self._next_group = None
@@ -399,7 +399,7 @@ class ElasticRun:
             self._next_group = self._process.take_next_group(place)
 
     def _enter_again(self, asked: EnterAgain) -> Holdings:
-        """Answer a round that asks for the disk's points, assigns another place, or rolls all ranks back."""
+        """Answer a round that asks for points on disk, assigns another place, or rolls all ranks back."""
         if asked.back_to is not None and asked.back_to != self._back_to:
             self._live, self._back_to = self._points.go_back(asked.back_to), asked.back_to
         if asked.place is not None:
@@ -436,7 +436,7 @@ class ElasticRun:
         process.publish_place()
         self._begin_to_connect(Place(generation.slot, generation.rank, generation.world_size))
         assert self._next_group is not None, "a generation's member has a place"
-        if not self._agent.is_addressed:  # the blob it entered with was for another place
+        if not self._agent.is_addressed:  # the blob it sent on entering was for another place
             self._agent.publish(generation.generation, self._next_group.blob())
         before, process.group, self._next_group = process.group, self._next_group.begins(generation, self._agent), None
         if before is not None:  # the group of this process alone, while the next one connects
@@ -477,7 +477,7 @@ class ElasticRun:
         return MainThreadProbe(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
 
     def _watch(self, formed: group.Group) -> None:
-        """Let the control thread break the group from now on, whatever this thread is blocked in."""
+        """Allow the control thread to break the group from now on, even while this thread is blocked."""
         record = self._record_flight if self._process.device.type != "cpu" else None
         self._agent.on_break = watchdog.guarded(
             formed.break_,
@@ -496,7 +496,7 @@ class ElasticRun:
             self._settled_s = time.monotonic()
 
     def _longest_queue_s(self) -> float:
-        """Return how long an accelerator's queue may take: the steps since it was last waited for, and one more."""
+        """Return how long an accelerator's queue may take, in seconds: the steps since the last wait, and one more."""
         if self._process.device.type == "cpu":
             return 0.0
         if self._longest_step_s == 0.0:
@@ -507,7 +507,7 @@ class ElasticRun:
         flight_record.write(self._process.settings.log_dir, self._agent.node, reason)
 
     def _leave(self, reason: str, gently: bool) -> None:
-        """Leave the generation; report it before anything slow, so that no rank waits for this one."""
+        """Leave the generation. Report this before anything slow, so that no rank waits for this one."""
         self._tuning.begin()
         if not gently:
             self._agent.report_failure()
@@ -525,7 +525,7 @@ class ElasticRun:
         log.warn(f"left the generation at step {step}{why}{kept}")
 
     def _go_outside(self) -> None:
-        """Reset what applies only inside a generation."""
+        """Reset everything that applies only inside a generation."""
         self._state.look_for_hidden(None)
         self._state.takes_again(False)
         self._formed, self._committed_s, self._settled = None, 0.0, None
@@ -561,12 +561,12 @@ class ElasticRun:
             try:
                 comparison()
             except LayoutError:
-                self._state.forget()  # any rank may be the wrong one, so none may become the job's last commit
+                self._state.forget()  # any rank may be wrong, so no rank's state may become the last commit
                 self._points.wait_for_all()  # a rank that exits first must not look like a lost peer to the others
                 raise
 
     def _log_steps(self, generation: GenerationStarted) -> None:
-        """Log every step from here on before it is taken, if the user wants that."""
+        """Log every step before it is taken, if the user asked for a step log."""
         if self._step_log is None:
             return
         if self._replay is None or self._replay.slot != generation.slot:
@@ -580,10 +580,10 @@ class ElasticRun:
     # ---- the end
 
     def _finish(self, generation: GenerationStarted) -> None:
-        """Make the final state durable and wait until all ranks have; until then this rank may be needed.
+        """Make the final state durable, and wait until all ranks have; until then this rank may be needed.
 
-        The final state is not a commit: after a loss the function is called again from the last commit, and repeats
-        what it did after that.
+        The final state is not a commit. After a loss the function is called again from the last commit, and repeats
+        what it did afterwards.
         """
         state = self._state
         self._require_equal()
@@ -613,7 +613,7 @@ class ElasticRun:
             self._formed.breaker.before_launch = _CollectiveAfterTraining().warn
 
     def _wait_for_room(self, pause_s: float) -> None:
-        """Wait before the last state is saved again; meanwhile no hang is suspected.
+        """Wait before the last state is saved again; no hang is suspected during the wait.
 
         Raises:
             GenerationEndedError: a member was lost, and this rank is needed again.
@@ -627,15 +627,15 @@ class ElasticRun:
 
 
 def _settle_device(process: Worker, settled: int | None) -> int | None:
-    """Wait for the collectives that are queued on an accelerator; raise if the group was broken before they were over.
+    """Wait for the collectives queued on an accelerator; raise if the group was broken before they ended.
 
-    A collective that is aborted may end without an error and leave any bytes in its output: neither a step nor a commit
-    may use them. If none was launched since the device was last waited for, what is queued is this rank's own work,
-    which no break changes, so the host runs ahead of it.
+    A collective that is aborted may end without an error and leave undefined bytes in its output, which neither a step
+    nor a commit may use. If none was launched since the device was last waited for, only this rank's own work is
+    queued. A break does not change that work, so the host may run ahead of it.
 
     Args:
-        process: this one.
-        settled: what this function has returned last in this generation.
+        process: this process's worker.
+        settled: the result of the previous call in this generation.
     """
     if process.device.type == "cpu" or process.group is None:
         return None
@@ -643,7 +643,7 @@ def _settle_device(process: Worker, settled: int | None) -> int | None:
     if launched is None or launched != settled:
         began_s = time.perf_counter()
         devices.settle(process.device)
-        main_thread.waited_for_others(began_s)  # what it computes and what it waits for is one to the host
+        main_thread.waited_for_others(began_s)  # the host cannot tell computing from waiting
     process.group.breaker.check()
     return launched
 
@@ -652,18 +652,18 @@ _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w
 
 
 def _in_short(error: Exception) -> str:
-    """Return one line: gloo's errors begin with a source file and end with unrelated advice."""
+    """Return the error as one line; gloo's errors begin with a source file and end with unrelated advice."""
     return shortened(_NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0], 200)
 
 
 class _CollectiveAfterTraining:
-    """Warns once of a collective that no recovery could repeat."""
+    """Warns once about a collective that no recovery could repeat."""
 
     def __init__(self) -> None:
         self._has_warned = False
 
     def warn(self) -> None:
-        """A collective is launched."""
+        """Warn that a collective is being launched."""
         if not self._has_warned:
             self._has_warned = True
             log.warn(
@@ -678,8 +678,8 @@ def _took_batch(began_s: float, sampler: object) -> None:
 
 
 def _nothing_to_break(_reason: str) -> None:
-    """Do nothing: between two generations there is no group."""
+    """Do nothing, since there is no group between two generations."""
 
 
 def _nowhere() -> None:
-    """Report nothing: between two generations no step is expected."""
+    """Report nothing, since no step is expected between two generations."""

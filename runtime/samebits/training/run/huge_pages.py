@@ -1,9 +1,9 @@
 """Move this process's own memory into huge pages, so that the kernel frees it faster when the process dies.
 
-Pages in use are moved together by the kernel (madvise(2), MADV_COLLAPSE). A killed process is gone only when the kernel
-has freed its memory page by page. For a rank of 340 MB that takes 22 ms of a core that the survivors need, and a peer
-on another host learns of the death only afterwards. With pages of 2 MiB it takes 5 ms. Contents, addresses and the
-process's memory policy stay as they are.
+The kernel moves pages that are in use together (madvise(2), MADV_COLLAPSE). A killed process is gone only when the
+kernel has freed its memory page by page. For a rank of 340 MB, this takes 22 ms of a core that the survivors need, and
+a peer on another host learns of the death only afterwards. With pages of 2 MiB it takes 5 ms. Contents, addresses and
+the process's memory policy stay as they are.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Final
 __all__ = ["gather", "gather_aside"]
 
 HUGE_BYTES: Final = 2 * 1024 * 1024
-"""Size of a huge page (x86-64, and arm64 with pages of 4 KiB); with larger ones nothing is done."""
+"""Size of a huge page in bytes (x86-64, and arm64 with pages of 4 KiB); if pages are larger, nothing is done."""
 FULL: Final = 7 / 8
-"""Share of a huge page that must be in use for it to be moved; the rest is additional memory."""
+"""Share of a huge page that must be in use before the page is moved; the rest is additional memory."""
 REST: Final = 19
 """Pause after each page, as a multiple of the time it took: one twentieth of a core beside training.
 
@@ -39,19 +39,19 @@ _OWN_MEMORY = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw.p [0-9a-f]+ 00:00 0 *(\[he
 _ENTRY_BYTES = 8
 _PAGES = HUGE_BYTES // mmap.PAGESIZE
 _NOTHING_HERE = bytes(_PAGES * _ENTRY_BYTES)
-_HERE_AND_OURS_ALONE = 1 << 63 | 1 << 56  # Documentation/admin-guide/mm/pagemap.rst: present, exclusively mapped
+_HERE_AND_OURS_ALONE = 1 << 63 | 1 << 56  # present and exclusively mapped (Documentation/admin-guide/mm/pagemap.rst)
 
 
 def gather_aside() -> None:
-    """Run :func:`gather` in a thread of its own that leaves training its core."""
+    """Run :func:`gather` in a separate thread that leaves training its core."""
     threading.Thread(target=gather, args=(REST,), name="samebits-huge-pages", daemon=True).start()
 
 
 def gather(rest: float = 0.0) -> int:
     """Move the memory in use now into huge pages; return how many were moved or found.
 
-    Memory shared with a forked child, memory that is only reserved, and memory that the kernel refuses to move stay as
-    they are. If memory is short, it stops.
+    Memory that is shared with a forked child, only reserved, or refused by the kernel stays as it is. If memory is
+    short, moving stops.
 
     Args:
         rest: pause after each page, as a multiple of the time it took.
@@ -78,7 +78,7 @@ def gather(rest: float = 0.0) -> int:
 
 
 def _own_memory() -> Iterator[int]:
-    """Yield where huge pages would begin in this process's private anonymous memory."""
+    """Yield the addresses in this process's private anonymous memory at which huge pages would begin."""
     for line in _MAPS.read_text().splitlines():
         found = _OWN_MEMORY.fullmatch(line)
         if found is not None:

@@ -1,6 +1,6 @@
-"""Tune the interpreter while a generation is left and the next one formed, since all ranks wait for the slowest.
+"""Tune the interpreter during the change of generations, since all ranks wait for the slowest.
 
-Only what can wait until training runs again is postponed.
+Only work that can wait until training runs again is postponed.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Iterator
 HAND_OVER_S = 0.0005
 """Switch interval during a recovery.
 
-Several of our threads hand work to each other then, and each hand-over may take that long. With Python's own 5 ms,
-hand-overs would be most of a recovery.
+Several of our threads hand work to each other then, and each hand-over may take one interval. With Python's default of
+5 ms, hand-overs would take most of a recovery.
 """
 
 
 class InterpreterTuning:
-    """Shortens the switch interval and disables garbage collection: a full collection takes longer than a recovery.
+    """Shortens the switch interval and disables garbage collection; a full collection outlasts a recovery.
 
-    The user's settings are restored afterwards; a collector that the user disabled stays so.
+    The user's settings are restored afterwards; garbage collection stays off if the user disabled it.
     """
 
     def __init__(self) -> None:
-        self._hand_over_s: float | None = None  # the user's interval; None while it is in effect
+        self._hand_over_s: float | None = None  # the user's interval while tuning; None otherwise
         self._collects = False
 
     def begin(self) -> None:
-        """Begin tuning, if it has not begun."""
+        """Begin tuning; no effect if it has begun."""
         if self._hand_over_s is None:
             self._hand_over_s, self._collects = sys.getswitchinterval(), gc.isenabled()
             sys.setswitchinterval(HAND_OVER_S)
@@ -37,7 +37,7 @@ class InterpreterTuning:
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
-        """Collect garbage while this process waits for others, which may take days in a spare."""
+        """Allow garbage collection inside the block, while this process waits for others; a spare may wait for days."""
         if self._collects:
             gc.enable()
         try:
@@ -46,7 +46,7 @@ class InterpreterTuning:
             gc.disable()
 
     def end(self) -> None:
-        """End tuning, if it has not ended."""
+        """End tuning; no effect if it has ended."""
         if self._hand_over_s is not None:
             sys.setswitchinterval(self._hand_over_s)
             self._hand_over_s = None

@@ -1,6 +1,6 @@
 """Sample the main thread from outside: its phase, the script's line it is in, and whether it is idle.
 
-Nothing is hooked into training, so watching costs a step nothing. The control thread reads two counters twice per
+Sampling from another thread keeps the training path free of hooks. The control thread reads two counters twice per
 heartbeat, and the thread's frames and CPU time only if neither counter has moved for a while. ``core.watch.progress``
 judges the result.
 """
@@ -27,9 +27,9 @@ from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
 __all__ = ["MainThreadProbe", "expect_pause", "main_thread_cpu_ticks", "place_of"]
 
 STILL_S = 2.0
-"""A rank reports its position after this long without progress, if no step has taken as long so far."""
+"""Seconds without progress after which a rank reports its position, unless a step has taken as long before."""
 FIRST_STEPS = 2
-"""Steps that are not representative of later ones: they build, compile and warm up."""
+"""Number of first steps that do not represent later ones, because they build, compile and warm up."""
 
 _PHASES = (  # by the start of a file's path; the first match counts
     (f"{PACKAGE_FOLDER}training/process/key_value.py", Phase.USER),  # the script itself waits for a key
@@ -45,7 +45,7 @@ _PHASES = (  # by the start of a file's path; the first match counts
     (f"{PACKAGE_FOLDER}store/", Phase.COMMIT),
 )
 _CALLS_THE_SCRIPT = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD})
-"""Phases from which the script's own code is called: a dataset, a module, a hook."""
+"""Phases that call the script's own code: a dataset, a module, a hook."""
 
 
 class MainThreadProbe:
@@ -54,7 +54,7 @@ class MainThreadProbe:
     Args:
         step: returns the completed optimizer steps.
         collectives: returns the collectives launched in the generation's group so far.
-        step_timeout_s: HANG's, if set: a stuck rank then reports within half of it.
+        step_timeout_s: HANG's timeout in seconds, if set; a stuck rank then reports within half of it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class MainThreadProbe:
         self._cpu_ticks: int | None = None
 
     def look(self) -> Progress | None:
-        """Return the thread's position; None while it makes progress or a pause is expected."""
+        """Return the main thread's position, or None while it makes progress or a pause is expected."""
         seen, now = (self._step(), self._collectives()), time.monotonic()
         has_moved = seen != self._seen
         if has_moved:
@@ -105,7 +105,7 @@ def expect_pause(seconds: float) -> None:
     """Announce that this rank's next step may take longer than usual, for example for an evaluation.
 
     Args:
-        seconds: time from now during which no rank counts as hung; 0 ends an earlier announcement.
+        seconds: time from now during which from now no rank counts as hung; 0 cancels an earlier announcement.
 
     Raises:
         ValueError: ``seconds`` is not finite, or is below 0.
@@ -121,7 +121,7 @@ def expect_pause(seconds: float) -> None:
 
 
 def phase_of(frame: FrameType) -> Phase:
-    """Return the phase of a thread with this innermost frame."""
+    """Return the phase of a thread whose innermost frame is ``frame``."""
     is_in_script = False
     for one in _outwards(frame):
         phase = _phase_of_file(one.f_code.co_filename)
@@ -132,7 +132,7 @@ def phase_of(frame: FrameType) -> Phase:
 
 
 def place_of(frame: FrameType, phase: Phase) -> str:
-    """Return, for example, ``train.py:46 (time.sleep)``, or in a collective ``all_reduce at train.py:50``."""
+    """Return a place such as ``train.py:46 (time.sleep)``, or in a collective ``all_reduce at train.py:50``."""
     innermost = next((one for one in _outwards(frame) if is_of_the_script(one.f_code.co_filename)), None)
     if innermost is None:
         place = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -175,13 +175,13 @@ def _shown(file: str) -> str:
 
 
 def _collective_in(frame: FrameType) -> str:
-    """Return the outermost of torch's collective functions on the stack, which the script called."""
+    """Return the name of torch's outermost collective function on the stack, which the script called."""
     names = [one.f_code.co_name for one in _outwards(frame) if one.f_code.co_filename.endswith("distributed_c10d.py")]
     return names[-1] if names else "all_reduce"  # DistributedDataParallel's, for gradients
 
 
 def _call_in(frame: FrameType) -> str:
-    """Return the call in the frame's line as written there; empty if the source is not available."""
+    """Return the call in the frame's line as written in the source; empty if the source is not available."""
     position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
     if position is None or None in position or position[0] != position[1]:
         return ""

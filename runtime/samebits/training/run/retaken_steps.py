@@ -1,8 +1,8 @@
 """Take a few steps a second time from the commit before them, and compare the resulting states.
 
 ``HIDDEN_STATE=stop`` and ``samebits run --check`` test in this way what a recovery would do, without losing a process:
-the training function is called again in the same generation, as a survivor calls it after a loss. The state of the
-first pass is only compared; the last pass is the one that is committed.
+the training function is called again in the same generation, as a survivor calls it after a loss. The state after the
+first pass is only compared; the last pass is committed.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from samebits.training.state.torch_state import TorchState
 __all__ = ["Extent", "RetakenSteps", "TakeStepAgain"]
 
 _FIRST = 5
-"""The first commit whose step is retaken: by then the look at commits 2 to 4 has named what it can."""
+"""The first commit whose step is retaken; by then the search at commits 2 to 4 has named what it can."""
 _LAST_OF_A_JOB = 8
 _LAST_IN_A_ROW = 12
 _MIDDLE_FROM, _MIDDLE_TO = 16, 32
-"""A check retakes the steps of powers of two from the first number on, and lasts at least until the second."""
+"""A check retakes the steps at powers of two from the first number on, and lasts at least until the second."""
 _AFTER_EPOCH = 2
-"""Steps that a check retakes after the first epoch's end."""
+"""Number of steps that a check retakes after the first epoch's end."""
 _NAMED = 3
 _MOST_CHARS = 300
 _DIFFERS, _NAMES, _COMES_AGAIN = 1, 2, 4
-"""Flags that a rank sends to the others: its state differs, it has findings, its last two passes are equal."""
+"""Flags that a rank sends to the others: its state differs; it has findings; its last two passes are equal."""
 
 Digests = dict[str, int]
 Result = TypeVar("Result")
@@ -54,7 +54,7 @@ class Extent(enum.Enum):
     """Which steps are retaken, and what follows from a difference without a named cause."""
 
     JOB = enum.auto()
-    """HIDDEN_STATE=stop: the first few; training continues."""
+    """HIDDEN_STATE=stop: the first few steps; training continues."""
     CHECK = enum.auto()
     """``samebits run --check``: also around the first epoch's end and in the middle; the job then ends."""
 
@@ -78,7 +78,7 @@ class RetakenSteps:
     """The retaken steps of one process.
 
     Args:
-        state: the state whose steps they are.
+        state: the state whose steps are retaken.
         extent: which steps to retake.
         findings: returns the named values that changed outside the state so far.
         has_room: returns whether this host's memory has room for a copy of these contents.
@@ -105,9 +105,9 @@ class RetakenSteps:
         self._report = RetakenReport()
         self._passes: list[Digests] = []
         self._is_over = False
-        self._epochs: tuple[int, ...] | None = None  # at the last commit
-        self._after_epoch: int | None = None  # steps retaken after the first epoch's end; None before that
-        self._step = 0  # of the last commit
+        self._epochs: tuple[int, ...] | None = None  # the epochs at the last commit
+        self._after_epoch: int | None = None  # steps retaken after the first epoch's end; None before it
+        self._step = 0  # the last commit's step
 
     @property
     def is_over(self) -> bool:
@@ -153,7 +153,7 @@ class RetakenSteps:
         if self._is_over or not (self._passes or self._is_wanted(commit)):
             return
         found, problem = _digests_of(self._state)
-        if not all(ranks.gather(not problem)):  # all ranks go back, or none
+        if not all(ranks.gather(not problem)):  # either all ranks go back, or none
             self.give_up(problem or "another rank's state cannot be compared")
             return
         self._passes.append(found)
@@ -163,7 +163,7 @@ class RetakenSteps:
             self._change(equal=(*self._report.equal, self._state.completed_steps))
 
     def compare_end(self, ranks: Ranks) -> None:
-        """Compare what a check's training function did after its last commit, if no epoch's end was compared.
+        """Compare what a check's training function did after its last commit, if no end of an epoch was compared.
 
         Raises:
             TakeStepAgain: the function must be called once more.
@@ -183,7 +183,7 @@ class RetakenSteps:
         self._judge(f"what follows step {state.completed_steps}'s commit", ranks)
 
     def committed(self, commit: int, ranks: Ranks) -> None:
-        """Keep a copy of the state, which is about to become commit number ``commit``, if later steps are retaken."""
+        """Copy the state, which is about to become commit number ``commit``, if later steps are retaken."""
         state = self._state
         self._passes.clear()
         self._step, self._epochs = state.completed_steps, epochs_of(state)
@@ -253,7 +253,7 @@ class RetakenSteps:
         is_after_epoch = not self._epochs or (self._after_epoch is not None and self._after_epoch >= _AFTER_EPOCH)
         return commit >= _MIDDLE_TO and is_after_epoch
 
-    # ---- what they show
+    # ---- what the passes show
 
     def _judge(self, what: str, ranks: Ranks) -> bool:
         """Return True if all passes are equal, else raise."""
@@ -291,7 +291,7 @@ class RetakenSteps:
         raise self._failure(text)
 
     def _failed_in_pass(self, error: Exception) -> None:
-        """Report an error of the script that an undisturbed run does not have."""
+        """Report an error in the script that occurs only when a step is retaken."""
         self._change(
             failure=f"called again from the commit of step {self._step}, as after a loss there, the training function "
             f"failed at {place_of(error)}: {type(error).__name__}: {printable(str(error), _MOST_CHARS, IN_LOGS)}. Fix: "
@@ -312,7 +312,7 @@ class RetakenSteps:
 
 
 def _digests_of(state: State) -> tuple[Digests, str]:
-    """Return a digest of every value of the current state by name, or the reason why there are none."""
+    """Return the digests of all values of the current state by name, or the reason why there are none."""
     try:
         tree, tensors = snapshot.take_apart(state.contents(), "state")
     except CheckpointError as error:  # reported by the commit itself
@@ -335,5 +335,5 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _short(name: str) -> str:
-    """Return the script's spelling of a name in a point, such as ``state.model.0.weight``."""
+    """Return a point's name as the script spells it, such as ``state.model.0.weight``."""
     return name.replace("state.shared.values.", "state.", 1).replace("state.shared.", "state.", 1)

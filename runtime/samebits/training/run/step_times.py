@@ -1,7 +1,7 @@
 """Measure how long this rank's last steps took: data, computing, waiting for others, committing.
 
-Three of the four parts are measured where they happen and the fourth is the remainder, so a step costs three
-microseconds. ``core.watch.stragglers`` decides what is slow.
+Three of the four parts are measured where they happen, and the fourth is the remainder, so measuring costs three
+microseconds per step. ``core.watch.stragglers`` decides which ranks are slow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from samebits.training.main_thread_time import MainThreadTime, main_thread
 __all__ = ["StepTimes"]
 
 FIRST_STEPS = 2
-"""A generation's first steps build, compile and warm up, so they are left out."""
+"""Number of first steps of a generation that are left out, because they build, compile and warm up."""
 
 
 MOST_TOLD_A_S = 1000
@@ -56,15 +56,15 @@ class StepTimes:
         self._ended_s = self._clock()
         self._data_s, self._communication_s = waited.data_s, waited.communication_s
         self._steps: list[StepTime] = []
-        self._means: list[StepTime] = []  # one for each window of STEPS
+        self._means: list[StepTime] = []  # one per window of STEPS
         self._spent_us = 0
 
     def commit_begins(self) -> None:
-        """Begin timing a commit; waits for others during it are not counted as committing."""
+        """Start timing a commit; waits for others during the commit do not count as committing."""
         self._commit_s, self._before_commit_s = self._clock(), self._waited.communication_s
 
     def commit_ends(self, step: int) -> StepTiming | None:
-        """End timing a commit; return the newest window of the current generation."""
+        """Stop timing a commit; return the newest window of the current generation."""
         if self._least_us is not None:
             self._committed(step, self._commit_s, self._before_commit_s, self._least_us)
         return self.pace

@@ -1,8 +1,8 @@
-"""Run, in a spare, everything that is slow only the first time.
+"""Run, in a spare, everything that is slow the first time.
 
-Most of a process's first step is imports and first uses: of torch's compiler package, an optimizer, autograd,
+Most of a process's first step is spent on imports and first uses: of torch's compiler package, an optimizer, autograd,
 DistributedDataParallel's reducer, and this package's own code for taking a state apart. A spare has time for them while
-it waits. No bit of the state changes.
+it waits. The state does not change by a bit.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["warm_up"]
 
 
 def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
-    """Use once everything a generation's member uses; state, weights and random numbers stay as they are.
+    """Use everything that a generation's member uses once; state, weights and random numbers stay as they are.
 
     Args:
-        state: the user's, with its model and optimizers built.
+        state: the user's state, with its model and optimizers built.
         device: the device this process will train on; its context is created.
         alone: the group of one, on which the wrappers' reducers are built once.
     """
@@ -55,5 +55,5 @@ def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
     found = incoming.point()
     state.load(snapshot.join(found.tree, found.tensors), own=True)
     rng.restore(before)
-    gc.collect()  # otherwise the garbage of all this would be collected during a recovery
+    gc.collect()  # otherwise a recovery would have to collect this garbage
     huge_pages.gather()

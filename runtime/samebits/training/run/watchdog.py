@@ -1,10 +1,11 @@
-"""Finding a main thread that does not come out of a broken collective, by what it does and not by a clock alone.
+"""Detect a main thread that is stuck in a broken collective, by its activity rather than by a clock alone.
 
-After the group was broken the main thread leaves its collective within milliseconds. A thread that stands in torch's
-communication for whole seconds without using any CPU is stuck there for good: gloo can miss the end of a connection. On
-an accelerator it may also stand in the script's own read of a result that never comes. The process then gives up its
-seat so that a replacement takes it. A thread that computes, or waits for something else, is left alone: it fails at its
-next collective. So is one that waits for a device whose queue may rightly take that long.
+After the group is broken, the main thread leaves its collective within milliseconds. A thread that stays in torch's
+communication for whole seconds without using any CPU is stuck for good, because gloo can miss the end of a connection.
+On an accelerator the thread may also be stuck in the script's own read of a result that never arrives. The process then
+gives up its seat, so that a replacement can take it. A thread that computes, or waits for something else, is left
+alone, since it fails at its next collective. So is a thread that waits for a device whose queue may legitimately take
+that long.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from samebits.training.group.breaker import run_aside
 from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
 from samebits.training.run.main_thread_probe import main_thread_cpu_ticks
 
-STDERR = 2  # the descriptor, whatever sys.stderr is
+STDERR = 2  # the file descriptor, even if sys.stderr was replaced
 LOOK_EVERY_S = 0.5
 BREAK_WITHIN_S = 10.0  # twice as long as an abort may take
-STUCK_LOOKS = 2  # this many looks in a row must show the thread at rest in a collective
+STUCK_LOOKS = 2  # consecutive looks that must find the thread idle in a collective
 
 _has_left = threading.Event()
 _COMMUNICATION = (f"{TORCH_FOLDER}distributed/", f"{TORCH_FOLDER}autograd/", f"{PACKAGE_FOLDER}training/")
@@ -41,18 +42,19 @@ def guarded(
     is_busy: Callable[[], bool] = lambda: False,
     patience_s: Callable[[], float] = lambda: 0.0,
 ) -> Callable[[str], None]:
-    """Return ``break_group``, which from then on also watches the main thread until :func:`left` is called.
+    """Return a wrapper of ``break_group`` that also watches the main thread until :func:`left` is called.
 
-    The watch begins before anything else, since breaking a group may hang.
+    The watch starts before the group is broken, since breaking it may hang.
 
     Args:
-        break_group: given the reason.
-        is_over: whether all that ``break_group`` began has ended; until then, for at most BREAK_WITHIN_S, no look
-            counts.
-        record: given the reason as well, aside, once the group is broken.
-        is_busy: whether the main thread's stream of an accelerator has work left: then a thread at rest is stuck in a
-            read of the script's own, too.
-        patience_s: how long the work that is queued on the device may rightly take; the thread is left alone so long.
+        break_group: called with the reason.
+        is_over: returns whether everything that ``break_group`` started has ended; until then, for at most
+            BREAK_WITHIN_S, no look counts.
+        record: called with the reason in another thread, once the group is broken.
+        is_busy: returns whether the main thread's stream of an accelerator has work left; an idle thread is then also
+            stuck if it is in the script's own read.
+        patience_s: returns how many seconds the work queued on the device may take; until then the thread is left
+            alone.
     """
     _has_left.clear()
 
@@ -68,7 +70,7 @@ def guarded(
 
 
 def left() -> None:
-    """Note that the main thread has left its generation."""
+    """Record that the main thread has left its generation."""
     _has_left.set()
 
 

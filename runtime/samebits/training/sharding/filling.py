@@ -1,6 +1,6 @@
 """Fill a model that was built on the meta device, once each rank's parameters are cut.
 
-No process then needs memory for the whole model. Random numbers are drawn for one whole parameter at a time, of which a
+No process then needs memory for the whole model. Random numbers are drawn for one whole parameter at a time, and each
 rank keeps its part, so the initial weights are the same over any mesh.
 """
 
@@ -28,7 +28,7 @@ def require_fillable(name: str, module: nn.Module) -> None:
     """Raise if a parameter on the meta device could not be filled.
 
     Raises:
-        UsageError: it is not sharded, or nothing is known to give it values.
+        UsageError: the parameter is not sharded, or no known method gives it values.
     """
     for path, parameter in module.named_parameters():
         if parameter.is_meta and not pieces.is_distributed(parameter):
@@ -47,12 +47,12 @@ def require_fillable(name: str, module: nn.Module) -> None:
 
 
 def fill(module: nn.Module, device: torch.device, drawn_from: torch.Tensor) -> None:
-    """Allocate this rank's parts and fill them: by ``init_weights()``, or by each part's ``reset_parameters()``.
+    """Allocate this rank's parts and fill them with ``init_weights()``, or with each part's ``reset_parameters()``.
 
     Args:
-        module: cut; filled parameters are filled again, in their memory.
-        device: for parameters and buffers without memory.
-        drawn_from: the state of torch's CPU generator to begin with; the generator itself is left as it is.
+        module: the cut module; parameters that are filled already are filled again, in their memory.
+        device: where to allocate parameters and buffers without memory.
+        drawn_from: the initial state of torch's CPU generator for the draws; the generator itself is not changed.
     """
     if is_unfilled(module):
         module.to_empty(device=device)
@@ -69,10 +69,10 @@ def fill(module: nn.Module, device: torch.device, drawn_from: torch.Tensor) -> N
 
 
 class _WholeDraws(TorchDispatchMode):
-    """Draws random numbers for the whole of a distributed tensor, and keeps this rank's part."""
+    """Draw random numbers for the whole of a distributed tensor, and keep this rank's part."""
 
     def __init__(self) -> None:
-        initialize: Any = super().__init__  # it has no types
+        initialize: Any = super().__init__  # untyped in torch
         initialize()
 
     def __torch_dispatch__(

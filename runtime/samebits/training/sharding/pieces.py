@@ -1,8 +1,8 @@
 """Take this rank's pieces of distributed tensors out of a state, describe them, and put them back.
 
-In a point, a DTensor is a description (``Piece``) in the tree in its place, and its local tensor among the rank's own
-parts. The description includes the piece's position, so a piece that is put back elsewhere is a clear error and never
-wrong weights. A tensor that was saved whole is cut as this rank needs it.
+In a point, a description (``Piece``) takes the DTensor's place in the tree, and its local tensor is among the rank's
+own parts. The description includes the piece's position, so putting a piece back elsewhere is a clear error and never
+gives wrong weights. A tensor that was saved whole is cut to the part that this rank needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 Own: TypeAlias = dict[str, dict[str, Any]]
-"""By path in the state: ``local``, this rank's piece, and ``offsets``, where it begins in the whole."""
+"""By path in the state: ``local``, this rank's piece, and ``offsets``, its start in the whole tensor."""
 
 PIECE = "$piece"  # {"$piece": …} replaces a tensor
 UNFILLED = "$unfilled"  # {"$unfilled": …} replaces a tensor that has no memory yet
@@ -56,7 +56,7 @@ def is_distributed(value: object) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's own memory of a tensor: a DTensor's local tensor, else the tensor itself."""
+    """Return the memory of a tensor on this rank: a DTensor's local tensor, else the tensor itself."""
     if not is_distributed(tensor):
         return tensor
     piece: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
@@ -65,10 +65,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Which part of which tensor a rank holds.
+    """The part of a tensor that a rank holds.
 
     Attributes:
-        shape: of the whole tensor.
+        shape: shape of the whole tensor.
         mesh: number of ranks along each dimension of the mesh.
         placements: one per mesh dimension, as torch prints it, such as ``Shard(dim=0)``.
         offsets, sizes: the part's start and size along each dimension of the tensor.
@@ -98,7 +98,7 @@ class Piece:
 
     @classmethod
     def from_plain(cls, shared: Mapping[str, Any], offsets: Any, sizes: Any) -> Piece:
-        """Rebuild a description from what a point holds: the shared part in the tree, and the rank's own.
+        """Rebuild a description from a point: from the shared part in the tree, and the rank's own part.
 
         Raises:
             CheckpointError: not a description of a piece.
@@ -116,7 +116,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank holds all of it; a rank that holds all of a small sharded tensor does not count."""
+        """Whether every rank holds the whole tensor; False if a rank merely holds all of a small sharded tensor."""
         return all(
             ranks == 1 or placement == _REPLICATED for ranks, placement in zip(self.mesh, self.placements, strict=True)
         )
@@ -131,7 +131,7 @@ class Piece:
         """Return the placements as torch's objects.
 
         Raises:
-            CheckpointError: a placement that torch does not have.
+            CheckpointError: torch has no such placement.
         """
         return tuple(_torch_placement(one) for one in self.placements)
 
@@ -157,12 +157,12 @@ def _placed(
 ) -> Piece | None:
     """Return the piece at these coordinates; torch splits a dimension as torch.chunk does, rounding up.
 
-    FSDP2 splits what tensor parallelism has split along the same dimension: its placement comes first and is strided.
+    FSDP2 splits a dimension that tensor parallelism has split already; FSDP2's placement comes first and is strided.
     """
     from torch.distributed.tensor import Replicate, Shard
 
     offsets, sizes = [0] * len(shape), list(shape)
-    parts = [1] * len(shape)  # into which a dimension is split so far
+    parts = [1] * len(shape)  # number of parts into which each dimension is split so far
 
     def split(ranks: int, rank: int, dim: int) -> None:
         part = -(-sizes[dim] // ranks)
@@ -189,7 +189,7 @@ def _placed(
 def take_out(tree: Any, path: str, own: Own) -> Any:
     """Return the tree without its pieces, which go into ``own``; tensors are not copied.
 
-    A DTensor that this rank holds whole, as all are before there is a group, stays in the tree as a plain tensor.
+    A DTensor that this rank holds whole stays in the tree as a plain tensor; without a group, all DTensors are whole.
 
     Raises:
         CheckpointError: a DTensor that cannot be described.
@@ -223,11 +223,11 @@ class Putting:
     like: Callable[[str], Any]
 
     def back(self, tree: Any, path: str, live: Any) -> Any:
-        """Return the tree that ``take_out`` was given, or one of whole tensors, in the form this program's state loads.
+        """Return the tree that ``take_out`` was given, or one of whole tensors, in the form that this state loads.
 
         Args:
-            tree, path: what a point holds, and its path.
-            live: the same place in the current state.
+            tree, path: a point's content, and its path.
+            live: the value at the same place in the current state.
 
         Raises:
             CheckpointError: a piece is missing, or has another position than this rank's.
@@ -293,7 +293,7 @@ def _wrapped(piece: torch.Tensor, whole: torch.Tensor, mesh: Any, placements: An
 
 
 def cut_for(whole: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
-    """Return a whole tensor as a DTensor over a mesh, in memory of its own."""
+    """Return a whole tensor as a DTensor over a mesh, in newly allocated memory."""
     coordinate = mesh.get_coordinate()
     piece = _placed(tuple(whole.shape), tuple(mesh.shape), tuple(coordinate), tuple(placements))
     assert piece is not None, "placements are checked before a tensor is cut"
@@ -301,7 +301,7 @@ def cut_for(whole: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
 
 
 def cut_like(whole: torch.Tensor, target: Any) -> torch.Tensor:
-    """Return a whole tensor as a DTensor in memory of its own, placed as ``target``, which has the same shape."""
+    """Return a whole tensor as a DTensor in newly allocated memory, placed as ``target``, which has the same shape."""
     return cut_for(whole, target.device_mesh, target.placements)
 
 

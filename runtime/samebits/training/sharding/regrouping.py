@@ -1,11 +1,11 @@
 """Shard modules when the first generation forms, and move them to each later generation's groups.
 
-Before there is a generation, a process is a group of one, where ``fully_shard`` and ``parallelize_module`` leave every
-parameter whole. So a script builds its model as it would with DDP, and the first generation cuts the parameters, which
-stay the same objects, as those functions would have done on that many ranks. From then on only process groups change;
-ranks, sizes and positions stay.
+Before the first generation, a process is a group of one, in which ``fully_shard`` and ``parallelize_module`` leave
+every parameter whole. So a script builds its model as it would with DDP. The first generation cuts the parameters,
+which stay the same objects, as those functions would have done on that many ranks. From then on only process groups
+change; ranks, sizes and positions stay.
 
-This uses private interfaces of FSDP2; where they differ between versions of torch, ``fsdp2_private`` has them.
+This uses private interfaces of FSDP2; ``fsdp2_private`` has those that differ between versions of torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MeshUse:
     """How modules are divided over a mesh.
 
     Attributes:
-        mesh: in words.
+        mesh: description of the mesh, for messages.
         sizes: ranks along each dimension of the whole mesh.
         splits: the dimensions over which some tensor is split.
         tensor_parallel: the dimensions whose ranks compute with parts of the same samples.
@@ -72,7 +72,7 @@ def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.o
     """Raise if something in the module cannot move to another group.
 
     Raises:
-        UsageError: names it, and what to do instead.
+        UsageError: names the part, and what to do instead.
     """
     if is_flattened(module):
         raise UsageError(
@@ -123,7 +123,7 @@ def use_of(name: str, module: nn.Module, world_size: int) -> MeshUse:
     """Return how a module is divided over its mesh.
 
     Raises:
-        UsageError: its tensors are over different meshes.
+        UsageError: the module's tensors are over different meshes.
     """
     roots: dict[int, Any] = {}
     splits: set[int] = set()
@@ -157,7 +157,7 @@ def _root_of(mesh: Any) -> Any:
 
 
 def _dimensions(root: Any, mesh: Any) -> list[int]:
-    """The dimensions of the root that a slice of it has."""
+    """Return the dimensions of the root mesh that a slice has."""
     if mesh is root or mesh.mesh_dim_names is None:
         return list(range(mesh.ndim))
     return [root.mesh_dim_names.index(name) for name in mesh.mesh_dim_names]
@@ -167,7 +167,7 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
     """Make the modules train on the default group, which a generation has just formed.
 
     Raises:
-        UsageError: they are sharded over another number of ranks, or as another rank.
+        UsageError: the modules are sharded over another number of ranks, or for another rank.
     """
     pg, rank, world_size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     assert pg is not None, "a generation has a group"
@@ -190,11 +190,11 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
                 "(MIN_WORKER_NUM and MAX_WORKER_NUM as WORKER_NUM). For another size write a point with `samebits "
                 "ckpt export --format dcp` and begin anew with samebits.elastic.load_dcp"
             )
-    discard([old])  # elsewhere, since freeing the last group waits for its threads
+    discard([old])  # in another thread, since freeing the last group waits for its threads
 
 
 def accumulates(module: nn.Module) -> bool:
-    """Return whether it holds gradients that are not reduced yet (``set_requires_gradient_sync(False)``)."""
+    """Return whether the module holds gradients that are not reduced yet (``set_requires_gradient_sync(False)``)."""
     return any(
         param.unsharded_accumulated_grad is not None
         or (hasattr(param, "_unsharded_param") and param._unsharded_param.grad is not None)
@@ -204,7 +204,7 @@ def accumulates(module: nn.Module) -> bool:
 
 
 def reset(module: nn.Module) -> None:
-    """Discard what an interrupted step has left: parameters are sharded again, nothing is awaited."""
+    """Discard the remains of an interrupted step: parameters are sharded again, and nothing is awaited."""
     for group in _groups(module):
         group._all_gather_result = None  # its work ends with the group, and waiting for it would raise
         for param in group.fsdp_params:
@@ -215,14 +215,14 @@ def reset(module: nn.Module) -> None:
 
 
 _places: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
-"""The coordinate for which a module over a declared mesh is cut."""
+"""The mesh coordinate for which a module over a declared mesh is cut."""
 
 
 def _enter_mesh(module: nn.Module, root: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Take a module into the groups that its declared mesh has now; the first time its parameters are whole.
+    """Move a module to its declared mesh's current groups; the first time, its parameters are still whole.
 
     Raises:
-        UsageError: its parameters are cut for another place in the mesh.
+        UsageError: the parameters are cut for another place in the mesh.
     """
     before, now = _places.get(module), tuple(root.get_coordinate())
     if before not in (None, now):
@@ -246,7 +246,7 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
         fsdp2_private.give_mesh_group(info.mesh, pg)
         info.shard_process_group = pg
     for tensor in _distributed(module):
-        # An operator's result may have an equal mesh that torch has cached.
+        # The result of an operator may have an equal mesh from torch's cache.
         fsdp2_private.give_mesh_group(tensor.device_mesh, pg)
 
 
@@ -256,7 +256,7 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
 def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: dist.ProcessGroup) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
-    # Not with torch's own function: that may be a collective, which other ranks need not join.
+    # torch's own function may be a collective, which other ranks need not join.
     kind = next(info.mesh.device_type for info in _mesh_infos(module))
     mesh = DeviceMesh(kind, torch.arange(pg.size()), _init_backend=False)
     fsdp2_private.give_mesh_group(mesh, pg)
@@ -267,7 +267,7 @@ def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: d
 
 
 def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Let each parameter, and its moments, be this rank's part; all are whole."""
+    """Replace each whole parameter, and its moments, with this rank's part."""
     apart = [tensor for _, tensor in _tensor_parallel(module)]
     cut = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params} | set(map(id, apart))
     for group in _groups(module):
@@ -275,7 +275,7 @@ def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None
             _shard_parameter(param)
     for tensor in apart:
         part: Any = pieces.cut_like(pieces.local(tensor), tensor)
-        # A new spec: the old one's hash is that of the mesh of one rank.
+        # A new spec, because the old one's hash is that of the mesh of one rank.
         tensor._local_tensor, tensor._spec = part._local_tensor, part._spec
     for optimizer in optimizers:
         for parameter, moments in optimizer.state.items():
@@ -303,7 +303,7 @@ def _shard_parameter(param: Any) -> None:
     param._setattr_on_modules(parameter)
     if param.post_forward_mesh_info is not None:
         param._init_sharded_post_forward_param_metadata(whole)
-    param.all_gather_outputs = []  # from a forward pass in the group of one
+    param.all_gather_outputs = []  # left by a forward pass in the group of one
     vars(param).pop("_unsharded_param", None)
 
 
@@ -352,7 +352,7 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _tensor_parallel_meshes(module: nn.Module) -> Iterator[Any]:
-    """Yield the meshes of what was a DTensor before ``fully_shard``, or is one without it."""
+    """Yield the meshes of tensors that were DTensors before ``fully_shard``, or are DTensors without it."""
     for _, tensor in _tensor_parallel(module):
         yield tensor.device_mesh
     for group in _groups(module):
@@ -363,7 +363,7 @@ def _tensor_parallel_meshes(module: nn.Module) -> Iterator[Any]:
 
 
 def _mesh_infos(module: nn.Module) -> Iterable[Any]:
-    """Return each mesh info once, as the calls of ``fully_shard`` created them."""
+    """Return each mesh info once; the calls of ``fully_shard`` created them."""
     return {id(one): one for group in _groups(module) for one in _infos_of(group)}.values()
 
 
@@ -374,7 +374,7 @@ def _infos_of(group: Any) -> Iterator[Any]:
 
 
 def _held_groups(module: nn.Module) -> Iterator[object]:
-    """Yield what keeps the last generation's group alive: FSDP2, and the meshes, each with its own registry."""
+    """Yield the objects that keep the last generation's group alive: FSDP2's, and the meshes' registries."""
     for info in _mesh_infos(module):
         yield getattr(info, "shard_process_group", None)
         yield getattr(info, "replicate_process_group", None)

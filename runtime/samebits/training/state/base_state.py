@@ -1,7 +1,7 @@
-"""Define ``State``: what a commit does for the user, and what ``elastic.run`` needs of any state.
+"""Define ``State``: what a commit does for the user, and what ``elastic.run`` needs from any state.
 
-A subclass takes part with Horovod's methods ``save``, ``restore``, ``sync`` and ``reset``. They are called at three
-points only. A commit calls ``save`` and then notifies the session; the loss of a peer calls ``restore``; the begin of a
+A subclass implements Horovod's methods ``save``, ``restore``, ``sync`` and ``reset``, which are called at three points
+only. A commit calls ``save`` and then notifies the session. The loss of a peer calls ``restore``. The beginning of a
 generation calls ``sync`` and then ``save``, so that a newcomer starts with the leader's values.
 """
 
@@ -42,7 +42,7 @@ class CommitSink(Protocol):
     recovers: bool
 
     def before_step(self) -> None:
-        """Handle that an optimizer is about to step; the state still is its last commit."""
+        """Prepare for an optimizer step; the state is still its last commit."""
 
     def save(self) -> None:
         """Handle a commit of the current state."""
@@ -51,7 +51,7 @@ class CommitSink(Protocol):
         """Wait until everything saved so far is durable."""
 
     def check(self) -> None:
-        """Raise what ended the generation, or what asks this rank to leave it."""
+        """Raise the error that ended the generation, or that asks this rank to leave it."""
 
     def sync(self) -> None:
         """Copy rank 0's state to every rank. A collective."""
@@ -67,11 +67,11 @@ class State(ABC):
     """
 
     def __init__(self, *_: object) -> None:
-        """Accept and ignore Horovod's two arguments (how to broadcast, and how to get the rank)."""
+        """Accept and ignore Horovod's two arguments (a function to broadcast, and one to get the rank)."""
         self._session: CommitSink | None = None
         self._rank = 0
         self._committed_steps = 0
-        self._point: Point | None = None  # of the last commit
+        self._point: Point | None = None  # the last commit
         self._is_kept = False
         self._is_beginning = False
         self._reset_callbacks: list[Callable[[], object]] = []
@@ -80,7 +80,7 @@ class State(ABC):
         self._is_again = False  # the step since the last commit is being retaken for comparison
         self._checkpoint = CheckpointConfig() if is_stateful(self) else CheckpointConfig(sys.maxsize)
 
-    # ---- the user's
+    # ---- for the user
 
     def commit(self) -> None:
         """Mark a step as complete, save a checkpoint if one is due, and check for membership changes.
@@ -98,7 +98,7 @@ class State(ABC):
                 self._hidden = None
             self._is_kept = False
             self.save()
-            if not self._is_kept:  # a subclass's own save
+            if not self._is_kept:  # a subclass overrides save
                 self._keep()
         self.check_host_updates()
 
@@ -173,7 +173,7 @@ class State(ABC):
         """Number of commits since the job began, across all recoveries."""
         return self._committed_steps
 
-    # ---- the session's
+    # ---- for the session
 
     @property
     def is_running(self) -> bool:
@@ -192,7 +192,7 @@ class State(ABC):
 
     @property
     def holds_commit(self) -> bool:
-        """Whether the state as it stands is known to be the last commit, because no value was changed since."""
+        """Whether the state is known to be the last commit, because no value was changed since."""
         return self._point is not None and not is_stateful(self)
 
     @property
@@ -201,25 +201,25 @@ class State(ABC):
         return False
 
     def sharding(self, world_size: int) -> Sharding | None:
-        """Return which of the job's ranks hold the same part of the state; None if each holds all of it."""
+        """Return which of the job's ranks hold the same part of the state; None if each holds all of the state."""
         return None
 
     @property
     def complete_epoch(self) -> int | None:
-        """The epoch whose loop found no batch left when it was last entered; None if it found one."""
+        """The epoch whose loop had no batch left when it was last entered; None if it had one."""
         return None
 
     @property
     def generators(self) -> Generators | None:
-        """This process's generators, if nothing else is exclusive to its own points; else None."""
+        """This process's generators if nothing else is exclusive to its own points, else None."""
         return None
 
     def look_for_hidden(self, look: HiddenStateLook | None) -> None:
-        """Let ``look`` search for values outside the state from the next commit on; None ends that."""
+        """Make ``look`` search for values outside the state from the next commit on; None ends the search."""
         self._hidden = look
 
     def takes_again(self, is_again: bool) -> None:
-        """Set whether the step since the last commit is retaken for comparison; its reports are then dropped."""
+        """Set whether the step since the last commit is retaken for comparison; its reports are then discarded."""
         self._is_again = is_again
 
     def require_no_anomaly(self) -> None:
@@ -227,9 +227,9 @@ class State(ABC):
         self._reporter.vote(context.current("state.commit()"))
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """Send commits to ``session`` from now on, and draw random numbers as this rank."""
+        """Send commits to ``session`` from now on, and draw random numbers for this rank."""
         if session is None:
-            with contextlib.suppress(UsageError):  # reported when such a value was first given
+            with contextlib.suppress(UsageError):  # reported when the value was first given
                 self._reporter.flush()
         self._session, self._rank = session, rank
 
@@ -258,14 +258,14 @@ class State(ABC):
         self._committed_steps = self.completed_steps
 
     def finish(self) -> None:  # noqa: B027 - as reset
-        """Finish up when the training function has returned on this rank; the group is still usable."""
+        """Finish when the training function has returned on this rank; the group can still be used."""
 
     def forget(self) -> None:
-        """Mark the current values as no valid commit."""
+        """Mark the current values as not being a valid commit."""
         self._point = None
 
     def recall(self) -> Point | None:
-        """Return to the last commit and return its point; None if memory does not hold it."""
+        """Return to the last commit and return its point; None if the commit is not in memory."""
         if not self._can_restore():
             return None
         self.restore()
@@ -274,7 +274,7 @@ class State(ABC):
         return self._point
 
     def contents(self) -> dict[str, Any]:
-        """Return everything as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
+        """Return everything as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's only."""
         values = {"state": StateHandler(self).contents()} if is_stateful(self) else {}
         return {"shared": {"steps": self.completed_steps, "values": values}, "own": {}}
 
@@ -283,10 +283,10 @@ class State(ABC):
         return {}
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
-        """Adopt ``contents``; ``own``: they were this rank's.
+        """Adopt ``contents``; ``own`` is True if they were saved by this rank.
 
         Raises:
-            CheckpointError: they belong to another program.
+            CheckpointError: the contents belong to another program.
         """
         values = contents["shared"]["values"]
         if is_stateful(self) and "state" in values:
@@ -294,12 +294,12 @@ class State(ABC):
         self._committed_steps = contents["shared"]["steps"]
 
     def compared(self) -> list[Named] | None:
-        """Return what must be equal on every rank at every commit; None if that is unknown."""
+        """Return the values that must be equal on every rank at every commit; None if unknown."""
         values = self.shared_values()
         return None if values is None else [Named(PartKind.SHARED, name, one) for name, one in values.items()]
 
     def loose(self) -> list[Named]:
-        """Return what may differ between ranks, and is listed if it does."""
+        """Return the values that may differ between ranks, and are listed if they do."""
         return []
 
     def weights(self) -> list[torch.Tensor]:
@@ -310,7 +310,7 @@ class State(ABC):
         """Return this rank's pieces of sharded weights."""
         return []
 
-    # ---- for the classes below
+    # ---- for subclasses
 
     def _running(self, call: str) -> CommitSink:
         if self._session is None:
@@ -330,11 +330,11 @@ class State(ABC):
         session.save()
 
     def _defers(self) -> bool:
-        """Return whether a commit must wait."""
+        """Return whether a commit must be postponed."""
         return False
 
     def _count(self) -> None:
-        """Count a commit as a step; classes with optimizers count those instead."""
+        """Count a commit as a step; classes with optimizers count optimizer steps instead."""
         self._committed_steps += 1
 
     def _can_restore(self) -> bool:
@@ -349,7 +349,7 @@ _source: ContextVar[int | None] = ContextVar("source_of_sync", default=None)
 
 
 def source_of_sync() -> int | None:
-    """Return, inside ``sync`` at a generation's begin, the rank with the newest commit; else None."""
+    """Return the rank with the newest commit if called inside ``sync`` at a generation's beginning, else None."""
     return _source.get()
 
 

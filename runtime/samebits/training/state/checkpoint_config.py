@@ -1,7 +1,7 @@
 """Define and validate ``CheckpointConfig`` and ``StepLog``: how often a job saves, where, and how much it keeps.
 
-A wrong value is reported when the object is made. MindSpore's options without a counterpart here are accepted only with
-the value that describes what happens anyway.
+An invalid value is reported when the object is created. MindSpore's options without a counterpart here accept only the
+value that describes what happens anyway.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MINDSPORES: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "format": (("safetensors",), "points are safetensors files: leave it out; `samebits ckpt export` writes others"),
 }
-"""MindSpore's other names: the values that describe what happens here anyway, and advice for any other value."""
+"""MindSpore's other options: the values that describe what happens here anyway, and advice for any other value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class StepLog:
 
     @classmethod
     def of(cls, asked: bool | StepLog) -> StepLog | None:
-        """Return the log that was asked for; None if none was.
+        """Return the options of the requested log; None if none was requested.
 
         Raises:
             UsageError: ``asked`` is neither a bool nor a StepLog.

@@ -1,6 +1,6 @@
 """Hash the parts of a state that are compared between ranks, and combine them into one digest.
 
-Every part has a name and its own hash, so a difference between digests of a few bytes can be explained later without
+Every part has a name and its own hash. So a difference between digests of a few bytes can be explained later without
 the tensors.
 """
 
@@ -48,7 +48,7 @@ def is_hashable(value: object) -> bool:
 
 
 def shown(value: Any) -> Any:
-    """Return a plain value's text if it is short enough to show; else the value, to be hashed."""
+    """Return a plain value's text if it is short enough to show, else the value, which is then hashed."""
     items = value.values() if type(value) is dict else (value,)
     text = repr(value) if all(type(item) in (bool, int, float, str, type(None), tuple) for item in items) else ""
     return text if 0 < len(text) <= MAX_PART_CHARS else value

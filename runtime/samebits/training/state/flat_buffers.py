@@ -1,7 +1,7 @@
-"""Lay many tensors end to end in one, so that a collective runs once for all of them.
+"""Lay many tensors end to end in one tensor, so that one collective serves all of them.
 
-There is one flat tensor per dtype and device, in the order the tensors are given. The same tensors always lie in the
-same places and sum to the same bits. Either all of them are changed or none.
+There is one flat tensor per dtype and device, in the order in which the tensors are given. The same tensors always lie
+in the same places and sum to the same bits. Either all of them are changed, or none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FlatBuffers:
 
     @torch.no_grad()
     def change(self, tensors: Sequence[torch.Tensor], change: Callable[[torch.Tensor], object]) -> None:
-        """Let ``change`` alter the flattened tensors; if it raises, all stay as they are."""
+        """Let ``change`` alter the flattened tensors; if it raises, all tensors stay as they are."""
         kinds: dict[_Kind, list[torch.Tensor]] = {}
         for tensor in tensors:
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)

@@ -1,14 +1,14 @@
 """Detect, within microseconds, whether a random number generator of this process was used, and pack their states.
 
-Reading a state through the library (625 Python numbers, or NumPy's dict) costs more than comparing it. So the bytes in
-which a generator keeps its state are compared in place.
+Reading a state through the library (625 Python numbers, or NumPy's dict) costs more than comparing it. So the memory in
+which a generator keeps its state is compared directly.
 
-Two of these locations are private to their libraries. Each is compared with what the library reports before it is
-relied on; if they differ, the library is used every time:
+Two of these locations are private to their libraries. Each is compared with the state that the library reports before
+it is relied on; if they differ, the library is used every time:
 
 - CPython's ``_random.Random`` has, after its object header, an ``int`` index and 624 words (``_randommodule.c``).
 - NumPy's ``MT19937`` has 624 words and an ``int`` position at ``ctypes.state_address`` (``mt19937.h``). The second of a
-  pair of normal numbers is stored elsewhere: while one is pending, NumPy is used.
+  pair of normal numbers is stored elsewhere, so NumPy is used while one is pending.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def unpack(packed: bytes) -> dict[str, Any]:
     """Return the states as ``rng.capture`` does.
 
     Raises:
-        CheckpointError: not packed states.
+        CheckpointError: the bytes are not packed states.
     """
     try:
         (words, gauss), cpu, numpy, accelerator = msgpack.unpackb(packed, raw=False, use_list=False)
@@ -114,7 +114,7 @@ class _NumpyLook:
     def __init__(self) -> None:
         self._random: Any = None
         self._bits: Any = None
-        self._place: Any = None  # the current generator's words, if they are known to be there
+        self._place: Any = None  # the current generator's words, if their location was confirmed
         self._raw = b""
         self._told: tuple[Any, ...] | None = None
 
@@ -146,7 +146,7 @@ class _NumpyLook:
 
 
 def _look_at_accelerator() -> Callable[[], tuple[str, bytes] | None]:
-    """Return a function that reads the current device's state, with the type's name."""
+    """Return a function that reads the current device's generator state, with the device type's name."""
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return lambda: None

@@ -1,7 +1,7 @@
-"""Handlers that remember, restore and take apart one value of a state each, and their registry.
+"""Handlers that remember, restore and take apart the values of a state, one per value, and their registry.
 
-Weights and moments change only in an optimizer step, so until the next one they *are* the commit and need no copy.
-``remember`` keeps only the rest: what a forward pass or the user's loop changes.
+Weights and moments change only in an optimizer step, so until the next step they *are* the commit and need no copy.
+``remember`` keeps only the rest: the values that a forward pass or the user's loop changes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from samebits.training.state.module_state import ModuleState
 __all__ = ["StateHandler", "handler_of", "register_handler"]
 
 _OPTIMIZER_KEYS = {"state", "param_groups"}
-_NAMES = "parameter_names"  # extra key: each group's parameters, if groups were added
-_INNER = ("_orig_mod", "_forward_module")  # where torch.compile and Lightning Fabric keep the wrapped module
+_NAMES = "parameter_names"  # additional key: each group's parameters, if groups were added
+_INNER = ("_orig_mod", "_forward_module")  # attributes in which torch.compile and Fabric keep the wrapped module
 _NUMBERS = frozenset({type(None), bool, int, float})
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple, deque})
@@ -41,7 +41,8 @@ class StateHandler:
 
     For a type without ``state_dict()`` and ``load_state_dict()``, override ``contents()`` and ``load()`` in a subclass
     and call :func:`register_handler`. The value must be the same on every rank: with ``rng="per_step"``, a new member
-    gets another rank's copy. With ``rng="saved"``, it does so only if ``is_alike`` is True for all values in the state.
+    gets another rank's copy. With ``rng="saved"``, this happens only if ``is_alike`` is True for all values in the
+    state.
 
     Args:
         value: the object; a handler never replaces it.
@@ -71,7 +72,7 @@ class StateHandler:
     """
 
     loads_in_place: ClassVar[bool] = False
-    """Whether ``load`` accepts the tensors of ``contents()`` themselves, filled with other values."""
+    """Whether ``load`` accepts the tensors of ``contents()`` themselves after they were filled with other values."""
     records: ClassVar[tuple[str, ...]] = ()
     """Keys of ``contents()`` that no later step reads, such as a log; a step taken twice may differ in them."""
 
@@ -81,7 +82,7 @@ class StateHandler:
     def __init__(self, value: Any) -> None:
         self.value = value
         self._remembered: Any = None
-        self._marks: _Marks = []  # of the tensors that were remembered
+        self._marks: _Marks = []  # marks of the tensors that were remembered
 
     @property
     def is_alike(self) -> bool:
@@ -97,15 +98,15 @@ class StateHandler:
         self.value.load_state_dict(contents)
 
     def load_back(self, contents: Any) -> None:
-        """Adopt an earlier ``contents()`` of this value without keeping references to it: it may be needed again."""
+        """Adopt an earlier ``contents()`` of this value; keep no references to it, since it may be needed again."""
         self.load(copied_tree(contents))
 
     def unlisted(self) -> dict[str, Any]:
-        """Return, as a tree with tensors, what belongs to the value but is not in :meth:`contents`."""
+        """Return, as a tree with tensors, data that belongs to the value but is not in :meth:`contents`."""
         return {}
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
-        """Adopt the result of :meth:`unlisted` of this or another rank; called before :meth:`load`."""
+        """Adopt the result of :meth:`unlisted` from this or another rank; called before :meth:`load`."""
 
     def remember(self) -> None:
         """Keep what may change before the next optimizer step. Called at every commit, so it must be cheap.
@@ -120,26 +121,26 @@ class StateHandler:
         require_savable(self._remembered, self.path)
 
     def undo(self) -> None:
-        """Restore the object's structure as last remembered; its values are restored afterwards."""
+        """Restore the object's structure as last remembered; its values are restored by a later call."""
 
     def recall(self) -> None:
-        """Restore what was last remembered; called after :meth:`undo`, if no optimizer step has begun since."""
+        """Restore the remembered values; called after :meth:`undo`, if no optimizer step has begun since."""
         self.load(copy.deepcopy(self._remembered))
 
     def has_changed(self) -> bool:
-        """Return whether the value may differ from what was last remembered; the tensors of ``stepped()`` left out.
+        """Return whether the value may differ from what was last remembered, apart from the tensors of ``stepped()``.
 
-        A subclass that remembers in its own way, and does not tell, may.
+        A subclass that remembers in its own way and does not override this counts as possibly changed.
         """
         if type(self).remember is not StateHandler.remember:
             return True
         return not same(self.contents(), self._remembered)
 
     def changed(self) -> Sequence[str]:
-        """Return what is known to differ from what was last remembered, as ``state.best``, for a message.
+        """Return the names of values known to differ from what was last remembered, such as ``state.best``.
 
         The tensors of ``stepped()`` are left out. Called once per step, so tensors are read only if torch's count of
-        changes, or the object, is another. A subclass that remembers in its own way returns nothing unless it
+        changes, or the object itself, is different. A subclass that remembers in its own way returns nothing unless it
         overrides this.
         """
         if type(self).remember is not StateHandler.remember:
@@ -148,7 +149,7 @@ class StateHandler:
         if _is_untouched(told, self._remembered, self._marks, leave_out=self.records):
             return ()
         if not same(told, self.value.state_dict()):
-            return ()  # it tells something else each time, such as the time
+            return ()  # its contents differ on every call, such as a time
         return (self.path,)
 
     def tensors_changed(self) -> bool:
@@ -156,7 +157,7 @@ class StateHandler:
         return False
 
     def loose(self) -> dict[str, Any]:
-        """Return what may differ between ranks, by name; "" names the whole value."""
+        """Return the values that may differ between ranks, by name; "" names the whole value."""
         return {"": self.contents()}
 
     def stepped(self) -> Sequence[torch.Tensor]:
@@ -167,7 +168,7 @@ class StateHandler:
 class ModuleHandler(StateHandler):
     """A module: an optimizer step changes its parameters; a forward pass or a loop its buffers, modes, flags, hooks.
 
-    Extra state is what a submodule's ``get_extra_state()`` returns at each commit, such as FP8 scaling factors.
+    Extra state is the result of a submodule's ``get_extra_state()`` at each commit, such as FP8 scaling factors.
     """
 
     is_alike = True
@@ -185,10 +186,10 @@ class ModuleHandler(StateHandler):
         self._extra_states: list[Any] = []
 
     def load(self, contents: Any) -> None:
-        """Load ``contents()``, including buffers with their dtype and strides, even those not created here yet.
+        """Load ``contents()``, including buffers with their dtype and strides, even buffers not created here yet.
 
         Raises:
-            UsageError: a parameter has another dtype or other strides here.
+            UsageError: a parameter has another dtype or other strides in this process.
         """
         self._beside.expect(contents)
         for name, parameter in self.value.named_parameters(remove_duplicate=False):
@@ -203,10 +204,10 @@ class ModuleHandler(StateHandler):
                     module._buffers[name] = value_trees.clone(given).to(buffer.device)
 
     def load_back(self, contents: Any) -> None:
-        """Load without copying the parameters first: a module copies values into its own."""
+        """Load without copying the parameters first, since a module copies values into its own tensors."""
         parameters = dict(self.value.named_parameters(remove_duplicate=False))
         self.load({name: one if name in parameters else copied_tree(one) for name, one in contents.items()})
-        if any(_share_memory(one, contents.get(name)) for name, one in parameters.items()):  # a class that keeps them
+        if any(_share_memory(one, contents.get(name)) for name, one in parameters.items()):  # adopted, not copied
             self.load(copied_tree(contents))
 
     def unlisted(self) -> dict[str, Any]:
@@ -261,7 +262,7 @@ class OptimizerHandler(StateHandler):
         super().__init__(bare_optimizer(value))
         self.name_of: Callable[[torch.Tensor], str | None] = lambda parameter: None
         self.named: Callable[[], dict[str, torch.Tensor]] = dict
-        """The name of a parameter in the state's modules, and all of them by name; set by the state."""
+        """Return all parameters by name; set by the state, as is ``name_of``, which returns a parameter's name."""
         self._first_groups = self._groups()
         self.settings = frozenset(key for group in self.value.param_groups for key in group) - {"params"}
         """The hyperparameters that every group has."""
@@ -303,7 +304,7 @@ class OptimizerHandler(StateHandler):
         """Restore the optimizer's groups as they were when these contents were taken.
 
         Args:
-            names: each group's parameter names; None: the groups with which the state was made.
+            names: each group's parameter names; None: the groups that the optimizer had when the state was created.
             given: the groups' settings.
             named: the state's parameters by name.
 
@@ -333,7 +334,7 @@ class OptimizerHandler(StateHandler):
         torch's own ``load_state_dict`` casts tensors to their parameter's dtype and cannot rebuild strings.
 
         Raises:
-            UsageError: an optimizer with a ``state_dict()`` of its own does not restore it.
+            UsageError: an optimizer with its own ``state_dict()`` does not restore it.
         """
         contents, names = dict(contents), contents.get(_NAMES)
         contents.pop(_NAMES, None)
@@ -349,7 +350,7 @@ class OptimizerHandler(StateHandler):
         castable = {number: _castable(values) for number, values in contents["state"].items()}
         defaults = dict(self.value.defaults)
         self.value.load_state_dict({**contents, "state": castable})
-        self.value.defaults.clear()  # torch adds keys, and groups added later would differ from another rank's
+        self.value.defaults.clear()  # torch adds keys, which would make groups added later differ from another rank's
         self.value.defaults.update(defaults)
         numbers = [number for group in contents["param_groups"] for number in group["params"]]
         for number, parameter in zip(numbers, self._parameters(), strict=True):
@@ -361,11 +362,11 @@ class OptimizerHandler(StateHandler):
         return [one for group in self.value.param_groups for one in group["params"]]
 
     def _has_torchs_state(self, contents: Any) -> bool:
-        """Return whether the class uses torch's own ``state_dict``, and these contents have its form."""
+        """Return whether the class uses torch's own ``state_dict``, and these contents have that form."""
         return type(self.value).state_dict is torch.optim.Optimizer.state_dict and contents.keys() == _OPTIMIZER_KEYS
 
     def load_back(self, contents: Any) -> None:
-        """Copy into the existing moments if they match, since fresh memory pages cost more."""
+        """Copy into the existing moments if they match, since new memory pages cost more."""
         pairs = self._moments_and(contents)
         if pairs is None:
             super().load_back(contents)
@@ -375,7 +376,7 @@ class OptimizerHandler(StateHandler):
                 moment.copy_(given)
 
     def _moments_and(self, contents: Any) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-        """Pair every tensor of the optimizer's state with the one to copy into it; None if anything does not match.
+        """Pair every tensor of the optimizer's state with the tensor to copy into it; None if any does not match.
 
         Hyperparameters are left out: ``recall`` restores them.
         """
@@ -400,7 +401,7 @@ class OptimizerHandler(StateHandler):
         self._moments = _moments_of(self.value)
         self._remembered = [
             {
-                name: value if type(value) in _ATOMS else copied(value)  # calls would be most of the cost
+                name: value if type(value) in _ATOMS else copied(value)  # calling copied() for all would cost the most
                 for name, value in group.items()
                 if name != "params"
             }
@@ -409,7 +410,7 @@ class OptimizerHandler(StateHandler):
         self._marks = _marks_of(self._settings())
         sizes = [len(group["params"]) for group in self.value.param_groups]
         if sizes != self._remembered_sizes:
-            self._names()  # raises now if the added parameters cannot be restored
+            self._names()  # raises here if the added parameters cannot be restored
             self._remembered_sizes = sizes
         for number, group in enumerate(self._remembered):
             for name, value in group.items():
@@ -455,10 +456,10 @@ class OptimizerHandler(StateHandler):
 
 
 class ScalerHandler(StateHandler):
-    """A gradient scaler, which also notes, during a step, whose gradients are already unscaled.
+    """A gradient scaler, which also records, during a step, whose gradients are already unscaled.
 
-    A step that a lost peer interrupts leaves that note behind. Without clearing it, the survivors alone would repeat
-    the step with scaled gradients.
+    A step that a lost peer interrupts leaves that record behind. If it were not cleared, only the survivors would
+    repeat the step with scaled gradients.
     """
 
     is_alike = True
@@ -476,7 +477,7 @@ class ScalerHandler(StateHandler):
         return not same(self.value.state_dict(), self._remembered)
 
     def changed(self) -> Sequence[str]:
-        """Compare its fields first: ``state_dict()`` waits for the device."""
+        """Compare the scaler's fields first, since ``state_dict()`` waits for the device."""
         is_untouched = _are_marked(list(vars(self.value).values()), self._marks) and self._own == self._numbers()
         return () if is_untouched or not self.has_changed() else (self.path,)
 
@@ -492,12 +493,12 @@ class ScalerHandler(StateHandler):
         self._forget_the_open_step()
 
     def _forget_the_open_step(self) -> None:
-        if self.value.is_enabled():  # otherwise it keeps no notes
+        if self.value.is_enabled():  # a disabled scaler keeps no record
             self.value._per_optimizer_states.clear()
 
 
 class SamplerHandler(StateHandler):
-    """An :class:`ElasticSampler`; its state is three numbers."""
+    """An :class:`ElasticSampler`, whose state is three numbers."""
 
     is_alike = True
 
@@ -583,7 +584,7 @@ class TrainedTensorHandler(StateHandler):
         """Do nothing: only an optimizer step changes the tensor."""
 
     def has_changed(self) -> bool:
-        """Return False: its version tells."""
+        """Return False: the version counter of the tensor shows changes."""
         return False
 
     def recall(self) -> None:
@@ -628,12 +629,12 @@ def handler_of(value: Any) -> StateHandler | None:
 
 
 def require_savable(value: Any, path: str) -> None:
-    """Check at a commit that a value can be saved, before a save or a recovery fails on it.
+    """Check at a commit that a value can be saved, so that no later save or recovery fails on it.
 
     Raises:
-        UsageError: it cannot; the message names the place and the type.
+        UsageError: the value cannot be saved; the message names the place and the type.
     """
-    if type(value) in _NUMBERS:  # most are
+    if type(value) in _NUMBERS:  # the most frequent case
         return
     try:
         snapshot.take_apart(value, path)
@@ -663,13 +664,13 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer whose ``step`` changes the weights, inside Accelerate's and Lightning Fabric's wrappers.
+    """Return the optimizer whose ``step`` changes the weights, inside Accelerate's or Lightning Fabric's wrapper.
 
     A wrapper is recognised by its shape: ``.optimizer`` is an optimizer with the same state and parameter groups. An
-    optimizer that also keeps a state of its own is not treated as a wrapper.
+    optimizer that also keeps its own state is not treated as a wrapper.
 
     Raises:
-        UsageError: the object lacks what torch's optimizers have, so its steps cannot be followed.
+        UsageError: the object lacks attributes of torch's optimizers, so its steps cannot be followed.
     """
     inner = getattr(optimizer, "optimizer", None)
     while isinstance(inner, torch.optim.Optimizer) and inner is not optimizer and _is_only_wrapped(inner, optimizer):
@@ -716,7 +717,7 @@ def _fits(live: object, given: object) -> bool:
 def _is_same_kind(live: torch.Tensor, given: torch.Tensor) -> bool:
     """Return whether copying keeps values and layout the same, strides included.
 
-    Points of earlier releases contain no strides, so plain strides match any.
+    Points of earlier releases contain no strides, so plain strides in a point match any.
     """
     if is_distributed(live) or is_distributed(given) or live.layout is not torch.strided:
         return True
@@ -734,7 +735,7 @@ def _require_same_kind(name: str, parameter: torch.Tensor, given: object) -> Non
 
 
 def _castable(value: Any) -> Any:
-    """Return the value without items that torch's ``load_state_dict`` would iterate over as a list."""
+    """Return the value without the items that torch's ``load_state_dict`` would iterate over as a list."""
     items = value_trees.children(value)
     if items is not None:
         return value_trees.rebuilt(value, [(key, _castable(item)) for key, item in items])
@@ -742,14 +743,14 @@ def _castable(value: Any) -> Any:
 
 
 def _exactly(given: Any, loaded: Any) -> Any:
-    """Return ``given`` on the device where torch's ``load_state_dict`` has put ``loaded``."""
+    """Return ``given`` on the device to which torch's ``load_state_dict`` moved ``loaded``."""
     if isinstance(given, torch.Tensor):
         if is_distributed(given):
             is_cast = not isinstance(loaded, torch.Tensor) or loaded.dtype is not given.dtype
             return given.detach().clone() if is_cast else loaded
         if isinstance(loaded, torch.Tensor) and given.device != loaded.device:
             return value_trees.laid_out(given, given.stride(), loaded.device)
-        return given if loaded is given else value_trees.clone(given)  # torch has cast it
+        return given if loaded is given else value_trees.clone(given)  # torch has cast the tensor
     items = value_trees.children(given)
     if items is None:
         return given
@@ -758,7 +759,7 @@ def _exactly(given: Any, loaded: Any) -> Any:
 
 
 _Marks = list[tuple[weakref.ref[torch.Tensor], int]]
-"""Tensors of a tree in order, each with torch's count of changes to it."""
+"""A tree's tensors in order, each with torch's count of changes to the tensor."""
 
 
 def _tensors_in(tree: Any) -> Iterator[torch.Tensor]:
@@ -778,7 +779,7 @@ def _marks_of(tree: Any) -> _Marks:
 
 
 def _are_marked(tree: Any, marks: _Marks) -> bool:
-    """Return whether the tree has the tensors of these marks, and none was changed in place since."""
+    """Return whether the tree has the tensors of these marks, none of them changed in place since."""
     tensors = list(_tensors_in(tree))
     return len(tensors) == len(marks) and all(
         mark() is one and torch_private.version_of(one) == version
@@ -787,7 +788,7 @@ def _are_marked(tree: Any, marks: _Marks) -> bool:
 
 
 def _is_untouched(live: Any, kept: Any, marks: _Marks, *, leave_out: Sequence[str] = ()) -> bool:
-    """Return whether a tree equals an earlier copy of it; unmarked tensors are compared by their bits."""
+    """Return whether a tree equals an earlier copy of itself; unmarked tensors are compared by their bits."""
     if leave_out and type(live) is dict and type(kept) is dict:
         live, kept = ({key: one for key, one in tree.items() if key not in leave_out} for tree in (live, kept))
         marks = []
@@ -833,7 +834,7 @@ def same(one: Any, other: Any, *, tensors: bool = True) -> bool:
 
 
 def _are_same_leaves(one: Any, other: Any) -> bool:
-    """Compare two values of one type: a NaN is itself, 0.0 is not -0.0, and an array is its bytes."""
+    """Compare two values of one type: a NaN equals itself, 0.0 differs from -0.0, and an array is compared by bytes."""
     if type(one) in (float, complex):
         return repr(one) == repr(other)
     if hasattr(one, "tobytes") and hasattr(one, "dtype"):
@@ -849,7 +850,7 @@ def _share_memory(one: torch.Tensor, other: object) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy that later changes do not reach."""
+    """Return a copy that is independent of later changes."""
     if type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value)):
         return value
     if isinstance(value, torch.Tensor):
@@ -858,7 +859,7 @@ def copied(value: Any) -> Any:
 
 
 def copied_tree(tree: Any, old: Any = None) -> Any:
-    """Copy a tree with tensors, reusing the memory of ``old``, an earlier copy, since new pages cost more."""
+    """Copy a tree with tensors, reusing the memory of ``old``, an earlier copy, since new memory pages cost more."""
     if isinstance(tree, torch.Tensor):
         if _fits(old, tree) and not tree.requires_grad:
             with torch.no_grad():

@@ -1,15 +1,16 @@
 """Keep the last commit in this process's memory at little cost, and restore it.
 
 Until an optimizer begins its next step, weights and moments *are* the last commit. So a commit after every step copies
-only what a forward pass or the user's loop changes. With several steps between two commits, the tensors are copied too,
-into the older of two buffers, so that one complete commit exists at any moment.
+only the values that a forward pass or the user's loop changes. With several steps between two commits, the tensors are
+copied too, into the older of two buffers, so that one complete commit exists at any moment.
 
 A weight may change in the meantime, for example when an evaluation swaps in an average. A change in place increases the
 tensor's version, and the commit is then taken from elsewhere. A change through ``.data`` does not. So a weight is
-copied when a script reads its ``.data`` between a commit and the next step, before it can be written to, and a weight
+copied when a script reads its ``.data`` between a commit and the next step, before the script can write to it. A weight
 whose ``.data`` is set gets its own memory back. Scripts that use neither pay nothing.
 
-What the commit's loop changes before its next turn would be lost by a recovery. It ends the job at the next step.
+If the loop changes the state between its commit and its next turn, a recovery would lose the change. Such a change ends
+the job at the next step.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ __all__ = ["LastCommit"]
 
 _MANY_ALIASES = 8
 _LOOKED_AT = 128
-"""Commits whose weights are hashed once a line has written to weights that had never done so."""
+"""Number of commits whose weights are hashed after a line first writes to weights."""
 _WEIGHT = "a weight"
 
 
@@ -49,7 +50,7 @@ class _Uses:
     """The weights whose ``.data`` a script has used since the last commit.
 
     Attributes:
-        count: of all uses.
+        count: number of all uses.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class _Uses:
         self._has_told = False
 
     def add(self, weight: _Weight) -> None:
-        """Note that a script uses this weight's ``.data``."""
+        """Record that a script uses this weight's ``.data``."""
         self.count += 1
         self._used[id(weight)] = weight
 
@@ -72,7 +73,7 @@ class _Uses:
         return bool(self._used)
 
     def assigned(self) -> None:
-        """Warn, once, that a script gives a weight other memory."""
+        """Warn once that a script gives a weight other memory."""
         if not self._has_told:
             self._has_told = True
             log.warn(
@@ -82,7 +83,7 @@ class _Uses:
             )
 
     def have_changed(self) -> bool:
-        """Return whether any of them is known to differ from the last commit."""
+        """Return whether any of the weights is known to differ from the last commit."""
         return any(one.is_changed for one in self._used.values())
 
     def move_home(self) -> None:
@@ -91,13 +92,13 @@ class _Uses:
             weight.move_home()
 
     def put_back(self) -> None:
-        """Restore each weight's values of the last commit."""
+        """Restore each weight's values from the last commit."""
         for weight in self._used.values():
             weight.put_back()
 
 
 class _Weight:
-    """One weight of a commit, and how its ``.data`` was used since.
+    """One weight of a commit, and how the script has used its ``.data`` since.
 
     Args:
         tensor: the weight.
@@ -112,15 +113,15 @@ class _Weight:
         self.is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         self._commit = commit
         self._uses = uses
-        self._aliases: list[weakref.ref[torch.Tensor]] = []  # may still be written to
+        self._aliases: list[weakref.ref[torch.Tensor]] = []  # a script may still write to these
         self._copy: torch.Tensor | None = None
-        self._is_copied = False  # since the last commit
-        self._home: torch.Tensor | None = None  # the memory it had at the last commit, if a script replaced it
+        self._is_copied = False  # whether it was copied since the last commit
+        self._home: torch.Tensor | None = None  # the weight's memory at the last commit, if a script replaced it
 
     def was_read(self, alias: torch.Tensor) -> None:
-        """Note that a script now has this alias."""
+        """Record that a script now has this alias."""
         if self._commit.is_in_step or not self._commit.is_running:
-            return  # an optimizer changes it this way itself, or no training runs
+            return  # an optimizer itself makes changes in this way, or no training runs
         if len(self._aliases) >= _MANY_ALIASES:
             self._aliases = self._alive()
         self._aliases.append(weakref.ref(alias))
@@ -129,7 +130,7 @@ class _Weight:
             self._copy_aside()
 
     def is_assigned(self) -> None:
-        """Note that a script is about to set its ``.data``."""
+        """Record that a script is about to set the weight's ``.data``."""
         commit = self._commit
         if commit.is_in_step or not commit.is_running or commit.point is None or not self.is_plain:
             return  # FSDP2's parameters front another object, so setting their data changes nothing
@@ -153,7 +154,7 @@ class _Weight:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is known to differ from the last commit."""
+        """Whether the weight is known to differ from the last commit."""
         live = self._live()
         if self._home is not None and self._home.data_ptr() != live.data_ptr():
             return True
@@ -183,7 +184,7 @@ class _Weight:
 
 
 _watched: dict[int, weakref.ref[_Weight]] = {}
-"""Weights of all states by their tensor's id, which may belong to a new tensor once the state is gone."""
+"""Weights of all states, by the id of their tensor; a new tensor may reuse the id once a state is gone."""
 
 
 def _watch(weight: _Weight) -> None:
@@ -216,17 +217,17 @@ def _found(tensor: torch.Tensor) -> _Weight | None:
 
 
 class LastCommit:
-    """Remember commits, tell whether the last one can be restored, and restore it.
+    """Remember commits, and restore the last one if that is possible.
 
     Args:
-        handlers: of everything in the state, by name.
+        handlers: handlers of all values in the state, by name.
 
     Attributes:
         point: the last commit; None if there is none.
         copies: whether every commit is copied.
         holds_copy: whether each commit is copied to the host for now; set by :meth:`hold_copy`.
-        is_in_step: an optimizer's ``step`` is running.
-        is_running: a training function runs with the state, so that a loss is possible.
+        is_in_step: whether an optimizer's ``step`` is running.
+        is_running: whether a training function runs with the state, so that a loss is possible.
     """
 
     def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
@@ -237,9 +238,9 @@ class LastCommit:
         self.is_running = False
         self._handlers = handlers
         self._slots: list[dict[str, Any]] = [{}, {}]
-        self._newest: dict[str, Any] | None = None  # the slot with the commit of ``point``
-        self._is_stepping = False  # an optimizer has begun a step since
-        self._stepped: list[Sequence[torch.Tensor]] = []  # the tensors that are not copied, by handler
+        self._newest: dict[str, Any] | None = None  # the slot that holds the commit of ``point``
+        self._is_stepping = False  # whether an optimizer has begun a step since
+        self._stepped: list[Sequence[torch.Tensor]] = []  # tensors that are not copied, by handler
         self._weights: list[_Weight] = []
         self._versions: list[int] = []
         self._places: list[int] = []
@@ -247,15 +248,15 @@ class LastCommit:
         self._after = _AfterCommit(self)
 
     def is_made_in(self, frame: FrameType) -> None:
-        """``commit()`` is about to return to this frame: see what its loop changes after it."""
+        """Follow the loop of this frame, to which ``commit()`` is about to return, for later changes."""
         self._after.follow(frame)
 
     def is_assigned(self, name: str) -> None:
-        """The script assigns an attribute of the state."""
+        """Handle that the script assigns an attribute of the state."""
         self._after.assigned(f"state.{name}")
 
     def stepping(self) -> None:
-        """An optimizer begins a step: from now on the live tensors are no commit.
+        """Handle the beginning of an optimizer step: from now on the live tensors are not a commit.
 
         Raises:
             HiddenStateError: the state was changed after the commit, in its loop.
@@ -266,10 +267,10 @@ class LastCommit:
         self._is_stepping = self.is_in_step = True
 
     def require_unchanged_since_commit(self, *, at_end: bool = False) -> None:
-        """The first step or commit after the last commit begins, or the training function has returned.
+        """Check for changes before the first step or commit after the last commit, or when the function returns.
 
         Raises:
-            HiddenStateError: the state was changed after the commit, in its loop, where no recovery repeats that.
+            HiddenStateError: the loop changed the state after its commit, where no recovery would repeat the change.
         """
         change = self._after.lasting_change(at_end=at_end)
         if change is not None:
@@ -280,7 +281,7 @@ class LastCommit:
             )
 
     def changes(self) -> list[str]:
-        """Return what seems to differ from the last commit, for a message; weights and moments are not read."""
+        """Return the values that seem to differ from the last commit, for a message; reads no weights or moments."""
         found = [_WEIGHT] if self.weights_have_signs else []
         for handler in self._handlers.values():
             found += handler.changed()
@@ -288,11 +289,11 @@ class LastCommit:
 
     @property
     def weights_have_signs(self) -> bool:
-        """Whether weights were changed in place, moved, or may have been written to through their ``.data``."""
+        """Whether weights were changed in place or moved, or a script may have written to them through ``.data``."""
         return self._uses.are_any or self._versions != self._present_versions() or self._places != self._addresses()
 
     def weights_differ(self, before: int | None) -> bool | None:
-        """Return whether weights that have signs differ from the commit's; None if that cannot be known.
+        """Return whether weights with signs of a change differ from the commit's; None if unknown.
 
         Args:
             before: the commit's digest, if it was taken.
@@ -307,9 +308,9 @@ class LastCommit:
         return None
 
     def versions(self) -> tuple[list[int], bool]:
-        """Return the weights' counts of changes in place, and whether one has grown by 1 since the commit.
+        """Return the weights' counts of changes in place, and whether one of them has grown by 1 since the commit.
 
-        A weight that was exchanged and put back was written to twice.
+        A weight that was swapped out and put back was written to twice.
         """
         now = self._present_versions()
         return now, any(one == before + 1 for one, before in zip(now, self._versions, strict=False))
@@ -322,13 +323,13 @@ class LastCommit:
         return digest.intdigest()
 
     def stepped(self) -> None:
-        """Note that an optimizer has ended a step."""
+        """Record that an optimizer has completed a step."""
         self.is_in_step = False
 
     def copy_from_now_on(self) -> None:
-        """Copy every commit from now on, since a failure may find the live tensors changed.
+        """Copy every commit from now on, since the live tensors may be changed when a failure occurs.
 
-        The current commit is copied too, if the live tensors still are what was committed.
+        The current commit is copied too, if the live tensors are still those that were committed.
         """
         if not self.copies and self.point is not None and self._is_live() and not self._uses.have_changed():
             self._copy()
@@ -351,7 +352,7 @@ class LastCommit:
             if self.copies or self.holds_copy:
                 self._copy()
         except BaseException:
-            self.forget()  # a mix of this commit and the last is neither
+            self.forget()  # a mix of this commit and the last is not a valid commit
             raise
         self._follow([handler.stepped() for handler in self._handlers.values()])
         self._versions, self._places = self._present_versions(), self._addresses()
@@ -361,7 +362,7 @@ class LastCommit:
         self._after.begin()
 
     def _follow(self, stepped: list[Sequence[torch.Tensor]]) -> None:
-        """Watch these tensors, if they are not the same as last time."""
+        """Watch these tensors, unless they are the same as last time."""
         if len(stepped) == len(self._stepped) and all(map(operator.is_, stepped, self._stepped)):
             return
         self._stepped = stepped
@@ -377,12 +378,12 @@ class LastCommit:
         self._newest = spare
 
     def forget(self) -> None:
-        """Mark the current values as no valid commit."""
+        """Mark the current values as not being a valid commit."""
         self.point = self._newest = None
 
     @property
     def copy(self) -> Mapping[str, Any] | None:
-        """The contents of the last commit by name, if they were copied; not to be changed."""
+        """The contents of the last commit by name, if it was copied; read-only."""
         return self._newest
 
     @property
@@ -392,12 +393,12 @@ class LastCommit:
 
     @property
     def is_held(self) -> bool:
-        """Whether ``recall`` can restore it completely."""
+        """Whether ``recall`` can restore the last commit completely."""
         return self.point is not None and (self._newest is not None or self._is_live())
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the state as it stands is the last commit in every value; compares them all."""
+        """Whether every value of the state equals the last commit's; compares all of them."""
         if self.point is None or not self._is_live() or self._uses.have_changed():
             return False
         if any(handler.has_changed() for handler in self._handlers.values()):
@@ -406,13 +407,13 @@ class LastCommit:
         return newest is None or all(same(one.contents(), newest[name]) for name, one in self._handlers.items())
 
     def undo(self) -> None:
-        """Undo changes to the objects since the last commit, whether or not their values can be restored."""
+        """Undo changes to the objects since the last commit, even if their values cannot be restored."""
         for handler in self._handlers.values():
             handler.undo()
         self._uses.move_home()
 
     def recall(self) -> Point | None:
-        """Restore the last commit and return its point; None if memory does not hold all of it."""
+        """Restore the last commit and return its point; None if the commit is not completely in memory."""
         self.undo()
         if not self.is_held:
             return None
@@ -439,7 +440,7 @@ class LastCommit:
         )
 
     def _present_versions(self) -> list[int]:
-        """Return numbers that grow with every change in place, also those made by hand."""
+        """Return the tensors' counts of changes in place, which include changes made by hand."""
         return torch_private.versions_of([weight.tensor for weight in self._weights])
 
     def _addresses(self) -> list[int]:
@@ -448,14 +449,14 @@ class LastCommit:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What differed from the commit when its loop's turn ended.
+    """The difference from the commit when its loop's turn ended.
 
     Attributes:
-        line: that changed it, or that of the commit.
-        names: of what differed.
-        digest: of the commit's weights, if it was taken.
-        versions: of the weights.
-        is_written_once: whether a weight was changed in place only once.
+        line: the line that made the change, or the commit's line.
+        names: names of the changed values.
+        digest: digest of the commit's weights, if it was computed.
+        versions: the weights' versions.
+        is_written_once: whether a weight was changed in place exactly once.
     """
 
     line: str
@@ -466,22 +467,22 @@ class _Change:
 
 
 class _AfterCommit:
-    """Finds what a loop changes after its commit and does not set back before the next step.
+    """Finds changes that a loop makes after its commit and does not undo before the next step.
 
-    Weights are hashed only before a line that has not run there before. A line that has may begin to write to weights
-    later. If it writes to one of them once, they have changed. If it writes to each of them twice, they may have been
-    exchanged for an evaluation; then the next commits are hashed.
+    Weights are hashed only before a line that has not run there before. A line that has run may begin to write to
+    weights later. If it writes to one of them once, the weights have changed. If it writes to each of them twice, they
+    may have been swapped for an evaluation; the next commits are then hashed.
 
     Args:
-        commit: the last one.
+        commit: the last commit.
     """
 
     def __init__(self, commit: LastCommit) -> None:
         self._commit = commit
         self._places: dict[tuple[CodeType, int], Instruction] = {}
         self._known: Lines = set()
-        self._hashed = 0  # commits yet to be hashed
-        self._puts_back = False  # whether the loop was seen to write to weights and put them back
+        self._hashed = 0  # number of commits that are still to be hashed
+        self._puts_back = False  # whether the loop was seen to write to weights and restore them
         self._has_warned = False
         self._followed: RestOfTurn | None = None
         self._digest: int | None = None
@@ -491,14 +492,14 @@ class _AfterCommit:
         self._change: _Change | None = None
 
     def _instruction(self, frame: FrameType) -> Instruction:
-        """Return the instruction that the frame is at; taking a function apart takes longer than a commit."""
+        """Return the frame's current instruction, from a cache; disassembling a function takes longer than a commit."""
         key = (frame.f_code, frame.f_lasti)
         if key not in self._places:
             self._places[key] = Instruction.present(frame)
         return self._places[key]
 
     def begin(self) -> None:
-        """The state as it stands is a commit."""
+        """Begin: the current state is a commit."""
         self.stop()
         self._digest = self._change = None
         self._assigned.clear()
@@ -514,7 +515,7 @@ class _AfterCommit:
         self._followed = self._present = None
 
     def follow(self, frame: FrameType) -> None:
-        """``commit()`` is about to return to this frame."""
+        """Follow this frame, to which ``commit()`` is about to return."""
         self.begin()
         frames = to_loop(frame, self._instruction)
         if not frames or not RestOfTurn.is_possible():
@@ -527,23 +528,23 @@ class _AfterCommit:
         self._followed = RestOfTurn(frames, self._known, self)
 
     def assigned(self, name: str) -> None:
-        """The script assigns an attribute of the state."""
+        """Handle that the script assigns an attribute of the state."""
         if self._present is not None and name not in self._assigned:
             self._assigned[name] = line_after(self._present)
 
-    # ---- told by the turn that is followed
+    # ---- called by the turn that is followed
 
     def has_changed(self) -> bool:
-        """As :meth:`TurnWatcher.has_changed`."""
+        """Return whether anything has changed, as :meth:`TurnWatcher.has_changed`."""
         return bool(self._commit.changes())
 
     def new_line_comes(self) -> None:
-        """As :meth:`TurnWatcher.new_line_comes`."""
+        """Handle a new line, as :meth:`TurnWatcher.new_line_comes`."""
         if self._digest is None and not self._commit.weights_have_signs:
             self._digest = self._commit.digest()
 
     def turn_ends(self, line: str) -> None:
-        """As :meth:`TurnWatcher.turn_ends`."""
+        """Handle the end of the turn, as :meth:`TurnWatcher.turn_ends`."""
         names = self._commit.changes()
         if _WEIGHT in names and self._commit.weights_differ(self._digest) is False:
             names.remove(_WEIGHT)
@@ -555,10 +556,10 @@ class _AfterCommit:
         self._change = _Change(line, names, self._digest, versions, is_written_once)
 
     def lasting_change(self, *, at_end: bool) -> tuple[str, str] | None:
-        """Return the line and the name of a change of the ended turn that has lasted until now; None if there is none.
+        """Return line and name of a change in the ended turn that is still there; None if there is none.
 
         Args:
-            at_end: the training function has returned, and modes no longer matter.
+            at_end: whether the training function has returned; modes no longer matter then.
         """
         if at_end and self._followed is not None:
             self._followed.end()
@@ -595,7 +596,7 @@ class _AfterCommit:
 
 
 def _on_host(tree: Any) -> Any:
-    """Return the tree with tensors on a device copied to the CPU; the others stay the same objects."""
+    """Return the tree with tensors on a device copied to the CPU; CPU tensors stay the same objects."""
     if isinstance(tree, torch.Tensor):
         return tree if tree.is_cpu else tree.detach().to("cpu")
     items = value_trees.children(tree)

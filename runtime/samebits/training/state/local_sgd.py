@@ -1,7 +1,7 @@
-"""Train every rank alone and average all weights from time to time (local SGD, DiLoCo).
+"""Train every rank alone, and average all weights at intervals (local SGD, DiLoCo).
 
-A commit is an average. Between averages, a rank's steps are its own: the loss of another rank undoes none of them, and
-a newcomer starts from the last average, of which every rank keeps a copy.
+A commit is an average. Between averages, a rank's steps are its own: the loss of another rank undoes none of them. A
+newcomer starts from the last average, of which every rank keeps a copy.
 
 Sources: S. U. Stich, Local SGD Converges Fast and Communicates Little, 2019; A. Douillard et al., DiLoCo: Distributed
     Low-Communication Training of Language Models, 2023.
@@ -71,7 +71,7 @@ class LocalSGD(State):
         self._sync_every = sync_every
         self._outer = None if outer_optimizer is None else OptimizerHandler(outer_optimizer)
         self._averaged_at = 0  # this rank's steps at the last average
-        self._committed_at = 0  # its steps at the last commit
+        self._committed_at = 0  # this rank's steps at the last commit
         self._is_through = False
         self._flat = FlatBuffers()
         self._modules = [one for one in state.handlers.values() if isinstance(one, ModuleHandler)]
@@ -110,10 +110,10 @@ class LocalSGD(State):
             own = name.startswith("_") or hasattr(type(self), name)
             object.__setattr__(self if own else self._inner, name, value)
 
-    # ---- the user's
+    # ---- for the user
 
     def commit(self) -> None:
-        """Mark a step as done, average if due, and check the membership. Raises as :meth:`State.commit`."""
+        """Mark a step as complete, average if due, and check the membership. Raises like :meth:`State.commit`."""
         self._running("commit")
         if self.local_steps >= self._sync_every:
             self.average()
@@ -131,12 +131,12 @@ class LocalSGD(State):
         self.average()
 
     def restore(self) -> None:
-        """Return to the last average on this rank, discarding its own steps since then."""
+        """Return to the last average on this rank, and discard its own steps since then."""
         self._inner.restore()
         self._averaged_at = self._inner.completed_steps
 
     def sync(self) -> None:
-        """Make every rank's state rank 0's last average. A collective; called before the function begins."""
+        """Set every rank's state to rank 0's last average. A collective; called before the training function begins."""
         self.restore()
         self._running("sync").sync()
 
@@ -150,16 +150,16 @@ class LocalSGD(State):
         """Number of averages since the job began, across all recoveries."""
         return self._committed_steps
 
-    # ---- the session's
+    # ---- for the session
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """Commit averages to ``session`` from now on, and draw random numbers as this rank."""
+        """Commit averages to ``session`` from now on, and draw random numbers for this rank."""
         super().bind(session, rank)
         self._inner.bind(None, rank)
         self._inner.guard_samplers(session is not None)
 
     def begin(self, point: Point) -> None:
-        """Begin a generation; a rank that has held ``point`` keeps its own steps since."""
+        """Begin a generation; a rank that held ``point`` keeps its own steps since then."""
         self._is_through = False
         self._inner.drop_gradients()
         if self._point != point:
@@ -173,22 +173,22 @@ class LocalSGD(State):
         super().remember(point)
 
     def forget(self) -> None:
-        """Mark the current values as no valid average."""
+        """Mark the current values as not being a valid average."""
         self._inner.forget()
         super().forget()
 
     def recall(self) -> Point | None:
-        """Return the last average's point, which memory always holds; this rank's steps since then stay."""
+        """Return the last average's point, which is always in memory; this rank's steps since then stay."""
         return self._point
 
     def finish(self) -> None:
-        """Take part in averages until all ranks have finished, and in a last one."""
+        """Take part in averages until all ranks have finished, and in a final average."""
         self._is_through = True
         while self._meet(self._running("finish")):
             pass
 
     def contents(self) -> dict[str, Any]:
-        """Return the last average with this rank's step count then; before the first one, the current state."""
+        """Return the last average with this rank's step count then; before the first average, the current state."""
         inner = self._inner.contents()
         copy = self._copy()
         if copy is not None:
@@ -205,7 +205,7 @@ class LocalSGD(State):
         if self._outer is not None and "outer" in values:
             self._outer.load(values["outer"])
         self._averaged_at = self._inner.completed_steps
-        self._point = None  # begin() remembers it
+        self._point = None  # begin() sets it
 
     def compared(self) -> list[Named]:
         """Return the parameters, which are equal right after an average, and the number of averages."""
@@ -228,7 +228,7 @@ class LocalSGD(State):
         return None if self._point is None else self._inner.last_copy
 
     def _at_last_average(self, copy: Mapping[str, Any]) -> dict[int, torch.Tensor]:
-        """Return each parameter's values at the last average by its id, in the order of names."""
+        """Return each parameter's values at the last average, by the parameter's id, in the order of names."""
         return {
             id(parameter): copy[module][name]
             for module, handler in sorted(self._inner.handlers.items())
@@ -250,7 +250,7 @@ class LocalSGD(State):
 
     @torch.no_grad()
     def _average(self, givers: int, *, gives: bool) -> None:
-        """Average over the ranks that have stepped since the last average; the others contribute zeros."""
+        """Average over the ranks that have taken a step since the last average; the others contribute zeros."""
         parameters = self._parameters()
         buffers = [one for module in self._modules for one in module.value.buffers() if one.is_floating_point()]
 

@@ -1,4 +1,4 @@
-"""Keep what belongs to a module's commit besides the values of its parameters.
+"""Keep the parts of a module's commit other than the values of its parameters.
 
 These are the modes of its parts (``train()``, ``eval()``), the ``requires_grad`` flags, the hooks, all buffers, and the
 parts themselves. No optimizer step changes them and no ``state_dict()`` holds them all, but an evaluation that a lost
@@ -22,7 +22,7 @@ from samebits.training.sharding.pieces import is_distributed
 __all__ = ["MODE", "ModuleState", "are_alike"]
 
 MODE = "train() or eval()"
-"""What differs if a module is in another mode."""
+"""Description of a difference in a module's mode."""
 
 _HOOKS = (
     "_forward_hooks",
@@ -33,7 +33,7 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-"""Hooks that a forward or backward pass calls, by torch's names of a module's dictionaries."""
+"""Hooks that a forward or backward pass calls, as the names of torch's dictionaries in a module."""
 
 _Held: TypeAlias = dict[Any, Any]
 """One of a module's dictionaries: its parameters, buffers, submodules or hooks."""
@@ -44,14 +44,14 @@ class _MadeOf:
     """The structure of a module at one moment.
 
     Attributes:
-        modules: the module and all below it.
-        parameters: each once.
-        names: of all parameters and buffers.
-        parameters_of, buffers_of, hooks_of: the dictionaries of each module, hooks as ``_HOOKS`` names them.
-        held: the dictionaries that hold parts, with a copy of each, after the module's index.
-        classes: of the modules.
-        parts: in ``held``.
-        sizes: of ``parameters_of`` and ``buffers_of``.
+        modules: the module and all modules below it.
+        parameters: the parameters, each once.
+        names: names of all parameters and buffers.
+        parameters_of, buffers_of, hooks_of: the dictionaries of each module; hooks in the order of ``_HOOKS``.
+        held: the dictionaries that hold parts, each as (module index, dictionary, copy).
+        classes: the modules' classes.
+        parts: number of parts in ``held``.
+        sizes: sizes of ``parameters_of`` and ``buffers_of``.
     """
 
     modules: list[nn.Module]
@@ -67,7 +67,7 @@ class _MadeOf:
 
     @classmethod
     def at_present(cls, module: nn.Module, *, is_sharded: bool) -> _MadeOf:
-        """Record a module's structure; FSDP2 swaps a parameter's shard and the gathered one in place."""
+        """Record a module's structure; FSDP2 swaps a parameter's shard and the gathered parameter in place."""
         modules = list(module.modules())
         held: Any = [
             (index, part, dict(part))
@@ -90,7 +90,7 @@ class _MadeOf:
         )
 
     def is_same(self) -> bool:
-        """Return whether the module still has the same parts; called at every commit, so it compares no names."""
+        """Return whether the module still has the same parts; called at every commit, so names are not compared."""
         parts = [one for _, held, _ in self.held for one in held.values()]
         return (
             self.sizes == [*map(len, self.parameters_of), *map(len, self.buffers_of)]
@@ -99,7 +99,7 @@ class _MadeOf:
         )
 
     def put_back(self) -> set[int]:
-        """Restore every module's parts; return the indices of modules whose class has changed for good."""
+        """Restore every module's parts; return the indices of modules whose class has changed permanently."""
         for index, held, kept in self.held:
             if not _is_same(held, kept):
                 _put_back(held, kept)
@@ -108,12 +108,12 @@ class _MadeOf:
                 self.modules[index].__class__ = self.classes[index]
         return {
             index for index, one in enumerate(self.modules) if type(one) is not self.classes[index]
-        }  # formerly lazy modules
+        }  # these modules were lazy
 
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """What :class:`ModuleState` keeps of a commit, in the order of the modules; non-empty hooks and buffers only."""
+    """The state of a commit, in the order of the modules; hooks and buffers only if there are any."""
 
     modes: list[bool]
     flags: list[bool]
@@ -122,10 +122,10 @@ class _Commit:
 
 
 class ModuleState:
-    """The changeable state of one module besides its weights.
+    """The changeable state of one module, except its weights.
 
     Args:
-        module: without any wrapper.
+        module: the module without any wrapper.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -133,15 +133,15 @@ class ModuleState:
         self._is_sharded = any(is_distributed(one) for one in module.parameters())
         self._made_of = _MadeOf.at_present(module, is_sharded=self._is_sharded)
         self._commit: _Commit | None = None
-        self._places: list[tuple[_Held, str]] = []  # of the copies
+        self._places: list[tuple[_Held, str]] = []  # where the copied buffers belong
         self._copies: list[torch.Tensor] = []
-        self._versions: list[int] = []  # of the buffers at the last commit
+        self._versions: list[int] = []  # the buffers' versions at the last commit
         self._may_fill = True  # whether the copies can be written again
-        self._kinds: list[tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]] = []  # of the copies
+        self._kinds: list[tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]] = []  # of the copied buffers
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Each parameter once, as of the last commit; the same list object while nothing changes."""
+        """The parameters at the last commit, each once; the same list object while nothing changes."""
         return self._made_of.parameters
 
     # ---- in this process
@@ -171,11 +171,11 @@ class ModuleState:
         self._versions = torch_private.versions_of(buffers)
 
     def has_changed(self) -> bool:
-        """Return whether a mode, a flag, a part or a buffer differs from the last commit; hooks are in no point."""
+        """Return whether a mode, a flag, a part or a buffer differs from the last commit; no point contains hooks."""
         return self._commit is None or bool(self._changed_flags()) or not self._has_same_buffers()
 
     def changed(self) -> list[str]:
-        """Return what differs from the last commit, for a message; hooks are left out.
+        """Return the names of the values that differ from the last commit, for a message; hooks are left out.
 
         Buffers are read only if one was replaced or changed in place.
         """
@@ -215,7 +215,7 @@ class ModuleState:
             return
         were_lazy = made_of.put_back()
         for index, some in enumerate(made_of.hooks_of):
-            if index not in were_lazy:  # a lazy module removes its hook for good
+            if index not in were_lazy:  # a lazy module removes its hook permanently
                 for held in some:
                     _put_back(held, commit.hooks.get(id(held), {}))
         for held in made_of.buffers_of:
@@ -236,7 +236,7 @@ class ModuleState:
             held[name] = value_trees.clone(copied)
 
     def _look_again(self) -> None:
-        """Record the new structure, and warn: a replacement builds the module as the script's first lines do."""
+        """Record the new structure, and warn, since a replacement process builds the module without this change."""
         before = self._made_of.names
         self._made_of = _MadeOf.at_present(self._module, is_sharded=self._is_sharded)
         names = self._made_of.names
@@ -252,7 +252,7 @@ class ModuleState:
     # ---- for points and other ranks
 
     def unlisted(self) -> dict[str, Any]:
-        """Return, as a tree, what ``state_dict()`` leaves out: plain values and tensors, which are not copied."""
+        """Return, as a tree, the values that ``state_dict()`` leaves out: plain values and tensors, not copied."""
         return {
             "eval": [path for path, one in self._module.named_modules() if not one.training],
             "frozen": [name for name, one in _parameters(self._module) if not one.requires_grad],
@@ -260,7 +260,7 @@ class ModuleState:
         }
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
-        """Adopt the result of :meth:`unlisted` of this or another rank."""
+        """Adopt the result of :meth:`unlisted` from this or another rank."""
         named = list(self._module.named_modules())
         in_eval, frozen = set(unlisted["eval"]), set(unlisted["frozen"])
         for path, module in named:
@@ -293,7 +293,7 @@ class ModuleState:
 
 
 def are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Return whether each can be copied into the other at its place."""
+    """Return whether each tensor can be copied into the other one at its position."""
     return len(some) == len(others) and all(
         (one.shape, one.dtype, one.device, one.stride()) == (other.shape, other.dtype, other.device, other.stride())
         and not value_trees.overlaps(one)
@@ -302,7 +302,7 @@ def are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> b
 
 
 def _fill(module: nn.Module, name: str, given: torch.Tensor) -> None:
-    """Fill a buffer that no ``state_dict()`` holds, and create it if a forward pass had done so."""
+    """Fill a buffer that no ``state_dict()`` contains; create the buffer if a forward pass had created it."""
     live = module._buffers.get(name)
     if live is not None and are_alike([live], [given.to(live.device)]):
         with torch.no_grad():
@@ -318,7 +318,7 @@ def _fill(module: nn.Module, name: str, given: torch.Tensor) -> None:
 def _set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
     for module, mode in zip(modules, modes, strict=True):
         if module.training != mode and type(module).train is not nn.Module.train:
-            module.train(mode)  # a class with its own train() may have merged weights (LoRA) and must unmerge them
+            module.train(mode)  # a class that overrides train() may have merged weights (LoRA) and must unmerge them
     for module, mode in zip(modules, modes, strict=True):
         module.training = mode
 

@@ -1,6 +1,6 @@
 """Define ``ObjectState``, whose values are its attributes, together with the random number generators.
 
-Every value has a handler that can remember, restore and take it apart; the state combines them.
+Every value has a handler that can remember, restore and take apart the value; the state combines the handlers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ObjectState(State):
     Args:
         checkpoint: how often to save; by default every 100 steps.
         rng: ``"per_step"``: seed the generators of torch, NumPy and Python from (seed, rank, step) at every commit, so
-            that a copy from any rank makes a recovery exact. ``"saved"``: save each rank's generators in its own
+            that a copy from any rank is enough for an exact recovery. ``"saved"``: save each rank's generators in its own
             checkpoints, and keep them in a page of its host's memory that outlives its process.
         attributes: plain values, samplers, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, including all with ``state_dict()`` and
@@ -58,10 +58,10 @@ class ObjectState(State):
         self._checkpoint = checkpoint or CheckpointConfig()
         self._rng = RngMode(rng)
         self._generators = Generators()
-        self._own_generators = b""  # packed, of the last commit: this rank's alone
+        self._own_generators = b""  # this rank's own generators at the last commit, packed
         self._draws_as = 0  # the rank, or in a mesh the part of the data, that per-step seeds are derived from
-        self._first_own: dict[str, Any] = {}  # as the script left it before this process's first session
-        self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
+        self._first_own: dict[str, Any] = {}  # the script's generators before this process's first session
+        self._restored_rng: dict[str, Any] | None = None  # restored generators, until the data is iterated again
         for name, value in attributes.items():
             if name in self.__dict__ or hasattr(type(self), name) or name.startswith("_"):
                 raise UsageError(
@@ -104,14 +104,14 @@ class ObjectState(State):
             self._last_commit.is_assigned(name)
         object.__setattr__(self, name, value)
 
-    if TYPE_CHECKING:  # the user's own attributes, whose types only the user knows
+    if TYPE_CHECKING:  # the user's own attributes, whose types are unknown here
 
         def __getattr__(self, name: str) -> Any: ...
 
-    # ---- the user's
+    # ---- for the user
 
     def save(self) -> None:
-        """Commit without checking the membership."""
+        """Commit without checking for changes of members."""
         self._keep()
 
     def restore(self) -> None:
@@ -119,6 +119,7 @@ class ObjectState(State):
 
         Raises:
             UsageError: an optimizer has stepped since the commit, and no copy was made (``copy_commits``).
+        UsageError: an optimizer has stepped since the last commit, and no copy was made (``copy_commits``).
         """
         if self._last_commit.recall() is None:
             raise UsageError(
@@ -133,11 +134,11 @@ class ObjectState(State):
             self.seed_step()
 
     def sync(self) -> None:
-        """Make every rank's state rank 0's. A collective; called before the function begins."""
+        """Set every rank's state to rank 0's. A collective; called before the training function begins."""
         if not self._is_beginning:
             self._running("sync").sync()
 
-    # ---- the session's
+    # ---- for the session
 
     @property
     def has_own_parts(self) -> bool:
@@ -146,12 +147,12 @@ class ObjectState(State):
 
     @property
     def generators(self) -> Generators | None:
-        """This process's generators, if nothing else is exclusive to its own points; else None."""
+        """This process's generators if nothing else is exclusive to its own points, else None."""
         is_all = self.has_own_parts and all(one.is_alike for one in self.handlers.values())
         return self._generators if is_all else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """Send commits to ``session`` from now on, and draw random numbers as this rank."""
+        """Send commits to ``session`` from now on, and draw random numbers for this rank."""
         super().bind(session, rank)
         self._draws_as = rank
         self.guard_samplers(session is not None)
@@ -159,7 +160,7 @@ class ObjectState(State):
         self._first_own = self._first_own or self._own_rng()
 
     def begin(self, point: Point) -> None:
-        """Begin a generation with the current state, which is ``point``, on every rank."""
+        """Begin a generation with the current state, which is ``point`` on every rank."""
         super().begin(point)
         self.seed_step()
 
@@ -172,21 +173,21 @@ class ObjectState(State):
             self._own_generators = self._generators.packed()
 
     def recall(self) -> Point | None:
-        """Return to the last commit as :meth:`State.recall`; undo object changes even if memory lacks it."""
+        """Return to the last commit as :meth:`State.recall`; undo object changes even without the commit in memory."""
         self._last_commit.undo()
         return super().recall()
 
     def finish(self) -> None:
-        """As :meth:`State.finish`.
+        """Finish as :meth:`State.finish`.
 
         Raises:
-            HiddenStateError: the state was changed after the last commit, in its loop.
+            HiddenStateError: the loop changed the state after the last commit.
         """
         self._last_commit.require_unchanged_since_commit(at_end=True)
 
     @property
     def holds_commit(self) -> bool:
-        """As :meth:`State.holds_commit`."""
+        """Whether the state is known to be the last commit, as :meth:`State.holds_commit`."""
         if self._rng is RngMode.SAVED:
             self._generators.look()
             if self._generators.packed() != self._own_generators:
@@ -194,21 +195,21 @@ class ObjectState(State):
         return self._last_commit.is_unchanged
 
     def hold_copy(self, *, on: bool) -> None:
-        """Copy commits to the host's memory from the next one on, so that they can be restored; or stop."""
+        """Copy commits to the host's memory from the next one on, so that they can be restored; or stop copying."""
         self._last_commit.hold_copy(on=on)
 
     @property
     def holds_copy(self) -> bool:
-        """Whether the last commit can be restored from memory, and later ones are copied too."""
+        """Whether the last commit can be restored from memory and later ones are copied too."""
         return self._last_commit.holds_copy and self._last_commit.is_held
 
     def forget(self) -> None:
-        """Mark the current values as no valid commit."""
+        """Mark the current values as not being a valid commit."""
         self._last_commit.forget()
         super().forget()
 
     def contents(self) -> dict[str, Any]:
-        """Return everything as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
+        """Return everything as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's only."""
         values = {name: one.contents() for name, one in self.handlers.items()}
         unlisted = {name: told for name, one in self.handlers.items() if (told := one.unlisted())}
         shared = {"steps": self.completed_steps, "values": values, "unlisted": unlisted}
@@ -220,10 +221,10 @@ class ObjectState(State):
         return {"shared": {"values": values}}
 
     def load(self, contents: dict[str, Any], *, own: bool) -> None:
-        """Adopt ``contents``; ``own``: they were this rank's.
+        """Adopt ``contents``; ``own`` is True if they were saved by this rank.
 
         Raises:
-            CheckpointError: they belong to another program.
+            CheckpointError: the contents belong to another program.
         """
         values = contents["shared"]["values"]
         if values.keys() != self.handlers.keys():
@@ -233,23 +234,23 @@ class ObjectState(State):
             )
         for name, unlisted in contents["shared"].get("unlisted", {}).items():  # absent in points of SameBits 0.1
             self.handlers[name].load_unlisted(unlisted)
-        self.load_values(values, contents["own"])  # shards are a replica's, too: each says where it lies
+        self.load_values(values, contents["own"])  # also a replica's shards; each description contains its position
         self._committed_steps = contents["shared"]["steps"]
         if self._rng is not RngMode.SAVED:
             return
         if own:
             self._restored_rng = contents["own"]["rng"]
             rng.restore(contents["own"]["rng"])
-        elif self._committed_steps == 0 and self._first_own:  # only the script has drawn numbers, as it did here
+        elif self._committed_steps == 0 and self._first_own:  # only the script has drawn numbers, as here
             rng.restore(self._first_own["rng"])
         else:
             rng.seed_for(self._seed(), self._draws_as, self._committed_steps)
 
     def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Adopt values by name; ``own`` is what was this rank's alone.
+        """Adopt values by name; ``own`` holds the values that only this rank had.
 
         Raises:
-            CheckpointError: they belong to another program.
+            CheckpointError: the values belong to another program.
         """
         for name, value in values.items():
             self.handlers[name].load(value)
@@ -280,7 +281,7 @@ class ObjectState(State):
 
     @property
     def complete_epoch(self) -> int | None:
-        """The epoch whose loop found no batch left when it was last entered; None if it found one."""
+        """The epoch whose loop had no batch left when it was last entered; None if it had one."""
         return next((one.epoch for one in self._samplers if one.found_empty), None)
 
     def guard_samplers(self, is_running: bool) -> None:
@@ -288,7 +289,7 @@ class ObjectState(State):
         for sampler in self._samplers:
             sampler.is_guarded = is_running
 
-    # ---- for the classes below
+    # ---- for subclasses
 
     def _own_rng(self) -> dict[str, Any]:
         return {"rng": rng.capture()} if self._rng is RngMode.SAVED else {}
@@ -299,7 +300,7 @@ class ObjectState(State):
             self.seed_step()
 
     def _went_back(self) -> None:
-        """Handle that all values are those of the last commit again."""
+        """Handle that all values are again those of the last commit."""
 
     def _can_restore(self) -> bool:
         return self._last_commit.is_held
@@ -309,7 +310,7 @@ class ObjectState(State):
             super()._make_equal()
 
     def _iterated(self, goes_on: bool) -> None:
-        """Keep a loader's own draw from shifting the numbers of the next step.
+        """Prevent a loader's own draw from shifting the numbers of the next step.
 
         A loader draws a number whenever it is iterated, also when a recovery restarts it in the middle of an epoch.
         """

@@ -1,7 +1,7 @@
-"""Track what lies between the last commit and now: optimizer steps, and gradients that await one.
+"""Track optimizer steps since the last commit, and gradients that await a step.
 
-A gradient is identified by its object and torch's count of changes to it, so nothing runs in a backward pass. A
-gradient of zeros awaits nothing.
+A gradient is identified by its object and torch's count of changes to it, so nothing has to run in a backward pass. A
+gradient of zeros does not await a step.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from samebits.training import torch_private
 __all__ = ["Marks", "OpenSteps", "same_marks"]
 
 Marks = Mapping[int, tuple[weakref.ref[torch.Tensor], int]]
-"""Parameter's id → its gradient and change count; parameters without a gradient are left out."""
+"""Gradient and change count by parameter id; parameters without a gradient are left out."""
 
 
 class OpenSteps:
     """Follows optimizers through their hooks.
 
     Args:
-        optimizers: those of one state.
+        optimizers: the optimizers of one state.
         about_to_step: called before every step.
         stepped: called after every step.
         needs_copies: called if weights change while a collective may still fail: before a step that runs backward
@@ -44,7 +44,7 @@ class OpenSteps:
         self._tell_stepped = stepped
         self._needs_copies = needs_copies
         self._counts = [0] * len(optimizers)
-        self.beginning = 0  # number, since the last commit, of the step that is about to be taken
+        self.beginning = 0  # number of the step that is about to be taken, counted from the last commit
         self._at_commit: Marks = {}
         self._has_closed = False  # whether a commit has contained a step
         self._at_first_step: Marks = {}
@@ -72,12 +72,12 @@ class OpenSteps:
         return any(_has_changed(key, one, self._at_commit) and not _is_zero(one) for key, one in _gradients(idle))
 
     def has_left_gradients(self) -> bool | None:
-        """Return whether an optimizer has stepped with a gradient tensor that existed at the last commit too.
+        """Return whether an optimizer has stepped with a gradient tensor that already existed at the last commit.
 
-        Either it was zeroed in place since, or this step's gradients were added to the last step's.
+        Either the tensor was zeroed in place, or this step's gradients were added to the last step's.
 
         Returns:
-            None until there were a commit with a step and another step after it.
+            None until there was a commit with a step, and another step after it.
         """
         stepped = [one for one, count in zip(self._optimizers, self._counts, strict=True) if count]
         if not (stepped and self._has_closed):
@@ -90,7 +90,7 @@ class OpenSteps:
         """Return the marks of the current gradients."""
         marks: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         reference = weakref.ref
-        for optimizer in self._optimizers:  # runs at every commit: a generator would double its cost
+        for optimizer in self._optimizers:  # runs at every commit, where a generator would double the cost
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     gradient = parameter.grad

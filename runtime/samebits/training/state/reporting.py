@@ -1,6 +1,6 @@
 """Write the newest values of ``state.report(loss=…)`` to a file for display, and judge losses.
 
-Reporting costs a step nothing. Values are kept as given and converted to numbers only twice a second, since on an
+Reporting costs a step nothing: values are kept as given and converted to numbers only twice a second, since on an
 accelerator the conversion waits for the step.
 """
 
@@ -23,7 +23,7 @@ from samebits.training.process.context import Worker
 INTERVAL_S = 0.5
 NAMED = 4
 WATCHED = {"loss": "loss", "grad_norm": "gradient norm"}
-"""Values checked for anomalies; on an accelerator every ``INTERVAL_S``, else at every report."""
+"""Values checked for anomalies: on an accelerator every ``INTERVAL_S`` seconds, else at every report."""
 
 
 def _stopped(rank: int, step: int, text: str) -> AnomalyError:
@@ -33,7 +33,7 @@ def _stopped(rank: int, step: int, text: str) -> AnomalyError:
 
 
 class Reporter:
-    """The reports of one process; those of rank 0 are written if a launcher has made a folder for them.
+    """The reports of one process. Rank 0's are written to a file if a launcher has created a folder for them.
 
     Args:
         clock: monotonic seconds.
@@ -44,16 +44,16 @@ class Reporter:
         self._due_at = float("-inf")
         self._total_steps: int | None = None
         self._bands = {name: Band() for name in WATCHED}
-        self._looks_at = float("-inf")  # when values on an accelerator are next checked
+        self._looks_at = float("-inf")  # time at which values on an accelerator are checked next
         self._odd: dict[str, Odd] = {}  # anomalies that are being recomputed
         self._asks_again = False
         self._unwritten: tuple[Worker, int, dict[str, Any]] | None = None
 
     def take(self, process: Worker, rank: int, step: int, total_steps: int | None, values: Mapping[str, Any]) -> None:
-        """Keep the values, and write them if it is time.
+        """Keep the values, and write them if the interval has passed.
 
         Raises:
-            UsageError: a name or a number that cannot be shown.
+            UsageError: a name or a value cannot be shown.
         """
         wrong = [name for name in values if not is_name(name)]
         if wrong or len(values) > MOST_VALUES:
@@ -91,7 +91,7 @@ class Reporter:
                 number = float(given.detach() if isinstance(given, torch.Tensor) else given)  # type: ignore[arg-type]
                 problem = self._bands[name].take(number)
             except (TypeError, ValueError, RuntimeError):
-                continue  # missing or not a number; rank 0 reports that when it writes
+                continue  # missing or not a number, which rank 0 reports when it writes
             if name in self._odd and self._compare(process, rank, step, name, number, problem):
                 continue
             if problem and policy == "recompute" and process.settings.enable_recovery:
@@ -106,9 +106,9 @@ class Reporter:
                 self._say(process, rank, step, text)
 
     def vote(self, process: Worker) -> None:
-        """Raise before a commit if some rank wants the step recomputed. A collective with LOSS_ANOMALY=recompute.
+        """Raise before a commit if any rank wants the step recomputed. A collective with LOSS_ANOMALY=recompute.
 
-        What one rank reports may be in the gradient, and so in the step, of every rank.
+        A faulty value that one rank reports may be in the gradient, and so in the step, of every rank.
 
         Raises:
             GenerationEndedError: the step is to be recomputed from the last commit.
@@ -122,10 +122,10 @@ class Reporter:
             raise GenerationEndedError(f"rank {ranks} has reported an anomaly: this step is repeated")
 
     def _compare(self, process: Worker, rank: int, step: int, name: str, number: float, problem: str) -> bool:
-        """Judge a recomputed value; return whether that settles this report.
+        """Judge a recomputed value; return whether the anomaly is settled.
 
         Raises:
-            AnomalyError: the same non-finite number again, so training cannot continue.
+            AnomalyError: the recomputed value is the same non-finite number, so training cannot continue.
         """
         odd = self._odd[name]
         problem = problem or self._bands[name].problem(number)
@@ -147,7 +147,7 @@ class Reporter:
         process.agent.report_anomaly(step, text, is_verdict=is_verdict, comes_again=comes_again)
 
     def flush(self) -> None:
-        """Write the last report if it was not written yet."""
+        """Write the last report if it is not written yet."""
         if self._unwritten is None:
             return
         (process, step, values), self._unwritten = self._unwritten, None
@@ -160,8 +160,8 @@ class Reporter:
                 f"state.report: a value is not a number ({error}). Fix: pass numbers or one-element tensors"
             ) from None
         if not log_dir.is_dir():
-            return  # started by hand: no launcher reads files
+            return  # started without a launcher, so nothing reads the file
         try:
             write_report(log_dir, process.agent.node, ProgressReport(step, self._total_steps, numbers))
         except StoreError:
-            return  # checkpoints report a full disk
+            return  # checkpoints already report a full disk

@@ -1,8 +1,8 @@
-"""Save random number generators per rank, or derive them for every step from (seed, rank, step).
+"""Save random number generators per rank, or derive their states for every step from (seed, rank, step).
 
-A generator's state dies with its process. ``PER_STEP`` makes it derivable: the same step of the same rank draws the
-same numbers in any process, so a rank can continue from any other rank's copy of the weights. ``SAVED`` keeps the
-states in each rank's own points instead.
+A generator's state is lost with its process. ``PER_STEP`` makes the state derivable: the same step of the same rank
+draws the same numbers in any process, so a rank can continue from any other rank's copy of the weights. ``SAVED`` keeps
+the states in each rank's own points instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 
 class RngMode(enum.Enum):
-    """How the random numbers of a step are restored."""
+    """How to restore the random numbers of a step."""
 
     SAVED = "saved"
     PER_STEP = "per_step"
@@ -35,7 +35,7 @@ def seed_for(seed: int, rank: int, step: int) -> None:
 
 
 def seed_with(name: str) -> None:
-    """Seed the same generators from a string."""
+    """Seed Python's, torch's and, if loaded, NumPy's generators from a string."""
     derived = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
     random.seed(derived)
     if "numpy" in _modules:
@@ -43,13 +43,13 @@ def seed_with(name: str) -> None:
     _seed_torch()(derived)
 
 
-_BLOCK = 64  # steps
+_BLOCK = 64  # in steps
 _modules: dict[str, Any] = sys.modules
 
 
 @functools.lru_cache(maxsize=1)
 def _derived(seed: int, rank: int, block: int) -> tuple[int, ...]:
-    """Return the seeds of a block of steps; computing one per step would run cold code each time."""
+    """Return the seeds for a block of steps; computing one per step would run cold code each time."""
     digests = (
         hashlib.blake2b(f"{seed}/{rank}/{step}".encode(), digest_size=8).digest()
         for step in range(block * _BLOCK, (block + 1) * _BLOCK)
@@ -61,8 +61,8 @@ def _derived(seed: int, rank: int, block: int) -> tuple[int, ...]:
 def _seed_torch() -> Callable[[int], object]:
     """Return torch's seeding function.
 
-    Without an accelerator this is the CPU generator's, which takes 1 µs. torch.manual_seed takes 500, most of it for
-    formatting a stack for devices that do not exist.
+    Without an accelerator this is the CPU generator's function, which takes 1 µs. torch.manual_seed takes 500 µs, most
+    of it for formatting a stack for devices that do not exist.
     """
     return torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
@@ -70,7 +70,7 @@ def _seed_torch() -> Callable[[int], object]:
 def capture() -> dict[str, Any]:
     """Return the state of all generators of this process, as a tree with tensors.
 
-    That of the current accelerator device is stored under its type's name: ``cuda``, ``npu``.
+    The state of the current accelerator device is stored under the device type's name: ``cuda``, ``npu``.
     """
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy_random := _numpy_random()) is not None:
@@ -82,7 +82,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Restore what ``capture`` returned."""
+    """Restore the result of :func:`capture`."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"].clone())
     if "numpy" in state and (numpy_random := _numpy_random()) is not None:

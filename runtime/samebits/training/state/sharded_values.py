@@ -1,7 +1,7 @@
 """Take the sharded values of a state apart for points, and put them back.
 
-Values pass through by name, with every sharded tensor replaced by a description. Its bytes are saved beside them as
-this rank's own.
+Values pass through by name, with every sharded tensor replaced by a description. The tensor's bytes are saved
+separately, as this rank's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ShardedValues:
     """The sharded part of a state: modules of FSDP2 or tensor parallelism.
 
     Args:
-        handlers: of everything in the state, by name.
+        handlers: handlers of all values in the state, by name.
     """
 
     def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
@@ -40,12 +40,12 @@ class ShardedValues:
         self._optimizers = {name: one.value for name, one in handlers.items() if isinstance(one, OptimizerHandler)}
         self._is_supported = False
         self._unfilled = [one for one in self._modules.values() if filling.is_unfilled(one)]
-        self._drawn_from = torch.get_rng_state()  # as the script's seed has left it, for what is unfilled
+        self._drawn_from = torch.get_rng_state()  # as the script seeded it; unfilled parameters are drawn from it
         self._is_filled = False
 
     @classmethod
     def of(cls, handlers: Mapping[str, StateHandler]) -> ShardedValues | None:
-        """Return the sharded part of a state; None if nothing is sharded."""
+        """Return the sharded part of a state, or None if nothing is sharded."""
         found = cls(handlers)
         return found if found._modules else None
 
@@ -53,7 +53,7 @@ class ShardedValues:
         """Attach the modules to the group that a generation has just formed.
 
         Raises:
-            UsageError: a module cannot be attached, or not to this group.
+            UsageError: a module cannot be attached to a group, or not to this one.
         """
         self.require_supported()
         regrouping.attach(list(self._modules.values()), list(self._optimizers.values()))
@@ -61,7 +61,7 @@ class ShardedValues:
             self.fill()
 
     def fill(self) -> None:
-        """Fill the modules that were built on the meta device; they are cut."""
+        """Fill the modules that were built on the meta device, after they are cut."""
         device = torch.device(next(self._parameters()).device_mesh.device_type)
         for module in self._unfilled:
             filling.fill(module, device, self._drawn_from)
@@ -71,7 +71,7 @@ class ShardedValues:
         """Check that everything sharded can move to another group and into a point.
 
         Raises:
-            UsageError: something cannot.
+            UsageError: a value cannot.
         """
         if self._is_supported:
             return
@@ -90,7 +90,7 @@ class ShardedValues:
         self._is_supported = True
 
     def _require_alike(self) -> None:
-        """Refuse what differs between the ranks that hold the same part.
+        """Refuse modules that differ between the ranks that hold the same part.
 
         Raises:
             UsageError: a module keeps statistics of its own rank's batches.
@@ -107,11 +107,11 @@ class ShardedValues:
 
     @functools.cached_property
     def has_replicas(self) -> bool:
-        """Whether a rank's part is also another rank's."""
+        """Whether any other rank holds the same part as this rank."""
         return self.sharding(1).has_replicas
 
     def sharding(self, world_size: int) -> Sharding:
-        """Return how the mesh divides the job's ranks: which of them hold the same part.
+        """Return how the mesh divides the job's ranks, and which of them hold the same part.
 
         Raises:
             UsageError: the modules are sharded over different meshes.
@@ -119,7 +119,7 @@ class ShardedValues:
         return self._use(world_size).sharding
 
     def data_place(self, rank: int) -> tuple[int, int] | None:
-        """Return which part of the data a rank takes, and how many parts there are; None if each rank takes its own."""
+        """Return this rank's part of the data and the number of parts; None if each rank has a part of its own."""
         use = self._use(1)
         return use.data_place(rank) if use.tensor_parallel else None
 
@@ -142,23 +142,23 @@ class ShardedValues:
         return any(regrouping.accumulates(one) for one in self._modules.values())
 
     def reset(self) -> None:
-        """Discard what an interrupted step has left in the modules."""
+        """Discard the remains of an interrupted step in the modules."""
         for module in self._modules.values():
             regrouping.reset(module)
 
     @property
     def drawn_from(self) -> torch.Tensor | None:
-        """What the weights will be drawn from; None if they have values."""
+        """The generator state that weights are drawn from; None if they have values already."""
         return self._drawn_from if self._unfilled and not self._is_filled else None
 
     def draw_from(self, drawn_from: torch.Tensor) -> None:
-        """Use rank 0's random numbers for what was built on the meta device."""
+        """Use rank 0's generator state for weights that were built on the meta device."""
         self._drawn_from = drawn_from.clone()
         if self._is_filled:
             self.fill()
 
     def take_out(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], pieces.Own]:
-        """Return the values without this rank's pieces, and the pieces."""
+        """Return the values without this rank's pieces, and separately the pieces."""
         own: pieces.Own = {}
         taken: dict[str, Any] = pieces.take_out(values, _PATH, own)
         return taken, own
@@ -167,7 +167,7 @@ class ShardedValues:
         """Return a point's values in the form that the handlers load.
 
         Args:
-            values: by name.
+            values: the point's values by name.
             own: this rank's own pieces; empty if the point is another rank's.
 
         Raises:

@@ -1,10 +1,10 @@
 """Convert a nested state with tensors to named tensor bytes and a plain tree, and back.
 
 ``take_apart`` replaces each tensor by its name, ``split`` also returns the bytes, and ``join`` rebuilds the state.
-Every value is restored with its type, dtype, strides and bits, at any depth, or is refused, with its path, when it is
-saved. In the tree, ``{"$tensor": name}`` stands for a tensor and ``{"$as": kind, …}`` for a value of another closed set
-of types. A plain tensor needs only its name; strides and the like are added only if they differ from the default, so
-points of earlier releases are read by the same code.
+Every value is either restored with its type, dtype, strides and bits, at any depth, or refused when it is saved, with
+an error that names its path. In the tree, ``{"$tensor": name}`` stands for a tensor and ``{"$as": kind, …}`` for a
+value of another type from a closed set. A plain tensor needs only its name. Strides and other properties are stored
+only if they differ from the default, so the same code reads points of earlier releases.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NAME_OF_DTYPE = {
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
     torch.float8_e8m0fnu: "F8_E8M0",
 }
-_SAME_SIZE_IN_NUMPY = {  # for dtypes that numpy lacks
+_SAME_SIZE_IN_NUMPY = {  # substitutes for dtypes that numpy lacks
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e5m2: torch.uint8,
@@ -55,8 +55,8 @@ _SAME_SIZE_IN_NUMPY = {  # for dtypes that numpy lacks
     torch.float8_e8m0fnu: torch.uint8,
 }
 _MEMORY = memoryview((ctypes.c_char * sys.maxsize).from_address(0)).cast("B")
-"""This process's whole memory: a slice costs a tenth of a numpy array of a tensor, and keeps nothing alive."""
-_PLAIN = frozenset({type(None), bool, int, float, bytes})  # and str, if it is valid unicode
+"""This process's whole memory; slicing it costs a tenth of a tensor's numpy array, and keeps nothing alive."""
+_PLAIN = frozenset({type(None), bool, int, float, bytes})  # also str, if it is valid unicode
 _NUMPY_KINDS = "biufc"
 _ADVICE = "keep a tensor, a plain value, or an object with state_dict() and load_state_dict() there"
 _DTYPE_OF_NAME = {name: dtype for dtype, name in _NAME_OF_DTYPE.items()}
@@ -70,7 +70,7 @@ def take_apart(state: Any, path: str) -> tuple[Tree, NamedTensors]:
     """Return the state's plain tree, and its tensors named by their path below ``path``.
 
     Raises:
-        CheckpointError: a value that cannot be saved faithfully, named by its path.
+        CheckpointError: a value cannot be saved faithfully; the message names its path.
     """
     tensors: NamedTensors = []
     return _take_apart(state, path, tensors), tensors
@@ -79,14 +79,14 @@ def take_apart(state: Any, path: str) -> tuple[Tree, NamedTensors]:
 def split(state: Any, path: str) -> tuple[Tree, list[TensorPart]]:
     """Take a state apart as :func:`take_apart`, and return the tensors' bytes.
 
-    CPU tensors are not copied: they must not change until the parts are used.
+    CPU tensors are not copied, so they must not change until the parts are used.
     """
     tree, tensors = take_apart(state, path)
     return tree, parts_of(tensors)
 
 
 def parts_of(tensors: NamedTensors) -> list[TensorPart]:
-    """Return the tensors as the store takes them; contiguous CPU tensors are not copied."""
+    """Return the tensors in the form that the store takes; contiguous CPU tensors are not copied."""
     return [
         TensorPart(name, dtype_name(name, tensor), tuple(tensor.shape), bytes_of(tensor)) for name, tensor in tensors
     ]
@@ -112,7 +112,7 @@ def _take_apart(value: Any, path: str, tensors: NamedTensors) -> Tree:
         return items if kind is list else tuple(items)
     if kind is set or kind is frozenset:
         items = [_key_taken(item, path) for item in value]
-        return {_AS: kind.__name__, "items": sorted(items, key=repr)}  # in one order on every rank
+        return {_AS: kind.__name__, "items": sorted(items, key=repr)}  # the same order on every rank
     return _other_taken(value, path, tensors)
 
 
@@ -165,7 +165,7 @@ def _mapping_taken(value: Any, path: str, tensors: NamedTensors) -> Tree:
 
 
 def _key_taken(key: Any, path: str) -> Tree:
-    """Take apart a key or a set's element, which may not be a tensor."""
+    """Take apart a dict's key or a set's element, which may not be a tensor."""
     found: NamedTensors = []
     taken = _take_apart(key, f"{path}, its key {key!r}", found)
     if found:
@@ -201,7 +201,7 @@ def _other_taken(value: Any, path: str, tensors: NamedTensors) -> Tree:
 
 
 def _array_taken(array: Any, path: str, tensors: NamedTensors) -> dict[str, Any]:
-    """Take a NumPy array apart; its bytes are stored as a tensor's, in C or Fortran order."""
+    """Take a NumPy array apart; its bytes are stored like a tensor's, in C or Fortran order."""
     order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     flat = array.reshape(-1, order=order)
     flat = flat if flat.flags.c_contiguous and flat.flags.writeable else flat.copy()
@@ -225,7 +225,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def dtype_name(name: str, tensor: torch.Tensor) -> str:
-    """Return the store's name of the tensor's dtype; raise :class:`CheckpointError` if it has none."""
+    """Return the store's name of the tensor's dtype; raise :class:`CheckpointError` if there is none."""
     dtype = _NAME_OF_DTYPE.get(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided:
         raise CheckpointError(f"{name}: a tensor of {tensor.dtype}, {tensor.layout} cannot be saved: {_ADVICE}")
@@ -238,22 +238,22 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def in_place(tensors: NamedTensors) -> dict[str, TensorPart]:
-    """Return, by name, the tensors whose memory has the layout of the store.
+    """Return, by name, the tensors whose memory has the store's layout.
 
-    The parts are valid only while the tensors exist unchanged: they hold no references.
+    The parts hold no references, so they are valid only while the tensors exist unchanged.
     """
     found = {}
     for name, one in tensors:
         dtype = _NAME_OF_DTYPE.get(one.dtype)
         if dtype is not None and _lies_plainly(one):
             address, size_bytes = one.data_ptr(), one.nbytes
-            if address or not size_bytes:  # otherwise its storage was freed
+            if address or not size_bytes:  # an address of 0 means that the storage was freed
                 found[name] = TensorPart(name, dtype, tuple(one.shape), _MEMORY[address : address + size_bytes])
     return found
 
 
 def _view_of(tensor: torch.Tensor) -> memoryview:
-    """Return a view in the tensor's shape: flattening costs more than the rest for a small tensor."""
+    """Return a view in the tensor's shape; for a small tensor, flattening costs more than all the rest."""
     known = _SAME_SIZE_IN_NUMPY.get(tensor.dtype)
     return (tensor if known is None else tensor.view(known)).numpy().data
 
@@ -288,12 +288,12 @@ def join(
     """Rebuild the state that ``take_apart`` took apart. Plain CPU tensors share the parts' memory.
 
     Args:
-        tree, parts: what was saved.
-        live: tensors whose memory already holds a part, by name: they are returned themselves.
-        on_devices: put each tensor on a device of its original kind, if there is one; else all are on the CPU.
+        tree, parts: the saved tree and its parts.
+        live: tensors, by name, whose memory already holds a part; they are returned as they are.
+        on_devices: put each tensor on a device of its original kind, if there is one; else all stay on the CPU.
 
     Raises:
-        CheckpointError: no version of this program saves such a tree.
+        CheckpointError: the tree was not saved by any version of this program.
     """
     try:
         return _joined(tree, lambda tag: _tensor(tag, parts, live or {}, on_devices))
@@ -322,10 +322,10 @@ def state_in(
     *,
     on_devices: bool = False,
 ) -> dict[str, Any]:
-    """Rebuild a point's state as :func:`join`, and check that it is one.
+    """Rebuild a point's state as :func:`join` does, and check that it is a state.
 
     Raises:
-        CheckpointError: it is not a state.
+        CheckpointError: the point does not hold a state.
     """
     found = join(tree, parts, live, on_devices=on_devices)
     if isinstance(found, dict):
@@ -344,7 +344,7 @@ def state_in(
 
 
 def _rebuilt(tag: dict[str, Any], tensor: Callable[[dict[str, Any]], torch.Tensor]) -> Any:
-    """Rebuild a value of the closed set of types that ``take_apart`` saves."""
+    """Rebuild a value from the closed set of types that ``take_apart`` saves."""
     match tag[_AS]:
         case "dict":
             return dict(_pairs(tag, tensor))
@@ -389,7 +389,7 @@ def _pairs(tag: dict[str, Any], tensor: Callable[[dict[str, Any]], torch.Tensor]
 
 
 def _numpy(dtype_name: str, data: bytes, shape: tuple[int, ...], order: Any) -> Any:
-    import numpy  # not at the top: jobs without NumPy values need not have it
+    import numpy  # imported here because jobs without NumPy values need not have it
 
     dtype = numpy.dtype(dtype_name)
     if dtype.kind not in _NUMPY_KINDS:

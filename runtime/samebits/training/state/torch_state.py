@@ -1,4 +1,4 @@
-"""Define ``TorchState``: model, optimizer and data position in a state, with Horovod's names and semantics.
+"""Define ``TorchState``: a state with model, optimizer and data position, with Horovod's names and semantics.
 
 Steps are counted by optimizer hooks, so the user keeps no counter. Gradients are not part of a commit, so a commit
 during gradient accumulation waits until its window ends.
@@ -49,7 +49,7 @@ class TorchState(ObjectState):
         model: the module to train: bare, wrapped in DistributedDataParallel, or sharded with ``fully_shard``. Wrappers
             of Accelerate and Lightning Fabric are accepted, also in the other arguments.
         optimizer: ``completed_steps`` and ``save_checkpoint_steps`` count its steps. With several optimizers (the
-            others among the attributes), a step is one step of each optimizer, or of the one that steps most often.
+            others among the attributes), a step is one step of each optimizer, or of the optimizer that steps most often.
         sampler: an :class:`ElasticSampler`, whose position becomes part of the state.
         checkpoint, rng: as in :class:`ObjectState`.
         copy_commits: copy all tensors at every commit. By default, copying begins when the need is detected: more than
@@ -91,7 +91,7 @@ class TorchState(ObjectState):
             needs_copies=self._last_commit.copy_from_now_on,
         )
         has_module = any(isinstance(one, ModuleHandler) for one in self.handlers.values())
-        if copy_commits or (has_module and not self._optimizers):  # no hook shows when weights begin to change
+        if copy_commits or (has_module and not self._optimizers):  # without a hook, nothing shows when weights change
             self._last_commit.copy_from_now_on()
         self._sharded = ShardedValues.of(self.handlers)
         self._habits = LoopHabits(
@@ -99,18 +99,18 @@ class TorchState(ObjectState):
             [name for name, one in self.handlers.items() if isinstance(one, PlainHandler)],
             lambda: {name: one.value for name, one in self.handlers.items()},
             has_position=lambda: any(one.consumed for one in self._samplers),
-            # A copy of a model copies what its hooks hold: a bound method with its object, but not a function.
+            # Copying a model also copies its hooks: a bound method together with its object, but not a function.
             has_left_gradients=lambda: self._open.has_left_gradients(),
         )
-        self._rates: dict[tuple[str, int], Any] = {}  # of each group of each optimizer, at the last commit
-        self._rate_steps: dict[tuple[str, int], int] = {}  # the step of their last change in this generation
-        self._deferred: Marks | None = None  # a commit inside an accumulation window, with the gradients then
+        self._rates: dict[tuple[str, int], Any] = {}  # rate of each group of each optimizer, at the last commit
+        self._rate_steps: dict[tuple[str, int], int] = {}  # the step of each rate's last change in this generation
+        self._deferred: Marks | None = None  # gradients at a commit inside an accumulation window
 
     def _optimizer_handlers(self) -> list[tuple[str, OptimizerHandler]]:
         return [(name, one) for name, one in self.handlers.items() if isinstance(one, OptimizerHandler)]
 
     def _take_trained_tensors(self) -> None:
-        """Handle each value that an optimizer trains as a parameter, not as plain data.
+        """Treat each value that an optimizer trains as a parameter, not as plain data.
 
         Raises:
             UsageError: an optimizer trains a tensor that is neither such a value nor in a module of the state.
@@ -148,25 +148,25 @@ class TorchState(ObjectState):
 
     @property
     def completed_steps(self) -> int:
-        """Optimizer steps since the job began, over all recoveries; commits, if there is no optimizer."""
+        """Optimizer steps since the job began, over all recoveries; without an optimizer, commits."""
         return self._committed_steps + self._open.count
 
-    # ---- the session's
+    # ---- for the session
 
     def sharding(self, world_size: int) -> Sharding | None:
-        """As :meth:`State.sharding`."""
+        """Return how the state is divided among ranks, as :meth:`State.sharding`."""
         return None if self._sharded is None else self._sharded.sharding(world_size)
 
     @property
     def generators(self) -> Generators | None:
-        """As :meth:`State.generators`: without replicas, a rank's own points hold its shards, too."""
+        """Return the generators as :meth:`State.generators`; None for shards without replicas."""
         return super().generators if self._sharded is None or self._sharded.has_replicas else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
-        """Send commits to ``session`` from now on, and draw random numbers as this rank.
+        """Send commits to ``session`` from now on, and draw random numbers for this rank.
 
         Raises:
-            UsageError: sharded values that are not supported, or not in a world of variable size.
+            UsageError: sharded values are not supported, or not in a world of variable size.
         """
         if session is not None and self._sharded is not None:
             settings = context.current("samebits.elastic.run").settings
@@ -191,7 +191,7 @@ class TorchState(ObjectState):
         """Attach sharded modules to a new generation's group.
 
         Raises:
-            UsageError: they cannot be attached.
+            UsageError: the modules cannot be attached.
         """
         if self._sharded is not None:
             self._sharded.enter_group()
@@ -222,7 +222,7 @@ class TorchState(ObjectState):
         return contents
 
     def begin(self, point: Point) -> None:
-        """Begin a generation with the current state, which is ``point``, on every rank, without gradients."""
+        """Begin a generation with the current state, which is ``point`` on every rank, and drop all gradients."""
         self.drop_gradients()
         super().begin(point)
         self._rate_steps.clear()
@@ -243,7 +243,7 @@ class TorchState(ObjectState):
         self._close()
 
     def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Adopt values by name; pieces of sharded tensors are put back."""
+        """Adopt values by name, and put the pieces of sharded tensors back."""
         if self._sharded is not None:
             values = self._sharded.put_back(values, own.get("shards", {}))
         super().load_values(values, own)
@@ -251,7 +251,7 @@ class TorchState(ObjectState):
     def weights(self) -> list[torch.Tensor]:
         """Return all parameters in the order of their names, except sharded ones.
 
-        Buffers are left out: batch statistics differ between ranks.
+        Buffers are left out, because batch statistics differ between ranks.
         """
         return [
             parameter
@@ -289,10 +289,10 @@ class TorchState(ObjectState):
         return next((name for one, name in self._whole_parameters() if one is parameter), None)
 
     def _note_rates(self, step: int) -> None:
-        """Note which learning rates have changed since the last commit.
+        """Record which learning rates have changed since the last commit.
 
-        Rates that differed for a few steps may be equal again when ranks are compared; the steps of their last change
-        then still differ.
+        Rates that differed for a few steps may be equal again when ranks are compared, but the steps of their last
+        change still differ.
         """
         for name, handler in self._optimizer_handlers():
             for number, group in enumerate(handler.value.param_groups):
@@ -332,7 +332,7 @@ class TorchState(ObjectState):
 
     @property
     def counts_optimizer_steps(self) -> bool:
-        """Whether there is an optimizer; otherwise a commit is a step."""
+        """Whether steps are counted by an optimizer; otherwise each commit is a step."""
         return bool(self._optimizers)
 
     @property
@@ -342,12 +342,12 @@ class TorchState(ObjectState):
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """The rate of every parameter group of every optimizer, in order."""
+        """The learning rate of every parameter group of every optimizer, in order."""
         return tuple(float(group["lr"]) for one in self._optimizers for group in one.param_groups if "lr" in group)
 
     @property
     def step_seed(self) -> int:
-        """The seed from which ``rng="per_step"`` derives a step's."""
+        """The seed from which ``rng="per_step"`` derives each step's seed."""
         return self._seed()
 
     def follow_samples(self, took: Callable[[Sequence[int]], None] | None) -> None:
@@ -368,7 +368,7 @@ class TorchState(ObjectState):
 
     @property
     def last_copy(self) -> Mapping[str, Any] | None:
-        """The last commit's contents by name, if they were copied; not to be changed."""
+        """The last commit's contents by name, if it was copied; read-only."""
         return self._last_commit.copy
 
     # ---- steps and gradients
@@ -387,7 +387,7 @@ class TorchState(ObjectState):
             super()._count()
 
     def _defers(self) -> bool:
-        """Return whether gradients accumulate: the commit then takes effect at the end of the window."""
+        """Return whether gradients accumulate; the commit then takes effect at the end of the accumulation window."""
         accumulates = self._sharded is not None and self._sharded.accumulates()
         if not (accumulates or self._open.gradients_wait()):
             return False
@@ -396,10 +396,10 @@ class TorchState(ObjectState):
 
     def _stepped(self) -> None:
         self._last_commit.stepped()
-        self._restored_rng = None  # its step is done
+        self._restored_rng = None  # the step that needed it is done
         deferred, self._deferred = self._deferred, None
         if deferred is not None and self._session is not None and same_marks(deferred, self._open.marks()):
-            self.save()  # no gradient was accumulated since: the commit meant the end of this window
+            self.save()  # no gradient was accumulated since, so the commit meant the end of this window
 
     def _close(self) -> None:
         self._open.close()
@@ -407,16 +407,16 @@ class TorchState(ObjectState):
 
 
 def _holds_modules(value: object) -> bool:
-    """Return whether it is a container of modules, which is refused with another message."""
+    """Return whether the value is a container of modules, which is refused with a separate message."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return any(isinstance(one, nn.Module) for one in items)
 
 
 def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
-    """Raise if an argument has the wrong kind: it would be kept as a plain value, and nothing would be trained.
+    """Raise if an argument has the wrong type, since it would be kept as a plain value and not be trained.
 
     Raises:
-        UsageError: names the argument, its type, and what belongs there.
+        UsageError: names the argument, its type, and the expected type.
     """
     if isinstance(model, torch.optim.Optimizer) and isinstance(optimizer, nn.Module):
         raise UsageError(
@@ -438,7 +438,7 @@ def _require_kinds(model: object, optimizer: object, sampler: object) -> None:
 
 
 def _named_parameters(handler: StateHandler) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of one value that an optimizer can train; "" names a value that is such a tensor itself."""
+    """Return the tensors of one value that an optimizer can train; "" names a value that is itself such a tensor."""
     if isinstance(handler, ModuleHandler):
         return list(handler.value.named_parameters())
     return [("", handler.value)] if isinstance(handler, TrainedTensorHandler) else []

@@ -1,1 +1,1 @@
-"""Which samples a rank takes: sampler, global batch, and the batches of an audit."""
+"""Choose the samples of a rank: sampler, global batch, and the batches of an audit."""

@@ -1,8 +1,8 @@
 """Keep one micro-batch of a DistributedDataParallel module so that another rank can recompute its local gradient.
 
-Inputs, buffers, generators and the outputs' gradients are all that a local gradient depends on besides the weights,
-which are equal. A hook on a parameter sees its gradient before DDP reduces it. Nothing here raises into the user's
-forward or backward pass: what cannot be kept is recorded as a problem.
+A local gradient depends only on the weights, which are equal, and on inputs, buffers, generators and the outputs'
+gradients. A hook on a parameter sees its gradient before DDP reduces it. Nothing here raises into the user's
+forward or backward pass: a value that cannot be kept is recorded as a problem.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": to
 
 @dataclass(slots=True)
 class _Batch:
-    inputs: tuple[Any, ...]  # positional arguments, and keyword arguments
+    inputs: tuple[Any, ...]  # positional and keyword arguments
     buffers: dict[str, torch.Tensor]
     generators: bytes
-    modes: bytes  # of each module: whether it is in training
+    modes: bytes  # per module: whether it is in training mode
     autocast: tuple[bool, str, bool]  # whether it is on, its dtype, and whether casts are cached
-    gradients: dict[int, torch.Tensor] = field(default_factory=dict)  # of the outputs, by place
-    digests: dict[int, int] = field(default_factory=dict)  # of the parameters' gradients, by place
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)  # the outputs' gradients, by position
+    digests: dict[int, int] = field(default_factory=dict)  # digests of the parameters' gradients, by position
     has_outputs: bool = False
     problem: str = ""
 
@@ -56,7 +56,7 @@ class _Batch:
         self.digests[place] = _digest(gradient)
 
     def packed(self, most_bytes: int) -> bytearray:
-        """Return the batch in its form for sending."""
+        """Return the batch encoded for sending."""
         gradients = {place: self.gradients[place] for place in sorted(self.gradients)}
         return batch_bytes.pack(
             {"inputs": self.inputs, "buffers": self.buffers, "gradients": gradients},
@@ -74,7 +74,7 @@ class _Batch:
 
         def keep_or_tell(gradient: torch.Tensor | None) -> None:
             try:
-                if gradient is not None:  # otherwise there is none
+                if gradient is not None:  # None if the tensor got no gradient
                     keep(place, gradient)
             except Exception as error:
                 self.problem = str(error)
@@ -84,7 +84,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A local gradient as digests, one per parameter, in the order of :func:`names_of`; 0: no gradient."""
+    """A local gradient as one digest per parameter, in the order of :func:`names_of`; 0 means no gradient."""
 
     digests: tuple[int, ...]
 
@@ -103,7 +103,7 @@ class AuditedBatch:
 
     Args:
         wrapper: the wrapper of the module.
-        wants: returns whether this rank's next forward pass is to be kept.
+        wants: returns whether to keep this rank's next forward pass.
     """
 
     def __init__(self, wrapper: DistributedDataParallel, wants: Callable[[], bool]) -> None:
@@ -125,7 +125,7 @@ class AuditedBatch:
             hook.remove()
 
     def take(self, most_bytes: int) -> tuple[bytearray, Computed] | str:
-        """Return the kept batch for sending and its gradient, or the reason why there is none."""
+        """Return the kept batch, encoded for sending, and its gradient; or the reason why there is none."""
         batch = self._batch
         self._drop()
         if batch is None:
@@ -156,10 +156,10 @@ class AuditedBatch:
         if torch.compiler.is_compiling() or self._is_again or not torch.is_grad_enabled():
             return
         if not self._wants():
-            if self._batch is not None:  # of a skipped step, as a GradScaler does
+            if self._batch is not None:  # left by a skipped step, as with a GradScaler
                 self._drop()
             return
-        if not self._wrapper.require_backward_grad_sync:  # of an accumulated gradient, the last part is audited
+        if not self._wrapper.require_backward_grad_sync:  # only the last part of an accumulated gradient is audited
             return
         is_second = self._batch is not None and not self._batch.digests
         self._drop()
@@ -190,7 +190,7 @@ class AuditedBatch:
             ((place, output),) = differentiable
             output.register_hook(batch.hook(batch.keep_gradient, place))
             return None
-        # One output may be computed from another. Copies are returned, which see only gradients from outside the
+        # One output may be computed from another. Return copies, which receive only gradients from outside the
         # module.
         try:
             return _given_out(outputs, batch)
@@ -199,7 +199,7 @@ class AuditedBatch:
             return None
 
     def _drop(self) -> None:
-        """Drop what is kept; at most steps that is nothing."""
+        """Drop the kept batch; at most steps there is none."""
         self._batch = None
         for hook in self._on_parameters:
             hook.remove()
@@ -263,7 +263,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _given_out(outputs: Any, batch: _Batch) -> Any:
-    """Return the same tree with a copy of each tensor that has a gradient."""
+    """Return the outputs with a copy of each tensor that has a gradient."""
     place = -1
 
     def given(value: Any) -> Any:

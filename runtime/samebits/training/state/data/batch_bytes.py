@@ -1,4 +1,4 @@
-"""Encode a tree of tensors and plain values for another rank to compute the same bits with, strides included.
+"""Encode a tree of tensors and plain values, strides included, so that another rank computes the same bits.
 
 The format is a msgpack head followed by the tensors' bytes. A kernel may compute other bits from another layout, so
 strides are sent too. Sizes in the head are checked against the received bytes before use.
@@ -22,11 +22,11 @@ __all__ = ["copied", "copy_of", "pack", "unpack"]
 _LENGTH = struct.Struct("<Q")
 _TUPLE = 1  # msgpack's extension type
 _ROOT = "batch"
-_MOST_GAPS = 4  # times a tensor's own size; tensors with wider gaps are kept without them
+_MOST_GAPS = 4  # as a multiple of a tensor's own size; a tensor with wider gaps is kept without them
 
 
 def pack(tree: Mapping[str, Any], about: Mapping[str, Any], most_bytes: int) -> bytearray:
-    """Encode the tree, and plain values about it.
+    """Encode the tree, and plain values that describe it.
 
     Raises:
         CheckpointError, TypeError, OverflowError: a value is neither a tensor nor plain.
@@ -55,7 +55,7 @@ def pack(tree: Mapping[str, Any], about: Mapping[str, Any], most_bytes: int) -> 
 
 
 def unpack(packed: memoryview, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what :func:`pack` was given: the tree, on this device, and the values about it.
+    """Return what :func:`pack` was given: the tree, on this device, and the values that describe it.
 
     Raises:
         Exception: the bytes are not valid; nothing was done with them.
@@ -83,7 +83,7 @@ def copy_of(value: Any) -> Any:
     """Return the tree with a copy of each tensor.
 
     Raises:
-        TypeError: a tensor of a class of its own.
+        TypeError: a tensor has a class of its own.
     """
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, nn.Parameter):

@@ -1,9 +1,9 @@
 """Keep a global batch the same when the world size changes, by redistributing its micro-batches.
 
-The order of a gradient sum belongs to the micro-batches, not to the ranks: it is a binary tree over their numbers (as
-in RFC 6962, section 2.1). Each rank has a contiguous block of micro-batches and sums the subtrees within it. The rest
-of the tree is summed from those, in the same way on every rank. At any world size the same numbers are added in the
-same order, which gives equal bits.
+The order of a gradient sum belongs to the micro-batches, not to the ranks: it is a binary tree over their numbers, as
+in RFC 6962, section 2.1. Each rank has a contiguous block of micro-batches and sums the subtrees within its block. The
+rest of the tree is summed from these subtrees, in the same way on every rank. At any world size the same numbers are
+added in the same order, which gives equal bits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def subtrees_within(node: Node, block: Node) -> list[Node]:
 
 
 def block_of(rank: int, world_size: int, count: int) -> Node:
-    """Return one rank's share of ``count`` micro-batches; shares differ by at most one."""
+    """Return one rank's share of ``count`` micro-batches; shares differ by at most one micro-batch."""
     return rank * count // world_size, (rank + 1) * count // world_size
 
 
@@ -60,7 +60,7 @@ def sum_of(node: Node, parts: Mapping[Node, torch.Tensor]) -> torch.Tensor:
 
     Args:
         node: the node to sum.
-        parts: disjoint subtrees that together are the node.
+        parts: disjoint subtrees that together make up the node.
     """
     if node in parts:
         return parts[node]
@@ -96,7 +96,7 @@ class BlockSum:
         return [self._parts[node] for node in self._wanted]
 
 
-# ---- the loop's side
+# ---- for the training loop
 
 
 class GlobalBatch(Sampler[list[int]]):
@@ -149,7 +149,7 @@ class GlobalBatch(Sampler[list[int]]):
         self.sampler = sampler
         self.size = size
         self.micro = micro
-        self._shares: deque[list[int]] = deque()  # of the steps that were given to a loader and are not done
+        self._shares: deque[list[int]] = deque()  # samples of the steps that a loader has taken and that are not done
         self._parameters = [one for one in parameters if one.requires_grad]
         if not self._parameters:
             raise UsageError("GlobalBatch has no parameter that needs a gradient. Fix: give it model.parameters()")
@@ -162,7 +162,7 @@ class GlobalBatch(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Iterate over this rank's micro-batches of the rest of the epoch, as lists of indices for a loader."""
         self._shares.clear()
-        return self._lists(self.sampler.rest_of_epoch())  # eagerly: the state seeds its generators before a step does
+        return self._lists(self.sampler.rest_of_epoch())  # eagerly: the state seeds its generators before a step
 
     def _lists(self, order: list[int]) -> Iterator[list[int]]:
         for start in range(0, len(order), self.size):
@@ -213,7 +213,7 @@ class GlobalBatch(Sampler[list[int]]):
 
 
 class Step:
-    """One optimizer step; iterating yields this rank's micro-batches of it, possibly none."""
+    """One optimizer step; iterating it yields this rank's micro-batches, possibly none."""
 
     def __init__(self, batches: GlobalBatch, given: Iterator[Any], size: int, block: Node) -> None:
         self._batches = batches
@@ -260,12 +260,12 @@ class Step:
         self._next, self._is_open = number + 1, False
 
     def reduce(self) -> float:
-        """Give every parameter the gradient of the whole global batch; return its mean loss, on every rank.
+        """Give every parameter the gradient of the whole global batch; return the batch's mean loss on every rank.
 
-        A collective: all ranks call it once a step, even without a micro-batch. It also advances the sampler.
+        A collective: all ranks call it once per step, even without a micro-batch. It also advances the sampler.
 
         Raises:
-            UsageError: a micro-batch was left out.
+            UsageError: a micro-batch was skipped.
         """
         if self._next != self._block[1] or self._is_open:
             raise UsageError(
@@ -286,7 +286,7 @@ class Step:
             raise UsageError("a micro-batch was skipped. Fix: call step.backward(loss) for each, without accumulating")
 
     def _total(self) -> torch.Tensor:
-        """Sum over the tree: each rank sums a shard of it from all ranks' subtrees, then shards are exchanged."""
+        """Sum over the tree: each rank sums one shard from all ranks' subtrees, then the ranks exchange the shards."""
         sums, root = self._sum.sums(), (0, self._count)
         world_size = context.get_world_size()
         if world_size == 1:
@@ -313,7 +313,7 @@ class Step:
         return total[:length]
 
     def _kind(self) -> dict[str, Any]:
-        """Return dtype and device of the sums, which must not depend on having had a micro-batch."""
+        """Return dtype and device of the sums, which must be the same on a rank without a micro-batch."""
         parameters = self._batches.parameters
         dtype = functools.reduce(torch.promote_types, (one.dtype for one in parameters), torch.float32)
         return {"dtype": dtype, "device": parameters[0].device}

@@ -2,7 +2,7 @@
 
 ``consumed`` counts the samples that all ranks together have finished in this epoch. All ranks hold the same three
 numbers. So the position moves with the state, a replacement continues where the group is, and after a change of the
-world size the remaining samples are split again: none is repeated or left out.
+world size the remaining samples are divided again. No sample is repeated or left out.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ class ElasticSampler(Sampler[int]):
         self.seed = seed
         self.epoch = 0
         self.consumed = 0
-        self.place: tuple[int, int] | None = None  # this rank's part of the data and the number of parts, in a mesh
-        self.is_guarded = False  # a training function runs with this sampler in its state
+        self.place: tuple[int, int] | None = None  # in a mesh, this rank's part of the data and the number of parts
+        self.is_guarded = False  # whether a training function runs with this sampler in its state
         self.on_iterate: Callable[[bool], None] | None = None  # called with whether the epoch continues
         self.on_record: Callable[[Sequence[int]], None] | None = None  # called with the samples that this rank finished
-        self._empty_epoch: int | None = None  # the last one that was iterated at its end
+        self._empty_epoch: int | None = None  # the last epoch that was iterated without samples left
         self._began_at = 0
-        self._taken = 0  # by this rank since the iteration began
-        self._batch_size = 0  # the largest recorded since then
+        self._taken = 0  # samples that this rank recorded since the iteration began
+        self._batch_size = 0  # the largest batch size recorded since then
         self._share: Sequence[int] = ()  # this rank's samples of the iteration
         self._given = 0  # how many of them a loader has taken
         self.was_told = False  # whether samples were ever recorded
-        self.found_empty = False  # the epoch's end was iterated, as after a recovery at its last batch
+        self.found_empty = False  # whether an epoch's end was iterated, as after a loss at its last batch
         self._is_told_of_early = False
 
     def set_epoch(self, epoch: int) -> None:
@@ -163,7 +163,7 @@ class ElasticSampler(Sampler[int]):
         rest = self.rest_of_epoch()
         missing = -len(rest) % world_size
         order = rest if self.consumed == 0 else self._order()
-        while rest and missing:  # more than once only if there are fewer samples than ranks
+        while rest and missing:  # repeats only if there are fewer samples than ranks
             rest += order[:missing]
             missing = -len(rest) % world_size
         self._share = rest[rank::world_size]
@@ -172,16 +172,16 @@ class ElasticSampler(Sampler[int]):
 
     def _give(self, share: Sequence[int]) -> Iterator[int]:
         for number, index in enumerate(share, 1):
-            if share is self._share:  # otherwise another iteration has begun since
+            if share is self._share:  # False if another iteration has begun
                 self._given = number
             yield index
 
     def __len__(self) -> int:
-        """Return how many samples this rank takes in the current iteration, or in one that begins now."""
+        """Return the number of samples this rank takes in the current iteration, or in one that begins now."""
         return -(-(len(self.dataset) - self._began_at) // self._parts()[1])
 
     def _parts(self) -> tuple[int, int]:
-        """Return which part of the data is this rank's, and how many parts there are."""
+        """Return this rank's part of the data, and the number of parts."""
         return self.place or (context.get_rank(), context.get_world_size())
 
     def _go_to(self, consumed: int) -> None:
@@ -190,7 +190,7 @@ class ElasticSampler(Sampler[int]):
         self._share, self.found_empty = (), False
 
     def _warn_of_a_second_time(self) -> None:
-        """Warn when an epoch's end is iterated again: once is right after a recovery, twice means an endless loop."""
+        """Warn when an epoch's end is iterated again: once is normal after a recovery, twice means an endless loop."""
         if self._empty_epoch == self.epoch:
             log.warn(
                 f"epoch {self.epoch} has no samples left and is iterated again. Fix: call sampler.set_epoch() with "
@@ -199,7 +199,7 @@ class ElasticSampler(Sampler[int]):
         self._empty_epoch = self.epoch
 
     def _warn_of_unrecorded_samples(self) -> None:
-        """Warn if a loader took a whole iteration but less was recorded: a recovery would repeat samples."""
+        """Warn if a loader took a whole iteration but fewer samples were recorded: a recovery would repeat samples."""
         missing = len(self._share) - self._taken
         is_whole = bool(self._share) and self._given == len(self._share)
         if self.is_guarded and is_whole and self._taken > 0 and missing >= self._batch_size:
@@ -210,7 +210,7 @@ class ElasticSampler(Sampler[int]):
             )
 
     def _warn_of_an_early_iteration(self) -> None:
-        """Warn that an iterator keeps its old order, while after a loss a new one uses the state's."""
+        """Warn that an iterator keeps its old order, while a new one, after a loss, would use the state's order."""
         if not self._is_told_of_early:
             self._is_told_of_early = True
             log.warn(
@@ -229,7 +229,7 @@ class ElasticSampler(Sampler[int]):
 
     @property
     def position(self) -> str:
-        """Seed, epoch and position, for comparing and showing."""
+        """Seed, epoch and position as text, for comparing and showing."""
         return f"seed {self.seed}, epoch {self.epoch}, {self.consumed} consumed"
 
     def state_dict(self) -> dict[str, Any]:

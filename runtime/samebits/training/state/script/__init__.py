@@ -1,1 +1,1 @@
-"""Inspection of the user's script: what its loop reads, changes, and keeps outside the state."""
+"""Inspect the user's script: what its loop reads, changes, and keeps outside the state."""

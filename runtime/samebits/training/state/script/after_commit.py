@@ -1,8 +1,8 @@
-"""Changes that a loop makes after its ``commit()``: a recovery at that commit does not repeat them.
+"""Find changes that a loop makes after its ``commit()``, since a recovery at that commit does not repeat them.
 
 A recovery at a commit calls the training function again, which enters the loop at its next turn. Code after the loop
-is repeated, because the loop's condition is read first. :class:`RestOfTurn` tells when the turn of a commit ends and
-which lines it runs until then; :func:`change_after_commit` finds changes in the code before they happen.
+is repeated, because the loop's condition is evaluated first. :class:`RestOfTurn` detects when the turn of a commit ends
+and which lines run until then; :func:`change_after_commit` finds changes in the code before they happen.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _CHANGES = ("append", "step", "update", "update_parameters", "record_batch", "re
 
 
 def loop_around(frame: FrameType) -> tuple[list[dis.Instruction], int, int]:
-    """Return the instructions of the frame's code; where the innermost loop around its present one begins and ends.
+    """Return the instructions of the frame's code, and where the innermost loop around the current one begins and ends.
 
-    Both places are -1 where there is no loop.
+    Both positions are -1 if there is no loop.
     """
     instructions = [one for one in dis.get_instructions(frame.f_code) if one.opname != "CACHE"]
     jumps = [(one.argval, one.offset) for one in instructions if "JUMP_BACKWARD" in one.opname]
@@ -49,11 +49,11 @@ class Instruction(NamedTuple):
     """One instruction of a function.
 
     Attributes:
-        code: of the function.
-        offset: of the instruction.
-        body: the lines of that loop's body.
-        loop_ends: where the innermost loop around it ends; -1 if there is none.
-        is_followed: whether the loop has more to run after it in the same turn.
+        code: the function's code.
+        offset: the instruction's offset.
+        body: the lines of the loop's body.
+        loop_ends: the end of the innermost loop around the instruction; -1 if there is none.
+        is_followed: whether more of the loop runs after the instruction in the same turn.
     """
 
     code: CodeType
@@ -64,15 +64,15 @@ class Instruction(NamedTuple):
 
     @classmethod
     def present(cls, frame: FrameType) -> Instruction:
-        """Return the one that this frame is at."""
+        """Return the instruction that this frame is at."""
         instructions, _, ends = loop_around(frame)
         body = _body_around(frame.f_code, frame.f_lineno)
         return cls(frame.f_code, frame.f_lasti, body, ends, _is_followed(instructions, frame.f_lasti, ends))
 
     def is_passed_by(self, frame: FrameType) -> bool:
-        """Return whether the frame, of this function, is after the instruction in the same turn of its loop.
+        """Return whether a frame of this function is past the instruction in the same turn of its loop.
 
-        A loop's condition belongs to the next turn: Python puts a copy of it at the loop's end.
+        A loop's condition belongs to the next turn: Python puts a copy of the condition at the loop's end.
         """
         return self.offset < frame.f_lasti <= self.loop_ends and frame.f_lineno in self.body
 
@@ -81,7 +81,7 @@ def _body_around(code: CodeType, line: int) -> range:
     """Return the lines of the body of the function's innermost loop around a line."""
     try:
         tree = ast.parse("".join(linecache.getlines(code.co_filename)))
-    except (SyntaxError, ValueError):  # as in a notebook
+    except (SyntaxError, ValueError):  # for example in a notebook
         tree = ast.Module([], [])
     bodies = [
         range(one.body[0].lineno, (one.body[-1].end_lineno or line) + 1)
@@ -92,7 +92,7 @@ def _body_around(code: CodeType, line: int) -> range:
 
 
 def _is_followed(instructions: list[dis.Instruction], offset: int, ends: int) -> bool:
-    """Python puts a copy of a loop's condition at its end, so lines are compared as well."""
+    """Return whether more of the loop follows; lines are compared, as Python copies the condition to the end."""
     own = next((one.positions for one in reversed(instructions) if one.offset <= offset), None)
     if own is None or own.end_lineno is None or own.end_col_offset is None:
         return True
@@ -113,33 +113,33 @@ class TurnWatcher(Protocol):
         """Return whether anything seems to differ from the commit."""
 
     def new_line_comes(self) -> None:
-        """A line is about to run that no turn before has run after the commit."""
+        """Handle that a line is about to run after the commit for the first time."""
 
     def turn_ends(self, line: str) -> None:
-        """The turn has ended by itself; ``line`` is the one that changed something, empty if unknown or none did."""
+        """Handle the end of the turn; ``line`` changed something, and is empty if no line did or if it is unknown."""
 
 
 Lines = set[tuple[CodeType, int]]
-"""Lines of functions by their numbers."""
+"""Lines of functions, by line number."""
 
 
 class RestOfTurn:
-    """Follows what a loop runs between a commit and its next turn.
+    """Follows the lines that a loop runs between a commit and its next turn.
 
-    Values are compared around lines that no turn has run before, so that a change is found with its line, and a loop
-    that always runs the same lines pays nothing. A turn that an exception cuts off does not end: a lost peer may come
-    between a change and its reversal.
+    Values are compared around lines that no earlier turn has run, so that a change is found with its line, and a loop
+    that always runs the same lines pays nothing. A turn that an exception interrupts does not end, since a lost peer
+    may interrupt it between a change and its reversal.
 
-    Python 3.12 and later report the lines of the frames' functions alone (``sys.monitoring``). Python 3.11 can only
+    Python 3.12 and later report only the lines of the frames' functions (``sys.monitoring``). Python 3.11 can only
     trace the thread.
 
     Args:
-        commits: the instruction that each frame is at, from the commit's to the loop's.
-        known: the lines that earlier turns have run; this turn's are added when it ends.
-        watcher: told what happens.
+        commits: the current instruction of each frame, from the commit's frame to the loop's.
+        known: the lines that earlier turns have run; this turn's lines are added when it ends.
+        watcher: notified of new lines and of the turn's end.
 
     Attributes:
-        is_over: nothing is followed any more.
+        is_over: True once nothing is followed any more.
     """
 
     def __init__(self, commits: list[tuple[FrameType, Instruction]], known: Lines, watcher: TurnWatcher) -> None:
@@ -158,7 +158,7 @@ class RestOfTurn:
         return sys.gettrace() is None if _MONITORING is None else _monitoring_tool() is not None
 
     def line_comes(self, frame: FrameType) -> None:
-        """A frame is about to run a line."""
+        """Handle that a frame is about to run a line."""
         if frame is self._frames[-1] and not self._loop.is_passed_by(frame):
             self._end()
             return
@@ -173,11 +173,11 @@ class RestOfTurn:
         self._is_unwinding = False
 
     def raises(self) -> None:
-        """An exception was raised in a followed frame, or has reached it."""
+        """Handle an exception that was raised in a followed frame, or has reached it."""
         self._is_unwinding = True
 
     def returns(self, frame: FrameType) -> None:
-        """A frame returns, or is left by an exception."""
+        """Handle that a frame returns, or that an exception leaves it."""
         if not self._frames or frame is not self._frames[-1]:
             return
         if self._is_unwinding:
@@ -186,16 +186,16 @@ class RestOfTurn:
             self._end()
 
     def end(self) -> None:
-        """End the turn here, unless it has ended: the training function has returned."""
+        """End the turn, unless it has ended, because the training function has returned."""
         if not self.is_over:
             self._end()
 
     def stop(self) -> None:
-        """Follow no further line."""
+        """Stop following lines."""
         if not self.is_over:
             self.is_over = True
             self._source.stop()
-            self._frames = []  # they hold what the script's functions hold
+            self._frames = []  # frames keep the locals of the script's functions alive
 
     def _end(self) -> None:
         self.stop()
@@ -207,7 +207,7 @@ class RestOfTurn:
 
 
 class _Tracing:
-    """Traces the frames of one turn, and with them the calling thread."""
+    """Traces the frames of one turn, which also requires tracing the calling thread."""
 
     def __init__(self, frames: list[FrameType], turn: RestOfTurn) -> None:
         self._frames, self._turn = frames, turn
@@ -232,16 +232,16 @@ class _Tracing:
 
 
 def _trace_no_call(_frame: FrameType, _event: str, _argument: object) -> None:
-    """Functions that are called after the commit are not followed."""
+    """Return None, so that functions called after the commit are not followed."""
 
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
-"""Since Python 3.12. Its events belong to single functions, so other functions run at full speed."""
+"""Python 3.12 and later. Events are limited to single functions, so other functions run at full speed."""
 _NAME = "samebits"
 
 
 def _monitoring_tool() -> int | None:
-    """Return SameBits's tool number, one of those that Python reserves for no kind of tool; None if none is left."""
+    """Return SameBits' tool number, one that Python reserves for no kind of tool; None if none is free."""
     for number in (4, 3):
         name = _MONITORING.get_tool(number)
         if name is None:
@@ -252,7 +252,7 @@ def _monitoring_tool() -> int | None:
 
 
 class _Monitoring:
-    """Asks for the lines and returns of the functions of one turn's frames."""
+    """Requests line and return events for the functions of one turn's frames."""
 
     def __init__(self, frames: list[FrameType], turn: RestOfTurn) -> None:
         self._frames, self._turn = frames, turn
@@ -274,7 +274,7 @@ class _Monitoring:
 
     def _line(self, _code: CodeType, _line: int) -> None:
         frame = sys._getframe(1)
-        if any(frame is one for one in self._frames):  # not another call of the same function
+        if any(frame is one for one in self._frames):  # rather than another call of the same function
             self._turn.line_comes(frame)
 
     def _return(self, _code: CodeType, _offset: int, _value: object) -> None:
@@ -292,14 +292,14 @@ def _place(frame: FrameType) -> str:
 
 
 def to_loop(frame: FrameType, present: Callable[[FrameType], Instruction]) -> list[tuple[FrameType, Instruction]]:
-    """Return the frames from the commit's to that of the innermost loop around it, each with its instruction.
+    """Return the frames from the committing one to that of the innermost loop around it, each with its instruction.
 
     Args:
-        frame: that commits.
-        present: :meth:`Instruction.present`, or what remembers its results.
+        frame: the frame that commits.
+        present: :meth:`Instruction.present`, or a cached version of it.
 
     Returns:
-        Empty if no loop of the script is around the commit, or nothing is run after it.
+        Empty if no loop of the script is around the commit, or nothing runs after the commit.
     """
     found: list[tuple[FrameType, Instruction]] = []
     outer: FrameType | None = frame
@@ -321,9 +321,9 @@ def runs_more_after_loops(code: CodeType) -> bool:
 
 
 def line_after(commit: Instruction) -> str:
-    """Return the line that the committing function is at, as ``train.py:12``, if that is after the commit in its loop.
+    """Return the committing function's current line, such as ``train.py:12``, if it is after the commit in its loop.
 
-    A recovery at the commit begins with the loop's next turn. Empty if what happens now is in that turn, or elsewhere.
+    A recovery at the commit begins with the loop's next turn. Empty if the current code is in that turn, or elsewhere.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not commit.code:
@@ -332,10 +332,10 @@ def line_after(commit: Instruction) -> str:
 
 
 def change_after_commit(frame: FrameType, state: object, values: Mapping[str, Any]) -> tuple[int, str] | None:
-    """Return the first change of the state after the commit that this frame is in: its line, and what it is.
+    """Return the line and a description of the first change of the state after the commit that this frame is in.
 
     Args:
-        state, values: the object that is committed, and what it holds by name.
+        state, values: the object that is committed, and its values by name.
     """
     instructions, _, ends = loop_around(frame)
     behind = [one for one in instructions if frame.f_lasti < one.offset <= ends]
@@ -347,7 +347,7 @@ def change_after_commit(frame: FrameType, state: object, values: Mapping[str, An
 
 
 def _change(frame: FrameType, code: list[dis.Instruction], state: object, values: Mapping[str, Any]) -> str:
-    """``schedule.step()`` or ``state.best = …`` where the code begins with that; else empty."""
+    """Return ``schedule.step()`` or ``state.best = …`` if the code begins with such a change, else an empty string."""
     name, *path = _names(code)
     value = _value(frame, name) if name else None
     if value is None:
@@ -363,7 +363,7 @@ def _change(frame: FrameType, code: list[dis.Instruction], state: object, values
 
 
 def _names(code: list[dis.Instruction]) -> Iterator[str]:
-    """``a``, ``b``, ``c`` where the code begins by reading ``a.b.c``; only ``""`` where it reads no name."""
+    """Yield ``a``, ``b``, ``c`` if the code begins by reading ``a.b.c``, or only ``""`` if it reads no name."""
     first, *rest = code
     is_name = first.opname.startswith("LOAD_") and first.opname not in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST")
     name = first.argval[-1] if isinstance(first.argval, tuple) else first.argval  # Python 3.13 reads two at once
@@ -371,12 +371,12 @@ def _names(code: list[dis.Instruction]) -> Iterator[str]:
     for one in rest[:4]:
         if one.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
             yield str(one.argval)
-        elif one.opname != "COPY":  # of ``a.b += c``
+        elif one.opname != "COPY":  # part of ``a.b += c``
             return
 
 
 def _is_assigned(code: list[dis.Instruction], name: str) -> bool:
-    """Return whether ``a.name = …`` or ``a.name += …`` begins the code, ``a`` being its first instruction's."""
+    """Return whether the code, whose first instruction reads ``a``, begins ``a.name = …`` or ``a.name += …``."""
     line = code[0].positions.lineno if code[0].positions else None
     if code[1].opname == "STORE_ATTR":
         return True

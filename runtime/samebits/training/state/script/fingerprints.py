@@ -1,8 +1,8 @@
 """Compute cheap fingerprints of values that a script keeps between steps, to detect changes.
 
 A fingerprint is a tree of plain numbers and strings. It holds no reference to the value, and computing it runs no user
-code: types are compared by identity, attributes are read from ``__dict__``. Tensors are never read. Unknown types have
-a constant fingerprint, so they are never reported.
+code: types are compared by identity, and attributes are read from ``__dict__``. Tensors are never read. Unknown types
+have a constant fingerprint, so changes to them are never reported.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 MISSING: Any = object()
 _UNKNOWN = ("?",)
 _MOST_DEPTH = 4
-_ENDS = 4  # elements looked at from each end of a sequence
-_MOST_ITEMS = 64  # of a dict or set; of a module's tensors
+_ENDS = 4  # elements read from each end of a sequence
+_MOST_ITEMS = 64  # limit on items of a dict or set, and on a module's tensors
 _MOST_MODULES = 100
-_MOST_BYTES = 65536  # of an array that is hashed whole
+_MOST_BYTES = 65536  # limit on arrays that are hashed completely
 _LISTS = (list, tuple)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
 _ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
@@ -57,7 +57,7 @@ def type_line(value: object) -> tuple[type, ...]:
 
 
 def has_type(value: object, *kinds: type) -> bool:
-    """Return whether one of these is among the value's classes, as isinstance without user hooks."""
+    """Return whether one of these is among the value's classes; unlike isinstance, this runs no user code."""
     return any(one in kinds for one in type_line(value))
 
 
@@ -76,7 +76,7 @@ def attributes_of(value: object) -> Mapping[str, Any]:
 
 
 def attribute(value: object, name: str) -> Any:
-    """Return a stored attribute, or ``MISSING``, without calling any property or ``__getattr__``."""
+    """Return a stored attribute, or ``MISSING``, without calling a property or ``__getattr__``."""
     if issubclass(type(value), type):
         line: tuple[type, ...] = _type_mro(value)
         return next((one.__dict__[name] for one in line if name in one.__dict__), MISSING)
@@ -100,7 +100,7 @@ def _slots(owner: type) -> Collection[str]:
 
 
 def fingerprint(value: object, is_handled: Callable[[object], bool], depth: int = 0) -> Any:
-    """Return a small value that differs if ``value`` has changed; constant for what the state restores."""
+    """Return a small value that differs if ``value`` has changed; constant if the state restores ``value``."""
     kind = type(value)
     if kind in (int, bool, str, bytes, type(None)):
         return (kind.__name__, value if kind in (int, bool) else hash(value))
@@ -165,12 +165,12 @@ def _library_object(value: Any, is_handled: Callable[[object], bool], depth: int
 
 
 def _variables(values: Mapping[str, Any], is_handled: Callable[[object], bool], depth: int) -> Any:
-    """Return the fingerprint of the variables of a generator, an optimizer or a scheduler."""
+    """Return a fingerprint of the variables of a generator, an optimizer or a scheduler."""
     return tuple((name, fingerprint(values[name], is_handled, depth)) for name in sorted(values)[:_MOST_ITEMS])
 
 
 def _numpy(value: Any) -> Any:
-    import numpy as np  # loaded already
+    import numpy as np  # the script has loaded it already
 
     kind = type(value)
     if kind is np.random.Generator:
@@ -200,14 +200,14 @@ def _tensors_of(module: Any) -> Any:
 
 
 def scope_of(function: types.FunctionType) -> Callable[[str], Any]:
-    """Return a lookup of names as this function would resolve them: its cells, then its module."""
+    """Return a lookup that resolves names as this function would: in its cells, then in its module."""
 
     def look(name: str) -> Any:
         names = function.__code__.co_freevars
         if name in names and function.__closure__ is not None:
             try:
                 return function.__closure__[names.index(name)].cell_contents
-            except ValueError:  # not filled yet
+            except ValueError:  # an empty cell
                 return MISSING
         return function.__globals__.get(name, MISSING)
 
@@ -220,7 +220,7 @@ def is_library_type(value: object) -> bool:
 
 
 def is_users_object(value: object) -> bool:
-    """Return whether it is an instance of a class that the script or a module beside it defines."""
+    """Return whether the value is an instance of a class that the script or a module beside it defines."""
     kind = type(value)
     if value is MISSING or kind in (types.FunctionType, types.ModuleType, type) or kind.__module__ == "builtins":
         return False
@@ -243,7 +243,7 @@ def plain_function(value: object) -> types.FunctionType | None:
 
 
 def modules_of(value: Any) -> Iterator[Any]:
-    """Walk over a module and those inside, up to a limit."""
+    """Yield a module and the modules inside it, up to a limit."""
     waiting, seen = [value], 0
     while waiting and seen < _MOST_MODULES:
         one = waiting.pop()

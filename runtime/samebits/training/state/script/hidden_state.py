@@ -2,8 +2,8 @@
 
 ``elastic.run`` calls the training function again after a loss, so a script recovers exactly only if everything its next
 step depends on is in the state. During the first commits, and once after the first epoch's end, the values that the
-function keeps elsewhere are fingerprinted; those that changed are reported with their lines. The look calls none of the
-script's code, draws no random number, copies nothing, and keeps no reference afterwards.
+function keeps elsewhere are fingerprinted. Values that changed are reported with their lines. The look calls none of
+the script's code, draws no random number, copies nothing, and keeps no reference afterwards.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from samebits.training.state.script.training_slice import Outside, Place, Script
 __all__ = ["MOST_S", "Finding", "HiddenStateLook", "epochs_of", "sentence_of"]
 
 MOST_S = 0.05
-"""CPU seconds of the calling thread for all looks in a job; the rest is skipped."""
+"""Limit on the CPU seconds of the calling thread for all looks in a job; further looks are skipped."""
 _MOST_S_AT_LENGTH = 5.0
-_FIRST, _LAST, _LAST_AT_LENGTH = 2, 4, 12  # commits
+_FIRST, _LAST, _LAST_AT_LENGTH = 2, 4, 12  # numbers of commits
 _MOST_WATCHED = 200
 _MOST_FRAMES = 64
 _NAMED = 5
@@ -66,7 +66,7 @@ class Finding:
 
 
 def sentence_of(findings: Sequence[Finding]) -> str:
-    """Return a message that names them, in one printable line."""
+    """Return a message that names the findings, in one printable line."""
     names = [str(one) for one in findings[:_NAMED]]
     more = len(findings) - _NAMED
     names += [f"{more} more"] if more > 0 else []
@@ -94,13 +94,13 @@ class HiddenStateLook:
     """The looks of one process.
 
     Attributes:
-        findings: all that were reported.
+        findings: all findings that were reported.
 
     Args:
         function: the training function as the script defines it.
         state: the state that it commits.
         tell: called with new findings.
-        at_length: look at more commits and for longer, for runs that take steps twice.
+        at_length: whether to look at more commits and for longer, for runs that take steps twice.
     """
 
     def __init__(
@@ -127,10 +127,11 @@ class HiddenStateLook:
         self.spent_s = 0.0
 
     def committed(self, *, is_again: bool = False) -> bool:
-        """Look if this commit is one to look at; return whether later ones should be looked at.
+        """Look, if this commit is one to look at; return whether later commits should be looked at.
 
         Args:
-            is_again: this is another pass of a step, so the function was called again and has new locals.
+            is_again: whether this is another pass of a step, for which the function was called again and has new
+                locals.
         """
         self._commits += not is_again
         if self._commits < _FIRST:
@@ -174,7 +175,7 @@ class HiddenStateLook:
         return not is_last
 
     def _begin_again(self) -> bool:
-        """Compare with the current values from now on, since the running call has created some of them."""
+        """Compare with the current values from now on, since the current call has created some of them."""
         frames = {one.f_code: one for one in _frames(self._function)}
         state = self._state()
         if not frames or state is None:
@@ -242,7 +243,7 @@ class HiddenStateLook:
         if sys.version_info < (3, 13):
             for frame in frames.values():
                 if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-                    frame.f_locals.clear()  # otherwise the frame would keep a copy, and with it the batch
+                    frame.f_locals.clear()  # otherwise the frame would keep a copy of its locals, and so the batch
         return found
 
     def _value(self, one: _Watched, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> Any:
@@ -262,7 +263,7 @@ class HiddenStateLook:
             if value is MISSING or handled.is_state(value) or is_restored:
                 return MISSING
             if has_type(value, dict, torch.Tensor):
-                break  # an attribute or a method of it
+                break  # an attribute or a method of the object
             inner = attribute(value, name)
             value = value if type(inner) in (property, types.FunctionType, types.GetSetDescriptorType) else inner
         if has_type(value, torch.utils.data.DataLoader):
@@ -317,7 +318,7 @@ class _Handled:
         return id(value) == self._state
 
     def is_handled(self, value: object) -> bool:
-        """Return whether a recovery restores it, so that its changes are not hidden."""
+        """Return whether a recovery restores the value, so that its changes are not hidden."""
         if type(value) in _ATOMS or value is MISSING:
             return False
         if id(value) in self._objects:
@@ -330,7 +331,7 @@ class _Handled:
         return any(name in own and self.is_handled(own[name]) for name in _WRAPPED) and is_wrapper(value)
 
     def is_training(self, value: object) -> bool:
-        """Return whether a change of it changes training."""
+        """Return whether a change of the value changes training."""
         if type(value) in _ATOMS or value is MISSING:
             return False
         kinds = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
@@ -338,13 +339,13 @@ class _Handled:
 
 
 def is_wrapper(value: object) -> bool:
-    """Return whether a library's object is a thin wrapper of another, as Accelerate's optimizers are."""
+    """Return whether a library's object is a thin wrapper around another, as Accelerate's optimizers are."""
     is_torch = type(value).__module__.startswith("torch.")
     return is_library(getattr(sys.modules.get(type(value).__module__), "__file__", None) or "") and not is_torch
 
 
 def _first_tensors(own: Any) -> Iterator[Any]:
-    """Yield parameters and buffers of the first modules inside that have any."""
+    """Yield parameters and buffers of the first inner modules that have any."""
     waiting = [own]
     for _ in range(64):
         if not waiting:
@@ -356,14 +357,14 @@ def _first_tensors(own: Any) -> Iterator[Any]:
 
 
 def epochs_of(state: Any) -> tuple[int, ...]:
-    """Return the epochs of the state's samplers; without a sampler, its own ``epoch``."""
+    """Return the epochs of the state's samplers; without a sampler, the state's ``epoch``."""
     own = attributes_of(state)
     found = tuple(one.epoch for one in own.get("_samplers", ()) if has_type(one, ElasticSampler))
     return found or ((own["epoch"],) if type(own.get("epoch")) is int else ())
 
 
 def _frames(function: Callable[..., Any]) -> list[types.FrameType]:
-    """Return the user's frames from the commit out to the training function; empty if it is not on the stack."""
+    """Return the user's frames from the commit outwards to the training function; empty if it is not on the stack."""
     code = getattr(function, "__code__", None)
     found: list[types.FrameType] = []
     frame: types.FrameType | None = sys._getframe(1)

@@ -1,9 +1,9 @@
 """Warn about training loops that would not reproduce the same bits after a loss.
 
-During the first steps, the script's own code in the frame that calls ``commit()`` is inspected for: a batch that was
-taken before the previous commit, a loop that commits the number of the step just taken, changes after the commit, data
-whose position is not in the state, gradients that are never cleared, and counters outside the state. Nothing is
-refused: each of these loops is correct as long as no rank is lost.
+During the first steps, the script's own code in the frame that calls ``commit()`` is inspected. The checks look for a
+batch taken before the previous commit, a loop that commits the number of the step just taken, changes after the commit,
+data whose position is not in the state, gradients that are never cleared, and counters outside the state. These are
+warnings only, since each of these loops is correct as long as no rank is lost.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from samebits.training.state.script.after_commit import change_after_commit, loo
 
 __all__ = ["LoopHabits", "OutsideCounters", "last_batch"]
 
-_LOOKED_AT = 4  # commits: a loop's habits show in its first steps
-_SKIPS = frozenset({"islice", "manual_seed", "set_epoch"})  # calls by which a script finds its position from the step
-_DATA_AT = 3  # the commit by which a position in the state has moved
+_LOOKED_AT = 4  # number of commits; a loop's habits show in its first steps
+_SKIPS = frozenset({"islice", "manual_seed", "set_epoch"})  # calls that derive a position from the step
+_DATA_AT = 3  # the commit at which a position in the state must have moved
 _CLEARING = ("zero_grad", "grad")
 _LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
 
@@ -41,8 +41,8 @@ class LastBatch:
     A batch taken under ``no_grad`` belongs to an evaluation.
 
     Attributes:
-        sampler: of its loader, usually a BatchSampler; None for an iterable dataset, and before the first batch.
-        place: the line of the script that took it.
+        sampler: the loader's sampler, usually a BatchSampler; None for an iterable dataset, and before the first batch.
+        place: the line of the script that took the batch.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ last_batch = LastBatch()
 
 
 class LoopHabits:
-    """Checks at the first commits of a process.
+    """The checks at the first commits of a process.
 
     Args:
         modules: modules of the state, whose forward passes show which batch a step uses.
@@ -105,7 +105,7 @@ class LoopHabits:
         if self._commits == 1:
             last_batch.look(at_it=True)
             self._counted = self._whole_numbers(state)
-        if self._commits == 2:  # what the first turn has changed has ended the job
+        if self._commits == 2:  # a change in the first turn has ended the job by now
             self._look_after_commit(state, frame)
         if self._commits == _DATA_AT:
             self._look_at_data(state, frame)
@@ -124,7 +124,7 @@ class LoopHabits:
 
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._commits >= _LOOKED_AT:
-            return  # restoring a commit restores its hooks
+            return  # restoring a commit restores the modules' hooks
         for given in _tensors([*args, *kwargs.values()]):
             if _is_among(given, self._at_commit) and not _is_among(given, self._used_before):
                 log.warn(
@@ -138,7 +138,7 @@ class LoopHabits:
             self._used.append(weakref.ref(given))
 
     def _look_at_gradients(self, frame: FrameType) -> None:
-        """Warn once two commits can be compared if a step's gradients are added to the last one's."""
+        """Warn if a step's gradients are added to the last one's, once two commits can be compared."""
         if self._knows_gradients or (has_left := self._has_left_gradients()) is None:
             return
         self._knows_gradients = True
@@ -192,7 +192,7 @@ class LoopHabits:
 
     @staticmethod
     def _keeps_place(frame: FrameType, held: Collection[object]) -> bool:
-        """Return whether the script may derive its position from the step or from the loader's state."""
+        """Return whether the script might derive its position from the step or from the loader's state."""
         names = frame.f_code.co_names
         skips = "completed_steps" in names and not _SKIPS.isdisjoint(names)
         return skips or any(hasattr(one, "dataset") and not isinstance(one, ElasticSampler) for one in held)
@@ -208,7 +208,7 @@ class LoopHabits:
 
 
 def _may_clear_gradients(frame: FrameType) -> bool:
-    """Return whether the script, or a module of its own that it names, uses any ``zero_grad`` or ``grad``."""
+    """Return whether the script, or a module of its own that it imports, mentions ``zero_grad`` or ``grad``."""
     named = (getattr(one, "__module__", getattr(one, "__name__", None)) for one in frame.f_globals.values())
     modules = (sys.modules.get(one) for one in {name for name in named if isinstance(name, str)})
     files = {frame.f_code.co_filename, *(file for one in modules if (file := getattr(one, "__file__", None)))}
@@ -218,7 +218,7 @@ def _may_clear_gradients(frame: FrameType) -> bool:
 def _uses_gradients(source: str) -> bool:
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # not pure Python, as in a notebook: nothing is known
+    except SyntaxError:  # not pure Python, for example a notebook, so nothing is known
         return True
     is_empty = not tree.body
     return is_empty or any(isinstance(one, ast.Attribute) and one.attr in _CLEARING for one in ast.walk(tree))
@@ -236,7 +236,7 @@ class OutsideCounters:
         self._first: dict[str, float] | None = None
 
     def begin(self) -> None:
-        """Compare the numbers before the function is called, for the first time or again."""
+        """Compare the numbers each time before the function is called."""
         code = getattr(self._function, "__code__", None)
         if code is None:
             return
@@ -274,7 +274,7 @@ def _samplers_in(sampler: object) -> list[object]:
 
 
 def _counted_by_loop(frame: FrameType) -> str | None:
-    """Return ``x`` if the innermost loop around this instruction is ``for state.x in …``."""
+    """Return ``x`` if the innermost loop around the current instruction is ``for state.x in …``."""
     instructions, begins, _ = loop_around(frame)
     for number, one in enumerate(instructions):
         if one.offset == begins and one.opname == "FOR_ITER":

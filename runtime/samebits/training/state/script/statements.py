@@ -1,7 +1,7 @@
-"""Parse the statements of a user's function: what each reads, writes, changes and calls.
+"""Parse the statements of a user's function, and find the names that each reads, writes, changes and calls.
 
 Only the source of the requested function is read. Names are resolved with the current values, so that ``model(x)`` is
-known to be a module's call; none of the script's code is executed.
+known to call a module; none of the script's code is executed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Path = tuple[str, ...]
-"""``("cfg", "seen")`` for ``cfg.seen``."""
+"""A name with attributes: ``("cfg", "seen")`` for ``cfg.seen``."""
 TrainingTest = Callable[[object], bool]
 
 _LONGEST_PATH = 4
@@ -60,7 +60,7 @@ class Call:
     """A call of one of the user's functions, with its arguments."""
 
     function: types.FunctionType
-    given: dict[str, Any]  # by parameter: a path of the caller, the names its expression reads, or an object
+    given: dict[str, Any]  # by parameter: a path of the caller, the names that its expression reads, or an object
     values: dict[str, Any]
 
 
@@ -73,28 +73,28 @@ class Step:
     loops: tuple[Step, ...]
     reads: set[Path] = field(default_factory=set)
     writes: set[Path] = field(default_factory=set)
-    changes: set[Path] = field(default_factory=set)  # changed in place
-    drawn: set[Path] = field(default_factory=set)  # a method is called on it, as on a generator
+    changes: set[Path] = field(default_factory=set)  # values changed in place
+    drawn: set[Path] = field(default_factory=set)  # objects on which a method is called, such as a generator
     calls: list[Call] = field(default_factory=list)
     is_sink: bool = False
     is_jump: bool = False
     is_return: bool = False
-    mentions: str = ""  # the source of an assignment
+    mentions: str = ""  # source code of an assignment
     memos: set[Path] = field(default_factory=set)  # dicts in a condition ``key not in memo``
-    by_value: bool = False  # part of the slice: its value is used
-    by_effect: bool = False  # part of the slice: a function that it calls changes training
+    by_value: bool = False  # part of the slice because its value is used
+    by_effect: bool = False  # part of the slice because a function that it calls changes training
 
     @property
     def is_relevant(self) -> bool:
-        """Whether it is part of the slice."""
+        """Whether the statement is part of the slice."""
         return self.by_value or self.by_effect
 
 
 class Statements:
-    """The statements of one function in order; nested ones follow the statement that contains them.
+    """The statements of one function in order; nested statements follow the one that contains them.
 
     Args:
-        values: known values of its parameters or locals.
+        values: known values of the function's parameters or locals.
         scope: looks up every other name.
         is_state, is_training: as for ``training_slice.Script``.
     """
@@ -117,12 +117,12 @@ class Statements:
         self._scope = scope
         self.steps: list[Step] = []
         self._of: dict[ast.AST, Step] = {}
-        self._aliases: set[str] = set()  # names of parameters and their groups
-        self._sources: dict[str, Path] = {}  # loop variable → what it iterates over
+        self._aliases: set[str] = set()  # names that refer to parameters or parameter groups
+        self._sources: dict[str, Path] = {}  # loop variable → the path it iterates over
         self._body(node.body, (), ())
 
     def forget_values(self) -> None:
-        """Drop all references to the script's objects; lines and names stay."""
+        """Drop all references to the script's objects, but keep lines and names."""
         self._values, self._scope = {}, lambda name: MISSING
         for step in self.steps:
             step.calls.clear()
@@ -232,7 +232,7 @@ class Statements:
             step.changes.add(self._sources[path[0]])
 
     def _alias(self, target: ast.expr, value: ast.expr) -> None:
-        """Note which loop variables are parameters or their groups."""
+        """Record which loop variables are parameters or parameter groups."""
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and isinstance(target, ast.Tuple):
             if value.func.id == "zip" and len(target.elts) == len(value.args):
                 for one, given in zip(target.elts, value.args, strict=True):
@@ -316,7 +316,7 @@ class Statements:
         return False
 
     def _calls_users(self, node: ast.Call, path: Path, step: Step, hidden: frozenset[str]) -> bool:
-        """Record a call of the user's own function, method or object; return whether it was one."""
+        """Record a call of the user's own function, method or object; return whether it is one."""
         value = self.value(path)
         owner = self.value(path[:-1]) if len(path) > 1 else MISSING
         function = plain_function(value)
@@ -388,7 +388,7 @@ class Statements:
 
 
 def path_of(node: ast.AST | None) -> Path | None:
-    """Return the names in ``a.b.c``; None for any other expression."""
+    """Return the names in ``a.b.c``, or None for any other expression."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -417,7 +417,7 @@ def arguments_of(given: ast.arguments) -> list[ast.arg]:
 
 
 def heads_of(node: ast.AST) -> list[ast.AST]:
-    """Return the parts of a statement without nested statements."""
+    """Return the parts of a statement except nested statements."""
     return [one for one in ast.iter_child_nodes(node) if not isinstance(one, (ast.stmt, ast.excepthandler))]
 
 

@@ -1,7 +1,8 @@
-"""Find, in their source, the part of a script's functions that the next training step depends on.
+"""Find in the source the part of a script's functions that the next training step depends on.
 
-This is a backward slice. It begins where training is changed (``backward()``, ``optimizer.step()``, ``state.x = …``, a
-write to a learning rate or to a parameter) and follows assignments, conditions and calls of the user's own functions
+This is a backward slice. It begins where the script changes training (``backward()``, ``optimizer.step()``,
+``state.x = …``, a write to a learning rate or to a parameter) and follows assignments, conditions and calls of the
+user's own functions
 back to the names that are read. Values that only reach a print, a logger or a timer are never part of it. Objects are
 read only through ``fingerprints.attribute``, so none of the script's code is executed.
 """
@@ -49,11 +50,11 @@ _MOST_FUNCTIONS = 80
 _MOST_DEPTH = 6
 _FRESH = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "deepcopy", "copy", "clone")
 _ITERABLE = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "__len__", "forward")
-"""The methods that a library calls on an object it is given as data."""
+"""Methods that a library calls on an object that it gets as data."""
 
 
 def is_prefix(short: Path, long: Path) -> bool:
-    """Return whether ``long`` is ``short`` or an attribute of it."""
+    """Return whether ``long`` equals ``short`` or is an attribute of it."""
     return long[: len(short)] == short
 
 
@@ -71,16 +72,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Outside:
-    """A value that outlives a call, by the object where its path begins, and the line that reads it."""
+    """A value that outlives a call: the object where its path begins, and the line that reads it."""
 
-    owner: weakref.ref[Any]  # an object, or a function (standing for its cells and globals)
+    owner: weakref.ref[Any]  # an object, or a function, which stands for its cells and globals
     path: Path
     read: Place
 
 
 @dataclass
 class _Summary:
-    """The parameters and outside values that a call needs, and whether it changes training."""
+    """The parameters and outside values that a call needs, and whether the call changes training."""
 
     needs: dict[str, dict[Path, Place]] = field(default_factory=dict)  # parameter → rest of the path
     outside: list[Outside] = field(default_factory=list)
@@ -88,12 +89,12 @@ class _Summary:
 
 
 class Script:
-    """The user's functions that were read.
+    """The user's functions read so far.
 
     Args:
         is_state: returns whether an object is the state.
         is_training: returns whether an object takes part in training or is restored by the state.
-        is_late: returns whether to stop reading; functions that are not read are not reported.
+        is_late: returns whether to stop reading; functions that were not read are not reported.
     """
 
     def __init__(self, is_state: TrainingTest, is_training: TrainingTest, is_late: Callable[[], bool]) -> None:
@@ -107,8 +108,8 @@ class Script:
         """Read a function; return None if its source is not available.
 
         Args:
-            code: of the function.
-            values: known values of its parameters or locals.
+            code: the function's code.
+            values: known values of the function's parameters or locals.
             scope: looks up every other name.
         """
         if self.is_late() or len(self.read) >= _MOST_FUNCTIONS or is_library(code.co_filename):
@@ -124,7 +125,7 @@ class Script:
         function = call.function
         key = function.__code__, for_value, id(call.values.get("self"))
         if key not in self._summaries:
-            self._summaries[key] = _Summary()  # ends a recursion
+            self._summaries[key] = _Summary()  # ends recursive calls
             read = None
             if depth < _MOST_DEPTH:
                 read = self.function(function.__code__, call.values, scope_of(function))
@@ -133,13 +134,13 @@ class Script:
         return self._summaries[key]
 
     def forget_values(self) -> None:
-        """Drop all references to the script's objects; lines and names stay."""
+        """Drop all references to the script's objects, but keep lines and names."""
         self._summaries.clear()
         for function in self.read.values():
             function.forget_values()
 
     def changing_line(self, path: Path, beside: types.CodeType | None) -> Place | None:
-        """Return the line that changes this name or attribute, as far as the functions read so far show."""
+        """Return the line that changes this name or attribute, according to the functions read so far."""
         if beside in self.read:
             found = self.read[beside].changing_line(path)
             if found is not None:
@@ -153,13 +154,13 @@ class Script:
         return None
 
     def expand(self, value: object, read: Place, depth: int = 0) -> list[Outside] | None:
-        """Return what an object that is used whole depends on; None for a plain value, compared itself."""
+        """Return the values on which an object that is used as a whole depends; None for a plain value."""
         if depth > _MOST_DEPTH:
             return []
         if has_type(value, torch.utils.data.DataLoader):
             own = attributes_of(value)
             parts = [own.get("batch_sampler"), own.get("sampler"), own.get("collate_fn")]
-            parts += [own.get("dataset")] if own.get("num_workers") == 0 else []  # else it is used in other processes
+            parts += [own.get("dataset")] if own.get("num_workers") == 0 else []  # else other processes use it
             return [one for part in parts for one in self.expand(part, read, depth + 1) or ()]
         if has_type(value, torch.utils.data.Dataset) and is_library_type(value):
             return self.expand(attributes_of(value).get("dataset"), read, depth + 1) or []
@@ -180,7 +181,7 @@ class Script:
         return None
 
     def of_method(self, method: types.FunctionType, owner: object, depth: int) -> list[Outside]:
-        """Return what the result of this object's method depends on."""
+        """Return the values on which the result of this object's method depends."""
         first = next(iter(method.__code__.co_varnames), "self")
         summary = self.summary(Call(method, {first: owner}, {first: owner}), for_value=True, depth=depth + 1)
         found = list(summary.outside)
@@ -191,7 +192,7 @@ class Script:
 
 
 class Function(Statements):
-    """The statements of one function, marked by whether training depends on them."""
+    """The statements of one function, each marked by whether training depends on it."""
 
     def __init__(self, script: Script, *given: Any) -> None:
         super().__init__(*given, is_state=script.is_state, is_training=script.is_training)
@@ -225,7 +226,7 @@ class Function(Statements):
                     changed = True
 
     def summary(self, function: types.FunctionType, *, for_value: bool, depth: int) -> _Summary:
-        """Summarize any call of this function."""
+        """Summarize calls of this function."""
         self.slice(for_value=for_value, depth=depth)
         found = _Summary(has_effect=any(step.is_sink or step.by_effect for step in self.steps))
         parameters = {one.arg for one in arguments_of(self.node.args)}
@@ -239,7 +240,7 @@ class Function(Statements):
         return found
 
     def called_outside(self, depth: int) -> list[Outside]:
-        """Return what the functions that the slice calls depend on besides their arguments."""
+        """Return the values, besides arguments, on which the functions that the slice calls depend."""
         found = []
         for step in self.steps:
             for call, summary in self._summaries(step, depth):
@@ -263,7 +264,7 @@ class Function(Statements):
         ]
 
     def exposed(self, body: list[ast.stmt], depth: int, header: ast.AST | None = None) -> dict[Path, Place]:
-        """Return what relevant statements read before ``body`` has written it, each with a line."""
+        """Return the names that relevant statements read before ``body`` writes them, each with a line."""
         found: dict[Path, Place] = {}
         written: set[Path] = set()
         if header is not None:
@@ -272,7 +273,7 @@ class Function(Statements):
         return found
 
     def is_restored(self, name: str, before: int) -> bool:
-        """Return whether this local is derived from the state on entry, or again in each step."""
+        """Return whether this local is derived from the state on entry, or derived again in each step."""
         for step in self.steps:
             if (name,) in step.writes and self._is_of_state(step):
                 is_before = step.line < before
@@ -281,7 +282,7 @@ class Function(Statements):
         return False
 
     def is_advanced(self, path: Path) -> bool:
-        """Return whether ``next()`` is called on it or a loop iterates over it."""
+        """Return whether the script calls ``next()`` on the value, or a loop iterates over it."""
         return any(path in step.changes for step in self.steps)
 
     def is_memo(self, path: Path) -> bool:
@@ -317,7 +318,7 @@ class Function(Statements):
         return math.lcm(*found) if found else None
 
     def changing_line(self, path: Path) -> Place | None:
-        """Return the line that changes it; prefer lines in loops, and updates over constant assignments."""
+        """Return the line that changes the value; prefer lines in loops, and updates over constant assignments."""
         found = [step for step in self.steps if any(_touch(one, path) for one in step.writes | step.changes)]
         found = found or [step for step in self.steps if any(_touch(one, path) for one in step.drawn)]
         if not any(step.loops or step.is_relevant for step in found):
@@ -415,7 +416,7 @@ def _source_of(code: types.CodeType) -> Any:
     if not lines or not first <= last <= len(lines):
         return None
     is_indented = lines[first - 1][:1] in " \t"
-    for extra in range(6):  # brackets may close after the last instruction
+    for extra in range(6):  # closing brackets may follow the last instruction
         text = "".join(lines[first - 1 : last + extra])
         try:
             tree = ast.parse(f"if 1:\n{text}" if is_indented else text)
@@ -435,7 +436,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes except those of nested functions, outer ones first."""
+    """Yield all nodes except those of nested functions, outer nodes first."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             yield child
