@@ -78,8 +78,8 @@ class WorkQueue:
     def put(self, items: Iterable[Any], *, key: str | None = None) -> None:
         """Append items. Repeating a put has no effect.
 
-        A restarted rank may therefore repeat its puts, and all ranks may put the same items. A put is atomic for each 64
-        KiB.
+        A restarted rank may therefore repeat its puts, and all ranks may put the same items. A put is atomic for each
+        64 KiB.
 
         Args:
             items: values that msgpack can encode: bytes, strings, numbers, lists and maps of them, each below 64 KiB.

@@ -40,8 +40,8 @@ class ObjectState(State):
     Args:
         checkpoint: how often to save; by default every 100 steps.
         rng: ``"per_step"``: seed the generators of torch, NumPy and Python from (seed, rank, step) at every commit, so
-            that a copy from any rank is enough for an exact recovery. ``"saved"``: save each rank's generators in its own
-            checkpoints, and keep them in a page of its host's memory that outlives its process.
+            that a copy from any rank is enough for an exact recovery. ``"saved"``: save each rank's generators in its
+            own checkpoints, and keep them in a page of its host's memory that outlives its process.
         attributes: plain values, samplers, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, including all with ``state_dict()`` and
             ``load_state_dict()``. With ``rng="per_step"``, the seed is the integer attribute ``seed``, otherwise the

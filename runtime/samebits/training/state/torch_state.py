@@ -49,7 +49,8 @@ class TorchState(ObjectState):
         model: the module to train: bare, wrapped in DistributedDataParallel, or sharded with ``fully_shard``. Wrappers
             of Accelerate and Lightning Fabric are accepted, also in the other arguments.
         optimizer: ``completed_steps`` and ``save_checkpoint_steps`` count its steps. With several optimizers (the
-            others among the attributes), a step is one step of each optimizer, or of the optimizer that steps most often.
+            others among the attributes), a step is one step of each optimizer, or of the optimizer that steps most
+            often.
         sampler: an :class:`ElasticSampler`, whose position becomes part of the state.
         checkpoint, rng: as in :class:`ObjectState`.
         copy_commits: copy all tensors at every commit. By default, copying begins when the need is detected: more than
