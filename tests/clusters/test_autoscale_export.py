@@ -127,8 +127,9 @@ def test_hpa_reads_the_queue_from_prometheus_adapter(
 
 def test_queue_metric_name_matches_the_exported_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     state = {"job": None, "linked": True, "recovery_count": 0, "losses": 0, "buckets_s": {}, "goodput": None}
-    row = {"role": "worker", "node": "0", "slot": 0, "state": "alive", "step": 3, "figures": {"queue": 7.0}}
-    text = exposition({**state, "committed_step": None, "recoveries": [], "ranks": [row]})
+    row = {"role": "worker", "node": "0", "slot": 0, "host": "a", "state": "alive", "step": 3}
+    ranks = [{**row, "figures": {"queue": 7.0}}]
+    text = exposition({**state, "committed_step": None, "recoveries": [], "ailments": [], "ranks": ranks})
     assert 'samebits_worker_figure{node="0",slot="0",figure="queue"} 7.0' in text
     (trigger,) = exported(capsys, "keda", *QUEUE[:4])["spec"]["triggers"]
     assert trigger["metadata"]["query"] == 'max(samebits_worker_figure{figure="queue"})'
