@@ -1,7 +1,7 @@
 """Messages between a zygote and the process that orders forks: one order, one answer.
 
 The messages are exchanged over a pair of connected sockets. Datagrams keep each order atomic, and carry the descriptor
-of the log. ``training.zygote`` forks; ``launcher.zygote`` orders.
+of the log. ``training.zygote`` forks; ``launcher.supervising`` orders.
 """
 
 from __future__ import annotations

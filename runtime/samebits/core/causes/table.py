@@ -1,7 +1,7 @@
 """The cause table: maps what ended or blocks a process to its class, retry and remedy.
 
 All decisions and texts about a cause (restart, end of the job, messages, documentation) read the same row, so they
-cannot differ. The first row that fits is used; a user's own rows (``service.cause_rules``) come first.
+cannot differ. The first row that fits is used; a user's own rows (``service.cause_file``) come first.
 
 Only failures that the program or its data repeat at the same step end a job (``Retry.ONCE``). External causes (a kill,
 node, network, disk, device or preemption) are retried forever, at growing intervals.
