@@ -11,6 +11,7 @@ from torch import nn
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, GenerationEndedError
+from samebits.settings_table import Consistency
 from samebits.training.checkpoint import rollback_copies
 from samebits.training.checkpoint.state_points import StatePoints
 from samebits.training.group import transfer
@@ -22,7 +23,9 @@ def process(every: int = 0) -> Any:
         admitted=SimpleNamespace(job="a-job"),
         device=torch.device("cpu"),
         agent=SimpleNamespace(report_digests=lambda digests: None, equal_point=None),
-        settings=SimpleNamespace(enable_recovery=True, consistency_every=every, shard_copy_every="auto"),
+        settings=SimpleNamespace(
+            enable_recovery=True, consistency=Consistency("majority", every), shard_copy_every="auto"
+        ),
     )
 
 
