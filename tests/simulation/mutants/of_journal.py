@@ -46,9 +46,9 @@ def _decode_without_a_torn_end(data: bytes) -> Contents:
     return replace(DECODE_FILE(data), torn=None)
 
 
-def _decode_trusting(data: bytes, nonce: int, offset: int) -> Any:
+def _decode_trusting(data: bytes, offset: int, seed: int) -> Any:
     """Accepts a batch whose head is good, with zeros for what is missing."""
-    found = DECODE_BATCH(data, nonce, offset)
+    found = DECODE_BATCH(data, offset, seed)
     if not isinstance(found, journal_format._Bad) or found.end is None:
         return found
     _, count, size, _ = journal_format._BATCH_HEAD.unpack_from(data, offset)
