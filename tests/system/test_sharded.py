@@ -22,19 +22,27 @@ WORKERS = 3
 KILLS = ("1:backward:11", "0:committed:14", "2:train_returned")
 
 
+def ended_as_torch_alone(
+    new_job: Callable[..., Job], marks: Path, kills: tuple[str, ...], *, interval: int, copy_every: str
+) -> Job:
+    """Return a job with these kills that has ended with the bits of torch alone."""
+    trained = ("--steps", "20", "--interval", str(interval), "--rng", "saved")
+    alone = new_job(*trained, script=SCRIPT, workers=WORKERS, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    expected = alone.wait_finished()
+    words = [word for kill in kills for word in ("--kill", kill)]
+    settings = {"SHARD_COPY_EVERY": copy_every}
+    job = new_job(*trained, *words, "--marks", str(marks), script=SCRIPT, workers=WORKERS, settings=settings)
+    replace(*(int(kill[0]) for kill in kills))(job)
+    assert job.wait_finished() == expected
+    return job
+
+
 def test_kills_return_all_to_the_newest_common_point_and_change_no_bit(
     new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
     """One in a backward pass, one between two steps, one after the end; the reference is torch alone."""
-    trained = ("--steps", "20", "--interval", "4", "--rng", "saved")
-    alone = new_job(*trained, script=SCRIPT, workers=WORKERS, settings={"ENABLE_RECOVERY": "0"})
-    alone.start()
-    expected = alone.wait_finished()
-    kills = [word for kill in KILLS for word in ("--kill", kill)]
-    off = {"SHARD_COPY_EVERY": "off"}
-    job = new_job(*trained, *kills, "--marks", str(tmp_path), script=SCRIPT, workers=WORKERS, settings=off)
-    replace(*(int(kill[0]) for kill in KILLS))(job)
-    assert job.wait_finished() == expected
+    job = ended_as_torch_alone(new_job, tmp_path, KILLS, interval=4, copy_every="off")
     assert job.matches(2, "goes back from step 10 to step 8: 2 to be done again")
     # Whether the others had committed step 14 when the first rank to do so was killed varies.
     assert job.matches(2, r"continues from step 12, .*from every rank's own checkpoint \(step 1[34] is not held by all")
@@ -48,15 +56,7 @@ def test_a_killed_process_costs_at_most_one_step_if_every_commit_is_copied(
     new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
     """One in each part of a step; no checkpoint is saved meanwhile, so only shared memory has the lost shards."""
-    trained = ("--steps", "20", "--interval", "1000", "--rng", "saved")
-    alone = new_job(*trained, script=SCRIPT, workers=WORKERS, settings={"ENABLE_RECOVERY": "0"})
-    alone.start()
-    expected = alone.wait_finished()
-    kills = [word for kill in COPIED for word in ("--kill", kill)]
-    every = {"SHARD_COPY_EVERY": "1"}
-    job = new_job(*trained, *kills, "--marks", str(tmp_path), script=SCRIPT, workers=WORKERS, settings=every)
-    replace(*(int(kill[0]) for kill in COPIED))(job)
-    assert job.wait_finished() == expected
+    job = ended_as_torch_alone(new_job, tmp_path, COPIED, interval=1000, copy_every="1")
     begun = job.matches(0, r"generation (\d+): rank 0 of 3 continues from step (\d+)")
     assert [int(one[2]) for one in begun[:4]] == [3, 6, 9, 12], job.tails()
     assert int(begun[4][2]) in (15, 16)  # whether the others had committed step 16 varies
