@@ -28,7 +28,7 @@ from benchmarks.processes import free_port, start
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "until-stepping.json"
 RECORD = ROOT / "docs" / "kill.txt"
-TITLE = "A worker is killed and the job goes on"
+TITLE = "A worker is killed and the job continues"
 DIGITS = ROOT / "examples" / "digits" / "train.py"
 MOST_WAIT_S = 2.0
 STAYS_S = 4.0

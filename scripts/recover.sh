@@ -10,7 +10,7 @@ case ${1-} in
     '' | --moved | --from-checkpoints) ;;
     *)
         echo 'usage: recover.sh [--moved | --from-checkpoints]    in the folder where run.sh was called' >&2
-        echo '  --moved             this folder was moved: go on with its job here' >&2
+        echo '  --moved             this folder was moved: continue its job here' >&2
         echo '  --from-checkpoints  the journal is lost and nothing runs: a new one, from the newest point all ranks hold' >&2
         [[ $1 == -h || $1 == --help ]] && exit 0
         exit 64

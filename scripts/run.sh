@@ -16,7 +16,7 @@ while [ $# -gt 0 ]; do
         --fresh | --detach | --json | --dry-run | --plain) options+=("$1") ;;
         -h | --help)
             echo 'usage: run.sh [--fresh] [--detach] [--json] [--dry-run] [--plain] [script.py [args...]]'
-            echo '  --fresh    moves the folders of an unfinished job aside and starts anew'
+            echo '  --fresh    moves the folders of an unfinished job aside and starts over'
             echo '  --detach   starts the job and returns at once'
             echo '  --json     a JSON object a line instead of text'
             echo '  --dry-run  says what would start where, and starts nothing'

@@ -384,7 +384,7 @@ def _misspelt(environ: Mapping[str, str]) -> list[str]:
         near = difflib.get_close_matches(bare, ours, n=1, cutoff=_NEAR)
         if near:
             found, meant = _shown(_BY_NAME[near[0]], name, text), prefix + near[0]
-            warnings.append(f"{found} is read by nobody: did you mean {meant}? Fix: rename it or unset {name}")
+            warnings.append(f"{found} is not a known variable: did you mean {meant}? Fix: rename it or unset {name}")
     return warnings
 
 

@@ -153,7 +153,7 @@ def folder_or_url(text: str) -> Path | str:
     if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*", scheme):
         return _parse_folder(text)
     if "::" in text:
-        raise WrongValueError("a URL of several parts may be a cache of data that is gone")
+        raise WrongValueError("a chained URL may name a cache whose data is gone")
     if scheme.lower() == "file":
         if not rest.startswith("/"):
             raise WrongValueError("expected an absolute path after file://", "export {name}=file:///…")
@@ -454,7 +454,7 @@ def _parse_words(text: str) -> object:
         raise WrongValueError("one whose quotes are closed") from None
     if shell := next((word for word in words if word in OF_A_SHELL), None):
         raise WrongValueError(
-            f"it is run without a shell, and {shell!r} needs one",
+            f"it runs without a shell, but {shell!r} needs one",
             "put all of it into sh -c, as in export {name}=\"sh -c '…'\"",
         )
     return _COMMAND.parse(text)

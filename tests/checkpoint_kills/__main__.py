@@ -47,7 +47,7 @@ def main() -> int:
     for problem in found.problems:
         print(problem)
     print(f"killed: {dict(found.killed)}; last said before: {dict(found.doing)}")
-    print(f"{found.unproven} points in memory passed over, and said, because their writers were killed before hashing")
+    print(f"{found.unproven} points in memory ignored, and logged, because their writers were killed before hashing")
     print(f"{found.copies} times a copy on the other host was found whole and right")
     print(
         f"{found.kills} kills, seed {arguments.seed}: {len(found.unloadable)} unloadable, {len(found.wrong)} silently "

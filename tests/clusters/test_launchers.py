@@ -112,7 +112,7 @@ def test_failing_ssh_is_a_failure_of_its_host(job: ShellJob, server: SshServer) 
     hosts(job, "localhost:1", "b:1")
     shell = drive(job, f"ssh -F '{server.config}' -o BatchMode=yes {{host}} {{command}}", GRACE="start=0.5,shrink=0.5")
     job.wait_view(lambda view: trains(view, "0"))
-    shell.wait_for(r"host b rests for 10 s: worker 1: what starts it there ended with status 255\n")
+    shell.wait_for(r"host b is not used for 10 s: worker 1: what starts it there ended with status 255\n")
     job.let_finish()
     assert shell.end() == 0, shell.text
 

@@ -68,7 +68,7 @@ def test_another_host_takes_over_from_the_lost_scheduler(
     job.wait_for_step(GATE + 1)
     job.move_scheduler(job.place[0])
     for rank in job.ranks:
-        job.wait_for(rank, r"the scheduler is back after .* s, term 2, at 10\.99\.0\.2:")
+        job.wait_for(rank, r"the scheduler is reachable again after .* s, term 2, at 10\.99\.0\.2:")
     assert job.wait_finished() == undisturbed(*TRAINED, workers=3)
     assert not job.matches("scheduler", NOBODY_LOST), "all workers found it in time"
 
@@ -136,7 +136,7 @@ def test_scheduler_stopped_and_replaced_sends_nothing_when_it_continues(
     (job.folder / "shared" / "recovery" / "lock").unlink()
     job.move_scheduler(job.place[0])
     for rank in job.ranks:
-        job.wait_for(rank, r"the scheduler is back after .* s, term 2")
+        job.wait_for(rank, r"the scheduler is reachable again after .* s, term 2")
     old.signal(18)
     assert old.wait(WAIT_S) == SupersededError.exit_code
     job.open_gates(GATE)
@@ -159,6 +159,6 @@ def test_file_names_the_schedulers_address(on_four: Callable[..., HostsJob], und
     hosts.write_text(f"{job.place[0].address()}:{job.port}\n")
     job.move_scheduler(job.place[0])
     for rank in job.ranks:
-        job.wait_for(rank, r"the scheduler is back after .* s, term 2, at 10\.99\.0\.2:")
+        job.wait_for(rank, r"the scheduler is reachable again after .* s, term 2, at 10\.99\.0\.2:")
     job.open_gates(GATE)
     assert job.wait_finished() == undisturbed(*TRAINED, workers=3)

@@ -237,7 +237,7 @@ def test_single_exit_code_is_explained(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["explain", "94"]) == 0
     assert "PointsLost" in capsys.readouterr().out
     assert main(["explain", "3"]) == 80
-    assert "none of SameBits'" in capsys.readouterr().err
+    assert "is not a SameBits exit code" in capsys.readouterr().err
     assert json.loads(explained("variables", capsys))[0]["name"] == "ROLE"
 
 

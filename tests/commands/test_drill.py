@@ -365,4 +365,4 @@ def test_digits_survive_faults_inside_a_process(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_digits_survive_faults_of_their_surroundings(tmp_path: Path) -> None:
     drilled(tmp_path, ["partition", "disk-full", "clock-jump", "bitflip"], steps=400)
-    assert "passed over the restore point" in "".join(log.read_text() for log in tmp_path.rglob("worker_*.log"))
+    assert "ignored the restore point" in "".join(log.read_text() for log in tmp_path.rglob("worker_*.log"))

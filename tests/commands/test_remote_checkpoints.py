@@ -46,7 +46,8 @@ def test_place_with_points_is_refused_because_nothing_is_moved_there(url: str, f
     found = found_in(url)
     assert found.newest_step == 40
     with pytest.raises(
-        ForeignFolderError, match=rf"belongs to job {JOB}, .*'digits' export another one, such as {url}-2"
+        ForeignFolderError,
+        match=rf"belongs to job {JOB}, .* export another CHECKPOINT_PATH for 'digits', such as {url}-2",
     ):
         prepare.plan_start(found, fresh=fresh)
 
@@ -61,5 +62,5 @@ def test_doctor_lists_the_place_or_says_why_not(url: str) -> None:
 def test_ckpt_reads_only_local_folders(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CHECKPOINT_PATH", url)
-    with pytest.raises(UsageError, match="looks into local folders only"):
+    with pytest.raises(UsageError, match="reads local folders only"):
         ckpt(["ls"])

@@ -156,12 +156,18 @@ def test_horovodrun_python_may_start_a_module() -> None:
         ("--min-np 2 train.py", "--min-np and --max-np need -np"),
         ("-np 2 --min-np 3 train.py", "expected 1 <= --min-np <= -np <= --max-np"),
         ("-np 2 -n 2 train.py", "-np counts the workers of all hosts. Fix: "),
-        ("-np 2 python -u train.py", "python -u: options of Python are not read here. Fix: "),
-        ("--host-discovery-script ./h train.py", "how many hosts at most? As in --nnodes 1:8"),
+        ("-np 2 python -u train.py", "python -u: Python's own options are not supported here. Fix: "),
+        ("--host-discovery-script ./h train.py", "the maximum number of hosts is missing. Fix: --nnodes 1:8"),
         ("--host-discovery-script ./h --nnodes 1:2 --spares 1 train.py", "--spares: with"),
         ("--host-discovery-script ./h --nnodes 1:2 --node-rank 1 train.py", "--node-rank: with"),
-        ("--launch 'ssh' train.py", "--launch: it is for hosts that a script names, and there is none. Fix: "),
-        ("--host-rest 1:2 train.py", "--host-rest: it is for hosts that a script names, and there is none. Fix: "),
+        (
+            "--launch 'ssh' train.py",
+            "--launch: this applies only to hosts that a script names, and no script is set. Fix: ",
+        ),
+        (
+            "--host-rest 1:2 train.py",
+            "--host-rest: this applies only to hosts that a script names, and no script is set. Fix: ",
+        ),
         ("", "which script? As in"),
         ("--nproc 3 train.py", "unrecognized arguments|--nproc"),
         ("--spare 1 train.py", "unrecognized arguments: --spare: did you mean --spares?"),
@@ -169,7 +175,7 @@ def test_horovodrun_python_may_start_a_module() -> None:
         ("--nproc_pernode 3 train.py", "did you mean --nproc_per_node?"),
         ("-n many train.py", "--nproc-per-node many: expected a number, auto, gpu or cpu"),
         ("-n 0 train.py", "--nproc-per-node 0"),
-        ("-n gpu train.py", "this machine shows no accelerator. Fix:"),
+        ("-n gpu train.py", "no accelerator is visible on this machine. Fix:"),
         ("--nnodes 3:2 train.py", "'3:2': expected a number of hosts, or MIN:MAX"),
         ("--nnodes 2 --node-rank 2 train.py", "--node-rank 2: expected 0 to 1, for --nnodes 2"),
         ("--spares -1 train.py", "expected"),
@@ -258,7 +264,7 @@ def test_dry_run_runs_the_discovery_script(here: Path, capsys: pytest.CaptureFix
     lines = said.out.splitlines()
     assert [line.partition(":")[0] for line in lines[2:]] == ["worker 0", "worker 1", "worker 2", "the scheduler"]
     assert "WORKER_NUM=3" in lines[1] and lines[4].startswith("worker 2: ROLE=worker NODE_ID=2 ssh b 'cd ")
-    assert "workers on b reach it only if that is this machine, too" in said.err
+    assert "workers on b can reach it only if they run on this machine, too" in said.err
     assert main(["run", "--dry-run", *found, "--launch", "ssh {hots}", "train.py"]) == 80
     assert "{hots} is no placeholder" in capsys.readouterr().err
 
@@ -284,7 +290,7 @@ def test_too_few_hosts_are_waited_for_with_a_message(
     said = capsys.readouterr().err
     waits = "the discovered hosts have 1 of at least 2 slots; 1 more hosts are not this machine, and no --launch"
     assert said.count(f"samebits: {waits} says how to start there; waiting\n") == 1
-    assert "for 0.3 s (TOPO_TIMEOUT). Fix: look at what `printf` prints" in said
+    assert "for 0.3 s (TOPO_TIMEOUT). Fix: check the output of `printf`" in said
 
 
 def test_missing_script_is_reported_before_anything_is_started(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,7 +299,7 @@ def test_missing_script_is_reported_before_anything_is_started(here: Path, capsy
     assert main(["run", "--no-python", "no-such-program"]) == 80
     assert "there is no program 'no-such-program'" in capsys.readouterr().err
     assert main(["run", "-m", "2", "train.py"]) == 80
-    assert "-m 2: there is no module '2' in " in capsys.readouterr().err
+    assert "-m 2: no module '2' was found in " in capsys.readouterr().err
     assert [entry.name for entry in here.iterdir()] == ["train.py"]
 
 
@@ -366,7 +372,7 @@ def test_torchrun_command_line_is_accepted_unchanged() -> None:
     ("words", "says"),
     [
         ("--rdzv-endpoint a:b:1 train.py", "expected HOST or HOST:PORT"),
-        ("--nnodes 2 -n 1 --rdzv-endpoint 192.0.2.2:1 train.py", "Fix: --node-rank 0 on the host of the endpoint"),
+        ("--nnodes 2 -n 1 --rdzv-endpoint 192.0.2.2:1 train.py", "Fix: --node-rank 0 on the endpoint's host"),
     ],
 )
 def test_incomplete_endpoint_is_refused(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,7 @@ def test_recovery_saves_finds_and_loads_its_checkpoints(tmp_path: Path) -> None:
     loaded = recovery.load_checkpoint(latest)
     assert (set(loaded), loaded["step"]) == ({"model", "optimizer", "step"}, 700)
     assert torch.equal(loaded["model"]["weight"], model.weight)
-    with pytest.raises(CheckpointError, match=r"there is no point\. Fix: "):
+    with pytest.raises(CheckpointError, match=r"no checkpoint is there\. Fix: "):
         recovery.load_checkpoint(latest.parent / "none")
 
 

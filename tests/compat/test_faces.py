@@ -57,7 +57,7 @@ def test_more_nodes_than_the_capacity_are_refused() -> None:
     detector = samebits.HeartbeatDetector(capacity=1, timeout=5.0)
     detector.send_heartbeat("a")
     detector.send_heartbeat("a")
-    with pytest.raises(UsageError, match=r"its capacity is 1\. Fix: "):
+    with pytest.raises(UsageError, match=r"exceeds the capacity of 1 nodes\. Fix: "):
         detector.send_heartbeat("b")
     for capacity, timeout in ((0, 1.0), (1, 0.0), (1, float("inf"))):
         with pytest.raises(UsageError, match="expected a capacity of 1 or more"):
@@ -218,7 +218,7 @@ def test_without_a_point_nothing_is_changed(tmp_path: Path) -> None:
 def test_other_model_and_a_jobs_folder_are_refused(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer(1)
     samebits.ModelCheckpoint(tmp_path).save(1, model, optimizer)
-    with pytest.raises(CheckpointError, match="it is not of this model and optimizer"):
+    with pytest.raises(CheckpointError, match="was not saved from this model and optimizer"):
         samebits.CheckpointRecovery(tmp_path).recover_from_failure(torch.nn.Linear(9, 9))
     claim_folder(rank_directory(tmp_path / "job", 0), "another-job", "train.py")
     with pytest.raises(ForeignFolderError):

@@ -40,7 +40,7 @@ def test_interpretation(text: str, found: Path | str) -> None:
     [
         ("s3://", "the URL names no folder"),
         ("file://data", "expected an absolute path after file://"),
-        ("simplecache::s3://bucket/folder", "a cache of data that is gone"),
+        ("simplecache::s3://bucket/folder", "a cache whose data is gone"),
         (f"hdfs://me:{SECRET}@host/folder", "credentials do not belong in a URL"),
         (f"hdfs://me:p@{SECRET}@host/folder", "credentials do not belong in a URL"),
         (f"s3://AKIA:ab/{SECRET}@bucket/folder", "credentials do not belong in a URL"),

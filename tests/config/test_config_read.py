@@ -304,7 +304,7 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "PREEMPTION_COMMAND",
         "curl -sf http://a/{b} | grep -q TRUE",
-        ("it is run without a shell, and '|'", "put all of it into sh -c"),
+        ("it runs without a shell, but '|'", "put all of it into sh -c"),
     ),
     ("SPARE_NUM", "-1", ("from 0 to 100000",)),
     ("MIN_WORKER_NUM", "0", ("from 1 to 100000", "unset MIN_WORKER_NUM")),
@@ -415,7 +415,7 @@ def test_misspelt_name_gets_a_warning_with_a_suggestion(wrong: str, meant: str) 
     settings, warnings = read({**WORKER, wrong: "9"})
     assert settings == read(WORKER)[0]
     assert len(warnings) == 1
-    assert warnings[0] == f"{wrong}=9 is read by nobody: did you mean {meant}? Fix: rename it or unset {wrong}"
+    assert warnings[0] == f"{wrong}=9 is not a known variable: did you mean {meant}? Fix: rename it or unset {wrong}"
 
 
 def test_misspelt_secret_is_not_shown() -> None:

@@ -207,9 +207,9 @@ def notice_line(notice: Notice) -> str | None:
         case MustEnd():
             return f"must end ({notice.reason.label.replace('_', ' ')}): {notice.text}"
         case SchedulerAway():
-            return "the scheduler is away"
+            return "the scheduler is unreachable"
         case SchedulerBack():
-            return f"the scheduler is back after {seconds(notice.away_s)} s, term {notice.term}"
+            return f"the scheduler is reachable again after {seconds(notice.away_s)} s, term {notice.term}"
         case Over():
             return f"elastic.run returns, {notice.point}"
         case _:

@@ -89,11 +89,11 @@ def test_killed_worker_is_restarted_on_its_host_and_a_host_that_kills_rests() ->
     placement = begun(a=1, b=1)
     assert [placement.died("0", "a", now, has_joined=True) for now in range(MOST_DEATHS - 1)] == [None, None]
     reason = placement.died("0.2", "a", 5, has_joined=True)
-    assert reason == Decision("host a rests for 10 s: worker 0.2: 3 workers died there within 60 s")
+    assert reason == Decision("host a is not used for 10 s: worker 0.2: 3 workers died there within 60 s")
     assert placement.next({"1": "b"}, {}, 5).start == []
     assert placement.wake_at(5) == 15
     orders = placement.next({"1": "b"}, {}, 15)
-    assert (orders.start, texts(orders)[0]) == ([("0", "a")], "host a has rested")
+    assert (orders.start, texts(orders)[0]) == ([("0", "a")], "host a is used again")
     assert placement.died("0", "a", 16, has_joined=True) is None, "its earlier deaths no longer count"
 
 
@@ -106,10 +106,10 @@ def test_failed_start_is_the_hosts_failure_and_rests_grow() -> None:
     placement = begun(a=1)
     said = [placement.died("0", "a", now, has_joined=False) for now in (0, 10, 30)]
     assert [one.text.split(":")[0] for one in said if one is not None] == [
-        "host a rests for 10 s",
-        "host a rests for 20 s",
-        "host a rests for 40 s",
+        "host a is not used for 10 s",
+        "host a is not used for 20 s",
+        "host a is not used for 40 s",
     ]
     placement.next({"1": "a"}, {}, 70 + 60)
     again = placement.failed("1", "a", 200, "what starts it there ended with status 255")
-    assert again.text == "host a rests for 10 s: worker 1: what starts it there ended with status 255"
+    assert again.text == "host a is not used for 10 s: worker 1: what starts it there ended with status 255"

@@ -496,4 +496,4 @@ def test_fresh_worker_of_its_launcher_is_seated_at_once() -> None:
     assert house.admission("s0").slot == 0
     house.register("1", job="job-of-another-folder")
     assert house.refusal("s1").refusal is Refusal.OTHER_JOB
-    assert "Fix: start each job with a SCHED_PORT of its own" in house.refusal("s1").text
+    assert "Fix: start each job with its own SCHED_PORT" in house.refusal("s1").text

@@ -56,7 +56,7 @@ def test_missing_or_invalid_script(tmp_path: Path) -> None:
     for text, said in (
         ("'./a", "No closing quotation"),
         (" ", "names no command"),
-        ("cat hosts && echo b", "no shell reads it, and '&&' is a shell's"),
+        ("cat hosts && echo b", "the command runs without a shell, but '&&' needs one"),
     ):
         with pytest.raises(UsageError, match=said):
             words_of(text, tmp_path)

@@ -219,7 +219,7 @@ def test_failed_start_moves_to_another_host_after_a_rest(folder: Folder) -> None
     assert driver.takes("worker_2", folder.identity("worker_2"), LAUNCHER_FAILED, 1.0, has_joined=True)
     assert folder.kept.nodes == ("0", "1", "3") and "2" not in folder.kept.hosts
     turn = driver.turn(folder.view, 1.0)
-    assert turn.lines == ["host b rests for 10 s: worker 2: what starts it there ended with status 255"]
+    assert turn.lines == ["host b is not used for 10 s: worker 2: what starts it there ended with status 255"]
     assert turn.started == [] and driver.wake_at(1.0) == 11.0
     assert folder.until(driver, lambda turn: bool(turn.started), now=11.0).started == ["worker_2"]
 
@@ -230,7 +230,7 @@ def test_host_that_asks_its_workers_to_leave_is_about_to_go(folder: Folder) -> N
     folder.until(driver, lambda turn: len(turn.started) == 1)
     assert driver.takes("worker_2", folder.identity("worker_2"), TOLD_TO_LEAVE, 1.0, has_joined=True)
     turn = driver.turn(folder.view, 1.0)
-    assert turn.lines == ["host b rests for 10 s: worker 2: it was asked to leave there (SIGTERM)"]
+    assert turn.lines == ["host b is not used for 10 s: worker 2: it was asked to leave there (SIGTERM)"]
     assert turn.started == []
 
 

@@ -71,7 +71,7 @@ def test_job_resumes_from_its_checkpoints_to_the_same_bits(new_job: Callable[...
     assert recover.end() == 0, recover.text
     assert f"not used: {data.parent}" in recover.text
     assert (
-        f"continues from step {int(step.group(1)) - INTERVAL}, which all 2 ranks hold, every byte compared"
+        f"continues from step {int(step.group(1)) - INTERVAL}, which all 2 ranks hold (every byte was compared)"
         in recover.text
     )
     assert re.search(rf"restore point: step {int(step.group(1)) - INTERVAL} of generation 1", job.log("scheduler"))
@@ -93,6 +93,6 @@ def test_job_with_a_journal_resumes_as_usual(job: ShellJob) -> None:
     for words in ((), ("--from-checkpoints",)):
         refused = job.recover(*words)
         assert refused.end() == 71, refused.text
-        assert "held by all ranks. Fix: " in refused.text
-        assert re.search(r"run\.sh --fresh \S*tiny_worker\.py .*` starts anew", refused.text)
+        assert "complete for all ranks. Fix: " in refused.text
+        assert re.search(r"run\.sh --fresh \S*tiny_worker\.py .*` starts over", refused.text)
     assert not (job.folder / "recovery").exists()

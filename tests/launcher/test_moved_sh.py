@@ -55,7 +55,7 @@ def test_copy_touches_nothing_of_the_original_job(job: ShellJob) -> None:
     worker = str(ROOT / "tests" / "launcher" / "tiny_worker.py")
     refused = script_in(job, copy, "run.sh", worker, "--steps", "5", **settings)
     assert refused.end() == 71, refused.text
-    assert "recover.sh --moved` goes on with it" in refused.text
+    assert "recover.sh --moved` continues it" in refused.text
     fresh = script_in(job, copy, "run.sh", "--fresh", worker, "--steps", "5", **settings)
     assert fresh.end() == 0, fresh.text
     assert "final step=5" in (copy / "device" / "worker_0.log").read_text()
@@ -99,7 +99,7 @@ def test_moved_folder_resumes_in_its_new_place(job: ShellJob, log_dir: str) -> N
     job.let_finish()
     recover = job.recover("--moved")
     assert recover.end() == 0, recover.text
-    assert f"the job that was started in {before} goes on in {job.folder}" in recover.text
+    assert f"the job that was started in {before} continues in {job.folder}" in recover.text
     assert not before.exists()
     assert "final step=" in (job.folder / (log_dir or "device") / "worker_0.log").read_text()
     assert (job.folder / "points" / "0").exists()

@@ -215,7 +215,7 @@ def test_other_jobs_scheduler_on_the_same_port_is_ignored(job: ShellJob, new_job
     second = new_job("second", SCHED_PORT=str(job.port))
     other = second.run(*UNTIL_TOLD, JOB_NAME="second")
     second.wait_training()
-    shell.wait_for(f"SCHED_PORT={job.port} is answered for job .* \\(second\\): that is another job")
+    shell.wait_for(f"the scheduler at .*SCHED_PORT={job.port} runs another job: job .* \\(second\\)")
     status = job.tool("status")
     assert status.end() == 0
     assert "(second)" not in status.text, "the other's processes would be taken for this job's"

@@ -230,7 +230,7 @@ def test_failed_start_leaves_nothing_running(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     assert shell.end() == 71, shell.text
     assert "worker_2.pid: writing the pid file failed: Is a directory" in shell.text
-    assert "the start failed: ending what was started" in shell.text
+    assert "the start failed: stopping the processes that were started" in shell.text
     (job.log_dir / "worker_2.pid").rmdir()
     assert sorted(job.identities()) == ["worker_0", "worker_1"]
     assert job.running() == []
@@ -327,7 +327,9 @@ def test_free_port_is_chosen_and_saved_by_default(job: ShellJob) -> None:
         take_port(holder, 8118)
         del job.settings["SCHED_PORT"]
         shell = job.run(*UNTIL_TOLD)
-        port = shell.wait_for(r"SCHED_PORT=8118, the default, is taken: this job's scheduler has port (\d+)").group(1)
+        port = shell.wait_for(
+            r"the default SCHED_PORT=8118 is in use; this job's scheduler listens on port (\d+)"
+        ).group(1)
         assert json.loads((job.log_dir / "start.json").read_text())["environment"]["SCHED_PORT"] == port
         job.settings["SCHED_PORT"] = port
         job.wait_training()

@@ -75,7 +75,7 @@ def test_secret_given_by_value_is_asked_for_and_never_shown(job: ShellJob) -> No
     bare = job.recover()
     assert bare.end() == 64
     (line,) = [line for line in bare.text.splitlines() if line.startswith("samebits: ")]
-    assert line.startswith("samebits: this job was started with CLUSTER_SECRET, which is kept nowhere: export ")
+    assert line.startswith("samebits: this job was started with CLUSTER_SECRET, which is never stored. Fix: export ")
     assert job.identity("worker_1") == before
     recover = job.recover(MS_CLUSTER_SECRET=SECRET)
     job.wait_training(generation=2)

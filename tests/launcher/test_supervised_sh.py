@@ -148,12 +148,12 @@ def test_failing_scheduler_start_is_reported_once_and_the_job_can_be_stopped(job
         seen.add(job.identity("scheduler"))
         time.sleep(POLL_S)
     recovery.chmod(0o700)
-    shell.wait_for(r"the scheduler is back\n")
+    shell.wait_for(r"the scheduler is reachable again\n")
     assert len(seen) == 3 and shell.text.count("ended with status 71") == 1, shell.text
     assert shell.text.count("the scheduler was started again") <= 2, shell.text
     recovery.chmod(0o1777)
     job.kill("scheduler")
-    shell.wait_for(r"(?s)is back\n.*ended with status 71: .*others may write in it")
+    shell.wait_for(r"(?s)reachable again\n.*ended with status 71: .*others may write in it")
     stop = job.tool("stop")
     assert stop.end() == 0, stop.text
     assert f"the command that follows the job (pid {shell.process.pid}" in stop.text

@@ -104,7 +104,7 @@ def test_ctrl_c_asks_d_leaves_the_job_running_and_a_second_one_ends_it(job: Shel
     again.types("\x03")
     at = again.wait_for("ends the job", at)
     again.types("x")
-    at = again.wait_for("the job goes on", at)
+    at = again.wait_for("the job continues", at)
     at = again.wait_for(r"steps/s", at)
     again.types("\x03")
     at = again.wait_for("ends the job", at)

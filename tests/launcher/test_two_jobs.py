@@ -74,7 +74,7 @@ def test_job_that_lost_its_default_port_is_recovered_on_a_free_one(job: ShellJob
     job.settings.pop("SCHED_PORT")
     with taken_default_port():
         shell = job.run(*UNTIL_TOLD)
-        shell.wait_for("SCHED_PORT=8118, the default, is taken: this job's scheduler has port")
+        shell.wait_for("the default SCHED_PORT=8118 is in use; this job's scheduler listens on port")
         kept = started_as(job)
         environment = dict(kept["environment"])  # type: ignore[call-overload]
         job.settings["SCHED_PORT"] = environment["SCHED_PORT"]
@@ -84,7 +84,7 @@ def test_job_that_lost_its_default_port_is_recovered_on_a_free_one(job: ShellJob
         del environment["SCHED_PORT"]
         (job.log_dir / "start.json").write_text(json.dumps(kept | {"environment": environment}))
         again = job.recover()
-        again.wait_for("SCHED_PORT=8118, the default, is taken: this job's scheduler has port")
+        again.wait_for("the default SCHED_PORT=8118 is in use; this job's scheduler listens on port")
         job.let_finish()
         assert again.end() == 0, again.text
 

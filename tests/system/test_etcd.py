@@ -41,7 +41,7 @@ def test_scheduler_started_without_its_folder_continues_the_job_from_the_etcd(
         cluster.signal(leader, signal.SIGKILL)
         job.start_scheduler()
         job.wait_for("scheduler", r"resumes, term 2: \d seats and generation 1 read from the journal")
-        job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
+        job.wait_for(0, r"the scheduler is reachable again after \d+\.\d s, term 2")
         job.open_gates(GATE)
         assert job.wait_finished() == undisturbed(*TRAINED)
         for rank in job.ranks:
@@ -74,7 +74,7 @@ def test_scheduler_that_stands_by_takes_over(
                 assert any("this scheduler stands by" in line for line in lines)
                 job.scheduler.kill()
                 assert any("resumes, term 2" in line for line in lines)
-                job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
+                job.wait_for(0, r"the scheduler is reachable again after \d+\.\d s, term 2")
                 job.open_gates(GATE)
                 statuses = job.wait_ended()
                 assert {rank: statuses[rank] for rank in job.ranks} == dict.fromkeys(job.ranks, 0), job.tails()

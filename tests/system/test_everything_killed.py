@@ -76,7 +76,7 @@ def test_damaged_newest_checkpoint_costs_no_step(
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED)
     assert_goes_on_from(job, newest, r"held by ranks 0, 2 and 3; sent to rank 1")
-    job.wait_for(1, rf"passed over the restore point of step {newest}\b.*{point.name}")
+    job.wait_for(1, rf"ignored the restore point of step {newest}\b.*{point.name}")
     assert list(point.parent.glob(f"*{point.name}")), "a damaged point was deleted"
 
 
@@ -91,7 +91,7 @@ def test_damaged_checkpoint_and_a_rank_without_its_directory_cost_no_step(
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED)
     assert_goes_on_from(job, newest, "held by ranks 2 and 3; sent to ranks 0 and 1")
-    job.wait_for(1, rf"passed over the restore point of step {newest}\b.*{point.name}")
+    job.wait_for(1, rf"ignored the restore point of step {newest}\b.*{point.name}")
 
 
 def test_job_that_lost_all_checkpoints_is_refused_until_they_return(

@@ -21,7 +21,7 @@ def test_shared_queue_survives_the_scheduler_and_a_worker(new_job: Callable[...,
         job.wait_for(rank, "step 5")
     job.scheduler.kill()
     job.open_gates(5)  # each asks for three numbers, which no one can give now
-    job.wait_for(0, "the scheduler is away")
+    job.wait_for(0, "the scheduler is unreachable")
     job.start_scheduler()
     for rank in job.ranks:
         job.wait_for(rank, "step 10")

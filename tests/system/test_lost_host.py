@@ -165,7 +165,7 @@ def test_damaged_copy_is_named_and_the_previous_one_is_used(hosts: Hosts, undist
     hosts.open_gates(*range(SAVED, 60, INTERVAL))
     assert hosts.wait_finished() == undisturbed(*TRAINED)
     hosts.wait_for(0, rf"generation 2: .* from step {INTERVAL}\b.*from copies of ranks 0 and 1 on ranks 2 and 3")
-    said = [match for rank in (2, 3) for match in hosts.matches(rank, r"passed over a copy .*0\.copy.*chunk 0")]
+    said = [match for rank in (2, 3) for match in hosts.matches(rank, r"ignored a copy .*0\.copy.*chunk 0")]
     assert len(said) == 1
 
 

@@ -34,7 +34,7 @@ def test_original_scripts_work_unchanged(
     kill(job, "scheduler")
     call(job, "recover_scheduler.sh")
     job.wait_for("scheduler", "resumes, term 2: 8 seats and generation 1 read from the journal")
-    job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
+    job.wait_for(0, r"the scheduler is reachable again after \d+\.\d s, term 2")
     job.wait_for("scheduler", "job finished", timeout_s=90.0)
     assert process(job, "scheduler").wait_for_exit(ENDS_WITHIN_S)
     assert job.sha256() == expected

@@ -129,7 +129,7 @@ def test_a_check_ends_a_script_that_a_thread_keeps_alive(
     (shell.folder / "train.py").write_text(f"{HEALTHY.replace('state.epoch < 3', 'state.epoch < 1')}{thread}\n")
     assert main(["run", "--check", "-n", "2", "train.py"]) == 0
     said = capfd.readouterr()
-    assert "1 s after its training function had returned the script still ran: it was ended" in said.out + said.err
+    assert "still running 1 s after its training function had returned, so it was stopped" in said.out + said.err
     assert "check passed: " in said.out
 
 

@@ -35,9 +35,9 @@ def test_schedulers_death_costs_no_step(new_job: Callable[..., Job], undisturbed
     job.scheduler.kill()
     for rank in job.ranks:
         job.wait_for_step(GATE, rank)
-    assert "is away (step" in job.wait_for(0, "the scheduler is away").string
+    assert "is unreachable (step" in job.wait_for(0, "the scheduler is unreachable").string
     job.start_scheduler()
-    job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
+    job.wait_for(0, r"the scheduler is reachable again after \d+\.\d s, term 2")
     job.open_gates(GATE)
     assert job.wait_finished() == undisturbed(*TRAINED)
     assert_no_new_round(job)
@@ -59,10 +59,10 @@ def test_twenty_seconds_without_a_scheduler_make_no_step_longer(
     time.sleep(AWAY_S)
     recovered_at = time.monotonic()
     job.start_scheduler()
-    job.wait_for(0, r"the scheduler is back after \d+\.\d s, term 2")
+    job.wait_for(0, r"the scheduler is reachable again after \d+\.\d s, term 2")
     assert job.wait_finished() == expected
     assert_no_new_round(job)
-    assert "is away (step" in job.wait_for(0, "the scheduler is away").string
+    assert "is unreachable (step" in job.wait_for(0, "the scheduler is unreachable").string
     steps = [job.steps(rank) for rank in job.ranks]
     for own in steps:
         assert [step.number for step in own] == list(range(1, 271)), "a step was repeated"

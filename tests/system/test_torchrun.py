@@ -125,7 +125,12 @@ def test_a_worker_the_scheduler_and_a_node_are_killed_and_a_standby_takes_over(j
     job.wait(lambda: len(job.began("a")) == len(job.began("b")) == 2, "both begin again after a worker's death")
 
     signal_process(job.scheduler(), signal.SIGKILL)
-    job.wait(lambda: "the scheduler is back" in job.log("a") and "the scheduler is back" in job.log("b"), "it is back")
+    job.wait(
+        lambda: (
+            "the scheduler is reachable again" in job.log("a") and "the scheduler is reachable again" in job.log("b")
+        ),
+        "it is back",
+    )
     assert len(job.began("a")) == len(job.began("b")) == 2, "no worker is started again"
 
     job.agents["b"].kill()

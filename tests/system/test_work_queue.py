@@ -34,7 +34,7 @@ def test_item_held_by_a_killed_worker_is_trained_on_once(new_job: Callable[..., 
         job.wait_for(rank, r"holds \[\d+\] at gate 8")
     job.scheduler.kill()
     job.open_gates(8)  # from here on a worker asks for an item that does not exist yet
-    job.wait_for(0, "the scheduler is away")
+    job.wait_for(0, "the scheduler is unreachable")
     job.start_scheduler()
     job.wait_finished()
     require_each_once(job)

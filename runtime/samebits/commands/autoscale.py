@@ -40,7 +40,7 @@ examples:
   samebits autoscale --export hpa --least 2 --most 8 --cpu 0.8     a manifest for Kubernetes
   samebits autoscale --export keda --least 2 --most 8 --queue-per-worker 100 --prometheus http://prometheus:9090
 
-Ends with 0 when the job has finished, or at Ctrl-C; the job goes on.
+Ends with 0 when the job has finished, or at Ctrl-C; the job continues.
 """
 
 
@@ -65,7 +65,10 @@ def main(arguments: Sequence[str]) -> int:
         least_gain=options.least_gain,
     )
     scaler, meter, said, trouble = Autoscaler(limits), Meter(options.queue_file), Decision(0, ""), ""
-    _say(f"{limits.least} to {limits.most} workers, looked at every {options.every:g} s; Ctrl-C ends this, not the job")
+    _say(
+        f"{limits.least} to {limits.most} workers, checked every {options.every:g} s; Ctrl-C stops this command, not "
+        "the job"
+    )
     with Signals() as signals:
         poll = select.poll()
         poll.register(signals, select.POLLIN)
@@ -112,8 +115,8 @@ def room_for(kept: JobSpec | None, settings: Settings, devices: int) -> int | No
 def _export(options: argparse.Namespace) -> int:
     if not 1 <= options.least <= options.most:
         raise UsageError(
-            f"--export: --least {options.least}, --most {options.most}: expected 1 or more, the smaller first. Fix: "
-            "give both, as MIN_WORKER_NUM and MAX_WORKER_NUM of the job that is to run there"
+            f"--export: --least {options.least}, --most {options.most}: expected 1 or more, with --least not above "
+            "--most. Fix: give the MIN_WORKER_NUM and MAX_WORKER_NUM of the job that will run there"
         )
     limits = Limits(
         least=options.least,
@@ -181,7 +184,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         help="share of linear speed-up that a worker must bring, or it is released",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
-    export = parser.add_argument_group("for Kubernetes to carry out", "prints a manifest, and looks at no job")
+    export = parser.add_argument_group("for Kubernetes to carry out", "prints a manifest; does not contact a job")
     export.add_argument(
         "--export",
         choices=KINDS,

@@ -103,7 +103,7 @@ def shown(left: Sequence[Left], settings: Settings) -> list[str]:
         if newest is not None:
             lines.append(
                 f"samebits: {view} is unfinished, and its memory holds step {newest.step}; without it "
-                f"`{spelled('recover')}` goes on from what is on disk"
+                f"`{spelled('recover')}` continues from what is on disk"
             )
     return lines
 
@@ -155,7 +155,8 @@ def _nothing_lives(settings: Settings) -> Iterator[None]:
     running += [f"who holds {room.path}" for room in rooms if room.is_locked]
     if running:
         raise LockedError(
-            f"the job of this folder runs: {', '.join(running[:6])}; nothing was removed. Fix: `samebits stop` first"
+            f"the job in this folder is still running: {', '.join(running[:6])}; nothing was removed. Fix: run "
+            "`samebits stop` first"
         )
     if not settings.recovery_path.exists():
         yield

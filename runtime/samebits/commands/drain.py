@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         prog="samebits drain",
         description=textwrap.fill(
             "Have workers leave the job on purpose at their next commit, on whatever host they run, and wait until "
-            "they have: no step is lost, a spare or a smaller world goes on, and nothing starts them again here."
+            "they have: no step is lost, a spare takes over or a smaller world continues, and they are not restarted "
+            "here."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         staying = tuple(node for node in nodes if node not in meant.nodes)
         job_spec.keep(log_dir, replace(kept, nodes=staying, drained=drained))
     if strangers := [node for node in meant.nodes if node not in nodes]:
-        _say(f"worker {', '.join(strangers)} was started on another host, where it may be started again")
+        _say(f"worker {', '.join(strangers)} was started on another host and may be restarted there")
     who = f"worker {', '.join(meant.nodes)}" if meant.nodes else "nobody"
     text = f"{who} is to leave at the next commit: drained by hand ({', '.join(names)})"
     _say(text)
@@ -102,7 +103,7 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
         if not (there or is_known):
             known = sorted({kept.hosts.get(one.node, one.host.partition("#")[0]) for one in alive})
             raise UsageError(
-                f"{name[:80]!r} is no worker that is alive, and no host with one. Fix: name one of the workers "
+                f"{name[:80]!r} is neither a live worker nor the host of one. Fix: name one of the workers "
                 f"{', '.join(one.node for one in alive[:12])}, or of the hosts {', '.join(known[:12])}"
             )
         nodes += there
@@ -120,8 +121,8 @@ def require_enough(view: JobView, leaving: Collection[str]) -> None:
     is_worker = any(one.node in leaving for one in view.workers)
     if is_worker and left < view.min_world_size:
         raise UsageError(
-            f"MIN_WORKER_NUM={view.min_world_size}: {left} workers and spares would be left, and wait for more. Fix: "
-            "add others first, or drain --anyway"
+            f"MIN_WORKER_NUM={view.min_world_size}: {left} workers and spares would remain, and the job would wait for "
+            "more. Fix: add workers first, or pass --anyway"
         )
 
 
@@ -147,8 +148,8 @@ def wait_until_left(settings: Settings, text: str, nodes: Sequence[str], timeout
             return
         if time.monotonic() >= give_up_at:
             raise UsageError(
-                f"worker {', '.join(waits_for)} has not left after {timeout_s:g} s: it leaves at its next commit. Fix: "
-                "wait longer (--timeout), or look where it is: samebits stack"
+                f"worker {', '.join(waits_for)} has not left after {timeout_s:g} s; a worker leaves at its next "
+                "commit. Fix: wait longer (--timeout), or see where it is with `samebits stack`"
             )
         time.sleep(LOOK_S)
 
@@ -158,7 +159,7 @@ def _undo(log_dir: Path, settings: Settings, hosts: Sequence[str]) -> int:
         _, kept = job_spec.read_here()
         if strangers := [host for host in hosts if host not in kept.drained]:
             known = ", ".join(kept.drained) or "none"
-            raise UsageError(f"{strangers[0][:80]!r} is not drained. Fix: name one of those that are: {known}")
+            raise UsageError(f"{strangers[0][:80]!r} is not drained. Fix: name a drained worker or host: {known}")
         job_spec.keep(log_dir, replace(kept, drained=tuple(host for host in kept.drained if host not in hosts)))
     decide_once(settings, f"host {', '.join(hosts)} may be used again: by hand")
     _say(f"host {', '.join(hosts)} may be used again")

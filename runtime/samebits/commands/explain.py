@@ -282,8 +282,8 @@ def _of_number(text: str, parser: argparse.ArgumentParser) -> tuple[ExitCode, ..
     found = tuple(one for one in EXIT_CODES if one.code == int(text))
     if not found:
         raise UsageError(
-            f"exit code {text} is none of SameBits': the script, Python or a signal (128 + its number) chose it. Fix: "
-            "`samebits logs` shows what the process printed last"
+            f"exit code {text} is not a SameBits exit code: it comes from the script, from Python or from a signal "
+            "(128 + its number). Fix: read the last lines of the process with `samebits logs`"
         )
     return found
 

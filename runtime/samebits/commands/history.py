@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--follow",
         action="store_true",
-        help="go on with the events that come until the job is finished; with --json one object a line",
+        help="keep printing new events until the job is finished; with --json, one object per line",
     )
     parser.add_argument("--html", metavar="FILE", nargs="?", help="write all that is known into one HTML file instead")
     parser.add_argument("--otel", action="store_true", help="send it as OpenTelemetry spans instead")

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        raise UsageError("keep: which command? Fix: samebits keep python3 train.py")
+        raise UsageError("keep: no command was given. Fix: samebits keep python3 train.py")
     if options.torchrun:
         return _keep_rank(command)
     with Signals((signal.SIGCHLD,)) as signals:
@@ -311,7 +311,7 @@ def _open(agent: ProcessIdentity | None) -> int:
     Raises:
         UsageError: the agent is gone.
     """
-    gone = UsageError("keep: torchrun, which has started this process, is gone. Fix: start torchrun again")
+    gone = UsageError("keep: torchrun, which started this process, has exited. Fix: start torchrun again")
     if agent is None:
         raise gone
     try:

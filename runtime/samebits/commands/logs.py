@@ -73,7 +73,7 @@ def _names(log_dir: Path, nodes: Sequence[str], asked: str | None) -> list[str]:
     found = [name for name in [*reversed(replaced), *names] if node in (node_of(name), root_of(node_of(name) or ""))]
     if not found:
         known = ", ".join(dict.fromkeys(map(root_of, nodes)))
-        raise UsageError(f"there is no log of worker {node!r} here: expected {SCHEDULER}, or one of {known}")
+        raise UsageError(f"no log of worker {node!r} here: expected {SCHEDULER}, or one of {known}")
     return found
 
 

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         "OTEL_EXPORTER_OTLP_ENDPOINT says where, by default http://localhost:4318).",
     )
     parser.add_argument("--otel", action="store_true", help="send spans: what this command does")
-    parser.add_argument("--follow", action="store_true", help="go on until the job is finished")
+    parser.add_argument("--follow", action="store_true", help="keep running until the job is finished")
     parser.add_argument("--json", action="store_true", help="print one JSON object a span instead; needs no library")
     options = parser.parse_args(arguments)
     recovery_path = job_spec.settings_here(only_looks=True).recovery_path
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         provider.shutdown()
     if exporter.sent < count:
         raise UsageError(
-            f"{count - exporter.sent} of {count} spans were not accepted by the collector (its answers are above). "
+            f"{count - exporter.sent} of {count} spans were not accepted by the collector (see its responses above). "
             "Fix: set OTEL_EXPORTER_OTLP_ENDPOINT to a collector that accepts OTLP over HTTP, and run this again"
         )
     print(f"samebits: {exporter.sent} spans were sent")

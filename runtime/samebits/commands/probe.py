@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="samebits probe",
         description="Say whether the process that writes PROBE_FILE is alive (it runs, was heard in the last "
         f"{probe_note.SILENT_S:g} s, or has ended by itself), or ready (it has its seat; a scheduler: it serves). "
-        "Exits with 0 for yes, 1 for no, and asks nobody but that process.",
+        "Exits with 0 for yes and 1 for no. Asks only that process.",
     )
     parser.add_argument("question", choices=sorted(_QUESTIONS))
     options = parser.parse_args(arguments)
@@ -32,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     if path is None:
         raise SettingsError(
             [
-                "PROBE_FILE is not set: expected the file that the process writes. Fix: export PROBE_FILE=/run/probe, "
-                "there and here"
+                "PROBE_FILE is not set: expected the file that the process writes. Fix: export the same PROBE_FILE, "
+                "such as /run/probe, for the process and for this command"
             ]
         )
     note = probe_note.read(path)

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         description="Bring back whatever is dead of the job that was started in this folder, and only that; then "
         "follow it to its end. scripts/recover.sh calls it.",
     )
-    parser.add_argument("--moved", action="store_true", help="this folder was moved: go on with its job here")
+    parser.add_argument("--moved", action="store_true", help="this folder was moved: continue its job here")
     parser.add_argument(
         "--from-checkpoints",
         action="store_true",
@@ -102,11 +102,11 @@ def _moved_in() -> tuple[Path, JobSpec]:
         for name, identity in read_pid_files(log_dir, names).items():
             if identity.is_alive() and not runs_in(identity, Path.cwd(), log_dir / f"{name}.log"):
                 raise UsageError(
-                    f"{spoken(name)} ({identity}) of the job that was copied to {Path.cwd()} runs elsewhere, and one "
-                    f"job cannot go on in two folders. Fix: `{moved.command(fresh=True)}` starts anew here"
+                    f"{spoken(name)} ({identity}) of the job that was copied to {Path.cwd()} is running elsewhere, and "
+                    f"one job cannot continue in two folders. Fix: `{moved.command(fresh=True)}` starts over here"
                 )
         job_spec.keep(log_dir, moved)
-    _say(f"the job that was started in {kept.folder} goes on in {moved.folder}")
+    _say(f"the job that was started in {kept.folder} continues in {moved.folder}")
     return log_dir, moved
 
 
@@ -154,7 +154,7 @@ def _bring_back(log_dir: Path, kept: JobSpec) -> Result | None:
 
 def _with_port(log_dir: Path, kept: JobSpec, settings: Settings, port: int) -> tuple[JobSpec, Settings]:
     """Store the port that was chosen in place of the default one."""
-    _say(f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}")
+    _say(f"the default SCHED_PORT={settings.sched_port} is in use; this job's scheduler listens on port {port}")
     kept = replace(kept, environment={**kept.environment, "SCHED_PORT": str(port)})
     job_spec.keep(log_dir, kept)
     return kept, replace(settings, sched_port=port)
@@ -187,7 +187,7 @@ def _require_own_journal(kept: JobSpec, settings: Settings, remains: Remains) ->
     if view is not None and kept.job and view.job != kept.job:
         raise ForeignFolderError(
             f"RECOVERY_PATH={settings.recovery_path} holds {view}, and this folder's job is {kept.job} "
-            f"({kept.script}), which has no journal there. Fix: give each job a RECOVERY_PATH of its own, then "
+            f"({kept.script}), which has no journal there. Fix: give each job its own RECOVERY_PATH, then run "
             f"`{kept.command()}`"
         )
 
@@ -209,9 +209,11 @@ def _refuse_without_journal(settings: Settings, kept: JobSpec) -> None:
     if candidate is None and read_owner(settings.log_dir) is None:
         return
     gone = f"RECOVERY_PATH={settings.recovery_path} holds no journal, and no process of the job is left"
-    fresh = f"`{kept.command(fresh=True)}` starts anew"
+    fresh = f"`{kept.command(fresh=True)}` starts over"
     if candidate is None:
-        raise StoreError(f"{gone}; no point on disk is held by all ranks. Fix: bring that folder back, or {fresh}")
+        raise StoreError(
+            f"{gone}; no checkpoint on disk is complete for all ranks. Fix: restore that folder, or {fresh}"
+        )
     raise StoreError(
         f"{gone}. The newest point that all {candidate.world_size} ranks hold on disk is step {candidate.point.step}, "
         f"of job {candidate.job}. Fix: bring that folder back, or "
@@ -236,14 +238,14 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
         candidate = recovering.verified_candidate(settings, _say)
         if candidate is None:
             raise StoreError(
-                f"CHECKPOINT_PATH={settings.checkpoint_path}: no whole point is held by all ranks. Fix: "
-                f"`{kept.command(fresh=True)}` starts anew"
+                f"CHECKPOINT_PATH={settings.checkpoint_path}: no checkpoint is complete for all ranks. Fix: "
+                f"`{kept.command(fresh=True)}` starts over"
             )
         recovering.begin_journal(settings, candidate)
         job_spec.keep(log_dir, replace(kept, job=candidate.job))
     _say(
         f"a new journal in {settings.recovery_path}: job {candidate.job} continues from step {candidate.point.step}, "
-        f"which all {candidate.world_size} ranks hold, every byte compared"
+        f"which all {candidate.world_size} ranks hold (every byte was compared)"
     )
 
 
@@ -289,7 +291,7 @@ def look(settings: Settings) -> Remains:
         _say(f"on {where} the scheduler of {told} answers: that is not {stored}")
         told = None
     if told is not None and stored is not None and told.term < stored.term:
-        _say(f"the scheduler that answers is of term {told.term}, and term {stored.term} has begun: it was replaced")
+        _say(f"the scheduler that answers has term {told.term}, but term {stored.term} has begun: it was replaced")
         told = None
     scheduler = started.get(SCHEDULER)
     if told is None and scheduler is not None and is_stopped(scheduler):

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         elif options.add:
             _add(log_dir, options.add)
         elif not bring_to(log_dir, options.size, "by hand", dry_run=options.dry_run):
-            _say(f"{options.size} workers are there, on their way in, or wanted already")
+            _say(f"{options.size} workers are present, joining or already requested")
     return 0
 
 
@@ -96,7 +96,8 @@ def require_no_driver(kept: JobSpec, option: str) -> None:
     if kept.hosts:
         raise UsageError(
             f"samebits scale {option}: this job's hosts are discovered, so its follower places the workers. "
-            "Fix: `samebits scale N` for another size, `samebits drain NODE|HOST` before a machine goes"
+            "Fix: `samebits scale N` changes the size, and `samebits drain NODE|HOST` empties a machine before it is "
+            "removed"
         )
 
 
@@ -137,8 +138,8 @@ def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bo
     view = view_of(settings)
     if not view.min_world_size <= size <= view.max_world_size:
         raise UsageError(
-            f"{size} workers: this job has from {view.min_world_size} (MIN_WORKER_NUM) to {view.max_world_size} "
-            "(MAX_WORKER_NUM). Fix: give a number between them, or start the job anew with other bounds"
+            f"{size} workers: this job allows {view.min_world_size} (MIN_WORKER_NUM) to {view.max_world_size} "
+            "(MAX_WORKER_NUM). Fix: give a number in this range, or start the job again with other limits"
         )
     nodes = job_spec.nodes_of(log_dir, settings)
     kept = job_spec.read(log_dir)
@@ -199,8 +200,8 @@ def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:
     """
     if count > len(nodes):
         raise UsageError(
-            f"{count} workers would have to leave, and {len(nodes)} of them are of this machine. Fix: call this where "
-            "the others run, too"
+            f"{count} workers would have to leave, and {len(nodes)} of them run on this machine. Fix: run this command "
+            "on the hosts of the others, too"
         )
     return tuple(nodes[len(nodes) - count :])
 
@@ -236,7 +237,7 @@ def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count:
     if len(free) < count:
         raise UsageError(
             f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, {count} needed. "
-            "Fix: stop the job and start it with a greater MAX_WORKER_NUM"
+            "Fix: stop the job and start it with a larger MAX_WORKER_NUM"
         )
     return tuple(free[:count])
 
@@ -249,7 +250,7 @@ def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -
     """
     strangers = [node for node in leaving if node not in nodes]
     if strangers:
-        raise UsageError(f"no worker {', '.join(strangers)} belongs to this job here: expected of {', '.join(nodes)}")
+        raise UsageError(f"no worker {', '.join(strangers)} of this job runs here: expected some of {', '.join(nodes)}")
     alive = {one.node for one in view.nodes if one.presence is Presence.ALIVE and one.node not in leaving}
     workers = sum(worker.node in alive for worker in view.workers)
     spares = sum(spare.node in alive for spare in view.spares)
@@ -257,8 +258,8 @@ def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -
     if gone and workers + spares < view.min_world_size:
         raise UsageError(
             f"MIN_WORKER_NUM={view.min_world_size}: without worker {', '.join(gone)} the job has "
-            f"{counted(workers, 'worker')} and {counted(spares, 'spare')}, and would wait. Fix: add others first, "
-            "or end the job with `samebits stop`"
+            f"{counted(workers, 'worker')} and {counted(spares, 'spare')}, and would wait for more. Fix: add workers "
+            "first, or end the job with `samebits stop`"
         )
 
 

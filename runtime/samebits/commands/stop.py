@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     if not runs_here and not listens:
         raise UsageError(
-            f"nothing of a job runs here: no process named in {settings.log_dir}, no scheduler at "
+            f"no job is running here: {settings.log_dir} names no live process, and no scheduler answers at "
             f"{shown(settings.sched_host, settings.sched_port)}. Fix: change to the folder the job was started in"
         )
     if listens and options.drain is not None:
@@ -101,8 +101,8 @@ def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
     patience_s = settings.shutdown_timeout_s + END_S
     if not supervisor.wait_for_exit(patience_s):
         raise UsageError(
-            f"{follower} has not ended after {patience_s:g} s. Fix: look at what it prints, or end it with kill -9 and "
-            "call `samebits stop` again"
+            f"{follower} has not ended after {patience_s:g} s. Fix: check its output, or end it with kill -9 and run "
+            "`samebits stop` again"
         )
     print(f"samebits: the job was stopped; {spelled('recover')} continues from there", flush=True)
     return 0
@@ -128,7 +128,7 @@ def _stop_elsewhere(settings: Settings) -> int:
         if time.monotonic() >= deadline:
             raise UsageError(
                 f"the scheduler on {settings.sched_host}, SCHED_PORT={settings.sched_port} has not ended after "
-                f"{END_S:g} s. Fix: look at its log, or end its process there"
+                f"{END_S:g} s. Fix: check its log, or end its process on that host"
             )
         time.sleep(_LOOK_S)
     print(

@@ -170,7 +170,9 @@ class CheckpointRecovery:
                 verify(found)
                 held = nested(read(found))
                 return {"model": held.get("model"), "optimizer": held.get("optimizer"), "step": found.point.step}
-        raise CheckpointError(f"{wanted}: there is no point. Fix: take one that find_latest_checkpoint() returns")
+        raise CheckpointError(
+            f"{wanted}: no checkpoint is there. Fix: pass a path that find_latest_checkpoint() returns"
+        )
 
     def find_latest_checkpoint(self) -> Path | None:
         """Return the folder of the newest undamaged checkpoint, or None if there is none.
@@ -206,7 +208,8 @@ class CheckpointRecovery:
                 OptimizerHandler(optimizer).load(values["optimizer"])
         except (KeyError, ValueError, RuntimeError) as error:
             raise CheckpointError(
-                f"{found.path}: it is not of this model and optimizer ({error}). Fix: build them as they were saved"
+                f"{found.path}: was not saved from this model and optimizer ({error}). Fix: build them as they were "
+                "when it was saved"
             ) from None
         return found.point.step
 

@@ -51,8 +51,8 @@ class HeartbeatDetector:
         now = self._clock()
         if node_id not in self._until and len(self._until) >= self._capacity:
             raise UsageError(
-                f"HeartbeatDetector: {node_id!r} is one node too many, its capacity is {self._capacity}. "
-                "Fix: give a greater capacity, or forget() nodes that are gone for good"
+                f"HeartbeatDetector: {node_id!r} exceeds the capacity of {self._capacity} nodes. Fix: give a larger "
+                "capacity, or forget() nodes that will not return"
             )
         self._until[node_id] = now + self._timeout_s
 

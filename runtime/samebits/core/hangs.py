@@ -76,6 +76,6 @@ def fix_of(hang: Hang, pid: int, scheduler: str = "the scheduler") -> str:
         Hang.STOPPED: f"kill -CONT {pid}",
         Hang.TRACED: f"let the debugger continue or detach from pid {pid}",
         Hang.LOCKED: f"samebits stack names the line; make that call release Python's lock, or kill -9 {pid}",
-        Hang.DISK: f"look at the disks and network folders that pid {pid} uses",
-        Hang.CUT_OFF: f"look at the network between pid {pid} and {scheduler}",
+        Hang.DISK: f"check the disks and network folders that pid {pid} uses",
+        Hang.CUT_OFF: f"check the network between pid {pid} and {scheduler}",
     }.get(hang, "")

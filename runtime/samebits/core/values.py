@@ -174,7 +174,7 @@ def _plain(value: object) -> object:
     for kind in _PLAIN:
         if isinstance(value, kind):
             return kind(value)
-    raise TypeError(f"a message has no place for {type(value).__name__}")
+    raise TypeError(f"a message cannot hold values of type {type(value).__name__}")
 
 
 def _escaped(plain: Any) -> Any:

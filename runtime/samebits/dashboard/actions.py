@@ -59,7 +59,10 @@ def act(settings: Settings, deed: Deed, node: str, asker: str) -> str:
         StoreError: it could not be recorded; nothing was done.
     """
     if not settings.enable_recovery:
-        raise UsageError("this job was started with ENABLE_RECOVERY=0: it would end. Fix: start it with recovery on")
+        raise UsageError(
+            "this job was started with ENABLE_RECOVERY=0: this action would end it. Fix: start the job "
+            "with ENABLE_RECOVERY=1"
+        )
     running = _running(settings)
     if deed is Deed.DRILL:
         node = secrets.choice(_ranks(settings, running))
@@ -71,7 +74,7 @@ def act(settings: Settings, deed: Deed, node: str, asker: str) -> str:
         return _drain(settings, node, running[node], asker)
     _write_down(settings, deed, node, running[node], asker)
     if not send_signal(running[node], signal.SIGKILL):
-        raise UsageError(f"worker {node} ({running[node]}) had ended before the signal. Fix: look again")
+        raise UsageError(f"worker {node} ({running[node]}) had ended before the signal. Fix: reload the page")
     return f"worker {node} ({running[node]}) was killed"
 
 

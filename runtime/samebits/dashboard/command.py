@@ -145,7 +145,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         raise ListenError(
-            f"the dashboard cannot listen on {host}, port {port} ({error}). Fix: name another one with --port"
+            f"the dashboard cannot listen on {host}, port {port} ({error}). Fix: choose another port with --port"
         ) from None
     listener.set_inheritable(False)
     return listener

@@ -43,7 +43,7 @@ def manifest(kind: str, limits: Limits, *, target: str, prometheus: str, query: 
     else:
         if bool(limits.queue) != bool(prometheus) or (query and not prometheus):
             raise UsageError(
-                "--export keda: --prometheus and --queue-per-worker belong together, and --query with them. Fix: give "
+                "--export keda: --prometheus and --queue-per-worker need each other, and --query needs both. Fix: give "
                 "both, or none"
             )
         text = _written(_keda(limits, target, prometheus, query or QUEUE_QUERY, every_s))

@@ -63,8 +63,8 @@ def words_of(text: str, folder: Path) -> list[str]:
         raise UsageError("HOST_DISCOVERY_SCRIPT names no command. Fix: --host-discovery-script ./hosts.sh")
     if shell := next((word for word in words if word in OF_A_SHELL), None):
         raise UsageError(
-            f"HOST_DISCOVERY_SCRIPT={text[:120]}: no shell reads it, and {shell!r} is a shell's. Fix: put that into a "
-            "script, and name the script"
+            f"HOST_DISCOVERY_SCRIPT={text[:120]}: the command runs without a shell, but {shell!r} needs one. Fix: put "
+            "the command into a script, and name the script"
         )
     if "/" not in words[0] and (folder / words[0]).is_file():
         words[0] = f"./{words[0]}"
@@ -315,7 +315,7 @@ class Discovery:
                 self._retry_at = now + BUSY_RETRY_S
             except SameBitsError as error:
                 if not self._backoff.has_failed:
-                    self._say(f"{error}; it is tried again until it works")
+                    self._say(f"{error}; it is retried until it succeeds")
                 self._retry_at = self._backoff.failed(now)
         turn, self._turn = self._turn, Turn()
         return turn
@@ -341,7 +341,8 @@ class Discovery:
         if host not in self._not_reached:
             self._not_reached.add(host)
             self._say(
-                f"host {host} is not this machine, and nothing says how to start a worker there: it is not used. Fix: "
+                f"host {host} is not this machine, and no command is set that starts a worker there, so the host is "
+                "not used. Fix: "
                 f"--launch '{EXAMPLE}' (HOST_LAUNCH)"
             )
         return False
@@ -407,8 +408,8 @@ class Discovery:
         self._told |= dict.fromkeys(due, now)
         if new:
             self._say(
-                f"worker {', '.join(new)} leaves at the next commit: it was started by hand, or its host was given up. "
-                "Fix: let the discovery script print the host that it should run on"
+                f"worker {', '.join(new)} leaves at the next commit: it was started by hand, or its host is no longer "
+                "used. Fix: have the discovery script print the host that it should run on"
             )
         if due:
             text = self._turn.lines[-1] if new else ""

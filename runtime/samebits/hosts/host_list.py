@@ -49,12 +49,14 @@ def parse(text: str, default_slots: int = 1) -> tuple[Host, ...]:
         if match is None or len(match["name"]) > _LONGEST_NAME or not 0 <= slots <= MOST_SLOTS:
             raise UsageError(
                 f"line {number} of the discovered hosts is {line[:80]!a}: expected host or host:slots, with 0 to "
-                f"{MOST_SLOTS} slots. Fix: let the script print one host a line, and everything else to its stderr"
+                f"{MOST_SLOTS} slots. Fix: have the script print one host per line, and everything else to its stderr"
             )
         name = match["name"].strip("[]")
         found[name] = Host(name, slots)
         if len(found) > MOST_HOSTS:
-            raise UsageError(f"more than {MOST_HOSTS} hosts were discovered. Fix: let the script print this job's only")
+            raise UsageError(
+                f"more than {MOST_HOSTS} hosts were discovered. Fix: have the script print only this job's hosts"
+            )
     return tuple(found.values())
 
 
@@ -72,8 +74,8 @@ class Resting:
     def __post_init__(self) -> None:
         if not 0 < self.first_s <= self.most_s:
             raise UsageError(
-                f"a failed host would rest from {self.first_s:g} to {self.most_s:g} s: expected two times above 0, the "
-                "shorter first. Fix: give them the other way round"
+                f"a failed host would be left out for {self.first_s:g} to {self.most_s:g} s: expected two times above "
+                "0, the shorter first. Fix: swap them"
             )
 
     def after(self, failures: int) -> float:

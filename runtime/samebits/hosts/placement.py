@@ -79,7 +79,7 @@ class Placement:
         rests_s = self._hosts.failed(host, now_s) - now_s
         self._deaths.pop(host, None)
         self._rests.add(host)
-        return Decision(f"host {host} rests for {rests_s:.3g} s: worker {node}: {why}")
+        return Decision(f"host {host} is not used for {rests_s:.3g} s: worker {node}: {why}")
 
     def next(
         self,
@@ -108,7 +108,7 @@ class Placement:
             self._hosts.worked(host, now_s)
         usable = {host.name for host in self._hosts.usable(now_s)}
         for host in sorted(self._rests & usable):
-            orders.reasons.append(Decision(f"host {host} has rested"))
+            orders.reasons.append(Decision(f"host {host} is used again"))
         self._rests -= usable
         size = self._most if wish is None else min(wish, self._most)
         plan = self._hosts.plan(size, running, now_s)

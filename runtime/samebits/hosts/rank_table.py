@@ -204,7 +204,7 @@ def read(path: Path, *, strict: bool) -> Found:
     try:
         text = read_named_file(path, MOST_BYTES)
     except OSError as error:
-        raise SettingsError([f"{path} cannot be read: {error.strerror}. Fix: name a file that can be"]) from None
+        raise SettingsError([f"{path} cannot be read: {error.strerror}. Fix: name a readable file"]) from None
     return parse(text, str(path), strict=strict)
 
 
@@ -259,7 +259,7 @@ def _made_here(options: argparse.Namespace) -> RankTable:
         addresses = {}
     except OSError as error:
         raise SettingsError(
-            [f"--hccn {options.hccn} cannot be read: {error.strerror}. Fix: name a file that can be"]
+            [f"--hccn {options.hccn} cannot be read: {error.strerror}. Fix: name a readable file"]
         ) from None
     devices = options.devices if options.devices is not None else sorted(addresses)
     if not devices:

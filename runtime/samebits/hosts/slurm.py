@@ -172,7 +172,9 @@ def share_of(environ: Mapping[str, str]) -> Share | None:
     texts = {name: environ.get(name, "") for name in names}
     wrong = [name for name, text in texts.items() if not (text.isascii() and text.isdigit() and len(text) < 10)]
     if wrong:
-        raise SettingsError([f"{wrong[0]}={texts[wrong[0]]!r}: expected a number, of Slurm. Fix: srun samebits run"])
+        raise SettingsError(
+            [f"{wrong[0]}={texts[wrong[0]]!r}: expected a number that Slurm sets. Fix: srun samebits run"]
+        )
     hosts, tasks, node_rank, job = map(int, texts.values())
     if tasks != hosts:
         raise SettingsError(

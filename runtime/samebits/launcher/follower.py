@@ -317,7 +317,7 @@ class Follower:
                     self._screen.say(f"the scheduler is at {self._address}, term {view.term}")
             else:
                 where = self._address or f"SCHED_PORT={self._settings.sched_port}"
-                self._screen.say(f"{where} is answered for {view}: that is another job")
+                self._screen.say(f"the scheduler at {where} runs another job: {view}")
                 self._following.unlinked()
                 self._link.look_elsewhere()
         if self._is_ours:
@@ -369,8 +369,9 @@ class Follower:
             return
         running = ", ".join(f"{spoken(name)} ({identity})" for name, identity in self._watched.values())
         raise ForeignFolderError(
-            f"LOG_DIR={self._settings.log_dir} was moved or deleted, so this command follows no longer; of its job "
-            f"there still run: {running or 'no processes'}. Fix: move it back and call `samebits follow`, or end them"
+            f"LOG_DIR={self._settings.log_dir} was moved or deleted, so this command can no longer follow the job. "
+            f"Still running: {running or 'no processes'}. Fix: move it back and run `samebits follow`, or end these "
+            "processes"
         )
 
     def _take_deaths(self, ready: set[int]) -> None:
@@ -533,7 +534,7 @@ class Follower:
             view = self._following.view
             started = supervisor.start_due(now, job=view.job if view is not None else "", but=self._not_yet())
         except SameBitsError as error:
-            self._screen.say(f"{error}; it is tried again until it works")
+            self._screen.say(f"{error}; it is retried until it succeeds")
             self._start_failed = True
             return
         for one in started:

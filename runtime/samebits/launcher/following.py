@@ -258,7 +258,7 @@ class Following:
     def linked(self) -> None:
         """Record that the scheduler can be reached."""
         if (self._scheduler_gone or self._fails_alike) and not self.is_closing:
-            self._say("the scheduler is back")
+            self._say("the scheduler is reachable again")
         self._failed_with, self._fails_alike = "", False
         self.is_linked = self._was_linked = True
         self._scheduler_gone = False

@@ -62,8 +62,8 @@ class Signals:
 
 
 ASK_S = 3.0
-TEXT = f"Ctrl-C again within {ASK_S:g} s ends the job; d leaves it running and goes; anything else: it goes on"
-TEXT_OF_STARTER = f"Ctrl-C again within {ASK_S:g} s ends the job; anything else: it goes on (DIE_WITH_ME=1)"
+TEXT = f"Ctrl-C again within {ASK_S:g} s ends the job; d detaches and leaves it running; any other key continues"
+TEXT_OF_STARTER = f"Ctrl-C again within {ASK_S:g} s ends the job; any other key continues (DIE_WITH_ME=1)"
 
 
 class Answer(Enum):
@@ -184,7 +184,7 @@ class Asking:
         if answer is not None:
             self.end()
         if answer is Answer.GO_ON:
-            self._say("the job goes on")
+            self._say("the job continues")
         return answer
 
     def end(self) -> None:

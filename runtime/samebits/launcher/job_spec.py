@@ -266,7 +266,8 @@ def read(log_dir: Path) -> JobSpec | None:
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
-            f"{path}: does not say how a job was started ({type(error).__name__}: {error}): move it away, then start "
+            f"{path}: does not describe how a job was started ({type(error).__name__}: {error}). Fix: move it away, "
+            "then start "
             f"the job again with `{spelled('run')}` and its script"
         ) from None
     folder, interpreter, script = words
@@ -343,8 +344,8 @@ def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
     if start.needs_secret and not secrets:
         raise SettingsError(
             [
-                "this job was started with CLUSTER_SECRET, which is kept nowhere: export CLUSTER_SECRET as it was, or "
-                "CLUSTER_SECRET_FILE=<a file with it>, and call this again"
+                "this job was started with CLUSTER_SECRET, which is never stored. Fix: export the same CLUSTER_SECRET, "
+                "or CLUSTER_SECRET_FILE=<a file with it>, and run this command again"
             ]
         )
 
@@ -445,12 +446,12 @@ def _not_at_home(kept: JobSpec) -> str:
     if not is_copied(kept):
         return (
             f"the job in {Path.cwd()} was started in {kept.folder}, which is gone: this folder was moved. "
-            f"Fix: `{moved}` goes on with it here; `{fresh}` starts anew"
+            f"Fix: `{moved}` continues it here; `{fresh}` starts over"
         )
     return (
         f"the job in {Path.cwd()} was started in {kept.folder} and still lies there: this folder is a copy, and one "
-        f"job cannot go on in two. Fix: `cd {shlex.quote(str(kept.folder))}` goes back to it; `{fresh}` starts anew "
-        f"here; `{moved}` goes on here once the other folder is removed, or its {START_FILE} renamed"
+        f"job cannot continue in two. Fix: `cd {shlex.quote(str(kept.folder))}` returns to it; `{fresh}` starts over "
+        f"here; `{moved}` continues here once the other folder is removed, or its {START_FILE} is renamed"
     )
 
 
@@ -482,7 +483,7 @@ def settings_here(*, only_looks: bool = False) -> Settings:
     except ForeignFolderError:
         raise
     except StoreError as error:
-        log.warn(f"{error}. Shown is what {settings.recovery_path} holds of it")
+        log.warn(f"{error}. This shows what {settings.recovery_path} holds about the job")
     return settings
 
 

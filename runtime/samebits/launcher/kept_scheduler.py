@@ -195,8 +195,8 @@ class KeptScheduler:
             if not self._job:
                 name = stored.name or stored.job
                 log.say(
-                    f"this continues job {name}, which {self._recovery_path} holds unfinished. To start anew, end this "
-                    f"and move that folder away: mv {shlex.quote(str(self._recovery_path))} "
+                    f"this continues job {name}, which {self._recovery_path} holds unfinished. To start over, stop "
+                    f"this command and move that folder away: mv {shlex.quote(str(self._recovery_path))} "
                     f"{shlex.quote(f'{self._recovery_path}.old')}"
                 )
             return True
@@ -248,7 +248,7 @@ class KeptScheduler:
             ended = f"the job's scheduler, which this process started, ended with status {code}"
             self._failed(SchedulerUnreachableError(f"{ended}: {self._last_line()}"))
         else:
-            log.warn(f"the job's scheduler (pid {pid}) was killed by signal {-code}; it is started again")
+            log.warn(f"the job's scheduler (pid {pid}) was killed by signal {-code}; restarting it")
 
     def _failed(self, error: SameBitsError) -> None:
         """Report why no scheduler runs; only warn once the job has begun, since it trains on without one."""

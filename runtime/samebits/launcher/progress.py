@@ -246,7 +246,7 @@ def shown_value(value: float) -> str:
 JSON_LINE_S = 1.0
 PLAIN_STEP_LINE_S = 5.0  # without a terminal, the step is printed at this interval
 STDOUT, STDERR = 1, 2
-GOES_ON = f"this command goes on without it. Fix: `{spelled('follow')}` shows the job"
+GOES_ON = f"this command continues without it. Fix: `{spelled('follow')}` shows the job"
 _READ_BYTES = 65536
 
 # MindSpore's LossMonitor: `epoch: 1 step: 20, loss is 2.3025`; and plainer: `epoch 1 step 20 loss 2.3025`.

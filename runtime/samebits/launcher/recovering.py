@@ -89,8 +89,8 @@ def plan_recovery(remains: Remains) -> Recovery:
     if not remains.recovery:
         if not alive:
             raise JobFailedError(
-                "this job was started with ENABLE_RECOVERY=0 and is over: nothing of it was kept. Fix: start it anew, "
-                f"with ENABLE_RECOVERY=1: `{remains.again}`"
+                "this job was started with ENABLE_RECOVERY=0 and has ended: nothing of it was kept. Fix: start it "
+                f"again with ENABLE_RECOVERY=1: `{remains.again}`"
             )
         return Recovery(lines=("this job was started with ENABLE_RECOVERY=0: nothing can come back, only follow",))
     recovery = _gone(remains, names)
@@ -237,7 +237,7 @@ def verified_candidate(settings: Settings, say: Callable[[str], object]) -> Cand
     path = settings.checkpoint_path
     if isinstance(path, str):
         raise StoreError(
-            f"CHECKPOINT_PATH={path}: a job can be begun again from checkpoints on a disk only. Fix: copy that folder "
+            f"CHECKPOINT_PATH={path}: a job can be restarted only from checkpoints on a disk. Fix: copy that folder "
             "to a disk and export CHECKPOINT_PATH=<it>"
         )
     entries = [entry for root in checkpoints.folders_with_points(path) for entry in checkpoints.survey(root)]

@@ -169,7 +169,7 @@ def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
             return first + _listen(addresses[1:], port_of(first))
         except ListenError:
             close_all(first)
-    raise ListenError(f"no port is free on all of {', '.join(addresses)}. Fix: set SCHED_PORT to one that is")
+    raise ListenError(f"no port is free on all of {', '.join(addresses)}. Fix: set SCHED_PORT to a free port")
 
 
 def _listen(addresses: Sequence[str], port: int) -> list[socket.socket]:

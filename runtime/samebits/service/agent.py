@@ -623,7 +623,9 @@ class Agent:
                 os.kill(os.getpid(), signal.SIGTERM)  # the main thread, or a plain script, decides when it may leave
             case SchedulerAway():
                 self._is_away = True
-                log.warn(f"the scheduler is away (step {self.step}): training continues, everything else waits for it")
+                log.warn(
+                    f"the scheduler is unreachable (step {self.step}): training continues, everything else waits for it"
+                )
                 self.on_link(False)
             case SchedulerBack(term, away_s):
                 with self._changed:
@@ -631,7 +633,7 @@ class Agent:
                     self._changed.notify_all()
                 self._said_elsewhere.clear()
                 where = "" if names_one(self._settings.sched_host) else f", at {self._client.address}"
-                log.say(f"the scheduler is back after {away_s:.1f} s, term {term}{where}")
+                log.say(f"the scheduler is reachable again after {away_s:.1f} s, term {term}{where}")
                 self.on_link(True)
 
     def _interrupt(self, reason: str) -> None:
@@ -687,7 +689,7 @@ class Agent:
         if self._seat_at is not None and self._say_at <= now:
             left_s = self._seat_at - now
             if left_s > 0:
-                log.say(f"waits for its seat: {left_s:.0f} s left")
+                log.say(f"waiting for its seat: {left_s:.0f} s left")
                 self._say_at = now + min(COUNTDOWN_S, left_s)
             else:
                 self._seat_at = None
@@ -711,8 +713,9 @@ class Agent:
         if kept:
             names = ", ".join(f"{one.name!r}{_place_of(frames.get(one.ident or 0))}" for one in kept)
             log.warn(
-                f"the script of this worker has ended, but its process has not: Python waits for the thread {names}. "
-                "The job ends when it has ended. Fix: end or join it in the script, or start it with daemon=True"
+                f"this worker's script has ended, but its process has not: Python waits for the thread {names}. "
+                "The job waits for this process. Fix: end or join the thread in the script, or start it with "
+                "daemon=True"
             )
 
     def _end_stuck(self, text: str) -> None:

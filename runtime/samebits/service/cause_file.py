@@ -156,7 +156,7 @@ def table_of(settings: Settings) -> CauseTable:
     except OSError as error:
         raise SettingsError([f"CAUSE_TABLE={path}: {error.strerror}. Fix: {fix}"]) from None
     if len(data) > MAX_BYTES:
-        raise SettingsError([f"CAUSE_TABLE={path}: more than {MAX_BYTES} bytes. Fix: leave out what is not needed"])
+        raise SettingsError([f"CAUSE_TABLE={path}: more than {MAX_BYTES} bytes. Fix: remove what is not needed"])
     try:
         return read_rules(data.decode(), str(path))
     except UnicodeDecodeError:

@@ -167,7 +167,7 @@ def begin_from(settings: Settings, job: str, point: Point, top: int) -> None:
         journal, payloads = Journal.open(path, TermClaim.take(path, "recover.sh", gateway=gateway))
         with journal:
             if payloads:
-                raise StoreError(f"{path}: there is a journal. Fix: call recover.sh without --from-checkpoints")
+                raise StoreError(f"{path}: a journal exists. Fix: run recover.sh without --from-checkpoints")
             begun = from_points(
                 job, settings.job_name, fixed_settings(settings), clock.boot_id(), clock.now_s(), point, top
             )

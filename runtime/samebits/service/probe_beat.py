@@ -61,5 +61,5 @@ class ProbeBeat:
                 ProbeNote(self._identity, self._state, time.monotonic()).write(self._path)
             except StoreError as error:
                 if not self._over.is_set():
-                    log.warn(f"PROBE_FILE={self._path}: {error}; a liveness probe will take this process for stuck")
+                    log.warn(f"PROBE_FILE={self._path}: {error}; a liveness probe will consider this process stuck")
                     self._over.set()

@@ -47,8 +47,8 @@ def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
     _require_own(path, found, f"run this as that user, or {other}")
     if found.st_mode & _OTHERS_MAY_WRITE:
         raise StoreError(
-            f"{path}: others may write in it (mode {stat.S_IMODE(found.st_mode):04o}), so files in it may be "
-            f"anyone's; expected a folder that only {user(os.geteuid())} can write. Fix: check its content, then "
+            f"{path}: others may write in it (mode {stat.S_IMODE(found.st_mode):04o}), so its files may be anyone's; "
+            f"expected a folder that only {user(os.geteuid())} can write. Fix: check its content, then "
             f"chmod go-w {path}"
         )
 

@@ -169,8 +169,8 @@ def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
             raise
         raise UsageError(
             f"{place_of(error)}: {type(error).__name__}: {error}. Training resumed here after the last batch of epoch "
-            f"{epoch}, so the loop over the loader had no batch left, and what it sets is missing. Fix: set it before "
-            "the loop, or keep it in the state; the corrected script resumes at this step"
+            f"{epoch}, so the loop over the loader had no batch left, and the variables that it sets are missing. Fix: "
+            "set them before the loop, or keep them in the state; the corrected script resumes at this step"
         ) from error
 
 

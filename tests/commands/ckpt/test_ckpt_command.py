@@ -200,7 +200,7 @@ def test_missing_point_is_answered_with_the_existing_ones(
         assert run(root, *words) == USAGE
         told = capsys.readouterr().err
         expected = {"0/30": "slot 0 has those of step 20, 10", "9/10": "slots with a folder are 0, 1, 2, 3"}
-        assert expected.get(name, "is neither SLOT/STEP, as in 0/120, nor a directory") in told
+        assert expected.get(name, "is neither SLOT/STEP (such as 0/120) nor a directory") in told
 
 
 def test_nothing_to_verify_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ class Rank:
         assert [point.step for point in checkpoints.held()] == list(steps), case
         warnings = self.warnings()
         for step in set(STEPS) - set(steps):
-            (line,) = [line for line in warnings if f"passed over the restore point of step {step} " in line]
+            (line,) = [line for line in warnings if f"ignored the restore point of step {step} " in line]
             assert str(self.point(step)) in line, case
         assert len(warnings) == len(STEPS) - len(steps), case
         for step in steps:

@@ -236,7 +236,7 @@ def test_damaged_copy_is_skipped_and_reported_once(tmp_path: Path, caplog: pytes
     for _ in range(2):
         assert copies.look() == [Copy(0, Point(1, 1))]
     (said,) = caplog.messages
-    assert said.startswith("passed over a copy of another rank's restore point: ")
+    assert said.startswith("ignored a copy of another rank's restore point: ")
     assert str(newest) in said
     copies.let_go()
 

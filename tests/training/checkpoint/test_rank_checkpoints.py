@@ -249,7 +249,7 @@ def test_damaged_point_stays_and_is_reported_once(
         until_old_ones_are_gone(after)
     assert on_disk(after) == {1, 5, 6}
     (said,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert said.startswith("passed over the restore point of step 1")
+    assert said.startswith("ignored the restore point of step 1")
     assert "data.safetensors" in said
     if not async_save:
         assert read.count(1) == 1

@@ -162,7 +162,7 @@ def test_a_damaged_copy_is_offered_once(tmp_path: Path, caplog: pytest.LogCaptur
     with pytest.raises(CheckpointError):
         copies.read(Point(2, 1))
     assert [one.point.step for one in copies.offer(SLOT)] == [1]
-    assert "passed over a copy of a commit" in caplog.text
+    assert "ignored a copy of a commit" in caplog.text
     copies.discard()
 
 

@@ -117,7 +117,7 @@ def test_optimizer_with_its_own_state_is_no_wrapper() -> None:
 
 def test_unsupported_wrapper_is_refused_in_a_sentence() -> None:
     optimizer = torch.optim.SGD.__new__(torch.optim.SGD)
-    with pytest.raises(UsageError, match=r"a state cannot follow a SGD.* Fix: give the state the optimizer inside it"):
+    with pytest.raises(UsageError, match=r"a state cannot follow a SGD.* Fix: pass the inner optimizer to the state"):
         TorchState(optimizer=optimizer)
 
 

@@ -92,7 +92,8 @@ class Folder:
 def _in_directory(path: Path) -> FoundPoint:
     if not path.is_dir():
         raise UsageError(
-            f"{path} is neither SLOT/STEP, as in 0/120, nor a directory: `samebits ckpt ls` lists the points there are"
+            f"{path} is neither SLOT/STEP (such as 0/120) nor a directory. Fix: choose a point that `samebits ckpt ls` "
+            "lists"
         )
     directory = path.resolve()
     point = checkpoints.parse_point_name(directory.name)

@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     below = options.folder if settings is None else settings.checkpoint_path
     if options.folder is None and isinstance(below, str):
         raise UsageError(
-            f"CHECKPOINT_PATH={below}: `samebits ckpt` looks into local folders only; `samebits doctor` tells whether "
-            "this one can be listed; its data objects are safetensors files, and --folder names a local folder"
+            f"CHECKPOINT_PATH={below}: `samebits ckpt` reads local folders only. Fix: copy the objects into a local "
+            "folder and name it with --folder; `samebits doctor` checks whether this URL can be listed"
         )
     folder = Folder(Path(below).resolve(), settings is None, settings is not None and settings.plain)
     match options.word:

@@ -74,7 +74,8 @@ def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
     if missing:
         raise CheckpointError(
             f"{root}: no whole point of {wanted.point} of rank {', '.join(missing)} of {wanted.world_size}: the state "
-            "is sharded, so each rank's is needed. Fix: copy all ranks' folders into one, or take a step that "
+            "is sharded, so the point of every rank is needed. Fix: copy all ranks' folders into one, or choose a step "
+            "that "
             "`samebits ckpt ls` shows for every rank"
         )
     return [by_rank[rank] for rank in sorted(by_rank)]
@@ -98,17 +99,18 @@ def metadata_of(found: FoundPoint) -> dict[str, str]:
 
 def _require_place(folder: Folder, found: FoundPoint, path: Path, *, force: bool) -> None:
     if not path.parent.is_dir():
-        raise UsageError(f"{path}: there is no folder {path.parent}. Fix: create it, or choose another one")
+        raise UsageError(f"{path}: the folder {path.parent} does not exist. Fix: create it, or choose another path")
     place = path.resolve()
     for ours in (folder.path, found.path):
         if place.is_relative_to(ours):
             raise UsageError(
-                f"{path}: lies in the checkpoint folder {ours}, which is the job's alone. Fix: choose another one"
+                f"{path}: is inside the checkpoint folder {ours}, which only the job may write. Fix: choose a path "
+                "outside it"
             )
     if path.is_dir():
-        raise UsageError(f"{path}: is a folder. Fix: give a new name")
+        raise UsageError(f"{path}: is a folder. Fix: give the name of a new file")
     if path.exists() and not force:
-        raise UsageError(f"{path}: exists already. Fix: choose another name, or --force")
+        raise UsageError(f"{path}: exists already. Fix: choose another name, or pass --force")
 
 
 def _slot(found: FoundPoint) -> int:

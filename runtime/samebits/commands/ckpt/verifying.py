@@ -93,7 +93,7 @@ def run(folder: Folder, names: Sequence[str]) -> int:
             break
     else:
         removed = f"{counted(gone, 'point')} were removed by their writers before they were read"
-        raise UsageError(f"{removed}, {LOOKS} times in a row. Fix: try it again when the job saves less often")
+        raise UsageError(f"{removed}, {LOOKS} times in a row. Fix: try again when the job saves less often")
     print(_summary(progress, whole, damaged, gone))
     if not names:
         _say_what_was_left_out(folder)

@@ -72,7 +72,7 @@ def _seen(compared: Compared, undisturbed: Outcome, disturbed: Outcome) -> Itera
     if odd and len(odd) < compared.slots:
         yield (
             f"only rank {', '.join(map(str, odd))} of {compared.slots} differs: what its process alone has, or lacks "
-            "since it was started anew, changes its steps"
+            "since it was restarted, changes its steps"
         )
     others = [one.name for one in compared.differing if not one.is_tensor]
     if others:
@@ -169,7 +169,7 @@ def _without_sampler(name: str, calls: Sequence[ast.Call], given: set[str | None
             what = f"{kind}(shuffle=True)" if shuffles else kind
             yield (
                 f"{name}:{one.lineno}: the position in the data is in no State: after a loss the epoch of this {what} "
-                "begins anew and samples are taken twice. Fix: sampler = samebits.ElasticSampler(…), "
+                "starts over and samples are taken twice. Fix: sampler = samebits.ElasticSampler(…), "
                 "TorchState(…, sampler=sampler), and sampler.record_batch(…) before state.commit()"
             )
             return
@@ -208,7 +208,7 @@ def _outside_variables(name: str, tree: ast.Module) -> Iterator[str]:
                 word = re.sub(r"\W+", "_", text).strip("_")
                 yield (
                     f"{name}:{changed.lineno}: {text} is counted outside of the state: it does not go back after a "
-                    f"loss and begins anew in a new process. Fix: TorchState(…, {word}=0), and state.{word} in its "
+                    f"loss and starts over in a new process. Fix: TorchState(…, {word}=0), and state.{word} in its "
                     "place"
                 )
 

@@ -51,10 +51,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     path = Path(script[0])
     if not path.is_file():
-        raise UsageError(f"{path}: there is no such script. Fix: name a file after `--`")
+        raise UsageError(f"{path}: no such script. Fix: name an existing file after `--`")
     folder = Path(options.folder).resolve()
     if folder.exists():
-        raise UsageError(f"--folder {folder}: it is there already. Fix: name another one, or remove it")
+        raise UsageError(f"--folder {folder}: this folder already exists. Fix: name another one, or remove it")
     say = _nothing if options.json else _say
     absolute = [str(path.resolve()), *script[1:]]
     say(f"1. {' '.join(script)} undisturbed: {_world(options)}; logs in {folder / 'undisturbed' / 'device'}")
@@ -101,7 +101,7 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     options = parser.parse_args(words)
     if not script:
-        parser.error("which script? expected `-- SCRIPT [ARGUMENTS ...]`")
+        parser.error("no script was given: expected `-- SCRIPT [ARGUMENTS ...]`")
     return options
 
 
@@ -235,7 +235,7 @@ def _verdict(told: dict[str, Any]) -> str:
         case _ if not told["survived"]:
             return f"drill FAILED: the job did not survive {given}"
         case _ if not told["commits"]:
-            return "drill FAILED: the script commits no step before its end, so there is nothing to go on from"
+            return "drill FAILED: the script commits no step before its end, so there is nothing to resume from"
         case _ if not told["equal_bits"]:
             return f"drill FAILED: after {given} the bits are others than those of the undisturbed run"
         case _:

@@ -76,7 +76,7 @@ class Orders:
             order.unlink(missing_ok=True)
         if answer.exists():
             return answer.read_text()
-        raise ImpossibleError(f"{identity} did not take the order within {ANSWER_S:g} s")
+        raise ImpossibleError(f"{identity} did not acknowledge the order within {ANSWER_S:g} s")
 
 
 def _handles(pid: int, number: int) -> bool:

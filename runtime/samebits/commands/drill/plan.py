@@ -71,7 +71,7 @@ _FAULTS = {
     Fault.SCHEDULER: ("kill -9 of the scheduler", Notice.TERM),
     Fault.ALL: ("kill -9 of every worker", Notice.LOSS),
     Fault.EVERYTHING: ("kill -9 of every worker and the scheduler", Notice.TERM),
-    Fault.PARTITION: ("a worker and the scheduler do not hear each other until it is lost", Notice.LOSS),
+    Fault.PARTITION: ("the connection between a worker and the scheduler is cut until the worker is lost", Notice.LOSS),
     Fault.DISK_FULL: ("the checkpoints' disk takes no byte until a save has failed", Notice.NOTHING),
     Fault.CLOCK_JUMP: ("the wall clock is an hour off for three seconds", Notice.NOTHING),
     Fault.BITFLIP: ("a bit of a stored checkpoint, then kill -9 of everything and its memory is gone", Notice.TERM),

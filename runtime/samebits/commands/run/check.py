@@ -66,8 +66,8 @@ def main(words: Sequence[str], request: Request) -> int:
     require_script(request)
     folder = Path(tempfile.mkdtemp(prefix="samebits-check-"))
     say(
-        f"checking {request.script} in a job of its own, in {folder}: what it prints, writes elsewhere or sends to a "
-        "tracker happens as in any job"
+        f"checking {request.script} in a separate job in {folder}: whatever it prints, writes elsewhere or sends to a "
+        "tracker takes effect as in any job"
     )
     code = 1
     try:
@@ -101,19 +101,19 @@ def _check(words: Sequence[str], request: Request, folder: Path) -> int:
     if report.failure:
         raise HiddenStateError(report.failure)
     if report.named:
-        raise HiddenStateError(f"{_counted(report)}; what was found may act in later steps: {report.named}")
+        raise HiddenStateError(f"{_counted(report)}; the findings may affect later steps: {report.named}")
     if signals.caught:
         say(f"interrupted: {_counted(report)} until then")
         return _INTERRUPTED
     if report.has_returned and runs_on:
-        say(f"{_REST_S:g} s after its training function had returned the script still ran: it was ended")
+        say(f"the script was still running {_REST_S:g} s after its training function had returned, so it was stopped")
     elif not report.is_over and code != 0:
         say(f"the check's job ended before it was over: {_cause(folder, output)}")
         return code
     if not report.equal:
         why = "; ".join(report.skipped) or "the script ended before its fifth commit"
         fix = "`samebits drill` kills such a job and compares the bits" if report.skipped else "let it train longer"
-        raise HiddenStateError(f"no step could be taken twice, so nothing is known: {why}. Fix: {fix}")
+        raise HiddenStateError(f"no step could be taken twice, so there is no result: {why}. Fix: {fix}")
     for skipped in report.skipped:
         say(f"not compared: {skipped}")
     print(

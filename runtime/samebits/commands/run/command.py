@@ -49,7 +49,9 @@ def main(arguments: Sequence[str]) -> int:
     keep_going_without_output()
     found = first_hosts.running_job(request)
     if found is not None:
-        prepare.say("the job runs already: this command follows it, and manages its hosts once no other command does")
+        prepare.say(
+            "the job is already running: this command follows it, and will manage its hosts when no other command does"
+        )
         return recover.go_on(*found)
     request = first_hosts.placed(request)
     ready = prepare.read_start(request)
@@ -132,7 +134,7 @@ def _start(ready: Ready) -> None:
         try:
             launch(berths, _program(ready), started)
         except Exception:
-            prepare.say("the start failed: ending what was started")
+            prepare.say("the start failed: stopping the processes that were started")
             for identity in started:
                 end(identity, TERM_GRACE_S)
             raise

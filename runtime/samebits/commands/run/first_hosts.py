@@ -58,7 +58,7 @@ def placed(request: Request) -> Request:
         if settings.cluster_secret is not None:
             raise SettingsError(
                 [
-                    "CLUSTER_SECRET=(hidden): HOST_LAUNCH would put it into a command line, where every user reads it. "
+                    "CLUSTER_SECRET=(hidden): HOST_LAUNCH would put it into a command line, which every user can read. "
                     "Fix: export CLUSTER_SECRET_FILE=<a file with it, on every host>, and unset CLUSTER_SECRET"
                 ]
             )
@@ -67,8 +67,8 @@ def placed(request: Request) -> Request:
     elsewhere = sorted({host for _, host in hosts if not is_here(host)})
     if elsewhere and _is_own(settings):
         say(
-            f"SCHED_HOST={settings.sched_host} is this machine's own: workers on {', '.join(elsewhere[:6])} reach it "
-            "only if that is this machine, too. Else: --sched-host <an address that they reach>"
+            f"SCHED_HOST={settings.sched_host} is this machine's own: workers on {', '.join(elsewhere[:6])} can reach "
+            "it only if they run on this machine, too. Fix: --sched-host <an address that they can reach>"
         )
     environment = {**request.environment, "WORKER_NUM": str(len(nodes))}
     return replace(request, environment=environment, nodes=tuple(nodes), hosts=dict(hosts))
@@ -105,7 +105,7 @@ def _first_hosts(settings: Settings) -> list[tuple[str, str]]:
             say(f"{waits}; waiting")
         if time.monotonic() >= give_up_at:
             raise UsageError(
-                f"{waits}, for {settings.topo_timeout_s:g} s (TOPO_TIMEOUT). Fix: look at what `{words[0]}` prints"
+                f"{waits}, for {settings.topo_timeout_s:g} s (TOPO_TIMEOUT). Fix: check the output of `{words[0]}`"
             )
         time.sleep(EVERY_S)
 

@@ -100,7 +100,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     what.add_argument(
         "--plain",
         action="store_true",
-        help="the script is not ported: run it as torchrun would, and anew on every seat after a loss (PLAIN)",
+        help="the script is not ported: run it as torchrun would, and restart it on every seat after a loss (PLAIN)",
     )
     what.add_argument(
         "--check",
@@ -226,7 +226,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--die-with-me",
         action="store_true",
         help="end all that was started here at once when this command dies, even by kill -9 (DIE_WITH_ME); else the "
-        "job goes on, and another run or recover in this folder adopts it",
+        "job continues, and another run or recover in this folder adopts it",
     )
     ends.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
     ends.add_argument("--detach", action="store_true", help="exit once the job is started, and leave it running")
@@ -353,7 +353,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     if options.no_python and options.module:
         parser.error("--no-python and -m: a module needs Python")
     if options.die_with_me and options.detach:
-        parser.error("--die-with-me and --detach: a command that has left the job cannot end it by its own death")
+        parser.error("--die-with-me and --detach: a detached command cannot end the job when it dies")
     if options.check:
         _require_checkable(parser, options, nodes_most, given)
     if options.on is not None:
@@ -364,8 +364,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     endpoint_host, endpoint_port = _endpoint(parser, options.rdzv_endpoint)
     if endpoint_host and nodes_most > 1 and options.node_rank is None:
         parser.error(
-            "--rdzv-endpoint with several hosts: host ranks are not given out here, so that they stay after a crash. "
-            "Fix: --node-rank 0 on the host of the endpoint, 1 and so on elsewhere"
+            "--rdzv-endpoint with several hosts: host ranks are not assigned automatically, because they must stay the "
+            "same after a crash. Fix: --node-rank 0 on the endpoint's host, and 1, 2, … on the others"
         )
     for name, value in (
         ("SCHED_HOST", options.sched_host or endpoint_host),
@@ -393,7 +393,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         if given.value("HOST_LAUNCH") or options.host_rest:
             what = "--launch" if options.launch else "--host-rest" if options.host_rest else "HOST_LAUNCH"
             parser.error(
-                f"{what}: it is for hosts that a script names, and there is none. Fix: --host-discovery-script "
+                f"{what}: this applies only to hosts that a script names, and no script is set. Fix: "
+                "--host-discovery-script "
                 f"./hosts.sh, or leave {what} out"
             )
         per_node = _workers_per_node(parser, options.workers, given, nodes_most, devices)
@@ -447,7 +448,7 @@ def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namesp
     }
     found = [name for name, is_given in refused.items() if is_given]
     if found:
-        parser.error(f"--check and {found[0]}: a check is a job of its own, on this host. Fix: leave {found[0]} out")
+        parser.error(f"--check and {found[0]}: a check runs as a separate job on this host. Fix: leave {found[0]} out")
 
 
 def _require_on_ray(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
@@ -495,7 +496,9 @@ def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace,
             options.module = True
             options.script, *options.args = options.args
         if options.script.startswith("-"):
-            parser.error(f"python {options.script}: options of Python are not read here. Fix: name the script alone")
+            parser.error(
+                f"python {options.script}: Python's own options are not supported here. Fix: name only the script"
+            )
 
 
 def _take_share(options: argparse.Namespace, share: Share, given: _Given) -> None:
@@ -567,7 +570,7 @@ def _take_bounds(
     if options.node_rank:
         parser.error("--node-rank: with --host-discovery-script this command starts the workers of all hosts")
     if _number(given.value("SPARE_NUM")):
-        parser.error("--spares: with --host-discovery-script a lost worker's place is taken on another host")
+        parser.error("--spares: with --host-discovery-script, a lost worker is replaced on another host")
     if options.workers is not None or not given.value("HOST_SLOTS"):
         slots = 1
         if options.workers is not None:
@@ -579,7 +582,7 @@ def _take_bounds(
         given.say("MIN_WORKER_NUM", str(least * slots))
         given.say("MAX_WORKER_NUM", str(most * slots))
     elif not given.value("MAX_WORKER_NUM"):
-        parser.error("--host-discovery-script: how many hosts at most? As in --nnodes 1:8")
+        parser.error("--host-discovery-script: the maximum number of hosts is missing. Fix: --nnodes 1:8")
     given.default("MIN_WORKER_NUM", "1")
 
 
@@ -590,14 +593,16 @@ def _workers_per_node(
     if asked is None and given.value("WORKER_NUM"):
         total = _number(given.value("WORKER_NUM"))
         if hosts > 1 and total % hosts:
-            parser.error(f"--nnodes {hosts}: WORKER_NUM={total} workers are not the same number on each host")
+            parser.error(f"--nnodes {hosts}: WORKER_NUM={total} workers cannot be divided evenly among the hosts")
         return total // hosts if hosts > 1 else None
     if asked is not None and asked.isdigit() and int(asked):
         return int(asked)
     found = usable(given.merged(), device_files() if devices is None else devices)
     match asked:
         case "gpu" if not found:
-            return parser.error("--nproc-per-node gpu: this machine shows no accelerator. Fix: -n auto, or a number")
+            return parser.error(
+                "--nproc-per-node gpu: no accelerator is visible on this machine. Fix: -n auto, or a number"
+            )
         case "cpu":
             return os.cpu_count() or 1
         case "auto" | "gpu":

@@ -155,15 +155,16 @@ def _refuse_running(found: Found) -> None:
     former = found.former
     if former is not None and former.running:
         raise ForeignFolderError(
-            f"LOG_DIR={found.log_dir} belongs to {former}, which runs ({_listed(former.running)}); this start is job "
-            f"{found.name!r} with RECOVERY_PATH={found.recovery_path}. Export another LOG_DIR for it, or start it in "
-            "another folder"
+            f"LOG_DIR={found.log_dir} belongs to {former}, which is running ({_listed(former.running)}); this command "
+            f"starts job {found.name!r} with RECOVERY_PATH={found.recovery_path}. Fix: export another LOG_DIR for this "
+            "job, or start it in another folder"
         )
     if found.running or found.holder:
         who = _listed(found.running) or found.holder
         raise LockedError(
-            f"RECOVERY_PATH={found.recovery_path}: {found.view or 'a job'} runs here: {who}. `{found.recover}` follows "
-            "it and brings back what is gone; for a second job export another RECOVERY_PATH, CHECKPOINT_PATH, LOG_DIR "
+            f"RECOVERY_PATH={found.recovery_path}: {found.view or 'a job'} is running here: {who}. Fix: "
+            f"`{found.recover}` follows it and restarts its lost processes; for a second job, export another "
+            "RECOVERY_PATH, CHECKPOINT_PATH, LOG_DIR "
             "and SCHED_PORT"
         )
 
@@ -175,9 +176,10 @@ def _plan_former(found: Found, *, fresh: bool) -> Plan:
         return Plan()
     if not fresh:
         raise ForeignFolderError(
-            f"LOG_DIR={found.log_dir} belongs to {former}, which is unfinished; this start is job {found.name!r} with "
-            f"RECOVERY_PATH={found.recovery_path}. `{found.recover}` goes on with the former; for this one export "
-            f"another LOG_DIR, or `{found.fresh}` moves aside how the former was started"
+            f"LOG_DIR={found.log_dir} belongs to {former}, which is unfinished; this command starts job {found.name!r} "
+            "with "
+            f"RECOVERY_PATH={found.recovery_path}. Fix: `{found.recover}` continues the unfinished job; to start this "
+            f"one, export another LOG_DIR, or `{found.fresh}` moves the old job's start file aside"
         )
     return Plan((Move(found.log_dir / START_FILE, former.view.job),), (f"{former} is unfinished",))
 
@@ -210,22 +212,23 @@ def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
         return Plan()
     if isinstance(found.checkpoint_path, str):
         raise ForeignFolderError(
-            f"CHECKPOINT_PATH={found.checkpoint_path} belongs to {_jobs(found.checkpoint_jobs)}, and what lies in an "
-            f"object store is not moved aside: for this start of {found.name!r} export another one, such as "
-            f"{found.checkpoint_path}-2, or delete that folder if nobody needs it"
+            f"CHECKPOINT_PATH={found.checkpoint_path} belongs to {_jobs(found.checkpoint_jobs)}, and objects in an "
+            f"object store are not moved aside. Fix: export another CHECKPOINT_PATH for {found.name!r}, such as "
+            f"{found.checkpoint_path}-2, or delete that folder if it is no longer needed"
         )
     job = found.view.job if found.view is not None else ""
     if live := found.live_jobs - {job}:
         raise LockedError(
             f"CHECKPOINT_PATH={found.checkpoint_path}: {_jobs(live)} is running and saves there. Fix: export another "
-            "CHECKPOINT_PATH for this one"
+            "CHECKPOINT_PATH for this job"
         )
     others = found.checkpoint_jobs - {job} - found.past_jobs
     if others and not fresh:
         raise ForeignFolderError(
-            f"CHECKPOINT_PATH={found.checkpoint_path} belongs to {_jobs(others)}, and this start is job {found.name!r} "
-            f"with RECOVERY_PATH={found.recovery_path}, whose journal is not that job's. Export another "
-            f"CHECKPOINT_PATH, or that job's RECOVERY_PATH; or `{found.fresh}` moves that folder aside and starts anew"
+            f"CHECKPOINT_PATH={found.checkpoint_path} belongs to {_jobs(others)}, but this command starts job "
+            f"{found.name!r} with RECOVERY_PATH={found.recovery_path}, which holds another journal. Fix: export "
+            f"another CHECKPOINT_PATH, or that job's RECOVERY_PATH; or `{found.fresh}` moves that folder aside and "
+            "starts over"
         )
     why = () if found.view or found.damage else (f"{_jobs(found.checkpoint_jobs)} left checkpoints",)
     owner = job if job in found.checkpoint_jobs else min(found.checkpoint_jobs)
@@ -250,7 +253,7 @@ def _unfinished(found: Found, view: JobView) -> str:
     step = max(view.step, found.newest_step)
     return (
         f"RECOVERY_PATH={found.recovery_path} holds {view}, unfinished at step {step} with {view.world_size} workers. "
-        f"`{found.recover}` goes on with it; `{found.fresh}` moves its folders aside and starts anew"
+        f"Fix: `{found.recover}` continues it; `{found.fresh}` moves its folders aside and starts over"
     )
 
 
@@ -307,7 +310,7 @@ def read_start(request: Request) -> Ready:
         except ListenError as error:
             port_problem = (names_one(settings.sched_host) and _other_job(settings)) or str(error)
     if (port := listener.chosen_port) is not None:
-        said = f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}"
+        said = f"the default SCHED_PORT={settings.sched_port} is in use; this job's scheduler listens on port {port}"
         settings, environment = replace(settings, sched_port=port), {**environment, "SCHED_PORT": str(port)}
     start = JobSpec(
         folder=Path.cwd(),
@@ -357,8 +360,8 @@ def require_script(request: Request) -> None:
     package = script.partition(".")[0]
     if request.way is Way.MODULE and not PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]):
         raise UsageError(
-            f"-m {script}: there is no module {package!r} in {Path.cwd()} or installed. Fix: name one, as in "
-            f"`{spelled('run', '-m', 'package.train')}`; -n takes the number of workers"
+            f"-m {script}: no module {package!r} was found in {Path.cwd()} or among the installed ones. Fix: name an "
+            f"existing module, as in `{spelled('run', '-m', 'package.train')}`; -n takes the number of workers"
         )
 
 
@@ -404,7 +407,7 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
         lock.release()
     usual = start.folder / job_spec.USUAL_LOG_DIR
     if (usual / job_spec.START_FILE).exists() and usual.resolve() != settings.log_dir.resolve():
-        say(f"{usual} is another job's: for this one type LOG_DIR={settings.log_dir} {found.recover}")
+        say(f"{usual} belongs to another job; for this one, type LOG_DIR={settings.log_dir} {found.recover}")
 
 
 def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:

@@ -28,7 +28,7 @@ _ANY_SIGNAL = frozenset(range(1, 128))
 
 _ENDED = Row(
     "the job ended, and this process with it",
-    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "look at the first cause, which says why the job ended"),
+    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "see the first cause, which explains why the job ended"),
     statuses=_codes(
         errors.FormationTimeoutError,
         errors.JobFailedError,
@@ -217,7 +217,7 @@ _SCRIPT = Row(
 )
 _LEFT_EARLY = Row(
     "it exited with a status of its own",
-    *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE, "look at the end of its log"),
+    *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE, "check the end of its log"),
     statuses=frozenset(range(256)),
 )
 _STUCK = Row(
@@ -313,7 +313,7 @@ _SILENT = Row(
 )
 UNKNOWN = Row(
     "the cause of its end is unknown",
-    *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at the end of its log"),
+    *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "check the end of its log"),
 )
 
 TABLE: tuple[Row, ...] = (

@@ -119,7 +119,7 @@ class Admission:
         if message.job and message.job != state.job and message.protocol == PROTOCOL:
             found = f"worker {message.node} belongs to job {message.job}, this scheduler runs job {state.job}"
             if message.incarnation == 0:
-                return Refusal.OTHER_JOB, f"{found}. Fix: start each job with a SCHED_PORT of its own"
+                return Refusal.OTHER_JOB, f"{found}. Fix: start each job with its own SCHED_PORT"
             return Refusal.OTHER_JOB, f"{found}: its recovery path is not the one the worker's job was started with"
         return self.difference(message)
 

@@ -92,8 +92,8 @@ class DeviceReadings:
         self._bus = ""
         if device.uuid and not self._log.is_readable:
             lines.say(
-                f"{device.name}: the kernel's log cannot be read here, as in most containers, so Xids are not seen; "
-                "the recovery action that nvidia-smi names is"
+                f"{device.name}: the kernel's log cannot be read here, as in most containers, so Xid errors are not "
+                "seen; the recovery action that nvidia-smi reports is"
             )
         self._logged: dict[int, Reading] = {}
 

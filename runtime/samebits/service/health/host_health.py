@@ -79,8 +79,8 @@ def require(settings: Settings, device: WatchedDevice | None) -> None:
     if wrong:
         node = settings.node_id or "this worker"
         raise PreflightError(
-            f"the host of {node} is not healthy, so it asks for no seat: {'; '.join(map(said, wrong))}. Fix: start it "
-            "on another host, or set the signs in brackets to tell"
+            f"the host of {node} is not healthy, so it does not register: {'; '.join(map(said, wrong))}. Fix: start it "
+            "on another host, or set the checks in brackets to `tell`"
         )
 
 

@@ -77,9 +77,9 @@ class PreemptionLook:
             problem = _problem_of(status)
         if problem and problem != self._problem:
             log.warn(
-                f"PREEMPTION_COMMAND: {self._words[0]} {problem}: until it is repaired only SIGTERM announces a "
-                "preemption to this worker. Fix: let it end with status 0 if this machine is about to be taken away, "
-                "with 1 if it is not"
+                f"PREEMPTION_COMMAND: {self._words[0]} {problem}: until it is repaired, only SIGTERM announces a "
+                "preemption to this worker. Fix: have it exit with status 0 if this machine is about to be taken away, "
+                "and with 1 otherwise"
             )
         self._problem = problem
         return False

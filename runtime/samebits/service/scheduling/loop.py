@@ -209,7 +209,7 @@ class SchedulerService:
 
     def _claim_in(self, gateway: EtcdGateway, path: Path, place: Sequence[tuple[str, int]]) -> TermClaim | Ended:
         """Claim the job once no other scheduler serves it; return how it ended if that happened meanwhile."""
-        log.say(f"the journal lies in {gateway.place}; {path} holds a copy")
+        log.say(f"the journal is in {gateway.place}; {path} holds a copy")
         lease_s = max(2, math.ceil(self._settings.node_timeout_s))
         holder = LockHolder.this_process(self._lock.role).note()
         self._notice = notice = ServingNotice(gateway.another(), holder, tuple(place), lease_s)
@@ -228,7 +228,7 @@ class SchedulerService:
                 claim = TermClaim.take(path, self._lock.role, lambda: written_term(path), gateway, take_over)
                 notice.begin(claim)
                 return claim
-        raise SchedulerLeftError("this scheduler was asked to leave while it stood by; the job continues with another")
+        raise SchedulerLeftError("this standby scheduler was told to exit; the job continues with another scheduler")
 
     def _is_told_to_end(self) -> bool:
         return self._abandoned or bool(self._stop_by)
@@ -292,7 +292,7 @@ class SchedulerService:
                 goes_on = f"the job continues without one. Fix: {spelled('recover')} starts it again"
                 ends = "with ENABLE_RECOVERY=0 its job ends with it"
                 then = goes_on if self._settings.enable_recovery else ends
-                raise SchedulerLeftError(f"this scheduler was asked to leave; {then}")
+                raise SchedulerLeftError(f"this scheduler was told to exit; {then}")
             now = clock.now_s()
             # A slow disk, or a SIGSTOP during a write, counts like one while it slept.
             late_s = now - decided_at - pause_s

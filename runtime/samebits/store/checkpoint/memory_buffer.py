@@ -101,7 +101,7 @@ def decode_header(data: bytes, file_bytes: int) -> SlotHeader | None:
         raise CheckpointError("its header is torn: its hash differs")
     magic, sequence, stage, manifest_bytes, data_offset, data_bytes = _FIELDS.unpack(fields)
     if magic != _MAGIC or stage not in set(Stage):
-        raise CheckpointError("its header has another format, from another version of this program")
+        raise CheckpointError("its header has the format of another version of this program")
     is_in_order = HEADER_BYTES + manifest_bytes <= data_offset and data_offset + data_bytes <= file_bytes
     if not is_in_order or manifest_bytes > MAX_MANIFEST_BYTES or data_offset % HEADER_BYTES:
         raise CheckpointError(f"its header does not describe this file of {file_bytes} bytes")

@@ -68,7 +68,7 @@ class EventCopier:
             with contextlib.closing(self._gateway):
                 self._copy(lines)
         except StoreError as error:
-            self._on_failure(f"{error}. The job continues; its events lie in RECOVERY_PATH's folder only")
+            self._on_failure(f"{error}. The job continues; its events are in RECOVERY_PATH's folder only")
 
     def _copy(self, lines: list[str]) -> None:
         stored = _stored(self._gateway)

@@ -343,7 +343,7 @@ class EtcdGateway:
                 f"{self.place}: {member} is not an etcd's client port, or its etcd is older than 3.4 ({text}). Fix: "
                 f"name the client port in RECOVERY_PATH, usually {USUAL_PORT}"
             )
-        raise StoreError(f"{self.place}: {member} refuses: {text}. Fix: see that ETCDCTL_USER may write there")
+        raise StoreError(f"{self.place}: {member} refuses: {text}. Fix: give ETCDCTL_USER write access there")
 
 
 def _context(access: EtcdAccess) -> ssl.SSLContext:

@@ -56,7 +56,7 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
     header = points[0].header
     values = whole(values_of(header, joined[0]), [one["own"].get("shards", {}) for one in joined])
     if ORIGIN in values:
-        raise CheckpointError(f"{header.point}: the state has a value called {ORIGIN!r}; call it something else")
+        raise CheckpointError(f"{header.point}: the state has a value called {ORIGIN!r}. Fix: rename it")
     content = {
         **values,
         ORIGIN: {

@@ -83,7 +83,7 @@ class KeptCopies:
     def _pass_over(self, problem: str) -> None:
         if problem not in self._passed_over:
             self._passed_over.add(problem)
-            log.warn(f"passed over a copy of another rank's restore point: {problem}")
+            log.warn(f"ignored a copy of another rank's restore point: {problem}")
 
     def reject(self, copy: Copy, reason: str) -> None:
         """Never offer this copy again; leave it in place."""

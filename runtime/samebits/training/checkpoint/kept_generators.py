@@ -274,7 +274,7 @@ class KeptGenerators:
             data = read_page(self._memory, self._job, slot, only_orphaned=only_orphaned) if page is None else page.view
             return (b"", Content(slot)) if data is None else (bytes(data), decoded(data, self._job, slot, "the page"))
         except StoreError as error:
-            log.warn(f"passed over the page of the generators of slot {slot}: {error}")
+            log.warn(f"ignored the page with the generators of slot {slot}: {error}")
             return b"", Content(slot)
 
     def let_go(self) -> None:

@@ -159,7 +159,7 @@ class RankCheckpoints:
     def _pass_over(self, problem: str) -> None:
         if problem not in self._passed_over:
             self._passed_over.add(problem)
-            log.warn(f"passed over a restore point in memory: {problem}")
+            log.warn(f"ignored a restore point in memory: {problem}")
 
     def has_on_disk(self, point: Point) -> bool:
         """Return whether the point is durable, after pending writes; nothing is read to find out."""
@@ -190,7 +190,7 @@ class RankCheckpoints:
             self._fetched = None
         if point not in self._rejected:
             self._rejected[point] = reason
-            log.warn(f"passed over the restore point of {point}: {reason}")
+            log.warn(f"ignored the restore point of {point}: {reason}")
 
     @contextlib.contextmanager
     def rejecting(self, point: Point) -> Iterator[None]:

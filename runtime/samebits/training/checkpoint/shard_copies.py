@@ -164,7 +164,7 @@ class ShardCopies:
             return ()
         found, problems = checkpoints.points_in_memory(self._memory, self._job, slot, kind=RoomKind.COMMITTED)
         for problem in problems:
-            log.warn(f"passed over a copy of a commit: {problem}")
+            log.warn(f"ignored a copy of a commit: {problem}")
         kept = []
         for one in found:
             tree = one.require_manifest().tree
@@ -189,7 +189,7 @@ class ShardCopies:
             return checkpoints.read(self._room.hash(point), targets, threads=threads)
         except CheckpointError as error:
             self._rejected.add(point)
-            log.warn(f"passed over a copy of a commit: {error}")
+            log.warn(f"ignored a copy of a commit: {error}")
             raise
 
     def copy(

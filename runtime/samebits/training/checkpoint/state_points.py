@@ -609,7 +609,7 @@ class StatePoints:
                 final = store.read(found)
                 contents = self._together(snapshot.state_in(final.tree, final.tensors), final.header)
             except CheckpointError as error:
-                log.warn(f"passed over the final state in {found.where}: {error}")
+                log.warn(f"ignored the final state in {found.where}: {error}")
                 continue
             self._state.load(contents, own=slot == own)
             log.say(f"training has already finished: loaded the final state, step {point.step}, of slot {slot}")

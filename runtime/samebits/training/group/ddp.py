@@ -90,7 +90,8 @@ def capture(ddp: DistributedDataParallel) -> Layout:
     if not torch_private.lay_out_if_due(ddp) and torch_private.is_learning(ddp):
         raise UsageError(
             "DistributedDataParallel(static_graph=True) learns its graph in its first two iterations, so no restore "
-            "point can be made after the first one: set save_checkpoint_steps to 2 or more, or leave static_graph out"
+            "point can be made after the first one. Fix: set save_checkpoint_steps to 2 or more, or leave static_graph "
+            "out"
         )
     if known is not None and known[0] is ddp.reducer and not torch_private.is_laid_out(ddp):
         return known[1]
@@ -173,7 +174,8 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
     if layout is not None and got != layout:
         raise LayoutError(
             f"the gradient buckets of {type(ddp.module).__name__} cannot be laid out as at the restore point: "
-            f"{_difference(layout, got)}; run the same script with the same bucket_cap_mb on every rank, or start over "
+            f"{_difference(layout, got)}. Fix: run the same script with the same bucket_cap_mb on every rank, or start "
+            "over "
             f"with `{spelled('run', '--fresh')}`"
         )
 
@@ -220,7 +222,7 @@ def _build_final(
     if not torch_private.lay_out_as_given(ddp):
         raise LayoutError(
             f"the restore point's gradient buckets of {type(ddp.module).__name__} are final, but this wrapper never "
-            "rebuilds its buckets (find_unused_parameters=True); build it with the same arguments on every rank"
+            "rebuilds its buckets (find_unused_parameters=True). Fix: build it with the same arguments on every rank"
         )
 
 
@@ -264,7 +266,7 @@ def _group_for(ddp: DistributedDataParallel, group: Group) -> dist.ProcessGroup:
     if getattr(current, "group_desc", "") not in ("default_pg", ""):
         raise UsageError(
             f"DistributedDataParallel({type(ddp.module).__name__}) was built on a group of its own that ended with its "
-            "generation; build such a group and its wrapper inside the function that elastic.run runs"
+            "generation. Fix: build such a group and its wrapper inside the function that elastic.run runs"
         )
     return group.pg
 
@@ -292,8 +294,8 @@ def _require_supported(ddp: DistributedDataParallel, *, has_sparse: bool) -> Non
     for reason, present in reasons.items():
         if present:
             raise UsageError(
-                f"DistributedDataParallel({type(ddp.module).__name__}) uses {reason}; "
-                "remove it, or run with ENABLE_RECOVERY=0"
+                f"DistributedDataParallel({type(ddp.module).__name__}) uses {reason}. Fix: remove it, or run with "
+                "ENABLE_RECOVERY=0"
             )
 
 
@@ -303,7 +305,7 @@ def _require_same_parameters(ddp: DistributedDataParallel, wanted: Sequence[str]
         raise LayoutError(
             f"the parameters of {type(ddp.module).__name__} are not those of the restore point: missing here "
             f"{sorted(missing) or 'none'}, new here {sorted(extra) or 'none'} (a parameter that was frozen when "
-            "DistributedDataParallel was built counts as missing); run the script the restore point was made with, or "
+            "DistributedDataParallel was built counts as missing). Fix: run the script that made the restore point, or "
             f"start over with `{spelled('run', '--fresh')}`"
         )
 
@@ -444,7 +446,7 @@ def _refuse_capture(module: Module, _: object) -> None:
 def _refuse(module: Module, _: object) -> None:
     raise UsageError(
         f"{type(module).__name__} was built inside an earlier call of the function that elastic.run runs, and its "
-        "group is gone: build it before elastic.run, or again in each call"
+        "group is gone. Fix: build it before elastic.run, or again in each call"
     )
 
 

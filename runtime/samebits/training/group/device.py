@@ -64,7 +64,7 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
     """
     if requested is not None and requested not in KINDS and torch_private.registered_backend(requested) is None:
         raise SettingsError(
-            [f"DEVICE={requested!r} is not a device type; expected one of {', '.join(KINDS)}: export DEVICE=cpu"]
+            [f"DEVICE={requested!r} is not a device type; expected one of {', '.join(KINDS)}. Fix: export DEVICE=cpu"]
         )
     if requested == "cpu":
         return torch.device("cpu")
@@ -139,8 +139,7 @@ def require_sound(device: torch.device, within_s: float = SOUND_WITHIN_S) -> Non
     if problem:
         raise DeviceLostError(
             f"{device} no longer works in this process: {problem}. A lost peer does not cause this, so the process "
-            "gives up its seat. Fix: nothing, a spare or a restart takes over; if it recurs on this device, have it "
-            "looked at"
+            "gives up its seat. Fix: nothing, a spare or a restart takes over; if it recurs, have this device checked"
         )
 
 
@@ -162,7 +161,7 @@ def backend_of(device: torch.device, wanted: str | None = None) -> str:
     found = _backend(device)
     if found is None:
         raise SettingsError(
-            [f"DEVICE={device.type!r} has no known backend; expected one of {', '.join(KINDS)}: export DEVICE=cpu"]
+            [f"DEVICE={device.type!r} has no known backend; expected one of {', '.join(KINDS)}. Fix: export DEVICE=cpu"]
         )
     return found
 
@@ -205,7 +204,7 @@ def _import_npu() -> None:
         import torch_npu  # noqa: F401 - registers the device with torch
     except ModuleNotFoundError as error:
         raise SettingsError(
-            [f"DEVICE='npu' needs the package {_NPU_PACKAGE} ({error}); install it: pip install 'samebits[npu]'"]
+            [f"DEVICE='npu' needs the package {_NPU_PACKAGE} ({error}). Fix: pip install 'samebits[npu]'"]
         ) from error
     except (ImportError, OSError) as error:
         raise SettingsError([f"{_NPU_PACKAGE} is installed but cannot load CANN ({error}); {_INSTALL_CANN}"]) from error

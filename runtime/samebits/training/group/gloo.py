@@ -169,8 +169,8 @@ def check_address(address: str) -> None:
         ipaddress.ip_address(address)
     except ValueError:
         raise UsageError(
-            f"a group's address must be a numeric IP address of this host, not {address!r}; "
-            "pass the local address of the connection to the scheduler"
+            f"a group's address must be a numeric IP address of this host, not {address!r}. Fix: pass the local "
+            "address of the connection to the scheduler"
         ) from None
 
 

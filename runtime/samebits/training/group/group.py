@@ -125,7 +125,7 @@ class Group:
     def pg(self) -> dist.ProcessGroup:
         """What ``dist.group.WORLD`` is while this group is installed."""
         if self._pg is None:
-            raise UsageError(f"the process group of {self.name} was not formed; call form() first")
+            raise UsageError(f"the process group of {self.name} was not formed. Fix: call form() first")
         return self._pg
 
     def holds(self, pg: dist.ProcessGroup | None) -> bool:
@@ -174,8 +174,8 @@ class Group:
         """
         if dist.is_initialized():
             raise UsageError(
-                "torch.distributed has a default process group already; the runtime makes it: "
-                "remove init_process_group() from the script (with ENABLE_RECOVERY=1), or drop the previous group first"
+                "torch.distributed already has a default process group, which SameBits must create itself. Fix: remove "
+                "init_process_group() from the script (with ENABLE_RECOVERY=1), or destroy the previous group first"
             )
         try:
             self._connect_and_install()

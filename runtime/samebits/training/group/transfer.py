@@ -214,7 +214,7 @@ def require_equal(digests: Sequence[int] | Mapping[int, int], what: str) -> None
     if different:
         raise LayoutError(
             f"{what} of rank {', '.join(map(str, different))} differs from rank {first}'s: training on would diverge "
-            f"silently. Start the job anew with `{spelled('run', '--fresh')}`, and report this with the logs"
+            f"silently. Fix: start over with `{spelled('run', '--fresh')}`, and report this with the logs"
         )
 
 

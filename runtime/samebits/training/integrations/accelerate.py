@@ -136,7 +136,10 @@ class Accelerator(accelerate.Accelerator):
         is_early = context.current(f"Accelerator.{call}()").generation is None
         if is_early:
             when = context.side_of_training()
-            log.say(f"{calling_place()}: {call}() {when} elastic.run does not wait: a process may come or go any time")
+            log.say(
+                f"{calling_place()}: {call}() {when} elastic.run does not wait, because a process may join or "
+                "leave at any time"
+            )
         return is_early
 
 

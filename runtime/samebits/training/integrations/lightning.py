@@ -154,5 +154,8 @@ def _is_early(call: str) -> bool:
     is_early = context.current(f"Fabric.{call}()").generation is None
     if is_early:
         when = context.side_of_training()
-        log.say(f"{calling_place()}: {call}() {when} elastic.run does not wait: a process may come or go any time")
+        log.say(
+            f"{calling_place()}: {call}() {when} elastic.run does not wait, because a process may join or leave at "
+            "any time"
+        )
     return is_early

@@ -255,7 +255,7 @@ def init() -> None:
         ending.scheduler = SchedulerThread(replace(settings, job_name=job_name))
         settings = ending.scheduler.settings
         on_more = spelled_run(sys.argv if sys.argv[0] else ["train.py"])
-        log.say(f"a world of one, in this process alone; `{on_more}` trains on more")
+        log.say(f"training with one worker, in this process; `{on_more}` trains with more")
     _process = _take_seat(settings, job_name, ending)
 
 

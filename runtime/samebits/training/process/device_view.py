@@ -60,8 +60,8 @@ def wait_for_memory(path: Path, job: str, host: str, device: torch.device, withi
         if waited_s >= within_s:
             log.warn(
                 f"{device} has {free >> 20} MiB free after {waited_s:.1f} s, and the process before this one held "
-                f"{held.held_bytes >> 20} MiB: this one may run out of memory. Fix: nvidia-smi names the processes "
-                "that hold it; end those that are left over"
+                f"{held.held_bytes >> 20} MiB: this one may run out of memory. Fix: end leftover processes, which "
+                "nvidia-smi lists"
             )
             return waited_s
         time.sleep(_LOOK_S)
@@ -105,7 +105,7 @@ class DeviceView:
                 if path.parent.is_dir():
                     durable.replace_note(path, msgspec.json.encode(HeldMemory(job, host, str(device), held_bytes)))
             except StoreError as error:
-                log.warn(f"what this process holds of {device} is not noted: {error}")
+                log.warn(f"the memory that this process holds on {device} could not be recorded: {error}")
 
         return note
 

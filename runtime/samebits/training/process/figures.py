@@ -55,6 +55,6 @@ def report(**figures: Any) -> None:
         known[name] = Figure(name, value)
     if len(known) > MOST:
         raise UsageError(
-            f"samebits.report: {len(known)} names, at most {MOST}. Fix: report only what the job is sized by"
+            f"samebits.report: {len(known)} names, at most {MOST}. Fix: report only figures that decide the job's size"
         )
     agent.figures = tuple(known.values())

@@ -106,7 +106,7 @@ class Departure:
 
     def _leave(self) -> None:
         self._was_asked, self.stage, self.has_left = False, Stage.OUTSIDE, True
-        log.say("asked to leave (SIGTERM): this worker leaves the job with its last commit done")
+        log.say("received SIGTERM: this worker leaves the job after its last commit")
         if callable(self._before):
             self._before(signal.SIGTERM, None)
         sys.exit(STATUS)

@@ -53,7 +53,7 @@ class TorchrunCalls:
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             if not dist.is_initialized():
                 return original(*args, **kwargs)
-            self._say("init_process_group() does nothing: samebits.init() has made the group")
+            self._say("init_process_group() does nothing: samebits.init() has created the group")
             return dist.group.WORLD
 
         return init_process_group
@@ -64,7 +64,7 @@ class TorchrunCalls:
             if group is not None and group is not dist.group.WORLD:
                 original(group)
             else:
-                self._say("destroy_process_group() does nothing: the runtime ends its groups by itself")
+                self._say("destroy_process_group() does nothing: SameBits destroys its groups itself")
 
         return destroy_process_group
 

@@ -137,7 +137,8 @@ class WorkQueue:
         generation = process.generation
         if generation is None or process.is_over or process.ending.is_through:
             raise UsageError(
-                "samebits.WorkQueue.take(): outside of the training function no step would use the item. Fix: call it "
+                "samebits.WorkQueue.take(): no step would use an item that is taken outside the training function. "
+                "Fix: call it "
                 "in the function that samebits.elastic.run calls"
             )
         if process.agent.interrupted:

@@ -214,7 +214,7 @@ class Audits:
 
 
 def _refuse() -> NoReturn:
-    raise ValueError("its forward pass makes collectives of its own")
+    raise ValueError("its forward pass calls collectives itself")
 
 
 def _value(computed: Computed | None) -> int:

@@ -175,15 +175,15 @@ class ElasticRun:
         """
         if devices.is_capturing(self._process.device):
             raise UsageError(
-                "optimizer.step() was captured into a CUDA graph: a replay would step behind a collective that a lost "
-                "peer has left without a result, unseen. Fix: capture only the module's forward and backward "
+                "optimizer.step() was captured into a CUDA graph: a replay would step even if a lost peer has left its "
+                "collective without a result. Fix: capture only the module's forward and backward "
                 "(torch.cuda.make_graphed_callables, before DistributedDataParallel), and step outside the graph"
             )
         self._uncommitted += 1
         if self._uncommitted == UNCOMMITTED_AT:
             log.warn(
-                f"{UNCOMMITTED_AT} optimizer steps and no state.commit(): a loss now would lead back to before them. "
-                "Fix: call state.commit() after every optimizer.step()"
+                f"{UNCOMMITTED_AT} optimizer steps and no state.commit(): a loss now would undo all of them. Fix: call "
+                "state.commit() after every optimizer.step()"
             )
         self._require_equal()
         ddp.sync_buffers_all()
@@ -591,7 +591,7 @@ class ElasticRun:
         if has_uncommitted_steps:
             log.warn(
                 f"the training function returned {state.uncommitted_steps} steps after its last state.commit(): they "
-                "are committed now; call state.commit() after every step"
+                "are committed now. Fix: call state.commit() after every step"
             )
         step = state.completed_steps
         self._agent.step = step

@@ -92,7 +92,7 @@ class Piece:
         if piece is None:
             raise CheckpointError(
                 f"{path}: a DTensor placed as {', '.join(map(repr, tensor.placements))} cannot be saved: expected "
-                "Shard or Replicate; redistribute() it before state.commit()"
+                "Shard or Replicate. Fix: redistribute() it before state.commit()"
             )
         return piece
 
@@ -259,8 +259,9 @@ class Putting:
     def _piece_back(self, shared: Mapping[str, Any], path: str, live: Any) -> torch.Tensor:
         if path not in self.own:
             raise CheckpointError(
-                f"{path}: this rank's part of it is in no point that is left, and no other rank holds it: bring back "
-                f"this rank's checkpoint folder, or start over with `{spelled('run', '--fresh')}`, from a directory "
+                f"{path}: this rank's part of it is in no point that is left, and no other rank holds it. Fix: bring "
+                f"back this rank's checkpoint folder, or start over with `{spelled('run', '--fresh')}`, from a "
+                "directory "
                 "that `samebits ckpt export --format dcp` has written and samebits.elastic.load_dcp reads"
             )
         tensor: torch.Tensor = self.own[path]["local"]

@@ -76,7 +76,8 @@ def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.o
     """
     if is_flattened(module):
         raise UsageError(
-            f"{name} is in FullyShardedDataParallel (FSDP1), whose groups end with their generation; shard it with "
+            f"{name} is in FullyShardedDataParallel (FSDP1), whose groups end with their generation. Fix: shard it "
+            "with "
             "fully_shard(module) of torch.distributed.fsdp, or run with ENABLE_RECOVERY=0"
         )
     filling.require_fillable(name, module)
@@ -186,9 +187,9 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
         else:
             raise UsageError(
                 f"{type(module).__name__} is sharded over {before[0]} ranks, this one being rank {before[1]}, and the "
-                f"generation has {world_size}, this one being rank {rank}: sharded state needs a world of fixed size "
-                "(MIN_WORKER_NUM and MAX_WORKER_NUM as WORKER_NUM). For another size write a point with `samebits "
-                "ckpt export --format dcp` and begin anew with samebits.elastic.load_dcp"
+                f"generation has {world_size}, this one being rank {rank}: a sharded state needs a world of fixed "
+                "size. Fix: set MIN_WORKER_NUM and MAX_WORKER_NUM to WORKER_NUM; for another size, write a point with "
+                "`samebits ckpt export --format dcp` and start over with samebits.elastic.load_dcp"
             )
     discard([old])  # in another thread, since freeing the last group waits for its threads
 

@@ -679,7 +679,7 @@ def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
         raise UsageError(
             f"a state cannot follow a {type(optimizer).__name__}: it was not made by "
-            "torch.optim.Optimizer's constructor. Fix: give the state the optimizer inside it"
+            "torch.optim.Optimizer's constructor. Fix: pass the inner optimizer to the state"
         )
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     if module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer):

@@ -77,9 +77,9 @@ class _Uses:
         if not self._has_told:
             self._has_told = True
             log.warn(
-                f"{calling_place()}: a weight of the state is given another tensor's memory (parameter.data = …) "
-                "between two commits. After a loss it gets its own memory back, but what shares memory at a commit is "
-                "two tensors in a replacement. Fix: parameter.copy_(…) under torch.no_grad()"
+                f"{calling_place()}: a weight of the state was given another tensor's memory (parameter.data = …) "
+                "between two commits. A survivor of a loss restores the weight's own memory, but tensors that share "
+                "memory at a commit are separate in a replacement. Fix: parameter.copy_(…) under torch.no_grad()"
             )
 
     def have_changed(self) -> bool:

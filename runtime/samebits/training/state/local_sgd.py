@@ -85,7 +85,7 @@ class LocalSGD(State):
             raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, and this one is sharded")
         if self._inner.has_own_parts:
             raise UsageError(
-                'LocalSGD: make its TorchState with rng="per_step", because a lost rank\'s generators are lost'
+                'LocalSGD: create its TorchState with rng="per_step", because a lost rank\'s generators are lost'
             )
         wrapped = [
             name for name in self._inner.handlers if isinstance(getattr(self._inner, name), DistributedDataParallel)

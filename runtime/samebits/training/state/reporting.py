@@ -28,7 +28,7 @@ WATCHED = {"loss": "loss", "grad_norm": "gradient norm"}
 
 def _stopped(rank: int, step: int, text: str) -> AnomalyError:
     return AnomalyError(
-        f"rank {rank}, step {step}: {text}. Fix: look at this step's data and learning rate, or set LOSS_ANOMALY=tell"
+        f"rank {rank}, step {step}: {text}. Fix: check this step's data and learning rate, or set LOSS_ANOMALY=tell"
     )
 
 

@@ -178,8 +178,9 @@ class TorchState(ObjectState):
             if settings.enable_recovery and settings.min_worker_num != settings.max_worker_num:
                 raise UsageError(
                     f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "
-                    "is sharded (fully_shard), which needs a world of fixed size: set both to WORKER_NUM, or leave "
-                    "them out. For another size write a point with `samebits ckpt export --format dcp` and load it "
+                    "is sharded (fully_shard), which needs a world of fixed size. Fix: set both to WORKER_NUM, or "
+                    "leave them out; for another size, write a point with `samebits ckpt export --format dcp` and load "
+                    "it "
                     "with samebits.elastic.load_dcp"
                 )
         super().bind(session, rank)

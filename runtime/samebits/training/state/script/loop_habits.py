@@ -174,19 +174,19 @@ class LoopHabits:
             kind = type(own[-1]).__name__
             log.warn(
                 f"{place}: the batches of this loop come from a {kind}, whose position is not part of the state: after "
-                "a loss the epoch begins again, in another order. Fix: DataLoader(…, sampler=sampler) with "
+                "a loss, the epoch starts over in another order. Fix: DataLoader(…, sampler=sampler) with "
                 "sampler = samebits.ElasticSampler(data, shuffle=True, seed=1), TorchState(…, sampler=sampler), and "
                 "sampler.record_batch(batch, batch_size) before state.commit()"
             )
         elif not any(elastic is one for one in held):
             log.warn(
-                f"{place}: the sampler of this loader is not part of the state: after a loss the epoch begins again. "
+                f"{place}: the sampler of this loader is not part of the state: after a loss, the epoch starts over. "
                 "Fix: TorchState(…, sampler=sampler)"
             )
         elif not elastic.was_told:
             log.warn(
                 f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: the sampler is not told which samples are "
-                "done: after a loss the epoch begins again. Fix: call sampler.record_batch(batch, batch_size) before "
+                "done: after a loss, the epoch starts over. Fix: call sampler.record_batch(batch, batch_size) before "
                 "this commit, with the loader's own batch_size"
             )
 
