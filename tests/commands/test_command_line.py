@@ -282,7 +282,7 @@ def test_folder_without_a_job_shows_no_job(words: list[str], here: Path, capsys:
 
 def test_stop_without_a_running_job(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop"]) == 80
-    assert "nothing of a job runs here" in capsys.readouterr().err
+    assert "no job is running here" in capsys.readouterr().err
 
 
 def test_commands_on_a_finished_job_say_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,7 +152,7 @@ def test_lost_queue_does_not_pass_for_an_empty_one(process: Process) -> None:
 
 def test_invalid_items_are_refused(process: Process) -> None:
     queue = samebits.WorkQueue()
-    with pytest.raises(UsageError, match=r"outside of the training function.*Fix: "):
+    with pytest.raises(UsageError, match=r"outside the training function.*Fix: "):
         queue.take()
     process.begin(1, 0)
     for count in (0, -1, 1.5, None):
