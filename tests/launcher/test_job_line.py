@@ -168,7 +168,7 @@ def test_line_shows_the_report_or_else_a_log(tmp_path: Path) -> None:
     write_report(tmp_path, "4", ProgressReport(10, 100, {"loss": 0.125}))
     assert "loss 0.125" in shown(one, another, 30.0)[0]
     away = shown(one, changed(another, seat_free_in_s=3.2), 40.0, linked=False)
-    assert away[0].startswith("train.py · scheduler away · step 10/100")
+    assert away[0].startswith("train.py · scheduler unreachable · step 10/100")
     waits = shown(one, changed(another, phase="filling; waiting for 1", seat_free_in_s=23.2, alive=2), 50.0)
     assert waits[0].endswith("2/3 workers · seat free in 24 s")
 

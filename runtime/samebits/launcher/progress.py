@@ -495,7 +495,7 @@ class Showing:
         if view is None:
             return "asking the scheduler" if self._is_served else "waiting for the scheduler"
         is_missed = not is_linked and not view.training_finished and running > 0
-        return "scheduler away" if is_missed else "" if view.phase == "training" else phase_text(view)
+        return "scheduler unreachable" if is_missed else "" if view.phase == "training" else phase_text(view)
 
     def _standing(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> Standing:
         if view is None:
