@@ -44,4 +44,5 @@ fi
 bash "$root/scripts/setup.sh"
 
 if [ -z "${MAX_RESTARTS-}${MS_MAX_RESTARTS-}" ]; then export MAX_RESTARTS=0; fi
+if [ -z "${SPARE_NUM-}${MS_SPARE_NUM-}" ]; then export SPARE_NUM=0; fi
 become run ${options[@]+"${options[@]}"} -- "$script" "$@"

@@ -79,7 +79,17 @@ class FailingJob:
         self._folder = folder
         self._log = folder / "device" / "scheduler.log"
         self._screen = folder / "follower.log"
-        words = ["run", "-n", str(WORKERS), "--max-restarts", "100000", "--sched-port", str(free_port())]
+        words = [
+            "run",
+            "-n",
+            str(WORKERS),
+            "--spares",
+            "0",
+            "--max-restarts",
+            "100000",
+            "--sched-port",
+            str(free_port()),
+        ]
         script = folder / WORKER.name  # so that its lines are named from there
         shutil.copy(WORKER, script)
         with self._screen.open("ab") as screen:

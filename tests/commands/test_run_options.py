@@ -24,6 +24,7 @@ DEFAULTS = {
     "MAX_RESTARTS": str(SUPERVISED_RESTARTS),
     "JOB_NAME": "train.py",
     "OMP_NUM_THREADS": "1",
+    "SPARE_NUM": "1",
 }
 
 
@@ -44,6 +45,29 @@ def test_words_after_the_script_are_its_arguments() -> None:
         assert (request.script, request.args) == ("train.py", ("--fresh", "-n", "7", "--", "x", "--"))
         assert request.fresh
         assert request.environment == DEFAULTS
+
+
+def test_spare_is_added_where_it_costs_only_memory_and_nothing_was_requested() -> None:
+    assert asked("-n 2 train.py").adds_spare and asked("train.py", {"DEVICE": "cpu"}, devices=4).adds_spare
+    for line, environ, devices in (
+        ("--spares 1 train.py", {}, 0),
+        ("--spares 0 train.py", {}, 0),
+        ("train.py", {"MS_SPARE_NUM": "2"}, 0),
+        ("-n 1 train.py", {}, 0),
+        ("train.py", {}, 4),
+        ("train.py", {"DEVICE": "npu"}, 0),
+        ("--detach train.py", {}, 0),
+        ("--plain train.py", {}, 0),
+        ("--check train.py", {}, 0),
+        ("--max-restarts 0 train.py", {}, 0),
+        ("train.py", {"ENABLE_RECOVERY": "0"}, 0),
+        ("--nnodes 2 --sched-host 192.0.2.1 --node-rank 0 train.py", {}, 0),
+        ("--on ray --nnodes 2 -n 2 train.py", {}, 0),
+        ("--host-discovery-script ./h --nnodes 1:4 train.py", {}, 0),
+    ):
+        request = asked(line, environ, devices=devices)
+        assert not request.adds_spare, line
+        assert request.environment.get("SPARE_NUM", "0") == ("1" if line.startswith("--spares 1") else "0"), line
 
 
 @pytest.mark.parametrize(

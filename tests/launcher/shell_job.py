@@ -201,6 +201,7 @@ class ShellJob:
         settings = {**self.settings, **settings}
         if not settings.get("MAX_RESTARTS") and not settings.get("MS_MAX_RESTARTS"):
             settings["MAX_RESTARTS"] = "0"
+        settings.setdefault("SPARE_NUM", "0")
         return self.tool("run", *options, "--", str(worker), *words, **settings)
 
     def run_sh(self, *words: str, worker: Path = WORKER, options: tuple[str, ...] = (), **settings: str) -> Shell:

@@ -9,7 +9,7 @@ import pytest
 
 from samebits.account.job_view import JobView, Presence
 from samebits.store.process_identity import ProcessIdentity
-from tests.launcher.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, Shell, ShellJob
+from tests.launcher.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 
 pytestmark = pytest.mark.system
 
@@ -61,6 +61,21 @@ def test_spare_takes_a_dead_workers_place_without_delay(job: ShellJob) -> None:
     assert shell.end() == 0, shell.text
     assert changed(job, before) == set()
     assert "final step=" in job.log("worker_3")
+
+
+def test_samebits_run_keeps_a_spare_that_nobody_requested(job: ShellJob) -> None:
+    """The spare starts after the training, and takes a lost worker's place."""
+    shell = job.tool("run", "--", str(WORKER), *UNTIL_TOLD, **job.settings)
+    shell.wait_for("3 workers and a scheduler of .* started")
+    job.wait_view(is_warm)
+    before = job.identities()
+    job.kill("worker_1")
+    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); a spare takes its place")
+    job.wait_view(lambda view: view.generation == 2 and trains(view, 3, {"0", "2", "3"}))
+    job.wait_view(is_warm)
+    assert changed(job, before) == {"worker_1.1"}
+    job.let_finish()
+    assert shell.end() == 0, shell.text
 
 
 def test_dead_worker_returns_as_a_spare_and_takes_the_next_place(job: ShellJob) -> None:

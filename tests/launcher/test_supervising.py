@@ -31,9 +31,10 @@ KILLED = Loss(Sort.OUTSIDE)
 class Folder:
     """A log folder of a job of three nodes. Every started node is this process under another name."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **settings: str) -> None:
         self.log_dir = path / "device"
         environment = {"WORKER_NUM": "3", "ENABLE_RECOVERY": "1", "MAX_RESTARTS": "3", "LOG_DIR": str(self.log_dir)}
+        environment |= settings
         self.settings: Settings = replace(config.read(environment, role_required=False)[0], log_dir=self.log_dir)
         job_spec.keep(self.log_dir, JobSpec(path, "/usr/bin/python3", "train.py", (), environment))
         self.spawned: list[str] = []
@@ -145,6 +146,22 @@ def test_process_restarted_or_removed_meanwhile_is_left_alone(folder: Folder) ->
     assert kept is not None
     job_spec.keep(folder.log_dir, replace(kept, nodes=("0", "1")))
     assert folder.start() == [] and folder.spawned == []
+
+
+def test_spare_is_first_started_once_its_memory_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(tmp_path, SPARE_NUM="1")
+    folder.begin()
+    monkeypatch.setattr("samebits.launcher.supervising.available_bytes", lambda: 199 << 20)
+    said = folder.supervisor.add_spares(100 << 20, 0.0)
+    assert said.startswith("no spare is kept, because 199 MiB of memory are available and a rank uses 100 MiB: ")
+    assert folder.supervisor.add_spares(100 << 20, 0.0) == "" and folder.start() == []
+    monkeypatch.setattr("samebits.launcher.supervising.available_bytes", lambda: 200 << 20)
+    assert folder.supervisor.add_spares(100 << 20, 0.0) == ""
+    assert folder.start() == [Started("worker_3", "worker_3")], "it replaces nothing, so it keeps its name"
+    assert folder.supervisor.add_spares(100 << 20, 0.0) == "" and folder.start() == [], "it was started already"
+    folder.dies("worker_3")
+    assert folder.start() == [Started("worker_3", "worker_3.1")]
+    folder.supervisor.let_go()
 
 
 def test_supervisor_retries_soon_while_another_process_starts_some(folder: Folder) -> None:

@@ -85,7 +85,7 @@ class Terminal:
 
 
 def run_words() -> list[str]:
-    return [sys.executable, "-P", "-m", "samebits", "run", str(WORKER), *ENDLESS]
+    return [sys.executable, "-P", "-m", "samebits", "run", "--spares", "0", str(WORKER), *ENDLESS]
 
 
 def test_ctrl_c_asks_d_leaves_the_job_running_and_a_second_one_ends_it(job: ShellJob) -> None:

@@ -105,7 +105,7 @@ class ScriptJob(JobFolder):
 
     def run(self, *options: str, **more: str) -> Called:
         """Start the command behind ``run.sh`` with the job's environment."""
-        environment = {"MAX_RESTARTS": "0", **self.environment(**more)}
+        environment = {"MAX_RESTARTS": "0", "SPARE_NUM": "0", **self.environment(**more)}
         return self._call(["run", *options, "--", *self._words], environment)
 
     def recover(self) -> Called:

@@ -27,7 +27,17 @@ class RunJob(ScriptJob):
 
     def begin(self, *options: str) -> Called:
         """Start it; every rank then waits at its first gate."""
-        command = [sys.executable, "-P", "-m", "samebits", "run", "-n", str(self.workers), *options, *self._words]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "samebits",
+            "run",
+            "-n",
+            str(self.workers),
+            *(options or ("--spares", "0")),
+            *self._words,
+        ]
         words = ["-c", 'exec "$@"', "run", *command]
         return Called.script(words, self.folder, self.environment(), self.folder / "run.out")
 

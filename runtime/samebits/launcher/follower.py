@@ -44,6 +44,7 @@ from samebits.launcher.processes import (
     process_names,
     read_pid_files,
     reap,
+    resident_bytes,
     send_signal,
     spoken,
     watch,
@@ -484,6 +485,8 @@ class Follower:
                 self._missing += [(name, one) for name, one in self._known.items() if not one.is_alive()]
             if following.view is not None and following.view.phase == "training" and following.running():
                 supervisor.get_ready()
+                if why := supervisor.add_spares(self._rank_bytes(), now):
+                    self._screen.say(why)
         following.supervised = supervisor.holds
         if following.is_closing:
             supervisor.let_go()
@@ -495,6 +498,10 @@ class Follower:
                 self._drive(self._driver, now)
         following.restarting = supervisor.is_at_it()
         self._report_restarts(supervisor, now)
+
+    def _rank_bytes(self) -> int:
+        """Return the resident memory of the largest worker on this machine."""
+        return max(resident_bytes(identity) for identity in self._workers_here().values())
 
     def _report_restarts(self, supervisor: Supervisor, now: float) -> None:
         """Keep the scheduler from giving up the job while replacements start, even if their imports take long."""

@@ -209,6 +209,13 @@ def reap(identity: ProcessIdentity) -> Death | None:
     return Death(status=os.WEXITSTATUS(status))
 
 
+def resident_bytes(identity: ProcessIdentity) -> int:
+    """Return the process's resident memory; 0 if it is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(f"/proc/{identity.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 def is_own_child(identity: ProcessIdentity) -> bool:
     """Return whether this process (perhaps before an exec) started the other, so that its status can be read."""
     try:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samebits import config
+from samebits.account.job_view import names_spare
 from samebits.config import Settings
 from samebits.core.causes.restarts import Again, Backoff, Loss, Never, Restarts
 from samebits.core.lines import may_be_replaced, root_of, successor_of
@@ -45,11 +46,13 @@ from samebits.launcher.spawning import (
 from samebits.service import fork_orders
 from samebits.service.fork_orders import Answer, Order
 from samebits.store import private
+from samebits.store.checkpoint.memory_buffer import available_bytes
 from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity
 
 NAME = "zygote"
 ANSWER_S = 10.0  # a fork takes milliseconds, so one that takes longer is not waited for
+SPARE_MEMORY = 2  # times a rank's memory that must be available for a spare that the user did not request
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -234,10 +237,11 @@ class Supervisor:
         self._zygote = zygote
         self._spawn_worker = spawn_worker if zygote is None else zygote.spawn
         self._restarts = Restarts(settings.max_restarts)
-        self._due: dict[str, tuple[float, Dead]] = {}
+        self._due: dict[str, tuple[float, ProcessIdentity | None]] = {}  # None: it was never started
         self._given_up: GivenUp | None = None
         self._lock = -1
         self._start_backoff = Backoff()
+        self._told_why_no_spare = False
 
     # ---- holding the folder
 
@@ -279,6 +283,39 @@ class Supervisor:
         if kept is not None and self._zygote is not None:
             self._zygote.start(_program(kept))
 
+    def add_spares(self, rank_bytes: int, now: float) -> str:
+        """Make this machine's spares due that were never started, if there is memory for them.
+
+        ``samebits run`` keeps a spare that the user did not request only if it slows neither the start nor the
+        training. So the spare is started once the job trains, and only while twice a rank's memory is available.
+
+        Args:
+            rank_bytes: resident memory of this machine's largest rank.
+
+        Returns:
+            Why no spare is started; "" if one is, or if the reason was returned before.
+        """
+        if not self.holds:
+            return ""
+        log_dir, settings = self._settings.log_dir, self._settings
+        nodes = job_spec.nodes_of(log_dir, settings)
+        spares = [name_of(node) for node in nodes if names_spare(node, settings.max_worker_num)]
+        started = read_pid_files(log_dir, spares)
+        missing = [name for name in spares if name not in started and name not in self._due]
+        available = available_bytes() if missing else None
+        if available is None:
+            return ""
+        if available >= SPARE_MEMORY * rank_bytes:
+            self._due.update((name, (now, None)) for name in missing)
+            return ""
+        if self._told_why_no_spare:
+            return ""
+        self._told_why_no_spare = True
+        return (
+            f"no spare is kept, because {available >> 20} MiB of memory are available and a rank uses "
+            f"{rank_bytes >> 20} MiB: a lost worker is restarted instead. Fix: --spares 1 keeps a spare in any case"
+        )
+
     # ---- deaths
 
     def died(self, dead: Dead, now: float) -> bool:
@@ -287,7 +324,7 @@ class Supervisor:
             return False
         match self._restarts.died(_place_of(dead.name), dead.loss, now):
             case Again(at):
-                self._due[dead.name] = (at, dead)
+                self._due[dead.name] = (at, dead.identity)
                 return True
             case Never(why, ends_job=True):
                 self._given_up = GivenUp(dead, why)
@@ -316,45 +353,44 @@ class Supervisor:
             ListenError: another process has the scheduler's port; raised only once, as StoreError is.
             StoreError: for example, the disk is full; raised at the first of several failures in a row.
         """
-        due = [dead for at, dead in self._due.values() if at <= now and dead.name not in but]
+        due = [name for name, (at, _) in self._due.items() if at <= now and name not in but]
         if not due:
             return []
         try:
             with StartLock(self._settings.log_dir, wait=False):
                 started = self._start(due, job)
         except BusyError:
-            for dead in due:
-                self._due[dead.name] = (now + BUSY_RETRY_S, dead)
+            self._due.update((name, (now + BUSY_RETRY_S, self._due[name][1])) for name in due)
             return []
         except SameBitsError:
             is_first, at = not self._start_backoff.has_failed, self._start_backoff.failed(now)
-            for dead in due:
-                self._due[dead.name] = (at, dead)
+            self._due.update((name, (at, self._due[name][1])) for name in due)
             if is_first:
                 raise
             return []
         self._start_backoff.succeeded()
-        for dead in due:
-            del self._due[dead.name]
+        for name in due:
+            del self._due[name]
         return started
 
-    def _start(self, dead: list[Dead], job: str) -> list[Started]:
+    def _start(self, due: list[str], job: str) -> list[Started]:
         settings = self._settings
         log_dir = settings.log_dir
         kept = job_spec.read(log_dir)
         if kept is None:
             return []  # the folder was moved away, along with its processes
         nodes = job_spec.nodes_of(log_dir, settings)
-        there = read_pid_files(log_dir, [one.name for one in dead])
+        there = read_pid_files(log_dir, due)
         wanted = [
-            one
-            for one in dead
-            if there.get(one.name) in (None, one.identity) and (one.name == SCHEDULER or node_of(one.name) in nodes)
+            name
+            for name in due
+            if there.get(name) in (None, self._due[name][1]) and (name == SCHEDULER or node_of(name) in nodes)
         ]
-        listener = listen_for(settings) if any(one.name == SCHEDULER for one in wanted) else Listener()
+        listener = listen_for(settings) if SCHEDULER in wanted else Listener()
         try:
             return start_in_place(
-                [one.name for one in wanted],
+                wanted,
+                first=[name for name in wanted if self._due[name][1] is None],
                 kept=kept,
                 settings=settings,
                 job=job,
@@ -387,17 +423,19 @@ def start_in_place(
     job: str,
     program: Program,
     spawn_worker: Spawn | None = None,
+    first: Sequence[str] = (),
 ) -> list[Started]:
     """Start a replacement for each of these dead processes, as another node if possible. Needs a StartLock.
 
     Args:
         job: the id of their job; empty if unknown.
+        first: those of ``names`` that were never started, and so keep their names.
 
     Raises:
         StoreError: for example, no space for a pid file; processes that were started already keep running.
     """
     log_dir, replaces = settings.log_dir, can_replace(settings, job)
-    started = [Started(name, _new_name(name) if replaces else name) for name in names]
+    started = [Started(name, _new_name(name) if replaces and name not in first else name) for name in names]
     nodes = job_spec.nodes_of(log_dir, settings)
     with reserved(log_dir, [one.new_name for one in started]) as berths:
         _rename(kept, log_dir, nodes, started)  # first, so that the next supervisor looks for them if this process dies

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         logs = LogEnds(settings.log_dir)
         logs.begin_all()
         with Signals(request.signals) as signals:
-            _start(ready)
+            _start(ready, has_spares=not request.adds_spare)
             with naming_what_runs_on(settings):
                 lock.release()
                 for said in (ready.said, start_beside(settings, ready.start.folder)):
@@ -71,8 +71,8 @@ def main(arguments: Sequence[str]) -> int:
                         prepare.say(said)
                 if not request.as_json:
                     print(
-                        f"samebits: {_counted(ready)} of '{ready.start.script}' started; their logs are in "
-                        f"{settings.log_dir}",
+                        f"samebits: {_counted(ready, has_spares=not request.adds_spare)} of '{ready.start.script}' "
+                        f"started; their logs are in {settings.log_dir}",
                         flush=True,
                     )
                 if request.detach and not signals.caught:
@@ -97,9 +97,11 @@ def _less_on(words: Sequence[str]) -> list[str]:
     return [*words[:at], *words[at + 1 + ("=" not in words[at]) :]]
 
 
-def _names(ready: Ready) -> list[str]:
+def _names(ready: Ready, *, has_spares: bool = True) -> list[str]:
     """Return the names to start here, the scheduler last."""
     nodes = ready.start.nodes if ready.start.nodes is not None else job_spec.first_nodes(ready.settings)
+    if not has_spares:
+        nodes = nodes[: ready.settings.worker_num]
     return [*map(name_of, nodes), *([SCHEDULER] if ready.start.has_scheduler else [])]
 
 
@@ -127,10 +129,10 @@ def _program(ready: Ready) -> Program:
     )
 
 
-def _start(ready: Ready) -> None:
+def _start(ready: Ready, *, has_spares: bool) -> None:
     """Start all processes, the scheduler last; if that fails, end those that were started."""
     started: list[ProcessIdentity] = []
-    with reserved(ready.settings.log_dir, _names(ready)) as berths:
+    with reserved(ready.settings.log_dir, _names(ready, has_spares=has_spares)) as berths:
         try:
             launch(berths, _program(ready), started)
         except Exception:
@@ -146,7 +148,7 @@ def _show(ready: Ready, request: Request) -> int:
     plan = prepare.plan_start(
         prepare.look(ready.settings, ready.port_problem, ready.start.command(fresh=True)), fresh=request.fresh
     )
-    program, names = _program(ready), _names(ready)
+    program, names = _program(ready), _names(ready, has_spares=not request.adds_spare)
     told = {**request.environment, **{key: ready.start.environment[key] for key in ("SCHED_PORT",) if ready.said}}
     processes: list[dict[str, Any]] = [
         {
@@ -177,9 +179,9 @@ def _address(settings: Settings) -> str:
     return shown(settings.sched_host, settings.sched_port)
 
 
-def _counted(ready: Ready) -> str:
+def _counted(ready: Ready, *, has_spares: bool) -> str:
     settings, nodes = ready.settings, ready.start.nodes
-    spares = settings.spare_num
+    spares = settings.spare_num if has_spares else 0
     workers = settings.worker_num
     if nodes is not None:
         spares = sum(int(node) >= settings.max_worker_num for node in nodes)

@@ -122,7 +122,12 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         help="workers of a host: a number, auto (accelerators, else cores), gpu or cpu; "
         f"default WORKER_NUM, else the accelerators there are, else {DEFAULT_WORKERS}",
     )
-    where.add_argument("--spares", type=_count, metavar="N", help="spares of the whole job (SPARE_NUM)")
+    where.add_argument(
+        "--spares",
+        type=_count,
+        metavar="N",
+        help="spares of the whole job (SPARE_NUM); by default one on a host without accelerators, if memory allows",
+    )
     where.add_argument(
         "--nnodes", type=_hosts, metavar="[MIN:]MAX", default=pet("NNODES"), help="hosts (1); with MIN: the fewest"
     )
@@ -315,6 +320,7 @@ class Request:
         words: the words that were typed.
         signals: signals to this command that end the job, besides SIGINT and SIGTERM.
         check: whether to only check the script, in a separate job.
+        adds_spare: whether the spare was not requested, so that it is started later and only if memory allows.
         on_ray: number of hosts of a Ray cluster and workers on each, if they are the hosts.
     """
 
@@ -333,6 +339,7 @@ class Request:
     tee: Streams = field(default_factory=lambda: Streams({}))
     words: tuple[str, ...] = ()
     signals: tuple[signal.Signals, ...] = ()
+    adds_spare: bool = False
     on_ray: tuple[int, int] | None = None
 
 
@@ -411,6 +418,10 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     given.default("JOB_NAME", printable(PurePath(options.script).name))
     if given.value("WORKER_NUM") != "1":
         given.default("OMP_NUM_THREADS", "1", is_ours=False)
+    is_elsewhere = nodes_most > 1 or options.on is not None
+    adds_spare = not (is_elsewhere or options.detach or options.check) and _may_add_spare(given, devices)
+    if adds_spare:
+        given.say("SPARE_NUM", "1")
     share = None
     if nodes_most > 1 and not given.value("HOST_DISCOVERY_SCRIPT"):
         assert per_node is not None
@@ -430,7 +441,24 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         tee=_shown(options.tee, options.local_ranks_filter),
         words=tuple(words),
         signals=options.signals_to_handle,
+        adds_spare=adds_spare,
         on_ray=None if options.on is None else (nodes_most, per_node or 1),
+    )
+
+
+def _may_add_spare(given: _Given, devices: int | None) -> bool:
+    """Return whether a spare would cost only memory, and nothing says how many there are to be."""
+    decided = (given.value(name) for name in ("SPARE_NUM", "HOST_DISCOVERY_SCRIPT", "PLAIN"))
+    is_restarted = given.value("ENABLE_RECOVERY") == "1" and given.value("MAX_RESTARTS") != "0"
+    has_peers = _number(given.value("WORKER_NUM")) > 1
+    return not any(decided) and is_restarted and has_peers and not _has_devices(given, devices)
+
+
+def _has_devices(given: _Given, devices: int | None) -> bool:
+    """Return whether the ranks may train on accelerators, of which a spare would need its own."""
+    named = given.value("DEVICE")
+    return named not in ("", "cpu") or (
+        not named and bool(usable(given.merged(), device_files() if devices is None else devices))
     )
 
 
