@@ -353,11 +353,16 @@ def _forge_replacement(world: World, rng: random.Random) -> bool:
 
 
 def _start_second_scheduler(world: World, rng: random.Random) -> bool:
-    """Start another scheduler on the same path: the lock keeps it out, even if the first is only paused."""
+    """Start another scheduler on the same path: the lock keeps it out, even if the first is only paused.
+
+    If the journal is in an etcd, it stands by instead, and may take over.
+    """
     path, process = world.host.path, -rng.randrange(1, 1 << 30)
     if world.host.core is None:
         return False
-    if path.take_lock(process):
+    if world.host.is_taken_over(rng):
+        world.count("scheduler superseded")
+    elif path.take_lock(process):
         path.open(process)
     else:
         world.count("second scheduler refused")

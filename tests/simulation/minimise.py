@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.simulation.quorum import QuorumFaults
 from tests.simulation.trace import Violation
 from tests.simulation.world import World
 
@@ -24,6 +25,8 @@ KINDER: tuple[Mapping[str, Any], ...] = (
     {"has_stragglers": False},
     {"is_ordered": True},
     {"p_torn": 0.0},
+    {"quorum": QuorumFaults()},
+    {"quorum": None},
     {"fsync_s": 0.0},
     {"has_own_parts": False},
     {"sharding": None},

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from samebits.core.messages import Sharding
+from tests.simulation.quorum import QuorumFaults
 
 
 class Naming(enum.Enum):
@@ -63,6 +64,8 @@ P_ODD_RANK = 0.15
 QUIETER = 0.2
 P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS, P_LOST_DISKS = 0.35, 0.3, 0.3, 0.3, 0.2
 P_SHARDED = 0.3
+P_QUORUM = 0.4
+"""Share of runs whose journal is in an etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class Mix:
     ends_stuck: bool = True  # HANG=end
     sharding: Sharding | None = None  # in a world of fixed size; drawn later
     calls_every_s: float = 0.0  # how often a process calls the scheduler's keys; 0: never
+    quorum: QuorumFaults | None = None  # of the etcd that holds the journal; drawn later
 
     @property
     def most_nodes(self) -> int:
@@ -141,7 +145,7 @@ class Mix:
         has("drains", P_DRAINS, DRAINS_EVERY_S)
         has("ailments", P_AILMENTS, AILMENTS_EVERY_S)
         has("lost disks", P_LOST_DISKS, LOST_DISKS_EVERY_S)
-        watch, keys = random_of("watch"), random_of("keys")
+        watch, keys, quorum = random_of("watch"), random_of("keys"), random_of("quorum")
         return replace(
             self,
             rebuilds=random_of("rebuilds").random() < 0.5,
@@ -152,6 +156,7 @@ class Mix:
             ends_stuck=watch.random() < 0.9,
             sharding=self._draw_sharding(random_of("sharding")),
             calls_every_s=keys.choice((2.0, 5.0)) if keys.random() < P_KEYS else 0.0,
+            quorum=QuorumFaults.drawn(quorum) if quorum.random() < P_QUORUM else None,
             rates_hz=rates_hz,
         )
 

@@ -9,6 +9,7 @@ before or after the queue, both are drawn. Its clock runs at its own rate.
 from __future__ import annotations
 
 import errno
+import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -21,7 +22,7 @@ from samebits.core.ready import Ended, Ready, Send
 from samebits.core.records import Record
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
 from samebits.core.state import JobState
-from samebits.errors import StoreError
+from samebits.errors import StoreError, SupersededError
 from tests.simulation.disk import Killed
 from tests.simulation.network import Connection
 from tests.simulation.recovery_path import RecoveryPath
@@ -56,7 +57,9 @@ class SchedulerHost:
     def __init__(self, world: World) -> None:
         self.world = world
         self._sights = world.random_of("sights")
-        self.path = RecoveryPath(world.random_of("disk"), world.mix.compact_bytes)
+        self.path = RecoveryPath(
+            world.random_of("disk"), world.mix.compact_bytes, world.mix.quorum, world.random_of("etcd"), world.count
+        )
         self.rate = world.mix.scheduler_rate
         self.core: SchedulerCore | None = None
         self.life = 0  # counts the starts
@@ -130,7 +133,7 @@ class SchedulerHost:
         self._light_fuse(most_calls=8)
         try:
             records, survived = self.path.open(self.life)
-        except (Killed, StoreError) as error:
+        except (Killed, StoreError, SupersededError) as error:
             self._dies_at_disk(error)
             return None
         if survived:
@@ -143,7 +146,8 @@ class SchedulerHost:
         policy = replace(world.policy, job=world.launched_job)
         is_first = not world.witness.job and not world.witness.lost_journals  # no id is ever used again
         job = policy.job if policy.job and is_first else f"job-{self.life}-{world.wipes}"
-        return world.core_type(policy, state, now=self.now, boot_id=self.boot_id, new_job_id=job)
+        term = 0 if self.path.quorum is None else self.path.quorum.term
+        return world.core_type(policy, state, now=self.now, boot_id=self.boot_id, new_job_id=job, claimed_term=term)
 
     def _is_seated(self, worker: Worker) -> bool:
         assert self.core is not None
@@ -171,7 +175,7 @@ class SchedulerHost:
             self.path.append(self.life, records)
         except Killed:
             return
-        except StoreError as error:  # it had failed before
+        except (StoreError, SupersededError) as error:  # it had failed before
             self.world.note("scheduler", error)
             return
         self.world.became_durable(records)
@@ -185,6 +189,21 @@ class SchedulerHost:
         self._queue.clear()
         self.path.process_died(self.life)
         self.world.network.scheduler_died()
+
+    def is_taken_over(self, rng: random.Random) -> bool:
+        """Let a scheduler that stood by take over, if the journal is in an etcd; return whether it did.
+
+        The present one is paused, or has not renewed its lease. It resumes later and tries to write what it decided.
+        """
+        quorum, world = self.path.quorum, self.world
+        if quorum is None or self.core is None or (not self.is_paused and rng.random() < 0.5):
+            return False
+        world.note("scheduler", "is superseded")
+        self.path.supersede(self._batch.records if self._batch is not None else [], has_folder=rng.random() < 0.5)
+        self._vanish()
+        world.after(rng.choice((0.0, 1.0, 20.0)), quorum.resume_superseded)
+        self.start()
+        return True
 
     def pause(self) -> None:
         """SIGSTOP, or a suspended machine."""
@@ -388,7 +407,7 @@ class SchedulerHost:
                 self.world.became_durable(batch.records)
             if self.path.is_large():
                 self.path.compact(list(core.state.snapshot()))
-        except (Killed, StoreError) as error:
+        except (Killed, StoreError, SupersededError) as error:
             self._dies_at_disk(error)
             return False
         if core.state.seats and not self._are_keys_loaded:  # before that it may still become another job's, rebuilt

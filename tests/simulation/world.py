@@ -191,6 +191,8 @@ class World(Places):
         self.note("calm", "faults stop")
         self.is_calm = True
         self.host.path.disk.put_out_fuse()
+        if self.host.path.quorum is not None:
+            self.host.path.quorum.calm_down()
         self.network.calm_down()
         self.odd_states.calm_down()
         self.unwell.calm_down()

@@ -43,14 +43,14 @@ from samebits.store.term_claim import TermClaim
 
 JOURNAL_FILE = "journal"
 KEYS_FOLDER = "keys"
+"""Below RECOVERY_PATH: the folder of the second journal, for the durable keys."""
 PLACE_FILE = "etcd"
 """Holds the prefix of the etcd's journal of which the folder's is a copy; absent in other folders."""
-"""Below RECOVERY_PATH: the folder of the second journal, that of the durable keys."""
 
 MAX_TORN_FILES = 8
 
 _TORN_NAME = re.compile(r"journal\.torn-([0-9]{1,9})")
-_TEMPORARY_NAME = re.compile(r"\.journal(\.torn-\d+)?\.tmp-")
+_TEMPORARY_NAME = re.compile(r"\.(journal(\.torn-\d+)?|etcd)\.tmp-")
 _MOVE_ASIDE = f"`{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
 
 

@@ -3,7 +3,8 @@
 The bounds: waiting processes, at most one entry for each that asked; deadlines, one for every message that a seat can
 send within a lease (entries of one seat merge when no message came between them) and one for every grant and close
 since they were last judged; an open round, one entry per seat; records of seats, one per node that was ever seated; the
-journal, the size at which the shell compacts; the folder, one journal and as many torn ends as are kept.
+journal, the size at which the shell compacts; the folder, one journal and as many torn ends as are kept; an etcd, one
+journal.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from samebits.core.ready import Ready
 from samebits.core.records import JobRebuilt, SeatGranted, SeatResumed, SpareAdmitted
 from samebits.core.scheduler import MAX_FENCED, Closed, Event, SchedulerCore, Tick
 from samebits.core.state import KEPT_CUTS, KEPT_INTERRUPTIONS
-from samebits.store.journal import MAX_TORN_FILES
+from samebits.store.journal import MAX_TORN_FILES, PLACE_FILE
 from tests.simulation.checkers.base import Checker
 
 DEADLINES_A_SEAT = 24  # a heartbeat a second for five seconds, plus duplicates, echoes and joins
@@ -38,10 +39,13 @@ class Bounds(Checker):
 
     def _loaded(self, core: SchedulerCore) -> None:
         self._pushed = 0
-        names = self.world.host.path.disk.names()
+        path = self.world.host.path
+        names = [name for name in path.disk.names() if name != PLACE_FILE]
         torn = [name for name in names if name.startswith("journal.torn-")]
         if len(torn) > MAX_TORN_FILES or len(names) > len(torn) + 1:
             self.violated(f"after a start the folder holds {names}")
+        if path.quorum is not None and path.quorum.journals() > 1:
+            self.violated(f"after a start the etcd holds {path.quorum.journals()} journals")
 
     def _closed(self, event: Closed) -> None:
         self._pushed += 1

@@ -2,7 +2,8 @@
 nothing.
 
 There are mutants of the core, of its worlds, of rebuilt jobs, of committed points, of equal ranks, of the detectors, of
-the keys, of the agent and of the journal, one file each. A mutant that survives is a defect of the simulator.
+the keys, of the agent, of the journal and of a journal in an etcd, one file each. A mutant that survives is a defect of
+the simulator.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tests.simulation.mutants import (
     of_journal,
     of_keys,
     of_points,
+    of_quorum,
     of_rebuild,
     of_worlds,
 )
@@ -30,6 +32,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_keys.MUTANTS,
     *of_agent.MUTANTS,
     *of_journal.MUTANTS,
+    *of_quorum.MUTANTS,
 )
 
 __all__ = ["MUTANTS", "Mutant", "store_seeds", "stored_seeds"]

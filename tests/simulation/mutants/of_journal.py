@@ -78,7 +78,12 @@ def _take_any_lock(self: RecoveryPath, process: int) -> bool:
     return True
 
 
-DYING = {"p_torn": 0.2, "fsync_s": 0.0, "rates_hz": {"scheduler killed": 1 / 6, "power lost": 1 / 6}}
+DYING = {
+    "p_torn": 0.2,
+    "fsync_s": 0.0,
+    "quorum": None,
+    "rates_hz": {"scheduler killed": 1 / 6, "power lost": 1 / 6},
+}
 COMPACTING = {**DYING, "compact_bytes": 500, "chaos_s": 60.0, "target_step": 100}
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -143,6 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
         frozenset({"S13"}),
         50,
         patches={"tests.simulation.recovery_path.RecoveryPath.take_lock": _take_any_lock},
+        changes={"quorum": None},
     ),
     Mutant(
         "checkpoints: nothing is kept",

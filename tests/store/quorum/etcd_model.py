@@ -19,16 +19,18 @@ class Etcd:
 
     Attributes:
         keys: value and revision of the last change, by key.
-        faults: shares of writes that are lost, whose answer is lost, and that are applied after later ones, without an
-            answer.
+        faults: shares of writes that are lost, whose answer is lost, that are applied after later writes without an
+            answer, and that are applied at once and again after later writes.
         is_full: whether writes are refused as by a full database.
         fills: whether the next write fills it: it is applied, and refused all the same.
         writes: how many were asked for.
     """
 
-    def __init__(self, seed: int = 0, lost: float = 0.0, unanswered: float = 0.0, late: float = 0.0) -> None:
+    def __init__(
+        self, seed: int = 0, lost: float = 0.0, unanswered: float = 0.0, late: float = 0.0, twice: float = 0.0
+    ) -> None:
         self.keys: dict[bytes, tuple[bytes, int]] = {}
-        self.faults = (lost, unanswered, late)
+        self.faults = (lost, unanswered, late, twice)
         self.is_full = False
         self.fills = False
         self.writes = 0
@@ -49,10 +51,12 @@ class Etcd:
             if self.is_full:
                 return {"code": 8, "message": "etcdserver: mvcc: database space exceeded"}
             self.writes += 1
-            lost, unanswered, late = self.faults
+            lost, unanswered, late, twice = self.faults
             drawn = self._random.random()
+            if drawn >= 1.0 - twice:
+                self._late.append((self.writes + self._delay(), request))
             if drawn < late:
-                self._late.append((self.writes + self._random.randint(1, 6), request))
+                self._late.append((self.writes + self._delay(), request))
                 return None
             answer = None if drawn < late + lost else self._write(request)
             for due, waiting in self._late:
@@ -60,6 +64,15 @@ class Etcd:
                     self._write(waiting)
             self._late = [(due, waiting) for due, waiting in self._late if due > self.writes]
             return None if drawn < late + lost + unanswered else answer
+
+    def _delay(self) -> int:
+        """Return after how many further writes a late one is applied: usually a few, sometimes a hundred."""
+        return 1 + int(self._random.expovariate(1 / self._random.choice((3, 3, 30))))
+
+    def lose_leader(self) -> None:
+        """Lose some of the writes that are on the way; the others are applied later."""
+        with self._lock:
+            self._late = [one for one in self._late if self._random.random() < 0.5]
 
     def _write(self, request: dict[str, Any]) -> dict[str, Any]:
         self._revision += 1

@@ -249,7 +249,7 @@ def test_nothing_is_lost_or_doubled_when_writes_are_lost_unanswered_or_late(
     """Several schedulers in turn; each may believe itself alone until it writes."""
     monkeypatch.setattr(log_module, "CHUNK_BYTES", 60)
     random = Random(seed)
-    etcd = Etcd(seed, *(random.choice((0.0, 0.1, 0.3)) for _ in range(3)))
+    etcd = Etcd(seed, *(random.choice((0.0, 0.1, 0.3)) for _ in range(4)))
     confirmed: list[bytes] = []
     with served(etcd) as place:
         current, payloads = opened(place)
@@ -269,3 +269,11 @@ def test_nothing_is_lost_or_doubled_when_writes_are_lost_unanswered_or_late(
                     current.append([payload])
                     confirmed.append(payload)
             assert stored(place) == confirmed
+
+
+def test_file_left_by_a_killed_scheduler_is_removed(tmp_path: Path, place: EtcdPlace) -> None:
+    left = [tmp_path / f".{name}.tmp-1-4711" for name in (PLACE_FILE, JOURNAL_FILE)]
+    for path in left:
+        path.write_bytes(b"/jobs/digi")
+    journal_in(tmp_path, place)[0].close()
+    assert not any(path.exists() for path in left)
