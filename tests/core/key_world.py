@@ -204,9 +204,9 @@ class World:
         if kill_at == 1:
             self.killed()
             return
-        self.journal += records
+        self.save(records)
         if self.draw.random() < 0.1:
-            self.journal = [SCHEMA.pack(record) for record in self.store.snapshot()]
+            self.compact([SCHEMA.pack(record) for record in self.store.snapshot()])
         if kill_at == 2:
             self.killed()
             return
@@ -214,11 +214,23 @@ class World:
         if kill_at:
             self.killed()
 
+    def save(self, records: list[bytes]) -> None:
+        """Make the records durable."""
+        self.journal += records
+
+    def compact(self, snapshot: list[bytes]) -> None:
+        """Replace the journal by the snapshot."""
+        self.journal = snapshot
+
+    def stored(self) -> list[bytes]:
+        """Return the durable records, as a new scheduler reads them."""
+        return self.journal
+
     def killed(self) -> None:
         """Start a new scheduler. Messages on the way to the old one are lost or arrive late."""
         self.kills += 1
         self.term += 1
-        self.store = self.build.reads([SCHEMA.unpack(record) for record in self.journal], self.term)
+        self.store = self.build.reads([SCHEMA.unpack(record) for record in self.stored()], self.term)
         self.to_scheduler = [call for call in self.to_scheduler if self.draw.random() < 0.3]
         for answer in self.to_callers:
             if self.draw.random() < 0.3:

@@ -1,18 +1,18 @@
-"""Check whether a history of calls to one key is linearizable (Wing and Gong, 1993).
+"""Check whether a history of calls to one object, such as a key, is linearizable (Wing and Gong, 1993).
 
 A history lists each call with its caller, its times and its answer. A call that returned before another began must
-precede it in the order. A call without an answer may have taken effect at any later time, or never. Versions are
-checked too: they rise, and a compare-and-set succeeds exactly if its version is the key's.
+precede it in the order. A call without an answer may have taken effect at any later time, or never. A key's
+versions are checked too: they rise, and a compare-and-set succeeds exactly if its version is the key's.
 
-The search is depth first over (placed calls, key state) and remembers dead ends (Lowe, "Testing for Linearizability",
+The search is depth first over (placed calls, state) and remembers dead ends (Lowe, "Testing for Linearizability",
 2017).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -20,6 +20,20 @@ from samebits.core.agent.events import KeyAsk
 from samebits.core.messages import KeyAnswer, KeyOp, KeyOutcome
 
 NEVER = 1 << 60
+
+
+class Call(Protocol):
+    """One call: its start and its end. The answer is None if there was none."""
+
+    began: int
+    ended: int
+
+    @property
+    def answer(self) -> object: ...
+
+
+_State = TypeVar("_State", bound=Hashable)
+_Call = TypeVar("_Call", bound=Call)
 
 
 @dataclass(slots=True)
@@ -48,23 +62,34 @@ class Key(NamedTuple):
 
 def is_linearizable(calls: Sequence[Called]) -> bool:
     """Return whether a single key can have given these answers."""
+    return has_order(calls, Key(), _after)
+
+
+def has_order(calls: Sequence[_Call], first: _State, after: Callable[[_State, _Call], Iterator[_State]]) -> bool:
+    """Return whether some order of the calls explains their answers.
+
+    Args:
+        calls: the history of one object.
+        first: the object's state before all calls.
+        after: returns the possible states after a call, or nothing if the call cannot have been answered so.
+    """
     history = sorted(calls, key=lambda call: call.began)
     must = sum(1 << index for index, call in enumerate(history) if call.answer is not None)
-    seen: set[tuple[int, Key]] = set()
-    stack: list[tuple[int, Key]] = [(0, Key())]
+    seen: set[tuple[int, _State]] = set()
+    stack: list[tuple[int, _State]] = [(0, first)]
     while stack:
-        placed, key = stack.pop()
+        placed, state = stack.pop()
         if placed & must == must:
             return True
-        if (placed, key) in seen:
+        if (placed, state) in seen:
             continue
-        seen.add((placed, key))
+        seen.add((placed, state))
         left = [(index, call) for index, call in enumerate(history) if not placed >> index & 1]
         first_end = min(call.ended for _, call in left)
         for index, call in left:
             if call.began > first_end:
                 break
-            stack += ((placed | 1 << index, after) for after in _after(key, call))
+            stack += ((placed | 1 << index, following) for following in after(state, call))
     return False
 
 
