@@ -1,8 +1,8 @@
-"""``python -m benchmarks.pictures``: the README's two pictures, of measured times and of a job that is killed.
+"""``python -m benchmarks.pictures``: bars from measured or simulated figures, and a job that is killed.
 
-``figures`` reads the output of ``python -m benchmarks.recovery``, stores its figures in docs/until-stepping.json (a
-peer that was not measured keeps its figures, with a remark) and redraws the bars in both languages. ``bars`` draws one
-of them from the stored figures. ``kill`` runs the digits with a spare, kills a worker, and stores the follower's output
+``figures`` reads the output of the benchmark that the ``--figures`` file names, stores its figures in that file (a peer
+that was not measured keeps its figures, with a remark) and redraws the bars in both languages. ``bars`` draws one of
+them from the stored figures. ``kill`` runs the digits with a spare, kills a worker, and stores the follower's output
 with its times in docs/kill.txt. ``play`` draws such a record as an animated terminal (waits of more than two seconds
 are cut to two, and of several lines of one phase except training only the first is shown). Every picture is made from a
 record and can be reproduced.
@@ -33,14 +33,13 @@ DIGITS = ROOT / "examples" / "digits" / "train.py"
 MOST_WAIT_S = 2.0
 STAYS_S = 4.0
 KILL_AT = 200
-_TOLD = ("title", "title_zh", "how")
 FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 SANS = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Noto Sans', 'Noto Sans CJK SC', sans-serif"
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One figure; ``ours`` is drawn in another colour."""
+    """One figure, in seconds or in the file's own unit; ``ours`` is drawn in another colour."""
 
     name: str
     seconds: float
@@ -68,37 +67,45 @@ def renewed(kept: str, run: str, when: str) -> str:
 
     Args:
         kept: the stored file.
-        run: the output of ``benchmarks.recovery``; its last line counts.
+        run: the output of the file's benchmark; its last line counts.
         when: the day of the run.
 
     Raises:
         ValueError: the run is of another benchmark, or has no figure of ours.
     """
     told, found = json.loads(kept), json.loads(run.strip().splitlines()[-1])
-    if found.get("benchmark") != "recovery":
-        raise ValueError(f"expected the output of benchmarks.recovery, found {found.get('benchmark')!r}")
+    benchmark = told["benchmark"]
+    if found.get("benchmark") != benchmark:
+        raise ValueError(f"expected the output of benchmarks.{benchmark}, found {found.get('benchmark')!r}")
     older = []
     for one in told["bars"]:
         place: object = found
         for name in one["of"].split("."):
             place = place.get(name) if isinstance(place, dict) else None
         if isinstance(place, int | float):
-            one["seconds"] = float(f"{place:.2g}")
+            one["seconds"] = float(f"{place:.3g}" if told["unit"] == "%" else f"{place:.2g}")
         elif one["ours"]:
             raise ValueError(f"the run has no {one['of']}: it was cut short, or measured a part")
         else:
             older.append(one["name"])
     versions, machine = found["versions"], found["machine"]
-    told["how"] = (
-        f"python -m benchmarks.recovery, {when}, torch {versions['torch']}, gloo, {machine['cores']} cores: trust the "
-        "ratios, not the seconds." + "".join(f" {name}: of an earlier run." for name in older)
-    )
+    measured = f"torch {versions['torch']}, gloo, {machine['cores']} cores: trust the ratios, not the seconds."
+    what = "simulated; the peers' figures are published ones." if benchmark == "fleet" else measured
+    told["how"] = f"python -m benchmarks.{benchmark}, {when}, {what}"
+    told["how"] += "".join(f" {name}: of an earlier run." for name in older)
     rows = ",\n".join(f"  {json.dumps(one, ensure_ascii=False)}" for one in told["bars"])
-    head = ",\n".join(f" {json.dumps(name)}: {json.dumps(told[name], ensure_ascii=False)}" for name in _TOLD)
+    head = ",\n".join(
+        f" {json.dumps(name)}: {json.dumps(told[name], ensure_ascii=False)}" for name in told if name != "bars"
+    )
     return f'{{\n{head},\n "bars": [\n{rows}\n ]\n}}\n'
 
 
-def chart(title: str, bars: Sequence[Bar]) -> str:
+def unit_of(content: str) -> str:
+    """Return the unit of the file's figures."""
+    return str(json.loads(content)["unit"])
+
+
+def chart(title: str, bars: Sequence[Bar], unit: str = "s") -> str:
     """Draw the bars as an SVG, linear and from zero."""
     left, width, high, top = 300, 380, 26, 48
     longest = max(one.seconds for one in bars)
@@ -111,9 +118,9 @@ def chart(title: str, bars: Sequence[Bar]) -> str:
         rows.append(
             f'<text x="{left - 10}" y="{y + 18}" text-anchor="end"{weight}>{escape(one.name)}</text>\n'
             f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{high}" rx="3" fill="{colour}"/>\n'
-            f'<text x="{left + length + 8:.1f}" y="{y + 18}"{weight}>{one.seconds:g} s</text>'
+            f'<text x="{left + length + 8:.1f}" y="{y + 18}"{weight}>{one.seconds:g} {unit}</text>'
         )
-    said = "; ".join(f"{one.name}: {one.seconds:g} s" for one in bars)
+    said = "; ".join(f"{one.name}: {one.seconds:g} {unit}" for one in bars)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" role="img" aria-labelledby="title desc" '
         f'font-family="{SANS}" font-size="13" fill="#1f2933">\n<title id="title">{escape(title)}</title>\n'
@@ -226,7 +233,8 @@ def terminal(said: Sequence[Said], title: str, columns: int = 104) -> str:
 
 def _draw_bars(figures: Path, file: Path) -> None:
     language = "_zh" if ".zh-CN." in file.name else ""
-    file.write_text(chart(*bars_of(figures.read_text(encoding="utf-8"), language)), encoding="utf-8")
+    content = figures.read_text(encoding="utf-8")
+    file.write_text(chart(*bars_of(content, language), unit_of(content)), encoding="utf-8")
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from benchmarks.pictures import (
     main,
     renewed,
     terminal,
+    unit_of,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,10 +35,12 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize(("file", "language"), [("until-stepping.svg", ""), ("until-stepping.zh-CN.svg", "_zh")])
-def test_bars_in_the_readme_match_the_figures(file: str, language: str) -> None:
-    drawn = chart(*bars_of(FIGURES.read_text(encoding="utf-8"), language))
-    assert (ROOT / "docs" / file).read_text(encoding="utf-8") == drawn
+@pytest.mark.parametrize("stem", ["until-stepping", "effective-time"])
+@pytest.mark.parametrize(("suffix", "language"), [(".svg", ""), (".zh-CN.svg", "_zh")])
+def test_bars_in_the_docs_match_the_figures(stem: str, suffix: str, language: str) -> None:
+    content = (ROOT / "docs" / f"{stem}.json").read_text(encoding="utf-8")
+    drawn = chart(*bars_of(content, language), unit_of(content))
+    assert (ROOT / "docs" / f"{stem}{suffix}").read_text(encoding="utf-8") == drawn
 
 
 def test_every_drawn_figure_is_in_the_comparison() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,61 @@ def test_scheduler_that_stands_by_takes_over(
                 standby.kill()
         for rank in job.ranks:
             assert [step.number for step in job.steps(rank)] == list(range(1, 61)), "a step was repeated"
+
+
+def test_outage_of_the_whole_etcd_loses_nothing_and_is_reported(
+    tmp_path: Path, new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    with cluster_in(tmp_path / "etcd") as cluster:
+        job = new_job(*TRAINED, "--gates", str(GATE), settings={"RECOVERY_PATH": str(cluster.place())})
+        job.start()
+        job.open_gates(0)
+        job.wait_for_step(15)
+        for member in cluster.members:
+            cluster.signal(member, signal.SIGKILL)
+        for rank in job.ranks:
+            job.wait_for_step(GATE, rank)  # nothing that needs the journal happens, so training continues
+        with followed(job) as lines:
+            job.wait_until(lambda: "step" in lines() or None, "progress from `samebits follow`")
+            job.kill(1)
+            why = r"the etcd does not answer .*\. Fix: bring a majority of its members back"
+            job.wait_for("scheduler", why)
+            job.wait_until(lambda: re.search(why, lines()), "the reason from `samebits follow`")
+            shown = told(job, "status")
+            assert re.search(r"no member of the etcd has answered for 1 s .* Fix: bring a majority", shown), shown
+            for member in cluster.members:
+                cluster.start(member)
+            cluster.wait_ready()
+            job.start_worker(1)
+            job.open_gates(GATE)
+            assert job.wait_finished() == undisturbed(*TRAINED)
+        lost = [event for event in read_events(job.recovery) if event.kind is Kind.LOST]
+        assert len(lost) == 1, lost
+    assert not job.matches("scheduler", "term 2"), "the same scheduler serves the whole job"
+
+
+@contextmanager
+def followed(job: Job) -> Iterator[Callable[[], str]]:
+    """Follow the job with ``samebits follow``; yield a function that returns what it has printed."""
+    path = job.folder / "follow.out"
+    with path.open("w") as out:
+        command = [sys.executable, "-m", "samebits", "follow"]
+        with subprocess.Popen(command, cwd=job.folder, env=job.environment(), stdout=out, stderr=out) as follower:
+            try:
+                yield path.read_text
+            finally:
+                follower.kill()
+
+
+def told(job: Job, *command: str) -> str:
+    """Return what a command prints in the job's folder."""
+    found = subprocess.run(
+        [sys.executable, "-m", "samebits", *command],
+        cwd=job.folder,
+        env=job.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return found.stdout + found.stderr

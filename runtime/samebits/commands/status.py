@@ -25,6 +25,7 @@ from samebits.launcher.supervising import supervisor_of
 from samebits.printable import counted, listed
 from samebits.scheduler_hosts import shown
 from samebits.service import status
+from samebits.service.job_journal import outage
 from samebits.service.status import stored_view
 from samebits.spelling import spelled
 
@@ -124,6 +125,8 @@ def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
     counts = {one: sum(node.presence is one for node in view.nodes) for one in Presence}
     alive, gone = counts[Presence.ALIVE], counts[Presence.GONE]
     hosts = sorted({one.host.partition("#")[0] for one in view.nodes if one.presence is Presence.UNKNOWN})
+    if why := outage(settings):
+        told.append(why)
     if hosts:
         told.append(f"processes on {listed(hosts)} cannot be seen from here")
     back = f"Fix: `{spelled('recover')}` brings the job back from step {view.step}"
@@ -134,6 +137,9 @@ def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
         told.append(f"{counted(alive, 'worker')} of it still run{'s' if alive == 1 else ''}{rest}")
     elif not hosts:
         told.append("no process of the job runs any more")
+    if why:
+        told[-1] += "; the scheduler continues once the etcd answers" if alive else ""
+        return told
     has_supervisor = supervisor_of(settings.log_dir) is not None
     told[-1] += "; the command that follows the job starts what is missing" if has_supervisor else f". {back}"
     return told

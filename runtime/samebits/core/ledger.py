@@ -191,6 +191,10 @@ class Ledger:
     def announce(self, text: str) -> None:
         """Log a warning and show it once to each follower of the job."""
         self.ready.say(text, Level.WARNING)
+        self.show(text)
+
+    def show(self, text: str) -> None:
+        """Show a warning once to each follower of the job."""
         self.notices.append((self.notices[-1][0] + 1 if self.notices else 1, text))
 
     def tell(self, node: str, message: FromScheduler) -> None:

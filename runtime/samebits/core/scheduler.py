@@ -242,6 +242,10 @@ class SchedulerCore:
         """Return the latest warnings for followers, each with its number in this term."""
         return list(self._ledger.notices)
 
+    def show(self, text: str) -> None:
+        """Show a warning, which the caller has logged, once to each follower."""
+        self._ledger.show(text)
+
     @property
     def keys(self) -> KeyStore:
         """Return the keys stored for the workers."""

@@ -28,6 +28,9 @@ from samebits.store.quorum.log import QuorumClaim, remove_job
 from samebits.store.quorum.serving import serving
 from samebits.store.term_claim import TermClaim
 
+LOOK_PATIENCE_S = 1.0
+"""Seconds for a command that only reports whether the etcd answers."""
+
 
 def gateway_of(
     settings: Settings, on_wait: Callable[[str], object], patience_s: float = COMMAND_PATIENCE_S
@@ -72,6 +75,19 @@ def refresh(settings: Settings, on_wait: Callable[[str], object]) -> None:
     finally:
         lock.release()
         gateway.close()
+
+
+def outage(settings: Settings) -> str:
+    """Return a sentence if the job's journal is in an etcd that does not answer now, otherwise ""."""
+    gateway = gateway_of(settings, lambda _: None, LOOK_PATIENCE_S)
+    if gateway is None:
+        return ""
+    with contextlib.closing(gateway):
+        try:
+            serving(gateway)
+        except StoreError as error:
+            return str(error)
+    return ""
 
 
 def served_by(settings: Settings, on_wait: Callable[[str], object]) -> str:

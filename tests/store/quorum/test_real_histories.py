@@ -156,7 +156,7 @@ def disturb(cluster: EtcdCluster, seed: int, is_over: threading.Event) -> None:
 def test_history_of_the_journal_is_linearizable(cluster: EtcdCluster, seed: int) -> None:
     history = recorded(cluster, seed)
     appends = [call for call in history.calls if call.payload is not None]
-    assert sum(call.answer is not None for call in appends) > APPENDS
+    assert sum(call.answer is not None for call in appends) >= 10
     assert any(call.answer is None for call in appends), "no scheduler was superseded in an append"
     assert history.is_linearizable(), "\n".join(map(str, history.calls))
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
+from samebits.account.job_view import JobView
 from samebits.core.messages import Status
 from samebits.core.scheduler import SchedulerCore
 from samebits.net.server import Server
@@ -29,12 +32,14 @@ class _Snapshot:
     def __init__(self, *, whole: bool) -> None:
         self._is_whole = whole
         self._latest = NOTHING
+        self.view: JobView | None = None
         self._serves_until = float("-inf")
 
     def latest(self, core: SchedulerCore) -> Status:
         began = clock.now_s()
         if began >= self._serves_until:
-            self._latest = message_of(snapshot(core, whole=self._is_whole))
+            self.view = snapshot(core, whole=self._is_whole)
+            self._latest = message_of(self.view)
             done = clock.now_s()
             self._serves_until = done + (done - began) * (1 / SNAPSHOT_SHARE - 1)
         return self._latest
@@ -101,6 +106,21 @@ class Followers:
                 server.send(peer, answer)
         if self._following:
             self._push(server, core, changed=changed or self._is_owed)
+
+    def tell_of_wait(self, server: Server, core: SchedulerCore, why: str) -> None:
+        """Push the last snapshot with a warning, while the scheduler waits for its journal.
+
+        The core may hold decisions that are not durable, so no new snapshot is made.
+        """
+        now, view = clock.now_s(), self._pushed.view
+        if view is None:
+            return
+        waits = msgspec.structs.replace(view, ailments=(*view.ailments, why), notices=tuple(core.notices))
+        message = message_of(waits)
+        for peer, told in list(self._following.items()):
+            if now - told.at >= FOLLOW_INTERVAL_S and server.send(peer, message):
+                self._following[peer] = _Told(message, now)
+        self._is_owed = True
 
     def _push(self, server: Server, core: SchedulerCore, *, changed: bool) -> None:
         now, latest = clock.now_s(), None

@@ -13,6 +13,7 @@ import gc
 import logging
 import math
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -135,6 +136,9 @@ class SchedulerService:
         self._events: EventWriter | None = None
         self._gateway: EtcdGateway | None = None
         self._notice: ServingNotice | None = None
+        self._thread = 0
+        self._core: SchedulerCore | None = None
+        self._waits = ""  # why the scheduler waits for its journal
         self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
 
     def stop(self, by: str) -> None:
@@ -164,7 +168,8 @@ class SchedulerService:
         private.make_folder(path, "RECOVERY_PATH")
         with self._lock, contextlib.nullcontext() if self._is_guest else seldom_collected():
             claim: TermClaim | None = None
-            self._gateway = gateway_of(settings, log.warn, PATIENCE_S)
+            self._gateway = gateway_of(settings, self._waits_for_etcd, PATIENCE_S)
+            self._thread = threading.get_ident()
             if self._gateway is not None:
                 found = self._claim_in(self._gateway, path, [(address, port) for address in addresses])
                 if isinstance(found, Ended):
@@ -186,6 +191,9 @@ class SchedulerService:
             journal: Journal | None = None
             try:
                 journal, core = self._load(path, claim)
+                if self._gateway is not None:
+                    self._core = core
+                    self._gateway.on_retry = lambda: self._followers.tell_of_wait(server, core, self._waits)
                 shown = ", ".join(addresses)
                 protected = "; encrypted, the secret is required" if keys is not None else ""
                 log.say(f"listening on {shown}, port {port}{protected}; recovery path {path}")
@@ -204,6 +212,13 @@ class SchedulerService:
                 server.close()
                 if self._notice is not None:
                     self._notice.close()
+
+    def _waits_for_etcd(self, text: str) -> None:
+        log.warn(text)
+        if threading.get_ident() == self._thread:  # other threads have gateways of their own
+            self._waits = text
+            if self._core is not None:
+                self._core.show(text)
 
     # ---- loading
 

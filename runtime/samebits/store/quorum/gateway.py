@@ -43,6 +43,7 @@ _EXHAUSTED: Final = 8
 _PLAINTEXT: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
 """OpenSSL's reasons if the other side does not use TLS."""
 _UNAUTHENTICATED: Final = 16
+_BRING_BACK: Final = "Fix: bring a majority of its members back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,9 @@ class EtcdGateway:
         on_wait: called with a sentence while no member answers.
         patience_s: how long a request is repeated.
 
+    Attributes:
+        on_retry: called before each repetition of a request, once :attr:`on_wait` was called for the request.
+
     Raises:
         SettingsError: the files for TLS cannot be used.
     """
@@ -145,6 +149,7 @@ class EtcdGateway:
         self._access = access
         self._on_wait = on_wait
         self._patience_s = patience_s
+        self.on_retry: Callable[[], object] = lambda: None
         self._context = _context(access) if access.is_encrypted else None
         self._member = 0
         self._connection: http.client.HTTPConnection | None = None
@@ -243,6 +248,7 @@ class EtcdGateway:
 
     def _ask(self, path: str, request: dict[str, Any], kind: type[_Answer]) -> _Answer:
         deadline, quiet_until = time.monotonic() + self._patience_s, time.monotonic() + _QUIET_S
+        is_told = False
         while True:
             try:
                 return self._attempt(path, request, kind)
@@ -251,15 +257,18 @@ class EtcdGateway:
                 now = time.monotonic()
                 if now >= deadline:
                     raise StoreError(
-                        f"{self.place}: no member of the etcd has answered for {self._patience_s:g} s ({error}). Fix: "
-                        "check the hosts and ports in RECOVERY_PATH and, if the etcd uses TLS, ETCDCTL_CACERT; or "
-                        "bring a majority of its members back"
+                        f"{self.place}: no member of the etcd has answered for {self._patience_s:g} s ({error}). "
+                        f"{_BRING_BACK}; or check the hosts and ports in RECOVERY_PATH and, if the etcd uses TLS, "
+                        "ETCDCTL_CACERT"
                     ) from error
                 if now >= quiet_until:
                     self._on_wait(
-                        f"{self.place}: the etcd does not answer ({error}); waiting up to {self._patience_s:g} s"
+                        f"{self.place}: the etcd does not answer ({error}); waiting up to {self._patience_s:g} s. "
+                        f"{_BRING_BACK}"
                     )
-                    quiet_until = now + PATIENCE_S / 3
+                    is_told, quiet_until = True, now + PATIENCE_S / 3
+                if is_told:
+                    self.on_retry()
                 time.sleep(_PAUSE_S)
 
     def _attempt(self, path: str, request: dict[str, Any], kind: type[_Answer]) -> _Answer:
