@@ -1,6 +1,7 @@
 """One scheduler and ten thousand workers: forming, heartbeats, losses and returns, beside bare sockets and peers.
 
-``python -m benchmarks.control_plane [--quick] [--workers N …]``. The workers are simulated (``workers.control_plane``:
+``python -m benchmarks.control_plane [--quick] [--workers N …]``; ``--etcd`` only compares a journal in an etcd with
+one in a file. The workers are simulated (``workers.control_plane``:
 a DEALER each, many per process, with the product's messages). The scheduler is the real process with its journal on
 disk. *Formed* runs from the first connect until the last worker has received its durable place: connect, Register →
 Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in between. The bare ROUTER has the same
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 
 from benchmarks import control_plane_trials as trials
 from benchmarks.control_plane_stage import descriptor_problem
-from benchmarks.control_plane_trials import Kept, Losses, MassLoss, Served
+from benchmarks.control_plane_trials import Kept, Losses, MassLoss, Registered, Served
 from benchmarks.formation import fsync_ms
 from benchmarks.report import MISSING, Progress, Report, median, rounded, spread, table
 
@@ -53,6 +54,14 @@ class Found:
     peers_s: dict[str, list[float]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class OnEtcd:
+    """Formations with a journal in a file, and with one in an etcd whose leader is killed meanwhile."""
+
+    file: list[Registered] = field(default_factory=list)
+    etcd: list[Registered] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """How much is measured."""
@@ -79,6 +88,41 @@ def measure(extent: Extent) -> dict[int, Found]:
             f"by a bare ROUTER in {spread([one.form_s for one in here.bare])} s"
         )
     return found
+
+
+def measure_etcd(extent: Extent) -> dict[int, OnEtcd]:
+    """Form each number of workers on both kinds of journal, in turn."""
+    progress, found = Progress(f"{', '.join(map(str, extent.workers))} workers on a file and on three etcd servers"), {}
+    for workers in extent.workers:
+        here = found[workers] = OnEtcd()
+        for _ in range(extent.trials):
+            here.file.append(trials.registered(workers, extent.clients))
+            half = here.file[-1].journal_bytes // 2
+            here.etcd.append(trials.registered(workers, extent.clients, etcd_kill_at=half))
+        progress.say(
+            f"{workers} workers: formed in {spread([one.form_s for one in here.file])} s on a file, in "
+            f"{spread([one.form_s for one in here.etcd])} s on an etcd whose leader was killed"
+        )
+    return found
+
+
+def report_etcd(found: dict[int, OnEtcd]) -> Report:
+    """Report the comparison of both kinds of journal."""
+    ours, ratios = {}, {}
+    for workers, here in found.items():
+        form_s = {
+            name: median([one.form_s for one in some]) for name, some in (("file", here.file), ("etcd", here.etcd))
+        }
+        ours[str(workers)] = {
+            "file_form_s": form_s["file"],
+            "etcd_form_s": form_s["etcd"],
+            "journal_bytes": here.file[-1].journal_bytes,
+            "journal_at_kill_bytes": [one.at_kill for one in here.etcd][-1],
+            "registrations_lost_count": max(one.lost for one in (*here.file, *here.etcd)),
+            "registrations_doubled_count": max(one.doubled for one in (*here.file, *here.etcd)),
+        }
+        ratios[str(workers)] = {"etcd_form_vs_file": rounded(form_s["etcd"] / form_s["file"])}
+    return Report("control_plane", {"fsync_ms": median(fsync_ms())}, {}, {"by_workers": ours}, {"by_workers": ratios})
 
 
 def _contests(found: Found, workers: int, extent: Extent) -> list[Callable[[], None]]:
@@ -239,6 +283,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", help=f"simulated (default: {WORKERS})")
     parser.add_argument("--trials", type=int, help=f"of each contestant (default: {TRIALS})")
     parser.add_argument("--clients", type=int, default=CLIENTS, help=f"that play the workers (default: {CLIENTS})")
+    parser.add_argument(
+        "--etcd", action="store_true", help="only a journal in an etcd, whose leader is killed, against one in a file"
+    )
     parser.add_argument("--no-curve", action="store_true", help="leave CURVE (CLUSTER_SECRET) out")
     arguments = parser.parse_args()
     extent = Extent(
@@ -252,6 +299,14 @@ def main() -> None:
     problem = descriptor_problem(max(extent.workers), extent.clients)
     if problem is not None:
         sys.exit(problem)
+    if arguments.etcd:
+        on_etcd = report_etcd(measure_etcd(extent))
+        by_workers = on_etcd.ours["by_workers"]
+        names = list(next(iter(by_workers.values())))
+        on_etcd.print(
+            table(["workers", *by_workers], [[name, *(one[name] for one in by_workers.values())] for name in names])
+        )
+        return
     document = report(measure(extent))
     document.print(people(document))
 

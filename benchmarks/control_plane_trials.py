@@ -6,11 +6,13 @@ the same clients with the same bytes in the same phases, so each of our interval
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import select
 import shutil
+import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,13 +24,18 @@ from benchmarks.control_plane_stage import BARE, GRACE_S, SCHEDULER, WITHIN_S, C
 from benchmarks.processes import Stage, free_port, wait_until_listening, worker_module
 from samebits.core import records
 from samebits.core.state import JobState
+from samebits.etcd_place import EtcdAccess
 from samebits.service.scheduling.loop import seldom_collected
 from samebits.store import journal_format
-from samebits.store.journal import Journal
+from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
+from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.quorum.log import JOURNALS, read_log
+from tests.store.quorum.etcd_cluster import EtcdCluster, cluster_in
 
 SETTLE_S = 1.5  # until the last messages of a formation are read and all have started their heartbeats
 STEADY_S = 4.0  # until its effects have ended; after a storm of CURVE handshakes that takes some seconds
 PAUSE_S = 0.05  # between two victims
+LOOK_S = 0.005
 # not the line about the round, which has these words too
 LOSS = re.compile(rb"scheduler: worker \S+ \([^)]*\) is lost:")
 IN_MODIFY = 2  # linux/inotify.h
@@ -195,6 +202,69 @@ def _lose_half(scene: Scene, crowds: Crowds, lost: int) -> MassLoss:
     crowds.wait_for("opened", since_s=killed_s)
     numbers = {moment.step for moment in scene.stage.channel.select("round", since_s=killed_s)}
     return MassLoss(lost, all_seen_s, len(numbers))
+
+
+# ---- a journal in an etcd
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A crowd that registered, and the seats in the journal afterwards."""
+
+    form_s: float
+    journal_bytes: int
+    lost: int
+    doubled: int
+    at_kill: int = 0  # bytes of the journal when the etcd's leader was killed
+
+
+def registered(workers: int, clients: int, *, etcd_kill_at: int | None = None) -> Registered:
+    """Form a job and count the seats in its journal.
+
+    Args:
+        etcd_kill_at: bytes of the journal at which the leader of the three etcd servers that hold it is killed; None:
+            the journal is a file.
+    """
+    with Stage() as stage, contextlib.ExitStack() as stack:
+        journal = stage.folder / "recovery" / JOURNAL_FILE
+        if etcd_kill_at is None:
+            scene, cluster = Scene(stage, workers), None
+        else:
+            cluster = stack.enter_context(cluster_in(stage.folder / "etcd"))
+            scene = Scene(stage, workers, RECOVERY_PATH=str(cluster.place()))
+        scene.start_scheduler()
+        crowds = scene.start_crowds("crowd", workers, clients)
+        with ThreadPoolExecutor(1) as aside:
+            killed = None if cluster is None else aside.submit(_kill_leader, cluster, journal, etcd_kill_at or 0)
+            form_s = _form(scene, crowds, SCHEDULER)[0]
+            at_kill = 0 if killed is None else killed.result()
+        size = journal.stat().st_size
+        stage.end(SCHEDULER)
+        if cluster is None:
+            found = read_journal(journal.parent)
+            payloads = [] if found is None else found.payloads
+        else:
+            payloads = read_log(EtcdGateway(cluster.place(), EtcdAccess()), JOURNALS[0]) or []
+        nodes = [one.node for one in map(_unpacked, payloads) if isinstance(one, records.SeatGranted)]
+        return Registered(form_s, size, workers - len(set(nodes)), len(nodes) - len(set(nodes)), at_kill)
+
+
+def _unpacked(payload: bytes) -> records.Record:
+    return records.SCHEMA.unpack(payload, journal_format.MAX_BODY_BYTES)
+
+
+def _kill_leader(cluster: EtcdCluster, journal: Path, at_bytes: int) -> int:
+    """Kill the leader once the journal's copy has so many bytes; return how many it had then."""
+    leader = cluster.leader()
+    assert leader is not None
+    deadline_s = time.monotonic() + WITHIN_S
+    while not journal.exists() or journal.stat().st_size < at_bytes:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"the journal has not reached {at_bytes} bytes within {WITHIN_S:g} s")
+        time.sleep(LOOK_S)
+    found = journal.stat().st_size
+    cluster.signal(leader, signal.SIGKILL)
+    return found
 
 
 # ---- single losses

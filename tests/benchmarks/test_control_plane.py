@@ -9,12 +9,23 @@ import resource
 import pytest
 
 from benchmarks import control_plane, control_plane_trials
-from benchmarks.control_plane import GRPC, TCPSTORE, Found, figures, people, ratios, report
+from benchmarks.control_plane import (
+    GRPC,
+    TCPSTORE,
+    Found,
+    figures,
+    measure_etcd,
+    people,
+    ratios,
+    report,
+    report_etcd,
+)
 from benchmarks.control_plane_stage import cpu_s, descriptor_problem, resident_kib
 from benchmarks.control_plane_trials import Kept, Losses, MassLoss, Served
 from benchmarks.report import MISSING, problems
 from benchmarks.workers import control_plane_bare
 from samebits.core import messages
+from tests.store.quorum.etcd_cluster import ETCD
 
 
 def served(form_s: float, form_cpu_s: float, beats_cpu_s: float, back_s: float) -> Served:
@@ -141,3 +152,15 @@ def test_every_victim_is_decided_on() -> None:
 @pytest.mark.system
 def test_tcpstore_is_used_by_its_own_protocol() -> None:
     assert control_plane_trials.peer("tcpstore", 20, 2) > 0
+
+
+@pytest.mark.system
+@pytest.mark.skipif(ETCD is None, reason="no etcd is installed (apt-get install etcd-server)")
+def test_registrations_survive_the_loss_of_the_etcds_leader() -> None:
+    extent = control_plane.Extent((40,), 1, 0.0, 0, 2, curve=False)
+    made = report_etcd(measure_etcd(extent))
+    assert problems(made.document()) == []
+    found = made.ours["by_workers"]["40"]
+    assert found["registrations_lost_count"] == found["registrations_doubled_count"] == 0
+    assert found["journal_at_kill_bytes"] >= found["journal_bytes"] // 2 > 0
+    assert made.ratios["by_workers"]["40"]["etcd_form_vs_file"] > 0

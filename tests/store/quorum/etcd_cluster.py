@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import ssl
 import subprocess
 import time
 import urllib.request
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from samebits.etcd_place import EtcdPlace
+from samebits.etcd_place import EtcdAccess, EtcdPlace
 from tests.system.processes import free_port
 
 ETCD = shutil.which("etcd")
@@ -26,9 +27,15 @@ class EtcdCluster:
     Args:
         folder: for their data and logs.
         arguments: of every server.
+        access: the client that the servers' TLS options in ``arguments`` admit; None without TLS.
     """
 
-    def __init__(self, folder: Path, *arguments: str, members: int = 3) -> None:
+    def __init__(self, folder: Path, *arguments: str, members: int = 3, access: EtcdAccess | None = None) -> None:
+        self._context = None
+        if access is not None:
+            self._context = ssl.create_default_context(cafile=access.authority)
+            if access.certificate is not None:
+                self._context.load_cert_chain(access.certificate, access.key)
         self._folder, self._arguments = folder, arguments
         self._clients = [free_port() for _ in range(members)]
         self._peers = [free_port() for _ in range(members)]
@@ -44,8 +51,12 @@ class EtcdCluster:
         """Return where a job's journal lies in it."""
         return EtcdPlace.parse(f"etcd://{','.join(f'127.0.0.1:{port}' for port in self._clients)}{prefix}")
 
+    def url(self, member: int) -> str:
+        """Return the member's address for clients."""
+        return f"{'http' if self._context is None else 'https'}://127.0.0.1:{self._clients[member]}"
+
     def start(self, member: int) -> None:
-        client, peer = (f"http://127.0.0.1:{ports[member]}" for ports in (self._clients, self._peers))
+        client, peer = self.url(member), f"http://127.0.0.1:{self._peers[member]}"
         cluster = ",".join(f"m{other}=http://127.0.0.1:{port}" for other, port in enumerate(self._peers))
         assert ETCD is not None
         with (self._folder / f"m{member}.log").open("ab") as log:
@@ -95,9 +106,9 @@ class EtcdCluster:
         return status["header"]["member_id"] if status else None
 
     def _status(self, member: int) -> dict[str, Any] | None:
-        url = f"http://127.0.0.1:{self._clients[member]}/v3/maintenance/status"
+        url = f"{self.url(member)}/v3/maintenance/status"
         try:
-            with urllib.request.urlopen(url, b"{}", timeout=2) as answer:
+            with urllib.request.urlopen(url, b"{}", timeout=2, context=self._context) as answer:
                 found: dict[str, Any] = json.load(answer)
         except OSError:
             return None
@@ -105,10 +116,12 @@ class EtcdCluster:
 
 
 @contextmanager
-def cluster_in(folder: Path, *arguments: str, members: int = 3) -> Iterator[EtcdCluster]:
+def cluster_in(
+    folder: Path, *arguments: str, members: int = 3, access: EtcdAccess | None = None
+) -> Iterator[EtcdCluster]:
     """Run an etcd until the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    cluster = EtcdCluster(folder, *arguments, members=members)
+    cluster = EtcdCluster(folder, *arguments, members=members, access=access)
     try:
         cluster.wait_ready()
         yield cluster

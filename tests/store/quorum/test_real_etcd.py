@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,3 +94,61 @@ def test_full_database_refuses_in_one_sentence_and_loses_nothing(tmp_path: Path)
         assert 0 < len(confirmed) < 100
         assert log.goes_on
         assert read_log(gateway, "journal") == confirmed
+
+
+def certificates(folder: Path) -> EtcdAccess:
+    """Make an authority and, signed by it, the certificates ``server`` and ``client``."""
+    folder.mkdir()
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    (folder / "server.ext").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    (folder / "client.ext").write_text("extendedKeyUsage=clientAuth\n")
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=an authority", "-days", "2")
+    for name in ("server", "client"):
+        # without a CN: an etcd's gateway shows the server's certificate to the etcd itself, which refuses a named one
+        openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/O={name}")
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext")
+        openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.pem")
+    return EtcdAccess(folder / "ca.pem", folder / "client.pem", folder / "client.key")
+
+
+@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("etcdctl")), reason="no openssl or no etcdctl")
+def test_etcd_with_tls_and_passwords_admits_only_the_right_client(tmp_path: Path) -> None:
+    made, folder = certificates(tmp_path / "tls"), tmp_path / "tls"
+    files = ("--cert-file", str(folder / "server.pem"), "--key-file", str(folder / "server.key"))
+    verify = ("--client-cert-auth", "--trusted-ca-file", str(folder / "ca.pem"))
+    with cluster_in(tmp_path / "etcd", *files, *verify, members=1, access=made) as cluster:
+
+        def etcdctl(*words: str) -> None:
+            shown = {"ETCDCTL_CACERT": made.authority, "ETCDCTL_CERT": made.certificate, "ETCDCTL_KEY": made.key}
+            environment = os.environ | {name: str(path) for name, path in shown.items()} | {"ETCDCTL_API": "3"}
+            command = ["etcdctl", "--endpoints", cluster.url(0), *words]
+            subprocess.run(command, env=environment, check=True, capture_output=True, timeout=30)
+
+        for words in (
+            ("user", "add", "root:root"),
+            ("user", "add", "trainer:secret"),
+            ("user", "add", "other:secret"),
+            ("role", "add", "jobs"),
+            ("role", "grant-permission", "--prefix", "jobs", "readwrite", "/jobs/digits/"),
+            ("user", "grant-role", "trainer", "jobs"),
+            ("auth", "enable"),
+        ):
+            etcdctl(*words)
+        access = replace(made, user="trainer", password="secret")
+        gateway = EtcdGateway(cluster.place(), access)
+        log, _ = QuorumLog.load(QuorumClaim.take(gateway, b"a scheduler"), "journal")
+        log.append([b"a"])
+        assert read_log(gateway.another(), "journal") == [b"a"]
+        elsewhere = certificates(tmp_path / "others")
+        for wrong, why in (
+            (replace(access, authority=elsewhere.authority), r"not accepted .*Fix: export ETCDCTL_CACERT"),
+            (replace(access, certificate=None, key=None), r"does not accept this client.*Fix: export ETCDCTL_CERT"),
+            (replace(access, password="guessed"), r"refuses: .*invalid user ID or password\. Fix: .*ETCDCTL_USER"),
+            (replace(access, user="other"), r"refuses: .*permission denied\. Fix: .*ETCDCTL_USER"),
+        ):
+            with pytest.raises(StoreError, match=why):
+                EtcdGateway(cluster.place(), wrong, patience_s=3.0).get("/jobs/digits/term")

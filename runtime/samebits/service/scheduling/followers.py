@@ -112,7 +112,7 @@ class Followers:
 
         The core may hold decisions that are not durable, so no new snapshot is made.
         """
-        now, view = clock.now_s(), self._pushed.view
+        now, view = clock.now_s(), self._pushed.view or self._whole.view  # a new follower had only an answer
         if view is None:
             return
         waits = msgspec.structs.replace(view, ailments=(*view.ailments, why), notices=tuple(core.notices))

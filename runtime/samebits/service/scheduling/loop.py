@@ -68,6 +68,7 @@ COLLECT_AFTER = 50_000  # objects allocated but not freed: a few MB
 CONNECTIONS_A_WORKER = 2  # its own, and that of a dying process or a waiting replacement
 CONNECTIONS_OTHER = 1000  # tools, and room for strangers
 SAVES_AGAIN = 3  # in a row, if RECOVERY_PATH is removed during writes
+WAIT_TOLD_EVERY_S = 15.0  # shorter than the gateway's own interval
 MOST_LOOKS = 32  # at silent processes, in one pass: each takes 1 ms
 _LOG_LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING}
 
@@ -138,6 +139,7 @@ class SchedulerService:
         self._notice: ServingNotice | None = None
         self._thread = 0
         self._core: SchedulerCore | None = None
+        self._waits_told_at = -math.inf
         self._waits = ""  # why the scheduler waits for its journal
         self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
 
@@ -214,7 +216,11 @@ class SchedulerService:
                     self._notice.close()
 
     def _waits_for_etcd(self, text: str) -> None:
-        log.warn(text)
+        """Report that the etcd does not answer; called by each thread that waits for it."""
+        now = clock.now_s()
+        if now - self._waits_told_at >= WAIT_TOLD_EVERY_S:
+            self._waits_told_at = now
+            log.warn(text)
         if threading.get_ident() == self._thread:  # other threads have gateways of their own
             self._waits = text
             if self._core is not None:
