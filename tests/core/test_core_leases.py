@@ -415,6 +415,20 @@ def test_pause_gives_no_more_than_a_fresh_lease(stalled_first: bool) -> None:
     assert house.seat("1").is_lost
 
 
+def test_failed_collective_makes_no_close_final_while_workers_look_for_a_paused_scheduler() -> None:
+    """They close their connections for that, so the close is no sign of a death; a process that is gone is."""
+    house = training_house(3)
+    house.close("s1", gone=True)
+    house.now += 15.0  # while the loss is made durable
+    house.step(Stalled(15.0))
+    house.close("s2")
+    house.beat("0", Activity.WAITING)
+    assert [node for node in "012" if house.seat(node).is_lost] == ["1"]
+    house.register("2", session="s2", incarnation=1)
+    house.tick(4.0)
+    assert not house.seat("2").is_lost
+
+
 def test_close_in_the_drained_queue_has_its_usual_grace() -> None:
     house = training_house()
     house.now += 60.0

@@ -94,8 +94,11 @@ class Leases:
         ledger.ready.say(f"{text}. Fix: {fix}" if fix else text, Level.WARNING)
 
     def closing(self) -> list[Seat]:
-        """Return live seats with a closed connection, which are lost at once if a collective fails."""
-        if not self._closing:
+        """Return live seats with a closed connection, which are lost at once if a collective fails.
+
+        After a long pause of this scheduler there are none: workers close connections to look for it elsewhere.
+        """
+        if not self._closing or self._ledger.now < self._searched_until:
             return []  # a cleared set keeps its size, and every heartbeat in a round would walk it
         return [self._ledger.state.seats[node] for node in sorted(self._closing)]
 
