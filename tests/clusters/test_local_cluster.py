@@ -22,7 +22,7 @@ from tests.test_readme import blocks_of
 pytestmark = [pytest.mark.system, pytest.mark.thorough, pytest.mark.timeout(1500)]
 
 PAGE = "docs/tutorials/three-hosts.md"
-STEPS = "1500"
+STEPS = "1000"
 STATUS = "samebits cluster exec 0 -- samebits status"
 TRAINS = r"training · step [1-9]\S* · 3/3 workers"
 WAIT_S = 600.0
