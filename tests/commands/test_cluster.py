@@ -66,7 +66,7 @@ def test_hosts_are_apart_can_be_cut_off_killed_and_healed(job: ShellJob, typed: 
     with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(page[1], timeout=60) as answer:
         assert answer.status == 200
 
-    assert said(typed("exec", "1", "--", "hostname")) == "host1\n"
+    assert said(typed("exec", "1", "hostname")) == "host1\n"
     assert said(typed("exec", "1", "--", "pwd")) == f"{job.folder}/cluster/host1\n"
     said(typed("exec", "0", "--", "sh", "-c", 'test "$SCHED_HOST" = 192.0.2.1 && test -s "$CLUSTER_SECRET_FILE"'))
     assert said(typed("exec", "0", "--", "sh", "-c", "exit 7"), 7) == ""

@@ -37,16 +37,18 @@ _WITH_HOST = ("exec", "cut", "kill")
 
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
-    at = list(arguments).index("--") if "--" in arguments else len(arguments)
     parser = _parser()
+    at = 2 if arguments[:1] == ["exec"] else len(arguments)  # after `exec HOST`, everything is the command
     options = parser.parse_args(arguments[:at])
-    words, folder = list(arguments[at + 1 :]), Path.cwd() / local_cluster.FOLDER
+    words, folder = list(arguments[at:]), Path.cwd() / local_cluster.FOLDER
+    if words[:1] == ["--"]:
+        del words[0]
     if options.verb in _WITH_HOST and options.host is None:
         parser.error(f"which host? As in: samebits cluster {options.verb} 2")
     if options.verb in ("up", "down") and options.host is not None:
         parser.error(f"`{options.verb}` takes no host: found {options.host}")
-    if bool(words) != (options.verb == "exec"):
-        parser.error("a command after -- belongs to exec, as in: samebits cluster exec 1 -- samebits status")
+    if options.verb == "exec" and not words:
+        parser.error("which command? As in: samebits cluster exec 1 -- samebits status")
     match options.verb:
         case "up":
             _up(folder, options.hosts)
@@ -66,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="samebits cluster",
         usage="%(prog)s up [--hosts N] | exec HOST -- COMMAND | cut HOST | kill HOST | heal [HOST] | down",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Make hosts on this machine to practise a job over several hosts. As root, each host has its own\n"
-        "network, hostname, pids and /dev/shm (network namespaces); otherwise the hosts are groups of\n"
+        description="Simulate hosts on this machine, to try a job that runs on several hosts. As root, each host has\n"
+        "its own network, hostname, pids and /dev/shm (network namespaces); otherwise the hosts are groups of\n"
         "processes. Hosts are numbered from 0. Files are in the folder `cluster`.\n\n"
         + "\n".join(f"  {verb:<5} {text}" for verb, text in _VERBS.items()),
     )
