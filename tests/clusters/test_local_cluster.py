@@ -7,6 +7,7 @@ Only the number of steps is smaller. Between two blocks, the test does what the 
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from samebits.hosts import local_cluster
-from tests.system.processes import REPOSITORY, environment_of_tests, found_below
+from tests.system.processes import REPOSITORY, environment_of_tests, found_below, signal_process
 from tests.test_readme import blocks_of
 
 pytestmark = [pytest.mark.system, pytest.mark.thorough, pytest.mark.timeout(1500)]
@@ -86,10 +87,11 @@ def typist(tmp_path: Path) -> Iterator[Typist]:
     try:
         yield typist
     finally:
-        if (tmp_path / "cluster").exists():
-            typist.type("samebits cluster down")
         typist.close()
-    assert not [one for one in found_below(tmp_path) if not one.wait_for_exit(30.0)]
+        left = [one for one in found_below(tmp_path) if not one.wait_for_exit(30.0)]
+        for one in left:
+            signal_process(one, signal.SIGKILL)
+    assert not left
 
 
 def test_page_typed_word_for_word_ends_with_the_bits_of_one_machine(typist: Typist, tmp_path: Path) -> None:

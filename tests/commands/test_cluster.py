@@ -49,6 +49,12 @@ def said(shell: Shell, status: int = 0) -> str:
     return shell.text
 
 
+def opened(address: str) -> int:
+    """Open the page as a browser does, with cookies; return the HTTP status."""
+    with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(address, timeout=60) as answer:
+        return int(answer.status)
+
+
 @pytest.fixture
 def needs_namespaces() -> None:
     if problem := local_cluster.refusal():
@@ -63,11 +69,12 @@ def test_hosts_are_apart_can_be_cut_off_killed_and_healed(job: ShellJob, typed: 
     assert stat.S_IMODE((job.folder / "cluster").stat().st_mode) == 0o700
     page = re.search(r"the page is at (\S+)", text)
     assert page is not None, text
-    with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(page[1], timeout=60) as answer:
-        assert answer.status == 200
+    assert opened(page[1]) == 200
 
     assert said(typed("exec", "1", "hostname")) == "host1\n"
     assert said(typed("exec", "1", "--", "pwd")) == f"{job.folder}/cluster/host1\n"
+    foreign = {"MS_SCHED_HOST": "203.0.113.1", "SCHED_PORT": "1", "CLUSTER_SECRET": "s" * 32}
+    assert "at 192.0.2.1, port 8118" in said(typed("exec", "0", "samebits", "status", **foreign), 80)
     said(typed("exec", "0", "--", "sh", "-c", 'test "$SCHED_HOST" = 192.0.2.1 && test -s "$CLUSTER_SECRET_FILE"'))
     assert said(typed("exec", "0", "--", "sh", "-c", "exit 7"), 7) == ""
 
@@ -118,6 +125,8 @@ def test_without_iproute2_hosts_are_groups_of_processes(
         (tools / name).symlink_to(shutil.which(name) or "")
     path = {"PATH": str(tools)}
     text = said(typed("up", "--hosts", "2", **path))
+    page = re.search(r"the page is at (\S+)", text)
+    assert page is not None, text
     assert "so the 2 hosts are groups of processes that share this machine's network" in text
     assert "not found on this machine" in text or "needs root" in text
     waits = [typed("exec", number, "--", PYTHON, "-c", WAIT, **path) for number in ("0", "1")]
@@ -132,8 +141,10 @@ def test_without_iproute2_hosts_are_groups_of_processes(
     said(typed("kill", "1", **path))
     assert waits[1].end() == 128 + signal.SIGKILL
     assert waits[0].process.poll() is None
-    said(typed("down", **path))
+    said(typed("kill", "0", **path))
     assert waits[0].end() == 128 + signal.SIGKILL
+    assert opened(page[1]) == 200, "the page outlives host 0"
+    said(typed("down", **path))
 
 
 @pytest.mark.usefixtures("needs_namespaces")

@@ -230,17 +230,19 @@ class Cluster:
         return f"{_NETWORK}.{number + 1}" if self.content.way is Way.NAMESPACES else "127.0.0.1"
 
     def environment(self, host: Host) -> dict[str, str]:
-        """Return the environment for processes on this host."""
-        inherited = config.whole_environment()
-        return {
-            **inherited,
-            # so that `samebits` is found if its environment was not activated
-            "PATH": os.pathsep.join([inherited.get("PATH", os.defpath), str(Path(sys.executable).parent)]),
+        """Return the environment for processes on this host, without the caller's own address and secret."""
+        own = {
             "SCHED_HOST": self.address(0),
             "SCHED_PORT": str(self.content.port),
             "CLUSTER_SECRET_FILE": str(self.folder / _SECRET),
             _MARK: self._mark(host),
         }
+        left_out = {*own, "CLUSTER_SECRET", "SCHED_BIND"}
+        inherited = config.whole_environment()
+        kept = {name: text for name, text in inherited.items() if name.removeprefix(config.PREFIX) not in left_out}
+        # so that `samebits` is found if its environment was not activated
+        path = os.pathsep.join([inherited.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+        return {**kept, **own, "PATH": path}
 
     def _mark(self, host: Host) -> str:
         return f"{self.folder}:{host.number}"
@@ -261,7 +263,9 @@ class Cluster:
         inside = ["nsenter", "--target", str(self.content.switch.pid), "--net"] if self.content.switch else []
         page = ["bash", "-ec", _BECOME, str(log), *inside, *words]
         host = self.content.hosts[0]
-        with _Gated(page, self.disk_of(host), self.environment(host), kept) as gated:
+        environment = self.environment(host)
+        del environment[_MARK]  # it must outlive host 0
+        with _Gated(page, self.disk_of(host), environment, kept) as gated:
             self._write(msgspec.structs.replace(self.content, page=gated.holder))
             gated.let_in()
 
