@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,12 +95,22 @@ def typist(tmp_path: Path) -> Iterator[Typist]:
     assert not left
 
 
+def hosts_on(page: str) -> set[str]:
+    """Return the hosts of the workers that the page shows."""
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    browser.open(page, timeout=60).close()
+    with browser.open(f"{page.partition('?')[0]}api/everything", timeout=60) as answer:
+        return set(re.findall(r'"host": ?"([^"]+)"', answer.read().decode()))
+
+
 def test_page_typed_word_for_word_ends_with_the_bits_of_one_machine(typist: Typist, tmp_path: Path) -> None:
     _, up, run, status, cut, heal, kill, restart, undisturbed, compare, down = blocks_of(PAGE, language="")
-    assert "(192.0.2.3)" in typist.type(up)
+    page = re.search(r"the page is at (\S+)", typist.type(up))
+    assert page is not None
     typist.type(run)
     assert status.strip() == STATUS
     typist.until(TRAINS)
+    assert hosts_on(page[1]) == {"host0", "host1", "host2"}
     assert "host 2 was cut off" in typist.type(cut)
     typist.until(TRAINS, "^2 +3 +alive", "^– +2 +lost .* on host2 +silent for 5 s")
     assert "host 2 reaches the other hosts again" in typist.type(heal)
