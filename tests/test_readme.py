@@ -204,7 +204,7 @@ def test_every_named_path_exists(page: str) -> None:
 
 
 COMMAND = re.compile(
-    r"(?:bash scripts/[\w.]+|python -m [\w.]+|(?<![\w/])(?<!import )samebits [a-z][a-z-]*)(?: [\w./=-]+)*"
+    r"(?:bash scripts/[\w.]+|python -m [\w.]+|(?<![\w/])(?<!import )samebits [a-z][a-z-]*)(?: (?!-- )[\w./=-]+)*"
 )
 
 

@@ -217,6 +217,7 @@ SUBCOMMANDS = (
         "dashboard", "serve a page that shows the job, while it runs and after its end", _in("dashboard.command")
     ),
     Subcommand("drill", "run a script with and without faults, and compare the bits", _in("commands.drill.command")),
+    Subcommand("cluster", "simulate hosts on this machine; cut them off, kill and heal them", _in("commands.cluster")),
     Subcommand("follow", "follow the job to its end; Ctrl-C ends the job", _in("commands.follow")),
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _in("commands.ps")),
     Subcommand(

@@ -24,7 +24,7 @@ from tests.system.processes import REPOSITORY
 
 FOLDER = REPOSITORY / "deploy" / "kubernetes"
 OVERLAYS = ("cpu", "nvidia", "ascend", "ascend-ranktable", "spares")
-VARIANTS = ("jobset", "trainjob")
+VARIANTS = ("jobset", "trainjob", "kueue")
 VERSIONS = ("1.28", "1.37")
 NEWEST = VERSIONS[-1]
 FINAL = [0, *codes_to_give_up_at()]

@@ -345,8 +345,8 @@ def test_known_node_is_always_refused_with_recovery_off(end: str) -> None:
         (
             {"protocol": PROTOCOL + 1},
             Refusal.PROTOCOL,
-            f"this scheduler speaks protocol {PROTOCOL}, worker 0 speaks {PROTOCOL + 1}: "
-            "install the same samebits on all hosts",
+            f"this scheduler speaks protocol {PROTOCOL}, worker 0 speaks {PROTOCOL + 1}, so their releases differ. "
+            "Fix: install the same samebits release on all hosts",
         ),
         (
             {"job": "job-9", "incarnation": 3},

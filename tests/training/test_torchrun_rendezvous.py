@@ -18,6 +18,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from samebits.core.agent import agent as core_agent
+from samebits.core.messages import PROTOCOL
 from samebits.launcher.kept_scheduler import LOG_NAME
 from samebits.service import log
 from samebits.store.process_identity import ProcessIdentity
@@ -189,6 +191,21 @@ def test_an_agent_that_does_not_belong_here_is_refused_with_both_values(
         endpoint.agent("1").next_rendezvous()
     assert ours.num_nodes_waiting() == 0 and not ours.is_closed()
     monkeypatch.setenv("CLUSTER_SECRET", "0123456789abcdef0123456789abcdef")
+
+
+def test_an_agent_of_another_release_is_refused_with_both_protocols(
+    tmp_path: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler is a process of this release; the agents that this process then makes are of the next one."""
+    ours = endpoint.agent("1")
+    ours.next_rendezvous()
+    monkeypatch.setattr(core_agent, "PROTOCOL", PROTOCOL + 1)
+    both = rf"speaks protocol {PROTOCOL}, worker \w+ speaks {PROTOCOL + 1}, .* Fix: install .* release on all hosts$"
+    with pytest.raises(RendezvousConnectionError, match=both) as raised:
+        endpoint.agent("1").next_rendezvous()
+    assert isinstance(raised.value, SystemExit) and raised.value.code == 68
+    assert ours.num_nodes_waiting() == 0 and not ours.is_closed()
+    within(lambda: "(PROTOCOL)" in (tmp_path / "recovery" / LOG_NAME).read_text(), "the refusal is logged")
 
 
 def test_a_second_torchrun_at_the_endpoint_waits_and_changes_nothing(

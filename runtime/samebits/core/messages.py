@@ -612,6 +612,14 @@ class _AnyRegister(msgspec.Struct, frozen=True, array_like=True, tag=1):
 _REGISTERS: Schema[_AnyRegister] = Schema(_AnyRegister)
 
 
+def protocol_difference(sender: str, protocol: int) -> str:
+    """Return why a sender with another protocol is refused, with both values."""
+    return (
+        f"this scheduler speaks protocol {PROTOCOL}, {sender} speaks {protocol}, so their releases differ. "
+        "Fix: install the same samebits release on all hosts"
+    )
+
+
 def protocol_of(packed: bytes) -> int | None:
     """Return the protocol of a Register, its first field in every version, or None."""
     try:

@@ -20,7 +20,7 @@ from samebits.launcher.scheduler_link import SchedulerLink, known_addresses
 from samebits.net.address import loopback
 from samebits.net.curve import cluster_keys
 from samebits.net.descriptors import raise_descriptor_limit
-from samebits.option_types import port, seconds
+from samebits.option_types import port, seconds, whole
 
 if TYPE_CHECKING:
     import uvicorn
@@ -55,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         metavar="S",
         help="exit S seconds after the scheduler and the last reader are gone",
     )
+    parser.add_argument("--listener", type=whole(3), default=None, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -73,7 +74,9 @@ def main(arguments: Sequence[str]) -> int:
                 "job's>, or listen on 127.0.0.1 and reach it with `ssh -L`"
             ]
         )
-    listener = _listen(options.host, options.port)
+    listener = (
+        _listen(options.host, options.port) if options.listener is None else socket.socket(fileno=options.listener)
+    )
     names = frozenset({options.host.lower(), socket.gethostname().lower(), *_hosts(settings)})
     action_token = action_token_of(keys, is_on=settings.dashboard.has_actions)
     guard = Guard(names, token, action_token, others_token_of(token, action_token))

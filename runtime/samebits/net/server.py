@@ -302,11 +302,7 @@ class Server:
         speaks = messages.protocol_of(packed)
         if speaks in (None, PROTOCOL):
             return Garbled(session, str(error), address)
-        problem = (
-            f"this scheduler speaks protocol {PROTOCOL}, the worker speaks {speaks}: "
-            "install the same samebits on all hosts"
-        )
-        return Garbled(session, problem, address, other_protocol=True)
+        return Garbled(session, messages.protocol_difference("the worker", speaks), address, other_protocol=True)
 
     @property
     def connections(self) -> int:

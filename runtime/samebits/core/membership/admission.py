@@ -16,7 +16,16 @@ from samebits.core.membership.leases import Leases
 from samebits.core.membership.rebuild import highest_unheard_incarnation, is_placeholder
 from samebits.core.membership.replacements import Claim, Replacements
 from samebits.core.membership.world import World
-from samebits.core.messages import PROTOCOL, Admitted, Credential, Fenced, Pending, Refusal, Register
+from samebits.core.messages import (
+    PROTOCOL,
+    Admitted,
+    Credential,
+    Fenced,
+    Pending,
+    Refusal,
+    Register,
+    protocol_difference,
+)
 from samebits.core.ready import Level
 from samebits.core.records import ReplacementShown, SeatGranted, SeatRetired, SpareAdmitted
 from samebits.core.restore import differing
@@ -127,10 +136,7 @@ class Admission:
         """Return why the sender cannot belong to any job here, or None."""
         policy = self._ledger.policy
         if message.protocol != PROTOCOL:
-            return Refusal.PROTOCOL, (
-                f"this scheduler speaks protocol {PROTOCOL}, worker {message.node} speaks {message.protocol}: "
-                "install the same samebits on all hosts"
-            )
+            return Refusal.PROTOCOL, protocol_difference(f"worker {message.node}", message.protocol)
         if policy.job_name and message.job_name and message.job_name != policy.job_name:
             return Refusal.OTHER_JOB, (
                 f"worker {message.node} was started for {message.job_name!r}, this scheduler runs {policy.job_name!r}: "

@@ -131,7 +131,7 @@ def _raise(error: SameBitsError) -> NoReturn:
         case _:
             kind = NoSeatError
     text = str(error)
-    if isinstance(error, RefusedError):
+    if isinstance(error, RefusedError) and any(name in text for name in ("WORKER_NUM", "SPARE_NUM", "JOB_NAME")):
         text += ". With torchrun, --nnodes sets WORKER_NUM and SPARE_NUM, and --rdzv-id sets JOB_NAME"
     log.warn(text)
     raise kind(text, error.exit_code) from None
