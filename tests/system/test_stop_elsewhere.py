@@ -61,4 +61,5 @@ def test_job_is_ended_though_a_worker_does_not_reach_its_next_commit(new_job: Ca
     job.kill(1)
     assert asked.returncode == 0, said
     assert "the workers have not stopped after the same commit within 0.1 s; the job is stopped now" in said
-    assert job.scheduler.wait() == 78
+    assert job.wait_ended() == {0: 78, 1: -signal.SIGKILL, "scheduler": 78}
+    job.wait_for_writers()
