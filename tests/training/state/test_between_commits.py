@@ -508,7 +508,7 @@ def test_a_late_change_after_a_saved_commit_ends_the_job_at_the_next_step() -> N
 
     def save_all() -> None:
         save()
-        state.is_saved()
+        state.was_saved()
 
     session.save = save_all  # type: ignore[method-assign]
     with pytest.raises(HiddenStateError, match="a weight changed after"):

@@ -233,7 +233,7 @@ class ElasticRun:
             began_s = time.monotonic()
             with points.due.saving():
                 points.save(step)
-            state.is_saved()
+            state.was_saved()
             self._agent.stalled_s += time.monotonic() - began_s
         else:
             points.leave_out(step)

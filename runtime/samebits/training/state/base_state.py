@@ -257,7 +257,7 @@ class State(ABC):
         self._point = point
         self._committed_steps = self.completed_steps
 
-    def is_saved(self) -> None:  # noqa: B027 - nothing to do is the usual case
+    def was_saved(self) -> None:  # noqa: B027 - nothing to do is the usual case
         """Handle that the last commit is saved."""
 
     def finish(self) -> None:  # noqa: B027 - as reset

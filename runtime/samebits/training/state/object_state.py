@@ -172,8 +172,8 @@ class ObjectState(State):
             self._generators.look()
             self._own_generators = self._generators.packed()
 
-    def is_saved(self) -> None:
-        """Handle that the last commit is saved, as :meth:`State.is_saved`."""
+    def was_saved(self) -> None:
+        """Handle that the last commit is saved, as :meth:`State.was_saved`."""
         self._last_commit.is_saved = True
 
     def recall(self) -> Point | None:
