@@ -619,7 +619,9 @@ class SchedulerCore:
         elif self._broken or self._rendezvous.is_urgent():
             self._watch.tick_in_round(round_.came if round_ is not None else ())
         elif why := self._watch.tick():
-            if round_ is None:
+            if self._watch.in_vain:
+                self._ending.end_job(EndKind.SCRIPT_FAILED, self._watch.in_vain)
+            elif round_ is None:
                 self._failed_collective = why
             else:
                 self._rendezvous.harden(why)
