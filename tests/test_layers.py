@@ -142,7 +142,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("membership",),
         ("watch",),
         ("rounds",),
-        ("ending",),
+        ("ending", "joint_stop"),
         ("scheduler",),
     ),
     "training": (

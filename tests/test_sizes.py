@@ -22,6 +22,7 @@ LARGE_CLASSES = {
 LONG_FUNCTIONS = {
     "commands/run/options.py:parse": "one rule an option, in the table's order",
     "commands/run/options.py:parser_for": "one table: every option of `samebits run`",
+    "core/agent/agent.py:_hear": "one `match`: every message of the scheduler",
     "core/restore.py:choose": "one rule, in the order in which its cases are tried",
     "core/state.py:apply": "one `match`: every record of the journal",
     "dashboard/server.py:app_of": "one table: every route of the page",

@@ -144,6 +144,10 @@ class Scenario(Stage):
         self._core_or_complain()
         self._arrivals.append(("", StopJob(by)))
 
+    def _stop_job_at_commit(self, by: str) -> None:
+        self._core_or_complain()
+        self._arrivals.append(("", StopJob(by, at_commit=True)))
+
     # ---- commands: workers
 
     def _start_workers(self, names: str, host: str, script: str, world_size: str, protocol: str) -> None:
@@ -199,6 +203,8 @@ class Scenario(Stage):
                 worker.step = int(step)
                 self._points.setdefault(worker.node, []).append(Point(worker.step, worker.agent.generation))
                 worker.is_coming = worker.is_coming or worker.is_leaving
+                worker.commits += 1
+                self._stop_if_there(worker)
 
     def _fail(self, names: str) -> None:
         for worker in self._named(names):
@@ -279,6 +285,7 @@ _COMMANDS: list[tuple[str, Callable[..., None]]] = [
     (r"thaw scheduler", Scenario._thaw_scheduler),
     (r"wipe journal", Scenario._wipe_journal),
     (r"show journal", Scenario._show_journal),
+    (r"stop job at a commit by (.+)", Scenario._stop_job_at_commit),
     (r"stop job by (.+)", Scenario._stop_job),
     (_START, Scenario._start_workers),
     (rf"kill {_NAMES}", Scenario._kill),

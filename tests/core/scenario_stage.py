@@ -27,9 +27,11 @@ from samebits.core.agent.events import (
     Mapped,
     MustEnd,
     Notice,
+    Observed,
     Over,
     Passed,
     Seated,
+    StopTogether,
     Trains,
 )
 from samebits.core.ledger import Policy
@@ -37,7 +39,7 @@ from samebits.core.messages import Activity, FromWorker, Heartbeat, Holdings, Pa
 from samebits.core.point import Point
 from samebits.core.ready import Ended, Ready, Send
 from samebits.core.records import Record
-from samebits.core.reports import Digests
+from samebits.core.reports import Digests, StopsAfter
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
 from samebits.core.values import replace
 from tests.core.scenario_trace import Trace
@@ -65,6 +67,9 @@ class Worker:
     is_coming: bool = False  # its main thread is about to enter the rendezvous
     is_leaving: bool = False  # it was asked to leave its generation at its next commit
     step: int = 0
+    commits: int = 0  # in its generation
+    stops_after: int = 0  # the commit after which it stops, or its next one; 0: it was not asked
+    is_stop_agreed: bool = False
     addresses: tuple[str, ...] = ()  # the members of the group it builds or trains in
     inbox: deque[AgentEvent] = field(default_factory=deque)
     wake_at: float | None = None
@@ -248,8 +253,15 @@ class Stage:
                 worker.is_coming = True
             case LeaveGently():
                 worker.is_leaving = True
+            case StopTogether(commits):
+                worker.stops_after = commits or worker.stops_after or worker.commits + 1
+                worker.is_stop_agreed = worker.is_stop_agreed or commits > 0
+                if not commits:
+                    self._tell(worker, Observed(StopsAfter(worker.stops_after)))
+                self._stop_if_there(worker)
             case Began(started):
-                worker.is_leaving = False
+                worker.is_leaving, worker.commits = False, 0
+                worker.stops_after, worker.is_stop_agreed = 0, False
                 worker.step = started.restore.step if started.restore else 0
             case Mapped(_, blobs):
                 worker.addresses = tuple(blob.decode() for blob in blobs)
@@ -260,6 +272,11 @@ class Stage:
             case MustEnd():
                 self._tell(worker, Leaving(True, "told to end"))
                 self._exit(worker)
+
+    def _stop_if_there(self, worker: Worker) -> None:
+        """Report that it waits after the agreed commit, if it has made that commit."""
+        if worker.is_stop_agreed and worker.commits >= worker.stops_after:
+            self._tell(worker, Observed(StopsAfter(worker.stops_after, is_there=True)))
 
     def _enter(self, worker: Worker) -> None:
         worker.is_coming, worker.addresses = False, ()

@@ -40,6 +40,7 @@ from samebits.core.messages import (
     RoundOpened,
     Said,
     Status,
+    StopAt,
 )
 from samebits.core.point import Point
 from samebits.core.records import (
@@ -58,10 +59,11 @@ from samebits.core.records import (
     SeatRetired,
     SlotGiven,
     SpareAdmitted,
+    StopPlanned,
     TermStarted,
     TrainingFinished,
 )
-from samebits.core.reports import Digests, LastWords, PeerGone
+from samebits.core.reports import Digests, LastWords, PeerGone, StopsAfter
 
 
 def seconds(value: float) -> str:
@@ -89,6 +91,8 @@ def report_line(message: FromWorker) -> str:
             return f"Leave {'on purpose' if message.on_purpose else 'by failure'}: {message.text}"
         case Said(body=PeerGone(session)):
             return f"PeerGone {session}"
+        case Said(body=StopsAfter(commits, is_there)):
+            return f"StopsAfter commit {commits}" + (", and waits there" if is_there else "")
 
 
 def _register_line(message: Register) -> str:
@@ -126,6 +130,8 @@ def order_line(message: FromScheduler) -> str:
             return f"AddressMap of generation {message.generation}"
         case Finished():
             return f"Finished at {message.point}"
+        case StopAt():
+            return f"StopAt commit {message.commits}" if message.commits else "StopAt a commit that it is to name"
         case EndJob():
             return f"EndJob {message.kind.name}"
         case Status():
@@ -182,6 +188,8 @@ def record_line(record: Record) -> str:
             return f"TrainingFinished at {record.point}"
         case JobInterrupted():
             return f"JobInterrupted {record.kind.name} at step {record.step}"
+        case StopPlanned():
+            return f"StopPlanned after commit {record.commits}" if record.commits else "StopPlanned"
         case JobFinished():
             return "JobFinished"
 

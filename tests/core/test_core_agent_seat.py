@@ -43,6 +43,7 @@ from samebits.core.messages import (
     Register,
     RoundId,
     RoundOpened,
+    StopAt,
 )
 from samebits.core.point import Point
 from samebits.core.values import replace
@@ -214,6 +215,7 @@ _EARLIER = (  # Sent in this job by a scheduler that was superseded and may stil
     Explain("job-1", 1, Point(10, 1), 1),
     GiveUp("job-1", 1, 1, "text"),
     Depart("job-1", 1, 1, "text"),
+    StopAt("job-1", 1, 9, 3),
     KeyAnswer("mine", 1, 1, KeyOutcome.DONE),
     EndJob("job-1", 1, EndKind.STOPPED, "somebody asked"),
 )

@@ -591,6 +591,21 @@ def test_register_keeps_the_emptied_job_alive() -> None:
     assert house.ended is None
 
 
+def test_process_that_waits_on_a_busy_host_is_told_of_the_end_though_it_has_not_asked_again() -> None:
+    """Otherwise it takes the address, free again, for that of a job of its own."""
+    house = training_house(1)
+    house.register("another", session="waits")
+    retry_after_s = house.refusal("waits").retry_after_s
+    assert retry_after_s > 0
+    for _ in range(int(retry_after_s + house.policy.node_timeout_s) + 2):
+        house.beat("0")
+        house.tick(1.0)
+    house.beat("0", Activity.DONE, step=10)
+    house.leave("0")
+    assert house.ended is not None and house.ended.kind is EndKind.FINISHED
+    assert house.last("waits", EndJob).kind is EndKind.FINISHED
+
+
 def test_process_that_waited_and_died_does_not_keep_the_job_alive() -> None:
     house = training_house()
     house.close("s0", gone=True)

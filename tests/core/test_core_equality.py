@@ -73,7 +73,7 @@ def test_most_important_difference_comes_first() -> None:
             Part(PartKind.SAMPLER, "sampler", "epoch 0"),
             Part(PartKind.SAMPLER, "sampler", "epoch 3"),
             True,
-            "first in sampler (epoch 0 on rank 0, epoch 3 on rank 1): most likely code outside",
+            "first in sampler (epoch 0 on rank 0, epoch 3 on rank 1): most likely the ranks took different",
         ),
         (
             WEIGHT,

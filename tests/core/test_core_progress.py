@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from samebits.core.ends import EndKind
 from samebits.core.hangs import Hang
 from samebits.core.ledger import NAMED
 from samebits.core.messages import Activity, GiveUp, Heartbeat, RoundOpened, Said
+from samebits.core.records import JobInterrupted
 from samebits.core.reports import Phase, Progress, StallReport
 from samebits.core.watch.progress import FIRST_STEPS_S
 from samebits.core.watch.standstill import Member, judge, sentence
@@ -255,6 +257,25 @@ def test_collective_stuck_on_all_ranks_forms_a_new_group_and_ends_no_worker() ->
         session for session, sent in house.sent.items() if any(isinstance(one, RoundOpened) for one in sent[-2:])
     }
     assert "the group is formed again after 12 s" in house.notes[0]
+
+
+def test_rank_whose_function_returns_early_again_ends_the_job() -> None:
+    """Its loader has fewer batches: the others would wait for it in every generation, each time for twice as long."""
+    house = training_for_a_while(2, step_timeout_s=6.0)
+    for generation in (1, 2):
+        for second in range(1, 40):
+            if house.core.phase() != "training":
+                break
+            house.tick(1.0)
+            report(house, "0", WAITS._replace(still_s=float(second), steps=0 if generation == 2 else 10))
+            house.beat("1", Activity.DONE, step=STEP)
+        if generation == 1:
+            assert house.ended is None
+            house.train()
+    (ended,) = [one for one in house.journal if isinstance(one, JobInterrupted)]
+    assert ended.kind is EndKind.SCRIPT_FAILED
+    assert "worker 1 has returned from the training function, worker 0 waits for it in all_reduce #812" in ended.cause
+    assert "(all_reduce at train.py:50), as it did before the group was formed again" in ended.cause
 
 
 def test_stopped_process_is_named_before_its_lease_is_over() -> None:

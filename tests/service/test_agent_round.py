@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import SchedulerLeftError
+from samebits.service.agent import Agent
 from tests.service.house import PATIENCE_S, House
 
 
@@ -29,3 +30,34 @@ def test_worker_waits_until_all_have_a_seat(tmp_path: Path, restarts: bool) -> N
         waiting.result(PATIENCE_S)
     finally:
         house.close()
+
+
+class Racing(Agent):
+    """An agent whose main thread commits just after the control thread has read the number of commits."""
+
+    made = 3
+    races = held_back = False
+
+    @property  # type: ignore[override]
+    def commits(self) -> int:
+        read = self.made
+        if self.races:
+            self.races = False
+            self.made += 1
+            self.held_back = self.stops_here
+        return read
+
+    @commits.setter
+    def commits(self, made: int) -> None: ...
+
+
+def test_commit_that_is_made_while_the_next_one_is_named_is_not_trained_past(tmp_path: Path) -> None:
+    """The scheduler may agree on the named commit, so no later one may be made before it has answered."""
+    house = House(tmp_path, workers=1)
+    agent = Racing(house.settings("worker", "0"), "test", "cpu")
+    agent.races = True
+    agent._stop_after(0)
+    assert agent.held_back and agent._stops_after == agent.made == 4
+    agent._stop_after(5)
+    assert not agent.stops_here, "all stop after a later commit"
+    agent._client.close()

@@ -167,6 +167,13 @@ def _ask_to_stop(world: World, rng: random.Random) -> bool:
     return True
 
 
+def _ask_to_stop_together(world: World, rng: random.Random) -> bool:
+    """``samebits stop --drain``, which repeats its request."""
+    for after_s in (0.0, 2.0, 4.0)[: rng.randint(1, 3)]:
+        world.after(after_s, lambda: world.host.ask_to_stop("samebits stop", at_commit=True))
+    return True
+
+
 # ---- paused processes
 
 
@@ -454,6 +461,7 @@ FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "every disk lost": _lose_every_disk,
     "node added": _add_node,
     "node drained": _drain,
+    "joint stop asked for": _ask_to_stop_together,
     "host unwell": _fill_disk,
     "main thread held": _hold_worker,
     "main thread pauses": _pause_worker,

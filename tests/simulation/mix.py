@@ -52,17 +52,20 @@ USUALLY_EVERY_S = {
 # The same for faults of only some worlds, each for its own reason (``Mix.drawn_later``).
 HANGS_EVERY_S = {"main thread held": 3.0, "collective held": 20.0, "main thread pauses": 3.0}
 DRAINS_EVERY_S = {"node drained": 12.0}
+JOINT_STOPS_EVERY_S = {"joint stop asked for": 20.0}
 AILMENTS_EVERY_S = {"host unwell": 8.0}
 REPLACEMENTS_EVERY_S = {"replacement forged": 15.0}
 LOST_DISKS_EVERY_S = {"every disk lost": 25.0}
-LATER_EVERY_S = HANGS_EVERY_S | DRAINS_EVERY_S | AILMENTS_EVERY_S | REPLACEMENTS_EVERY_S | LOST_DISKS_EVERY_S
+LATER_EVERY_S = (
+    HANGS_EVERY_S | DRAINS_EVERY_S | AILMENTS_EVERY_S | REPLACEMENTS_EVERY_S | LOST_DISKS_EVERY_S | JOINT_STOPS_EVERY_S
+)
 
 P_REPLACES = 0.4
 """Share of runs in which a launcher supervises: dead processes are replaced by new nodes."""
 P_ODD_RANK = 0.15
 """Share of runs in which a rank's state becomes different."""
 QUIETER = 0.2
-P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS, P_LOST_DISKS = 0.35, 0.3, 0.3, 0.3, 0.2
+P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS, P_LOST_DISKS, P_JOINT_STOPS = 0.35, 0.3, 0.3, 0.3, 0.2, 0.2
 P_SHARDED = 0.3
 P_QUORUM = 0.4
 """Share of runs whose journal is in an etcd."""
@@ -145,6 +148,7 @@ class Mix:
         has("drains", P_DRAINS, DRAINS_EVERY_S)
         has("ailments", P_AILMENTS, AILMENTS_EVERY_S)
         has("lost disks", P_LOST_DISKS, LOST_DISKS_EVERY_S)
+        has("joint stops", P_JOINT_STOPS, JOINT_STOPS_EVERY_S)
         watch, keys, quorum = random_of("watch"), random_of("keys"), random_of("quorum")
         return replace(
             self,

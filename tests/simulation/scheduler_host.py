@@ -243,10 +243,10 @@ class SchedulerHost:
         if self.core is not None and life == self.life and worker.session in self._connections:
             self._push(None, Closed(worker.session, gone=True))
 
-    def ask_to_stop(self, by: str) -> None:
-        """Ctrl-C, or ``samebits stop``."""
+    def ask_to_stop(self, by: str, *, at_commit: bool = False) -> None:
+        """Ctrl-C, or ``samebits stop``, with ``at_commit`` after a commit that all members make."""
         if self.core is not None:
-            self._push(None, StopJob(by))
+            self._push(None, StopJob(by, at_commit=at_commit))
 
     def drain(self, nodes: tuple[str, ...]) -> None:
         """An operator drains these nodes."""

@@ -53,7 +53,7 @@ def test_seeds_are_stored_only_for_existing_mutants() -> None:
 
 
 def test_every_invariant_has_a_checker() -> None:
-    expected = {f"S{number}" for number in range(1, 26)} | {f"L{number}" for number in range(1, 7)}
+    expected = {f"S{number}" for number in range(1, 27)} | {f"L{number}" for number in range(1, 7)}
     assert {checker.name for checker in ALL} == expected
     assert len({checker.__module__ for checker in ALL}) == len(ALL), "one file each"
 

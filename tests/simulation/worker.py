@@ -38,6 +38,7 @@ from samebits.core.agent.events import (
     SchedulerAway,
     SchedulerBack,
     Seated,
+    StopTogether,
     Trains,
 )
 from samebits.core.ends import EndKind
@@ -55,7 +56,7 @@ from samebits.core.messages import (
     RoundId,
 )
 from samebits.core.point import Point
-from samebits.core.reports import FINAL, Digest, Digests, LastWords, PeerGone, SavedPoints, StallReport
+from samebits.core.reports import FINAL, Digest, Digests, LastWords, PeerGone, SavedPoints, StallReport, StopsAfter
 from samebits.core.values import replace
 from tests.simulation.group import blob_of
 from tests.simulation.main_thread import MainThread
@@ -138,6 +139,9 @@ class Worker:
         self._leaves_at_commit = False
         self.is_asked = False  # to leave the job, at its next commit
         self.commits = 0
+        self.commits_here = 0  # in its generation
+        self.stops_after = 0  # the commit after which it stops; 0: it was not asked
+        self.is_stop_agreed = False
         self._knows_place = rng.random() < 0.7  # otherwise it makes its address for a full world, whatever it learns
         self.slot: int | None = None
         self.world_size = world.mix.world_size
@@ -225,7 +229,13 @@ class Worker:
             and self.is_alive
             and not self.is_paused
             and self.thread.hold is None
+            and not self.waits_at_commit
         )
+
+    @property
+    def waits_at_commit(self) -> bool:
+        """Whether it has made the last commit that it may make for now."""
+        return self.stops_after > 0 and self.commits_here >= self.stops_after
 
     def _runs(self) -> bool:
         return self.is_alive and not self.is_paused
@@ -411,7 +421,8 @@ class Worker:
                 self._pass()
 
     def _pass(self) -> None:
-        self._agent_step(Observed(StallReport(self.thread.progress() if self.stage is Stage.TRAINING else None)))
+        trains = self.stage is Stage.TRAINING and not self.waits_at_commit
+        self._agent_step(Observed(StallReport(self.thread.progress() if trains else None)))
         self._agent_step(Passed(self.step))
 
     def _obey(self, notice: Notice) -> None:
@@ -434,6 +445,8 @@ class Worker:
                 self._leaves_at_commit = True
             case AskedToLeave():
                 self._asked_to_leave()
+            case StopTogether(commits):
+                self._stop_together(commits)
             case EnterAgain(place, look, committed):
                 takes_s = self.world.rng.uniform(0.001, 0.5 if look else 0.02)
                 self.world.after(takes_s, self._enter_again, place, look, committed, self.agent.offered)
@@ -444,6 +457,7 @@ class Worker:
                 self.generation, self.rank = started.generation, started.rank
                 self.slot, self.world_size, self._leaves_at_commit = started.slot, started.world_size, False
                 self._ranks[started.generation] = started.rank
+                self.commits_here, self.stops_after, self.is_stop_agreed = 0, 0, False
                 self.step, self.restored = started.restore.step if started.restore else 0, started.restore
                 self.bits = self.world.odd_states.restored_by(self, started.generation, started.source, self.restored)
                 self._first.clear()
@@ -470,6 +484,19 @@ class Worker:
         self.world.count("worker asked to leave")
         if self.stage in (Stage.STARTING, Stage.RENDEZVOUS, Stage.LEAVING_GROUP):
             self._leave(on_purpose=True, text="it was asked to")
+
+    def _stop_together(self, agreed: int) -> None:
+        """Name the next commit, or train up to the agreed one."""
+        if self.stops_after == 0:
+            self.stops_after = self.commits_here + 1
+        if agreed and not self.is_stop_agreed:
+            self.stops_after, self.is_stop_agreed = agreed, True
+        self._agent_step(Observed(StopsAfter(self.stops_after, is_there=self._is_at_stop)))
+        self.world.groups.look_again(self)
+
+    @property
+    def _is_at_stop(self) -> bool:
+        return self.is_stop_agreed and self.waits_at_commit and self.stage is Stage.TRAINING
 
     def _must_end(self, reason: EndKind, text: str) -> None:
         if reason is EndKind.STUCK:  # by the control thread: the main thread is stuck
@@ -582,6 +609,7 @@ class Worker:
             self._save()
         if is_commit or self.step % mix.commit_every == 0:
             self.memory, self.commits = Point(self.step, self.generation), self.commits + 1
+            self.commits_here += 1
             self.world.copies.keep(self, self.memory)
             self._compare(is_save=is_commit)
             if self.stage is not Stage.TRAINING:
@@ -590,6 +618,8 @@ class Worker:
                 self._leave(on_purpose=True, text="it was asked to")
             elif self._leaves_at_commit:
                 self._leave_group(at_commit=True)
+            elif self._is_at_stop:
+                self._agent_step(Observed(StopsAfter(self.stops_after, is_there=True)))
 
     def _compare(self, *, is_save: bool) -> None:
         """Report the state's digest if commits of this kind are compared."""

@@ -24,7 +24,7 @@ def stop(job: Job, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def test_drained_job_ends_at_a_commit_and_repeats_no_step(
+def test_drained_job_stops_after_the_same_commit_in_every_rank_and_repeats_no_step(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(*TRAINED, "--gates", str(GATES), workers=2)
@@ -32,14 +32,16 @@ def test_drained_job_ends_at_a_commit_and_repeats_no_step(
     job.open_gates(0)
     job.wait_for(0, f"waits at the gate of step {GATES}")
     with stop(job, "--drain", str(WAIT_S)) as asked:
-        job.wait_for("scheduler", "2 workers are to leave at their next commit")
-        for gate in (GATES, 2 * GATES):  # not all at once: it must not come to its end before its workers have heard
-            job.open_gates(gate)
-            job.wait_for(0, f"asked to leave|waits at the gate of step {gate + GATES}")
+        job.wait_for("scheduler", "every worker is to stop after the same commit: samebits stop")
+        job.open_gates(GATES)
         said, _ = asked.communicate(timeout=WAIT_S)
     assert asked.returncode == 0, said
-    assert job.wait_ended() == {0: 143, 1: 143, "scheduler": 78}
-    job.open_gates(3 * GATES)
+    assert job.wait_ended() == {0: 78, 1: 78, "scheduler": 78}
+    stopped_at = [int(job.matches(rank, r"stopped at step (\d+)")[0][1]) for rank in job.ranks]
+    assert stopped_at[0] == stopped_at[1] == GATES + 1, "the gate held both before their next commit"
+    assert {job.steps(rank)[-1].number for rank in job.ranks} == {GATES}, "the probe prints a step after its commit"
+    assert not job.matches("scheduler", "is lost|left before training|round .* opened: worker"), job.tails()
+    job.open_gates(2 * GATES, 3 * GATES)
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=2)
     for rank in job.ranks:
@@ -56,8 +58,8 @@ def test_job_is_ended_though_a_worker_does_not_reach_its_next_commit(new_job: Ca
     job.worker(1).signal(signal.SIGSTOP)
     with stop(job, "--drain", "0.1") as asked:
         said, _ = asked.communicate(timeout=WAIT_S)
-    job.worker(1).kill()
+    job.kill(1)
     assert asked.returncode == 0, said
-    assert "worker 1 has not left after 0.1 s" in said.replace("worker 0, 1", "worker 1"), said
-    assert "the job is ended without that" in said
-    assert job.scheduler.wait() == 78
+    assert "the workers have not stopped after the same commit within 0.1 s; the job is stopped now" in said
+    assert job.wait_ended() == {0: 78, 1: -signal.SIGKILL, "scheduler": 78}
+    job.wait_for_writers()

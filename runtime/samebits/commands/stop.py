@@ -10,9 +10,9 @@ import signal
 import time
 from collections.abc import Sequence
 
-from samebits.account.job_view import Presence
+from samebits.account.job_view import JobView, Presence
 from samebits.commands.clean import memory_line
-from samebits.commands.drain import wait_until_left
+from samebits.commands.drain import ASK_AGAIN_S, wait_until_left
 from samebits.commands.recover import look
 from samebits.commands.scale import view_of
 from samebits.config import Settings
@@ -25,6 +25,7 @@ from samebits.launcher.processes import process_names, read_pid_files, send_sign
 from samebits.launcher.scheduler_link import is_listening, stop_once
 from samebits.launcher.supervising import supervisor_of
 from samebits.option_types import interval
+from samebits.printable import counted
 from samebits.scheduler_hosts import shown
 from samebits.service.status import stored_view
 from samebits.spelling import spelled
@@ -49,8 +50,8 @@ def main(arguments: Sequence[str]) -> int:
         nargs="?",
         const=DRAIN_S,
         metavar="S",
-        help="let every worker finish its step and leave at its next commit first, so that none is done again; for "
-        f"those that have not left after S seconds (default {DRAIN_S:g}) the job ends as without this",
+        help="let all workers train to the same commit first, so that no step is repeated when the job resumes; if "
+        f"they have not stopped there after S seconds (default {DRAIN_S:g}), the job ends as without this option",
     )
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here()
@@ -76,10 +77,11 @@ def main(arguments: Sequence[str]) -> int:
             f"no job is running here: {settings.log_dir} names no live process, and no scheduler answers at "
             f"{shown(settings.sched_host, settings.sched_port)}. Fix: change to the folder the job was started in"
         )
+    elsewhere = None if runs_here else view_of(settings)  # rejects another job's scheduler on the same port
     if listens and options.drain is not None:
-        _drain(settings, options.drain)
-    if not runs_here:
-        return _stop_elsewhere(settings)
+        _stop_at_commit(settings, options.drain)
+    if elsewhere is not None:
+        return _stop_elsewhere(settings, elsewhere)
     with Signals() as signals:
         verdict = Follower(settings, signals).run(stop_by=BY).verdict
     view = stored_view(settings.recovery_path)
@@ -108,20 +110,36 @@ def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
     return 0
 
 
-def _drain(settings: Settings, timeout_s: float) -> None:
-    """Make every worker leave at its next commit; the end of the job takes those that have not."""
+def _stop_at_commit(settings: Settings, timeout_s: float) -> None:
+    """Ask for a stop after a commit that all workers make, and wait for it; a plain stop follows if that fails."""
     try:
-        nodes = [one.node for one in view_of(settings).nodes if one.presence is Presence.ALIVE]
-        if nodes:
-            text = f"{len(nodes)} workers are to leave at their next commit: the job is drained ({BY} --drain)"
-            wait_until_left(settings, text, nodes, timeout_s)
+        view = view_of(settings)
+        if not view.generation:  # no worker trains in a group: each leaves as it does after SIGTERM
+            _drain(settings, view, timeout_s)
+            return
+        give_up_at, ask_at = time.monotonic() + timeout_s, 0.0
+        while is_listening(settings):
+            now = time.monotonic()
+            if now >= give_up_at:
+                raise UsageError(f"the workers have not stopped after the same commit within {timeout_s:g} s")
+            if now >= ask_at:
+                stop_once(settings, BY, at_commit=True)
+                ask_at = now + ASK_AGAIN_S
+            time.sleep(_LOOK_S)
     except SameBitsError as error:
-        print(f"samebits: {error}; the job is ended without that", flush=True)
+        print(f"samebits: {error}; the job is stopped now", flush=True)
 
 
-def _stop_elsewhere(settings: Settings) -> int:
+def _drain(settings: Settings, view: JobView, timeout_s: float) -> None:
+    """Make every worker leave; the end of the job takes those that have not."""
+    nodes = [one.node for one in view.nodes if one.presence is Presence.ALIVE]
+    if nodes:
+        text = f"{counted(len(nodes), 'worker')} must leave: the job is drained ({BY} --drain)"
+        wait_until_left(settings, text, nodes, timeout_s)
+
+
+def _stop_elsewhere(settings: Settings, view: JobView) -> int:
     """End a job that has no known process on this machine; its scheduler does all of it."""
-    view = view_of(settings)  # rejects another job's scheduler on the same port
     deadline = time.monotonic() + END_S
     while is_listening(settings):
         stop_once(settings, BY)

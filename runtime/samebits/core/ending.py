@@ -335,5 +335,5 @@ class Ending:
         """Tell processes without a seat that the job is over."""
         assert self.ended is not None
         message = self._last_word(self.ended)
-        for session in (*self._admission.pending, *self._admission.refused):
+        for session in self._admission.sessions():
             self._ledger.ready.send(session, message)

@@ -353,10 +353,12 @@ class StopJob(Value, frozen=True, tag=8):
     Attributes:
         by: shown to all processes.
         status: the exit code of a process whose error every retry repeats, because of which the job ends; else 0.
+        at_commit: all members first stop after the same commit.
     """
 
     by: Annotated[str, line(MAX_STOPPED_BY)]
     status: Annotated[int, Meta(ge=0, le=255)] = 0
+    at_commit: bool = False
 
 
 class Decision(Value, frozen=True, tag=13):
@@ -557,6 +559,18 @@ class Depart(Told, frozen=True, tag=33):
     text: Text  # the reason
 
 
+class StopAt(Value, frozen=True, tag=35):
+    """All members of the generation stop after the same commit.
+
+    Repeated until the receiver has stopped there.
+    """
+
+    job: str
+    term: Int
+    generation: Int
+    commits: Int  # the number of that commit in the generation, from 1; 0: reply with the first one you can stop after
+
+
 class Finished(Value, frozen=True, tag=27):
     """TrainingFinished is journaled: ``elastic.run`` may return."""
 
@@ -598,6 +612,7 @@ FromScheduler = (
     | KeyAnswer
     | Depart
     | EqualPoint
+    | StopAt
 )
 
 Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision | ProcessEnded | ProcessSeen | Restarting

@@ -201,6 +201,16 @@ class JobInterrupted(Told, frozen=True, tag=10):
     status: Int = 0  # not 0: exit status of the script that did not reach its end
 
 
+class StopPlanned(Told, frozen=True, tag=20):
+    """An operator asked the job to stop at a commit that every rank has made.
+
+    A later record replaces the earlier one. A new generation must agree again, because it counts its own commits.
+    """
+
+    by: Text
+    commits: Int = 0  # the commit of the last generation, counted from 1, after which all members stop; 0: not agreed
+
+
 class JobFinished(Value, frozen=True, tag=11):
     """The job is complete; the next start on this path begins a new job."""
 
@@ -223,6 +233,7 @@ Record = (
     | GenerationCommitted
     | TrainingFinished
     | JobInterrupted
+    | StopPlanned
     | JobFinished
     | JobRebuilt
 )

@@ -266,6 +266,19 @@ class Anomaly(Body, frozen=True, tag=44):
     is_aside: ClassVar[bool] = True
 
 
+class StopsAfter(Body, frozen=True, tag=49):
+    """The commit after which the sender stops, counted from 1 in its generation.
+
+    Until all members have agreed on a commit, the sender names its next one and does not train past it.
+    """
+
+    commits: Count = 0
+    is_there: bool = False  # the members have agreed, and the sender waits after that commit
+
+    delivery: ClassVar[Delivery] = Delivery.KEPT
+    in_training: ClassVar[bool] = True
+
+
 class LastWords(Body, Told, frozen=True, tag=5):
     """The fatal error of a sender that is about to exit, shown to all as the cause.
 
@@ -284,4 +297,15 @@ class PeerGone(Body, frozen=True, tag=10):
     session: Id
 
 
-Report = StallReport | HealthReport | StepTiming | Figures | SavedPoints | Digests | Anomaly | LastWords | PeerGone
+Report = (
+    StallReport
+    | HealthReport
+    | StepTiming
+    | Figures
+    | SavedPoints
+    | Digests
+    | Anomaly
+    | LastWords
+    | PeerGone
+    | StopsAfter
+)

@@ -14,6 +14,7 @@ from samebits.core.causes.table import CauseClass, Means, Notice, Observation, R
 from samebits.core.ending import Ending
 from samebits.core.ends import EndKind
 from samebits.core.hangs import ProcessState
+from samebits.core.joint_stop import JointStop
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
 from samebits.core.ledger import Ledger, Policy, Presence
@@ -56,6 +57,7 @@ from samebits.core.reports import (
     SavedPoints,
     StallReport,
     StepTiming,
+    StopsAfter,
 )
 from samebits.core.rounds.durable_points import DurablePoints
 from samebits.core.rounds.first_losses import observed
@@ -153,6 +155,7 @@ class SchedulerCore:
         self._keys = KeyStore(term=0)
         self._stragglers = Stragglers(ledger)
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
+        self._joint_stop = JointStop(ledger)
         self._handlers: dict[type[FromWorker], Callable[[Seat, Any], None]] = {}
         self._judges: dict[type[Report], Callable[[Seat, Any, Said], None]] = {}
 
@@ -196,8 +199,8 @@ class SchedulerCore:
                 self._stalled(gap_s)
             case Seen(session, process_state):
                 self._seen(session, process_state)
-            case StopJob(by, status):
-                self._ending.stop(by, status)
+            case StopJob():
+                self._stop(event)
             case Decision(text, drain):
                 ask_to_leave(self._ledger, drain, text)
             case ProcessEnded():
@@ -386,6 +389,7 @@ class SchedulerCore:
             Digests: self._take_digests,
             LastWords: self._hear_last_words,
             PeerGone: self._peer_gone,
+            StopsAfter: self._take_stop,
         }
 
     def _hear(self, seat: Seat, said: Said) -> None:
@@ -406,6 +410,19 @@ class SchedulerCore:
 
     def _note_anomaly(self, seat: Seat, body: Anomaly, _said: Said) -> None:
         self._host_health.note(seat, body, self._rendezvous.rank_of(seat))
+
+    def _stop(self, asked: StopJob) -> None:
+        """End the job, or first stop all members after the same commit if they train and that was asked for."""
+        state = self._ledger.state
+        if asked.at_commit and self._ending.ended is None and state.generation is not None and state.final is None:
+            self._joint_stop.ask(asked.by)
+        else:
+            self._ending.stop(asked.by, asked.status)
+
+    def _take_stop(self, seat: Seat, body: StopsAfter, said: Said) -> None:
+        self._joint_stop.take(seat, body, said)
+        if (by := self._joint_stop.stopped_by) and self._ending.ended is None and self._rendezvous.round is None:
+            self._ending.stop(by)
 
     def _call_keys(self, _seat: Seat, call: KeyCall) -> None:
         seats = self._ledger.state.seats
@@ -528,8 +545,12 @@ class SchedulerCore:
                 self._accepted = None  # judge its repetition again: by then a reminder may be due
         elif self._rendezvous.rank_of(seat) is not None:
             self._compare_member(seat, message)
-        elif seat.slot is not None and self._world.is_new(seat.slot) and message.activity is Activity.WAITING:
+        elif self._is_ready_to_join(seat) and message.activity is Activity.WAITING:
             self._newcomers.append(seat.node)
+
+    def _is_ready_to_join(self, seat: Seat) -> bool:
+        """Return whether the seat adds a slot to a job that is not about to stop."""
+        return seat.slot is not None and self._world.is_new(seat.slot) and not self._joint_stop.is_planned
 
     def _member_waits(self, seat: Seat) -> None:
         """React to a member that left its generation: its collective failed, or it left gently at a commit."""
@@ -555,8 +576,10 @@ class SchedulerCore:
                 self._break(f"worker {seat.node} did not receive generation {committed} before the scheduler died")
         elif message.generation == committed and message.activity is Activity.WAITING:
             self._failed_collective = self._why_left(seat, committed)
-        elif message.generation == committed and message.activity is Activity.DONE:
-            self._member_done(seat, message.step)
+        elif message.generation == committed:
+            if message.activity is Activity.DONE:
+                self._member_done(seat, message.step)
+            self._joint_stop.remind(seat)
 
     def _member_done(self, seat: Seat, step: int) -> None:
         self._done[seat.node] = step
@@ -600,7 +623,9 @@ class SchedulerCore:
         elif self._broken or self._rendezvous.is_urgent():
             self._watch.tick_in_round(round_.came if round_ is not None else ())
         elif why := self._watch.tick():
-            if round_ is None:
+            if self._watch.in_vain:
+                self._ending.end_job(EndKind.SCRIPT_FAILED, self._watch.in_vain)
+            elif round_ is None:
                 self._failed_collective = why
             else:
                 self._rendezvous.harden(why)

@@ -36,6 +36,7 @@ from samebits.core.records import (
     SeatRetired,
     SlotGiven,
     SpareAdmitted,
+    StopPlanned,
     TermStarted,
     TrainingFinished,
 )
@@ -123,6 +124,7 @@ class JobState:
     finished: bool = False
     causes: tuple[CauseFound, ...] = ()  # of the end of the last generation
     rolled_back: RolledBack | None = None  # set from a rollback until the next generation
+    stop: StopPlanned | None = None  # set from an operator's request until the job ends
     replacements: dict[str, int] = field(default_factory=dict)  # first node of a line → its highest proven number
 
     @classmethod
@@ -215,6 +217,8 @@ class JobState:
                 for node in self.superseded(record):
                     del self.seats[node]
                 self.generation, self.causes, self.rolled_back = record, (), None
+                if self.stop is not None:
+                    self.stop = StopPlanned(self.stop.by)
                 if self.committed_point is not None and not is_on_line(self.committed_point, record):
                     # All copies were damaged. The next save shows which disks hold the older point.
                     self.committed_point, self.lost_point = None, self.committed_point
@@ -223,8 +227,11 @@ class JobState:
             case RolledBack():
                 self.rolled_back = record
             case TrainingFinished():
-                self.final = record.point
+                self.final, self.stop = record.point, None
+            case StopPlanned():
+                self.stop = record
             case JobInterrupted():
+                self.stop = None
                 self.interruptions = (*self.interruptions, record)[-KEPT_INTERRUPTIONS:]
                 for seat in self.seats.values():
                     seat.status = 0  # the next start may run the rest of a script again
@@ -259,7 +266,7 @@ class JobState:
                 self.replacements[root_of(grant.node)] = number_of(grant.node)
         self.generation = GenerationCommitted(*msgspec.structs.astuple(record.generation))
         self.committed_point, self.lost_point = None, None
-        self.final, self.rolled_back = record.final, None
+        self.final, self.rolled_back, self.stop = record.final, None, None
 
     def _start_term(self, record: TermStarted) -> None:
         self.term, self.boot_id = record.term, record.boot_id
@@ -304,6 +311,8 @@ class JobState:
             yield PointCommitted(self.committed_point)
         if self.rolled_back:
             yield self.rolled_back
+        if self.stop:
+            yield self.stop
         if self.final:
             yield TrainingFinished(self.final)
         yield from self.causes

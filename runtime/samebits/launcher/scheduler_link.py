@@ -202,14 +202,16 @@ def decide_once(settings: Settings, text: str, drain: Sequence[str] = (), *, tim
     return _tell_once(settings, status.decision(text, drain), timeout_s)
 
 
-def stop_once(settings: Settings, by: str, *, timeout_s: float = 5.0) -> bool:
+def stop_once(settings: Settings, by: str, *, at_commit: bool = False, timeout_s: float = 5.0) -> bool:
     """Have the scheduler end its job gracefully; return whether it answered and so received the request.
+
+    With ``at_commit``, all workers first stop after the same commit.
 
     Raises:
         SecretError: a scheduler listens, but has another secret than this process.
         SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
     """
-    return _tell_once(settings, status.stop_request(by), timeout_s)
+    return _tell_once(settings, status.stop_request(by, at_commit=at_commit), timeout_s)
 
 
 def is_listening(settings: Settings) -> bool:

@@ -57,6 +57,7 @@ from samebits.core.agent.events import (
     SchedulerAway,
     SchedulerBack,
     Seated,
+    StopTogether,
     ToldToWait,
     Trains,
     Waits,
@@ -80,6 +81,7 @@ from samebits.core.reports import (
     SavedPoints,
     StallReport,
     StepTiming,
+    StopsAfter,
 )
 from samebits.errors import (
     FencedError,
@@ -126,6 +128,7 @@ class Agent:
 
     Attributes:
         step: completed optimizer steps; set by the main thread, sent in heartbeats.
+        commits: commits in the present generation; counted by the main thread.
         stalled_s: seconds that steps have waited for saves; set by the main thread, sent with saved points.
         figures: the newest of each of the script's figures; set by the main thread, sent with heartbeats.
         observe: called in the control thread more often than once per heartbeat; returns the main thread's position if
@@ -145,6 +148,10 @@ class Agent:
         self.node = settings.node_id or f"{uuid.uuid4().hex[:12]}"
         self.session = uuid.uuid4().hex
         self.step = 0
+        self.commits = 0
+        self._stops = False  # all members are to stop after the same commit
+        self._stops_after = 0  # the number of that commit, or until it is agreed the next commit; 0: not known yet
+        self._is_stop_agreed = False
         self.stalled_s = 0.0
         self.figures: tuple[Figure, ...] = ()
         self._usage: tuple[Figure, ...] = ()
@@ -421,6 +428,24 @@ class Agent:
         self._wait(lambda: None, until_interrupted=True)
         raise AssertionError("nothing else ends that wait")
 
+    @property
+    def stops_here(self) -> bool:
+        """Return whether the main thread must call :meth:`stop_together` before it trains on."""
+        return self._stops and self.commits >= self._stops_after
+
+    def stop_together(self) -> None:
+        """Wait, after a commit, until the job ends or until it is known that all ranks stop after a later commit.
+
+        Raises:
+            GenerationEndedError: a member was lost meanwhile; this rank is needed again.
+            SameBitsError: the job ends.
+        """
+        self._wait(lambda: self._is_stop_agreed or None, until_interrupted=True)
+        if self.commits >= self._stops_after:
+            log.say(f"stopped at step {self.step}, after the same commit as every other worker")
+            self._report(StopsAfter(self._stops_after, is_there=True))
+            self._wait(lambda: None, until_interrupted=True)
+
     def check(self) -> None:
         """Raise the error that ended this process's generation or its place in the job, if there is one."""
         if self.interrupted:
@@ -580,7 +605,9 @@ class Agent:
                     self._changed.notify_all()
             case LeaveGently(text):
                 log.say(f"{text}: this worker leaves its generation at its next commit")
-                self._members_change = text
+                with self._changed:
+                    self._members_change = text
+                    self._changed.notify_all()
             case Invited():
                 with self._changed:
                     self._is_invited = True
@@ -591,6 +618,7 @@ class Agent:
                 self.is_addressed = is_addressed
                 with self._changed:
                     self._began, self.interrupted, self._members_change = started, False, ""
+                    self.commits, self._stops, self._stops_after, self._is_stop_agreed = 0, False, 0, False
                     if self.committed_point is not None and not _reaches(started.restore, self.committed_point):
                         self.committed_point = None
                     self._changed.notify_all()
@@ -621,6 +649,8 @@ class Agent:
             case AskedToLeave(text):
                 log.say(f"asked to leave: {text}")
                 os.kill(os.getpid(), signal.SIGTERM)  # the main thread, or a plain script, decides when it may leave
+            case StopTogether(commits):
+                self._stop_after(commits)
             case SchedulerAway():
                 self._is_away = True
                 log.warn(
@@ -635,6 +665,19 @@ class Agent:
                 where = "" if names_one(self._settings.sched_host) else f", at {self._client.address}"
                 log.say(f"the scheduler is reachable again after {away_s:.1f} s, term {term}{where}")
                 self.on_link(True)
+
+    def _stop_after(self, agreed: int) -> None:
+        """Stop after the agreed commit; with 0, name the next commit, and let no later one be made until then."""
+        with self._changed:
+            before = self._stops_after
+            if not self._stops:
+                self._stops = True  # first: a main thread that has not seen this has counted its commit already
+                self._stops_after = self.commits + 1
+            if agreed and not self._is_stop_agreed:
+                self._stops_after, self._is_stop_agreed = agreed, True
+                self._changed.notify_all()
+        if not before:
+            self._report(StopsAfter(self._stops_after))
 
     def _interrupt(self, reason: str) -> None:
         """Release the main thread: first from waits in this object, then from its collectives."""

@@ -162,12 +162,12 @@ def question(*, follow: bool) -> StatusQuery:
     return StatusQuery(follow)
 
 
-def stop_request(by: str, status: int = 0) -> StopJob:
+def stop_request(by: str, status: int = 0, *, at_commit: bool = False) -> StopJob:
     """Return a request to end the job gracefully; ``by`` is shown to all processes.
 
     ``by`` may be the whole text of an exception, so it is cut to the line that a scheduler accepts.
     """
-    return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS), status)
+    return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS), status, at_commit)
 
 
 def decision(text: str, drain: Sequence[str] = ()) -> Decision:

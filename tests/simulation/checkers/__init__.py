@@ -39,6 +39,7 @@ from tests.simulation.checkers.s22_no_false_alarm import NoFalseAlarm
 from tests.simulation.checkers.s23_no_storm import NoStorm
 from tests.simulation.checkers.s24_drained import Drained
 from tests.simulation.checkers.s25_keys import KeysInOrder
+from tests.simulation.checkers.s26_joint_stop import JointlyStopped
 
 ALL: tuple[type[Checker], ...] = (
     OneHolder,
@@ -66,6 +67,7 @@ ALL: tuple[type[Checker], ...] = (
     NoStorm,
     Drained,
     KeysInOrder,
+    JointlyStopped,
     Together,
     LetIn,
     Progress,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+from samebits.core.joint_stop import JointStop
 from samebits.core.messages import (
     Admitted,
     FromWorker,
@@ -26,7 +27,7 @@ from samebits.core.messages import (
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, TermStarted, TrainingFinished
-from samebits.core.reports import PeerGone
+from samebits.core.reports import PeerGone, StopsAfter
 from samebits.core.restore import Restore, choose
 from samebits.core.scheduler import Event, SchedulerCore, Stalled
 from samebits.core.state import Seat
@@ -402,11 +403,29 @@ LATE_NEWS = {"is_ordered": False, "has_stragglers": True, "p_slow": 0.2, "slow_s
 LATE_NEWS |= {"rates_hz": {"scheduler killed": 1 / 8}}
 
 FIXED_SIZE = {"min_world_size": 99, "max_world_size": 0, "spare_num": 0}  # the mix keeps them beside the world's size
+
+
+def _is_there_at_once(stop: JointStop, seat: Seat, body: StopsAfter, said: Said) -> None:
+    _TAKE(stop, seat, replace(body, is_there=True), said)
+
+
+def _asks_once(stop: JointStop, seat: Seat) -> None:
+    asked = stop.__dict__.setdefault("asked", set())
+    if seat.node not in asked:
+        asked.add(seat.node)
+        _REMIND(stop, seat)
+
+
+_TAKE, _REMIND = JointStop.take, JointStop.remind
+
 ZOMBIES = {**FIXED_SIZE, "cool_down_s": 1.0, "chaos_s": 60.0, "target_step": 100}
 ZOMBIES |= {"rates_hz": {"worker stopped": 0.15, "duplicate started": 0.15, "worker killed": 0.15}}
 
 LATE_DEATHS = {"cool_down_s": 0.0, "chaos_s": 60.0, "target_step": 100}
 LATE_DEATHS |= {"rates_hz": {"worker stopped": 0.3, "worker killed": 0.3}}
+
+JOINT_STOPS = {"chaos_s": 25.0, "target_step": 100, "p_drop": 0.3}
+JOINT_STOPS |= {"rates_hz": {"joint stop asked for": 0.2}}
 
 LATE_CLOSES = {"is_ordered": True, "p_drop": 0.0, "p_slow": 0.0, "fsync_s": 0.0, "chaos_s": 60.0, "target_step": 100}
 LATE_CLOSES |= {"rates_hz": {"connection broken": 1.0}}
@@ -461,4 +480,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an old death taken for a new one", frozenset({"S18"}), 300, TakesAnOldDeathForANewOne, changes=LATE_DEATHS),
     Mutant("a late close is believed", frozenset({"S18"}), 100, AsksNobody, changes=LATE_CLOSES),
     Mutant("a repeated heartbeat renews nothing", frozenset({"S18", "S3"}), 300, RenewsNothingRepeated),
+    Mutant(
+        "a joint stop does not wait for its commit",
+        frozenset({"S26"}),
+        50,
+        patches={"samebits.core.joint_stop.JointStop.take": _is_there_at_once},
+        changes=JOINT_STOPS,
+    ),
+    Mutant(
+        "a joint stop is asked for once",
+        frozenset({"L1", "L3", "L5"}),
+        100,
+        patches={"samebits.core.joint_stop.JointStop.remind": _asks_once},
+        changes=JOINT_STOPS,
+    ),
 )

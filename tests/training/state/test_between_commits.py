@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from samebits.core.point import Point
 from samebits.errors import GenerationEndedError, HiddenStateError
 from samebits.service import log
 from samebits.training.process import context
-from samebits.training.state import snapshot
+from samebits.training.state import last_commit, snapshot
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.last_commit import LastCommit
 from samebits.training.state.torch_state import TorchState
@@ -455,6 +456,72 @@ def test_a_change_that_a_called_function_makes_seldom_ends_the_job_at_the_next_s
     with pytest.raises(HiddenStateError, match=r"^test_between_commits\.py:\d+: "):
         always(state, maybe(change, 4))
     assert state.completed_steps == 1 + 5
+
+
+def written_twice(model: Any) -> None:
+    """Change each weight by two writes, as often as a swap and its reversal write to it."""
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(0.5)
+            one.add_(0.1)
+
+
+@pytest.mark.parametrize("swap", [nothing, swapped_in_place_and_back], ids=["alone", "beside a swap"])
+def test_a_line_that_writes_twice_to_each_weight_seldom_and_late_ends_the_job(
+    swap: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks like a swap. Between two such writes, more commits pass than are hashed after the first."""
+    monkeypatch.setattr(last_commit, "_LOOKED_AT", 2)
+    state, calls = with_all(), itertools.count()
+
+    def after(state: Any) -> None:
+        number = next(calls)
+        if number % 20 == 5:
+            swap(state.model)
+        if number >= 30 and number % 10 == 0:
+            written_twice(state.model)
+
+    with pytest.raises(HiddenStateError, match="a weight changed after"):
+        always(state, after, steps=120)
+    assert state.completed_steps > 31, "the first such write cannot be told from a swap"
+
+
+def test_swaps_are_hashed_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_commit, "_LOOKED_AT", 2)
+    state, calls, hashed = with_all(), itertools.count(), []
+    digest = last_commit.LastCommit.digest
+    monkeypatch.setattr(last_commit.LastCommit, "digest", lambda self: hashed.append(len(hashed)) or digest(self))
+
+    def after(state: Any) -> None:
+        if (number := next(calls)) >= 30 and number % 10 == 0:
+            swapped_in_place_and_back(state.model)
+
+    always(state, after, steps=400)
+    assert len(hashed) < 24, f"{len(hashed)} hashes for 37 swaps"
+
+
+def test_a_late_change_after_a_saved_commit_ends_the_job_at_the_next_step() -> None:
+    """A recovery would restore the saved commit without the change."""
+    state, calls = with_all(), itertools.count()
+    session = Commits(state)
+    save = session.save
+
+    def save_all() -> None:
+        save()
+        state.was_saved()
+
+    session.save = save_all  # type: ignore[method-assign]
+    with pytest.raises(HiddenStateError, match="a weight changed after"):
+        for number in range(60):
+            train_one_step(state, number)
+            state.commit()
+            if_due(next(calls) == 30, state.model)
+    assert state.completed_steps == 1 + 31
+
+
+def if_due(is_due: bool, model: Any) -> None:
+    if is_due:
+        written_twice(model)
 
 
 @pytest.mark.parametrize("what", [one for one in LOST if one != "a mode"])

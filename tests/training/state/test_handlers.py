@@ -21,7 +21,7 @@ from samebits.training.state import handlers, snapshot
 from samebits.training.state.compared import parts_of
 from samebits.training.state.handlers import OptimizerHandler, StateHandler, handler_of, register_handler
 from samebits.training.state.torch_state import TorchState
-from tests.training.commits import Commits
+from tests.training.commits import Commits, Net, backward, bits_of
 
 
 @pytest.fixture(autouse=True)
@@ -429,6 +429,67 @@ def test_tensor_that_an_optimizer_trains_is_in_the_state_or_refused() -> None:
     assert state.alpha is alpha and alpha.requires_grad and not alpha.item()
     with pytest.raises(UsageError, match="cannot be replaced"):
         state.alpha = torch.ones(1)
+
+
+class TwoSteps(torch.optim.Optimizer):
+    """Step twice with an optimizer of its own, as public implementations of SAM do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+    @torch.no_grad()
+    def climb(self) -> None:
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["moved"] = one.grad * self.param_groups[0]["rho"]
+            one.add_(self.state[one]["moved"])
+
+    @torch.no_grad()
+    def descend(self) -> None:
+        for one in self.param_groups[0]["params"]:
+            one.sub_(self.state[one]["moved"])
+        self.base.step()
+
+
+def trained_in_two_steps(steps: int, *, has_base: bool, kept: Any = None) -> TorchState:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = TwoSteps(model.parameters())
+    inner = {"base": optimizer.base} if has_base else {}
+    state = TorchState(model, optimizer, **inner)
+    if kept is not None:
+        state.load(kept, own=False)
+    Commits(state)
+    for number in range(state.completed_steps, steps):
+        for half in (optimizer.climb, optimizer.descend):
+            model.zero_grad()
+            backward(state, number)
+            half()
+        state.commit()
+    return state
+
+
+def test_optimizer_inside_another_is_in_the_state_or_refused() -> None:
+    with pytest.raises(UsageError, match=r"the TwoSteps keeps a SGD in its attribute base.*base=optimizer\.base"):
+        trained_in_two_steps(0, has_base=False)
+    undisturbed = trained_in_two_steps(4, has_base=True)
+    kept = sent(trained_in_two_steps(2, has_base=True).contents())
+    assert bits_of(trained_in_two_steps(4, has_base=True, kept=kept)) == bits_of(undisturbed)
+    assert undisturbed.completed_steps == 4
+
+
+def test_weights_that_change_without_a_step_of_the_states_optimizers_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise no step is counted or saved, and a loop over the steps never ends."""
+    monkeypatch.setattr(TwoSteps, "state_dict", lambda self: self.base.state_dict())
+    with pytest.raises(UsageError, match=r"test_handlers\.py:\d+: the weights have changed before 2 commits.*TwoSteps"):
+        state = trained_in_two_steps(0, has_base=False)
+        for number in range(3):
+            for half in (state.optimizer.climb, state.optimizer.descend):
+                backward(state, number)
+                half()
+            state.commit()
 
 
 def test_different_learning_rate_is_named_before_the_weights_it_changed() -> None:

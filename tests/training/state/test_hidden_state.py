@@ -17,6 +17,7 @@ import torch
 from samebits.core.reports import MAX_ANOMALY_CHARS
 from samebits.training import elastic
 from samebits.training.process import context
+from samebits.training.state.script import hidden_state
 from samebits.training.state.script.hidden_state import MOST_S, Finding, HiddenStateLook, sentence_of
 from samebits.training.state.script.training_slice import Place
 from tests.training.commits import Commits
@@ -70,8 +71,19 @@ def test_hidden_state_is_named_with_the_line_that_changes_it(name: str, told: To
     assert f"(train.py:{line}" in sentence_of(told.findings[0])
 
 
+def test_value_that_begins_to_change_late_is_named_at_a_later_look(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_state, "_LATER", (10, 14))
+    text = script(enter="h = 1.0", before="if state.step >= 11:\n    h = h * 0.9  # moved", loss="loss = loss * h")
+    told.run(text)
+    [line] = [number for number, one in enumerate(text.splitlines(), 1) if one.endswith("# moved")]
+    assert told.lines == [line]
+
+
 @pytest.mark.parametrize("name", HARMLESS)
-def test_value_that_no_later_step_depends_on_is_not_named(name: str, told: Told) -> None:
+def test_value_that_no_later_step_depends_on_is_not_named(
+    name: str, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden_state, "_LATER", (10, 14))
     told.run(HARMLESS[name])
     assert told.findings == []
     assert told.look is not None and told.look.spent_s < MOST_S

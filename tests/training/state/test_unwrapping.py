@@ -111,7 +111,9 @@ class WithMoreOfItsOwn(torch.optim.Optimizer):
 def test_optimizer_with_its_own_state_is_no_wrapper() -> None:
     layer = nn.Linear(3, 2)
     optimizer = WithMoreOfItsOwn(torch.optim.SGD(layer.parameters(), lr=0.1))
-    state = TorchState(layer, optimizer)
+    with pytest.raises(UsageError, match=r"TorchState\(…, inner_optimizer=optimizer\.optimizer\)"):
+        TorchState(layer, optimizer)
+    state = TorchState(layer, optimizer, inner_optimizer=optimizer.optimizer)
     assert state.handlers["optimizer"].value is optimizer
 
 

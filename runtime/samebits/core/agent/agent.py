@@ -41,6 +41,7 @@ from samebits.core.agent.events import (
     SchedulerAway,
     SchedulerBack,
     Seated,
+    StopTogether,
     ToldToWait,
     Trains,
     Waits,
@@ -84,9 +85,10 @@ from samebits.core.messages import (
     RoundOpened,
     Said,
     Standing,
+    StopAt,
 )
 from samebits.core.point import Point
-from samebits.core.reports import Delivery, Digests, HealthReport, LastWords, Report, SavedPoints
+from samebits.core.reports import Delivery, Digests, HealthReport, LastWords, Report, SavedPoints, StopsAfter
 from samebits.core.values import replace
 
 
@@ -479,6 +481,10 @@ class AgentCore:
                 if self._is_for_me(message) and not self._departs:
                     self._departs = True  # requests repeat until it has left; one answer is enough
                     self._ready.notices.append(AskedToLeave(message.text))
+            case StopAt():
+                if self._is_of_my_job(message) and message.generation == self.generation:
+                    self._ready.notices.append(StopTogether(message.commits))
+                    self._repeat(StopsAfter)
             case Finished():
                 if self.seated and message.job == self.job:  # true in every term
                     self._finished(message.point)
@@ -490,7 +496,15 @@ class AgentCore:
 
     def _is_of_my_job(
         self,
-        message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | EqualPoint | Explain | GiveUp | Depart,
+        message: RoundOpened
+        | GenerationStarted
+        | AddressMap
+        | CommittedPoint
+        | EqualPoint
+        | Explain
+        | GiveUp
+        | Depart
+        | StopAt,
     ) -> bool:
         """Return whether a message is from the present scheduler of this worker's job."""
         return self.seated and message.job == self.job and message.term >= self.term
@@ -528,7 +542,7 @@ class AgentCore:
         else:
             self._heartbeat()
             self._publish()
-            self._repeat(SavedPoints, Digests, HealthReport)
+            self._repeat(SavedPoints, Digests, HealthReport, StopsAfter)
 
     def _refused(self, message: Refused) -> None:
         if message.session != self._policy.session or (message.job == self.job != "" and self._is_late(message.term)):

@@ -272,6 +272,13 @@ class AskedToLeave:
 
 
 @dataclass(frozen=True, slots=True)
+class StopTogether:
+    """Stop after the commit of this number in the generation; 0: not agreed yet, so do not train past the next one."""
+
+    commits: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerAway:
     """The connection closed; training continues."""
 
@@ -308,6 +315,7 @@ Notice = (
     | Over
     | MustEnd
     | AskedToLeave
+    | StopTogether
     | SchedulerAway
     | SchedulerBack
     | Answered

@@ -63,12 +63,14 @@ class Admission:
         self._replacements = Replacements(ledger)
         self.pending: dict[str, Waiting] = {}  # by session: waiting until all workers are registered
         self.refused: dict[str, Waiting] = {}  # by session: refused for now
+        self._silent: dict[str, None] = {}  # sessions that have not asked again in time, and are still connected
         self._pending_session: dict[str, str] = {}  # node → its session in ``pending``
         self.check_at: float | None = None  # when an entry may expire
 
     def register(self, message: Register) -> Seat | None:
         """Answer one Register; return the seat if the session holds one now."""
         before = self.refused.pop(message.session, None)
+        self._silent.pop(message.session, None)
         stranger = self._is_stranger(message)
         if stranger is not None:
             self._refuse(message, *stranger)
@@ -98,15 +100,22 @@ class Admission:
         if waiting is not None:
             self._pending_session.pop(waiting.register.node, None)
         self.refused.pop(session, None)
+        self._silent.pop(session, None)
+
+    def sessions(self) -> list[str]:
+        """Return the connected sessions without a seat, which must be told of the job's end."""
+        return [*self.pending, *self.refused, *self._silent]
 
     def forget_silent(self) -> None:
-        """Forget waiting sessions that have not asked again."""
+        """Await waiting sessions no longer if they have not asked again; a busy host may keep them silent."""
         now = self._ledger.now
         if self.check_at is None or self.check_at > now:
             return
         for waiting in (self.pending, self.refused):
             for session in [session for session, entry in waiting.items() if entry.until <= now]:
                 self.forget(session)
+                if len(self._silent) < MAX_REFUSED:
+                    self._silent[session] = None
         rest = [entry.until for entry in (*self.pending.values(), *self.refused.values())]
         self.check_at = min(rest, default=None)
 

@@ -155,7 +155,8 @@ def ranks_of(group: tuple[int, ...]) -> str:
 _FIXES = {
     PartKind.SETTING: "Fix: pass it to the state, as in TorchState(model, optimizer, schedule=schedule)",
     PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
-    PartKind.SAMPLER: "Fix: move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
+    PartKind.SAMPLER: "Fix: take the same number of batches on every rank, also from a loader or generator that may "
+    "end early, and move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
     PartKind.TRAINED: (
         "Fix: wrap the model in DistributedDataParallel before samebits.elastic.run, or all-reduce every gradient "
         "before optimizer.step()"
@@ -168,7 +169,7 @@ _FIXES = {
 def _cause(part: Part, *, averages: bool) -> str:
     cause = {
         PartKind.STEPS: "a rank has stepped without the others",
-        PartKind.SAMPLER: "code outside the state has moved a sampler",
+        PartKind.SAMPLER: "the ranks took different numbers of batches, or code outside the state has moved a sampler",
         PartKind.SETTING: "something outside the state sets it, such as a learning-rate schedule",
         PartKind.UNTRAINED: "this parameter is in no optimizer of the state, and something else changes it",
         PartKind.SHARED: "the state marks it as shared",

@@ -19,7 +19,7 @@ from samebits.core.messages import Activity, GiveUp, Said
 from samebits.core.ready import Level
 from samebits.core.reports import Progress, StallReport
 from samebits.core.state import Seat
-from samebits.core.watch.standstill import Member, Standstill, hang_of, judge, sentence, standing, where
+from samebits.core.watch.standstill import Member, Standstill, hang_of, judge, sentence, shown_place, standing, where
 
 LEAST_S = 5.0
 FACTOR = 3.0
@@ -66,6 +66,7 @@ class Watch:
     Attributes:
         said: the message about the present standstill; "" while the job makes progress.
         found: the culprits of the present standstill, or None.
+        in_vain: why the job must end because forming the group again did not help; "" otherwise.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -76,7 +77,7 @@ class Watch:
         self._seen_since: float | None = None  # when the present standstill exceeded the limit
         self._held_by: tuple[Hang | None, frozenset[str]] = (None, frozenset())  # the culprits of that standstill
         self._ended_at_step: dict[int, int] = {}  # step → how often a member was ended there
-        self.said = ""
+        self.said = self.in_vain = ""
         self.found: Standstill | None = None
 
     def take(self, seat: Seat, body: StallReport, said: Said) -> None:
@@ -116,7 +117,9 @@ class Watch:
             self._look_at = now + LOOK_AGAIN_S if self._told else None
             return ""
         self._look_at = now + LOOK_AGAIN_S
-        still_s, timeout_s = min(one.still_s for one in still), self._timeout_s(still)
+        # A rank that has returned needs no time for its first steps, and the ranks that wait for it compile nothing.
+        is_apart = len(still) < len(members) and all(one.waits and not one.silent_s for one in members)
+        still_s, timeout_s = min(one.still_s for one in still), self._timeout_s(still, is_first=not is_apart)
         if still_s < timeout_s:
             self._look_at = now + min(max(timeout_s - still_s, SOONEST_S), LOOK_AGAIN_S)
             self._come_on()
@@ -171,9 +174,9 @@ class Watch:
             self._ledger.ready.say("the job makes progress again")
             self.said, self.found = "", None
 
-    def _timeout_s(self, still: Sequence[Progress]) -> float:
+    def _timeout_s(self, still: Sequence[Progress], *, is_first: bool = True) -> float:
         fixed_s = self._ledger.policy.step_timeout_s
-        if min(one.steps for one in still) < FIRST_STEPS:
+        if is_first and min(one.steps for one in still) < FIRST_STEPS:
             return max(FIRST_STEPS_S, fixed_s or 0.0)
         return fixed_s or max(LEAST_S, FACTOR * max(one.longest_s for one in still))
 
@@ -262,7 +265,18 @@ class Watch:
         if not over and not any(is_over(hang, Cure.FORM_ANEW) for hang in common):
             return ""
         self._end_them(over, step)
-        return "" if over else sentence(found, still_s)
+        if over:
+            return ""
+        text = sentence(found, still_s)
+        has_returned = any(one.progress is None for one, _ in found.culprits)
+        if has_returned and self._ended_at_step[step] > 1:  # the loop ends there each time that it is entered
+            place = next((shown_place(one.progress) for one in found.waiting if one.progress), "")
+            self.in_vain = (
+                f"{text} ({place}), as it did before the group was formed again: the ranks take different numbers of "
+                "steps. Fix: take the same number of batches on every rank (samebits.ElasticSampler does), and leave "
+                "the loop at the same step everywhere"
+            )
+        return text
 
     def _end_them(self, over: Sequence[tuple[Member, Hang]], step: int) -> None:
         """End these members, and remember the step so that the next attempt waits longer."""

@@ -208,6 +208,7 @@ class ElasticRun:
         self._settle()
         points.commits += 1
         self._commits += 1
+        self._agent.commits += 1
         now_s = time.monotonic()
         if self._committed_s:
             self._longest_step_s = max(self._longest_step_s, now_s - self._committed_s)
@@ -232,6 +233,7 @@ class ElasticRun:
             began_s = time.monotonic()
             with points.due.saving():
                 points.save(step)
+            state.was_saved()
             self._agent.stalled_s += time.monotonic() - began_s
         else:
             points.leave_out(step)
@@ -316,6 +318,10 @@ class ElasticRun:
         if self._agent.must_end is None:
             self._process.departure.obey()
         self._agent.check()
+        if self._agent.stops_here and self._formed is not None:
+            self._agent.observe = _nowhere  # waiting for the others is no hang
+            self._agent.stop_together()
+            self._agent.observe = self._probe_of(self._formed)
 
     def sync(self) -> None:
         """Copy rank 0's state to every rank."""

@@ -257,6 +257,9 @@ class State(ABC):
         self._point = point
         self._committed_steps = self.completed_steps
 
+    def was_saved(self) -> None:  # noqa: B027 - nothing to do is the usual case
+        """Handle that the last commit is saved."""
+
     def finish(self) -> None:  # noqa: B027 - as reset
         """Finish when the training function has returned on this rank; the group can still be used."""
 

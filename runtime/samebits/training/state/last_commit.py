@@ -42,7 +42,7 @@ __all__ = ["LastCommit"]
 
 _MANY_ALIASES = 8
 _LOOKED_AT = 128
-"""Number of commits whose weights are hashed after a line first writes to weights."""
+"""Number of commits whose weights are hashed after a known line first writes to weights."""
 _WEIGHT = "a weight"
 
 
@@ -228,6 +228,7 @@ class LastCommit:
         holds_copy: whether each commit is copied to the host for now; set by :meth:`hold_copy`.
         is_in_step: whether an optimizer's ``step`` is running.
         is_running: whether a training function runs with the state, so that a loss is possible.
+        is_saved: whether the last commit is also saved, so that a recovery may restore it whatever happens to it here.
     """
 
     def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
@@ -236,6 +237,7 @@ class LastCommit:
         self.holds_copy = False
         self.is_in_step = False
         self.is_running = False
+        self.is_saved = False
         self._handlers = handlers
         self._slots: list[dict[str, Any]] = [{}, {}]
         self._newest: dict[str, Any] | None = None  # the slot that holds the commit of ``point``
@@ -356,7 +358,7 @@ class LastCommit:
             raise
         self._follow([handler.stepped() for handler in self._handlers.values()])
         self._versions, self._places = self._present_versions(), self._addresses()
-        self._is_stepping = self.is_in_step = False
+        self._is_stepping = self.is_in_step = self.is_saved = False
         self.point = point
         self._uses.begin()
         self._after.begin()
@@ -469,9 +471,10 @@ class _Change:
 class _AfterCommit:
     """Finds changes that a loop makes after its commit and does not undo before the next step.
 
-    Weights are hashed only before a line that has not run there before. A line that has run may begin to write to
-    weights later. If it writes to one of them once, the weights have changed. If it writes to each of them twice, they
-    may have been swapped for an evaluation; the next commits are then hashed.
+    Weights are hashed before a line that has not run there before, and at commits that are saved. At other commits, a
+    line that has run may begin to write to weights later. If it writes to one of them once, the weights have changed.
+    If it writes to each of them twice, they may have been swapped for an evaluation: the next commits are then hashed,
+    and later the commit at which the line is expected to write again, at growing intervals while it puts them back.
 
     Args:
         commit: the last commit.
@@ -482,6 +485,10 @@ class _AfterCommit:
         self._places: dict[tuple[CodeType, int], Instruction] = {}
         self._known: Lines = set()
         self._hashed = 0  # number of commits that are still to be hashed
+        self._number = 0  # of the present commit
+        self._written_at = self._interval = 0  # number of the last commit after which weights were written, and since
+        self._hashed_at = 0  # number of the next commit to hash because the line is expected to write again
+        self._writes_between = 1  # how many times it may write unexamined before that
         self._puts_back = False  # whether the loop was seen to write to weights and restore them
         self._has_warned = False
         self._followed: RestOfTurn | None = None
@@ -522,8 +529,9 @@ class _AfterCommit:
             return
         self._present = frames[0][1]
         self._commit_line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        if self._hashed:
-            self._hashed -= 1
+        self._number += 1
+        if self._hashed or self._commit.is_saved or self._number == self._hashed_at:
+            self._hashed = max(0, self._hashed - 1)
             self._digest = self._commit.digest()
         self._followed = RestOfTurn(frames, self._known, self)
 
@@ -546,9 +554,12 @@ class _AfterCommit:
     def turn_ends(self, line: str) -> None:
         """Handle the end of the turn, as :meth:`TurnWatcher.turn_ends`."""
         names = self._commit.changes()
-        if _WEIGHT in names and self._commit.weights_differ(self._digest) is False:
-            names.remove(_WEIGHT)
-            self._puts_back, self._hashed = True, 0
+        if _WEIGHT in names:
+            self._interval, self._written_at = self._number - self._written_at, self._number
+            if self._commit.weights_differ(self._digest) is False:
+                names.remove(_WEIGHT)
+                self._puts_back, self._hashed = True, 0
+                self._writes_between *= 2 if self._number == self._hashed_at else 1
         if not names:
             return
         line = line or next((self._assigned[one] for one in names if self._assigned.get(one)), self._commit_line)
@@ -578,12 +589,17 @@ class _AfterCommit:
 
     def _weights_have_changed(self, change: _Change) -> bool:
         differ = self._commit.weights_differ(change.digest)
-        if differ is None and not self._puts_back:
+        if differ is not None:
+            return differ
+        if self._hashed_at <= self._number:
+            self._hashed_at = self._number + self._interval * self._writes_between
+        if not self._puts_back:
             if change.is_written_once and self._commit.versions()[0] == change.versions:
                 return True
-            self._hashed = self._hashed or _LOOKED_AT
+            if not self._has_warned:
+                self._hashed = _LOOKED_AT
             self._warn()
-        return bool(differ)
+        return False
 
     def _warn(self) -> None:
         if not self._has_warned:

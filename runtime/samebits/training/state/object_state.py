@@ -172,6 +172,10 @@ class ObjectState(State):
             self._generators.look()
             self._own_generators = self._generators.packed()
 
+    def was_saved(self) -> None:
+        """Handle that the last commit is saved, as :meth:`State.was_saved`."""
+        self._last_commit.is_saved = True
+
     def recall(self) -> Point | None:
         """Return to the last commit as :meth:`State.recall`; undo object changes even without the commit in memory."""
         self._last_commit.undo()

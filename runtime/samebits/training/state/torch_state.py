@@ -41,6 +41,9 @@ from samebits.training.state.sharded_values import ShardedValues
 
 __all__ = ["TorchState"]
 
+_UNCOUNTED = 2
+"""Number of commits with changed weights and without an optimizer step after which the state is refused."""
+
 
 class TorchState(ObjectState):
     """The state of a PyTorch script: everything that a training step depends on.
@@ -83,6 +86,7 @@ class TorchState(ObjectState):
             object.__setattr__(self, name, None)
         self._take_trained_tensors()
         self._optimizers = [one.value for one in self.handlers.values() if isinstance(one.value, torch.optim.Optimizer)]
+        self._require_inner_optimizers()
         for _, one in self._optimizer_handlers():
             one.name_of, one.named = self._name_of, self._named
         self._open = OpenSteps(
@@ -106,9 +110,46 @@ class TorchState(ObjectState):
         self._rates: dict[tuple[str, int], Any] = {}  # rate of each group of each optimizer, at the last commit
         self._rate_steps: dict[tuple[str, int], int] = {}  # the step of each rate's last change in this generation
         self._deferred: Marks | None = None  # gradients at a commit inside an accumulation window
+        self._uncounted = 0  # commits of changed weights before any optimizer has stepped
 
     def _optimizer_handlers(self) -> list[tuple[str, OptimizerHandler]]:
         return [(name, one) for name, one in self.handlers.items() if isinstance(one, OptimizerHandler)]
+
+    def _require_inner_optimizers(self) -> None:
+        """Require that an optimizer inside another one is in the state if the outer one does not save its moments.
+
+        Raises:
+            UsageError: such an optimizer is not in the state.
+        """
+        for name, handler in self._optimizer_handlers():
+            outer = handler.value
+            if type(outer).state_dict is not torch.optim.Optimizer.state_dict:
+                continue  # a wrapper that saves what is in it
+            for inner_name, inner in vars(outer).items():
+                is_own = isinstance(inner, torch.optim.Optimizer) and inner.state is not outer.state
+                if is_own and not any(inner is one for one in self._optimizers):
+                    free = f"inner_{inner_name}" if inner_name in self.handlers else inner_name
+                    raise UsageError(
+                        f"{calling_place()}: {type(self).__name__}({name}=…): the {type(outer).__name__} keeps a "
+                        f"{type(inner).__name__} in its attribute {inner_name}, whose moments are not in "
+                        f"{type(outer).__name__}.state_dict(), so a recovery would lose them. Fix: "
+                        f"{type(self).__name__}(…, {free}=optimizer.{inner_name})"
+                    )
+
+    def _require_steps(self) -> None:
+        """Require before a commit that the changed weights come from an optimizer of the state.
+
+        Raises:
+            UsageError: weights have changed before two commits, and no optimizer has stepped yet.
+        """
+        self._uncounted += self._last_commit.weights_have_signs
+        if self._uncounted == _UNCOUNTED:
+            kinds = " or ".join(dict.fromkeys(type(one).__name__ for one in self._optimizers))
+            raise UsageError(
+                f"{calling_place()}: the weights have changed before {_UNCOUNTED} commits, but step() of the {kinds} "
+                "in the state was never called, so no step is counted, saved or recovered. Fix: give the state the "
+                "optimizer whose step() changes the weights, or change the weights only in step()"
+            )
 
     def _take_trained_tensors(self) -> None:
         """Treat each value that an optimizer trains as a parameter, not as plain data.
@@ -143,6 +184,8 @@ class TorchState(ObjectState):
         self._habits.committed(self, frame)
         if not self._is_beginning:
             self._last_commit.require_unchanged_since_commit()
+            if self._optimizers and not self.completed_steps:
+                self._require_steps()
         super().commit()
         if self._deferred is None and self._running("commit").recovers:
             self._last_commit.is_made_in(frame)

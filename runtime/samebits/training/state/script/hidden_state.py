@@ -1,9 +1,9 @@
 """Look for hidden state: values outside the state that later training steps read and that a recovery loses.
 
 ``elastic.run`` calls the training function again after a loss, so a script recovers exactly only if everything its next
-step depends on is in the state. During the first commits, and once after the first epoch's end, the values that the
-function keeps elsewhere are fingerprinted. Values that changed are reported with their lines. The look calls none of
-the script's code, draws no random number, copies nothing, and keeps no reference afterwards.
+step depends on is in the state. During the first commits, once after the first epoch's end, and at a few later commits,
+the values that the function keeps elsewhere are fingerprinted. Values that changed are reported with their lines. The
+look calls none of the script's code, draws no random number, copies nothing, and keeps no reference afterwards.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ MOST_S = 0.05
 """Limit on the CPU seconds of the calling thread for all looks in a job; further looks are skipped."""
 _MOST_S_AT_LENGTH = 5.0
 _FIRST, _LAST, _LAST_AT_LENGTH = 2, 4, 12  # numbers of commits
+_LATER = (128, 1024, 8192)  # numbers of commits, for values that begin to change late
 _MOST_WATCHED = 200
 _MOST_FRAMES = 64
 _NAMED = 5
@@ -116,7 +117,7 @@ class HiddenStateLook:
         self._most_s = _MOST_S_AT_LENGTH if at_length else MOST_S
         self._last = _LAST_AT_LENGTH if at_length else _LAST
         self._commits = 0
-        self._epochs: tuple[int, ...] = ()
+        self._epochs: tuple[int, ...] = ()  # the first epoch, until it has ended
         self._watched: list[_Watched] = []
         self._prints: dict[_Watched, Any] = {}
         self._moved: dict[_Watched, None] = {}
@@ -136,7 +137,7 @@ class HiddenStateLook:
         self._commits += not is_again
         if self._commits < _FIRST:
             return True
-        if not is_again and self._commits > self._last and self._epochs == epochs_of(self._state()):
+        if not is_again and not self._is_due():
             return True
         self._began = time.thread_time() - self.spent_s
         try:
@@ -146,6 +147,10 @@ class HiddenStateLook:
             return False
         self.spent_s = time.thread_time() - self._began
         return goes_on and not self._is_late()
+
+    def _is_due(self) -> bool:
+        is_early = self._commits <= self._last or self._commits in _LATER
+        return is_early or (bool(self._epochs) and self._epochs != epochs_of(self._state()))
 
     def _is_late(self) -> bool:
         return time.thread_time() - self._began > self._most_s
@@ -166,10 +171,9 @@ class HiddenStateLook:
             if one in prints and prints[one] != before:
                 self._moved[one] = None
         self._prints.update(prints)
-        if self._commits < self._last:
-            is_last = False
-        else:
-            is_last = not self._epochs or self._epochs != epochs_of(state)
+        if self._commits >= self._last and self._epochs != epochs_of(state):
+            self._epochs = ()
+        is_last = self._commits >= _LATER[-1] and not self._epochs
         if self._commits >= _LAST:
             self._report(is_last)
         return not is_last
