@@ -9,6 +9,7 @@ process of its own and checks whether torch was loaded.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -397,6 +398,24 @@ def breaches_below(package: Path) -> list[str]:
 
 def test_every_file_respects_its_layer() -> None:
     assert breaches_below(PACKAGE) == []
+
+
+def packages_in(text: str) -> set[str]:
+    """Return the packages, and ``config``, that a cell of the architecture's table names."""
+    return {found.partition(".")[0] for found in re.findall(r"`([\w.]+)`", text)}
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "architecture.zh-CN.md"])
+def test_table_of_layers_is_the_one_that_is_checked(page: str) -> None:
+    text = (ROOT / "docs/contributors" / page).read_text(encoding="utf-8")
+    layers = text.split("\n## ")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", layers, re.MULTILINE))
+    shown = {room for room in MAY_IMPORT if (PACKAGE / room).is_dir()} | {"torchx"}
+    assert rows.keys() == shown
+    permitted = {room: packages_in(" ".join(f"`{place}`" for place in MAY_IMPORT[room])) for room in rows}
+    assert {room: packages_in(cell) for room, cell in rows.items()} == {
+        room: {package for package in permitted[room] & {*shown, "config"} if package != room} for room in rows
+    }
 
 
 def test_no_file_of_the_repository_has_a_meaningless_name() -> None:

@@ -25,8 +25,7 @@ from samebits.commands.drill.faults import flip_bit
 from samebits.commands.drill.outcome import Injected, NotInjected, Outcome
 from samebits.commands.drill.page import html_of
 from samebits.commands.drill.plan import Fault, Planned, drawn, faults_of, steps_of
-from samebits.commands.drill.rehearsal import free_environment, trains_since, warnings_in
-from samebits.commands.drill.span import Span
+from samebits.commands.drill.rehearsal import Span, free_environment, trains_since, warnings_in
 from samebits.core.point import Point
 from samebits.errors import UsageError
 from samebits.store.checkpoint import PointHeader, TensorPart, write_point

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import get_args
+from typing import ClassVar, cast, get_args
 
 import pytest
 
@@ -12,6 +12,7 @@ from samebits.core.agent.events import (
     Connected,
     Disconnected,
     MustEnd,
+    Observed,
     SchedulerAway,
     SchedulerBack,
     Seated,
@@ -46,6 +47,7 @@ from samebits.core.messages import (
     StopAt,
 )
 from samebits.core.point import Point
+from samebits.core.reports import Body, Delivery, Report
 from samebits.core.values import replace
 from tests.core.desk import CREDENTIAL, ME, STAGES, Desk, done, finished, forming, seated, started, training, waiting
 from tests.core.house import JOB_NAME, SETTINGS
@@ -95,6 +97,29 @@ def test_worker_registers_on_every_connection() -> None:
     assert desk.ready.sends == []
     desk.step(Connected())
     assert desk.ready.sends == [Register(PROTOCOL, "job-1", JOB_NAME, "3", "mine", 1, ME, SETTINGS, term=1)]
+
+
+class Warmth(Body, frozen=True, tag=999):
+    """A kind of report that the agent does not know by name."""
+
+    degrees: int
+    delivery: ClassVar[Delivery] = Delivery.KEPT
+
+
+def test_every_kept_report_is_sent_on_every_connection() -> None:
+    warm = cast(Report, Warmth(40))
+    desk = Desk()
+    desk.step(Observed(warm))
+    assert not desk.reported(Warmth), "nothing can be sent before the admission"
+    desk.step(Connected())
+    desk.admitted()
+    assert [said.body for said in desk.reported(Warmth)] == [warm]
+    desk.step(Disconnected())
+    desk.step(Connected())
+    desk.admitted()
+    assert [said.body for said in desk.reported(Warmth)] == [warm]
+    desk.passes(1.0)
+    assert not desk.reported(Warmth), "once on each connection"
 
 
 def test_worker_registers_again_until_it_is_answered() -> None:

@@ -8,8 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from samebits.core.watch.node_check import (
-    DISK_FACTOR,
-    FACTOR,
+    FACTORS,
     MOST_ROUNDS,
     SILENT,
     WRONG,
@@ -57,10 +56,10 @@ def test_with_two_nodes_the_message_says_that_neither_can_be_singled_out() -> No
     found = judged(2, {1}, WRONG)
     assert found == Verdict(
         {},
-        (),
+        [],
         {(0, 1): "worker 0 and worker 1: their sum is wrong, and no other pair tells which of the two it is"},
     )
-    assert judged(2, {1}, "") == Verdict({}), "there is nothing to compare with"
+    assert judged(2, {1}, "") == Verdict({}, [], {}), "there is nothing to compare with"
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -73,7 +72,7 @@ def test_random_checks_never_name_a_healthy_node_and_find_most_bad_ones(problem:
         found = judged(count, bad, problem)
         assert set(found.bad) <= bad, (count, bad, found)
         if not bad:
-            assert found == Verdict({})
+            assert found == Verdict({}, [], {})
         named, there = named + len(found.bad), there + len(bad)
     assert named >= 0.95 * there > 100, (named, there)
 
@@ -86,10 +85,10 @@ def test_no_node_is_singled_out_if_all_are_bad() -> None:
 def test_slow_link_is_distinguished_from_its_ends() -> None:
     found = judged(6, (), SILENT, links=[(2, 3)])
     assert found.bad == {} and found.either == {}
-    assert found.said == (
+    assert found.said == [
         "worker 2 and worker 3: they get no answer of each other, and each does well with others: look at what lies "
         "between them",
-    )
+    ]
 
 
 def test_message_names_the_witness() -> None:
@@ -98,7 +97,7 @@ def test_message_names_the_witness() -> None:
     assert "they need 1e+03 ms for a sum, the others 10 ms" in judged(6, {1}, "").bad[1]
 
 
-@pytest.mark.parametrize(("part", "factor"), [(0, FACTOR), (1, FACTOR), (2, DISK_FACTOR)])
+@pytest.mark.parametrize(("part", "factor"), list(enumerate(FACTORS.values())))
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_node_slower_by_a_multiple_twice_is_slow(part: int, factor: float, count: int) -> None:
     def with_last(times: float) -> dict[int, Figures]:

@@ -297,6 +297,14 @@ def test_worker_that_hangs_at_the_same_step_again_gets_twice_the_time() -> None:
     assert len(ended(house)) == 2 and "after 24 s (HANG=end), as once before" in house.notes[1]
 
 
+def test_only_the_last_steps_with_an_ended_member_are_remembered() -> None:
+    watch = training_for_a_while(2).core._watch
+    for step in range(NAMED + 1):
+        watch._end_them([], step)
+    first_s, *later_s = (watch._patience_s(Hang.STUCK, 60.0, step) for step in range(NAMED + 1))
+    assert later_s == [2 * first_s] * NAMED
+
+
 def test_paused_scheduler_blames_no_worker() -> None:
     house = training_for_a_while(step_timeout_s=6.0)
     house.stall(60.0)

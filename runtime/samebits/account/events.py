@@ -183,13 +183,13 @@ class Chronicle:
     def decided(self, text: str, drain: Sequence[str], now: float) -> None:
         """Record a decision of an operator or launcher."""
         if text:
-            self._look(now)
+            self._look()
             self._add(Kind.DECIDED, now, text=text, more={"drain": list(drain[:NAMED])} if drain else None)
 
     def take(self, records: Iterable[Record], sends: Iterable[Send], notes: Sequence[Note], now: float) -> list[Event]:
         """Return the events of one pass, in order."""
         if self._trains_since is not None and now >= self._sample_at():
-            self._look(now)
+            self._look()
             self._add(Kind.STEP, now)
             self._sampled_at = now
             self._tell_committed(now)
@@ -241,7 +241,7 @@ class Chronicle:
             self._add(Kind.COMMITTED, now, more={"point": self._committed})
             self._committed, self._committed_at = None, now
 
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
         """Update the current step from a sample of the members, which are within a step of each other."""
         committed = self._state.generation
         members = committed.members[:64] if committed is not None else ()
@@ -284,14 +284,14 @@ class Chronicle:
             case SeatLost(node, _, since, reason):
                 self._stalled_s.pop(node, None)
                 silent_ms = {"silent_ms": _ms(now - since)}
-                self._look(now)
+                self._look()
                 self._seat(Kind.LOST, now, counts, node, reason, {**self._slot(node), **silent_ms})
             case CauseFound(generation, _, node, _, _, _, text):
                 if (generation, node) in self._causes:
                     self._seat(Kind.CAUSE, now, counts, node, text, self._slot(node))
                 self._causes = {one for one in self._causes if one[0] == generation} | {(generation, node)}
             case SeatLeft(node, _):
-                self._look(now)
+                self._look()
                 self._seat(Kind.LEFT, now, counts, node, "left the job", self._slot(node))
             case SeatRetired(node, slot):
                 self._seat(Kind.RETIRED, now, counts, node, "its slot may go to another", {"slot": slot})
@@ -309,13 +309,13 @@ class Chronicle:
                 self._awaited = _members(self._state.generation)
                 self._add(Kind.REBUILT, now, text="the journal was rebuilt from the workers", more={"job": job})
             case RolledBack():
-                self._look(now)
+                self._look()
                 nodes = [node for node, _ in record.suspects[:NAMED]]
                 more = {"back_to": record.to.step, "suspects": nodes, "seen_at": record.step}
                 self._add(Kind.ROLLED_BACK, now, text=record.text, more=more)
             case TrainingFinished(point):
                 self._tell_committed(now)
-                self._look(now)
+                self._look()
                 self._step, self._trains_since = max(self._step, point.step), None
                 self._add(Kind.TRAINED, now, text="training is finished")
             case JobInterrupted(kind, step, cause, _, status):
@@ -343,7 +343,7 @@ class Chronicle:
         self._awaited, self._trains_since, self._began = _members(record), None, record.generation
         self._waited_s.clear()
         self._waits_told_s = 0.0
-        self._look(now)
+        self._look()
         self._add(
             Kind.GENERATION,
             now,
@@ -380,7 +380,7 @@ class Chronicle:
         self._round = (message.round, message.gently)
         if not message.gently:
             self._tell_committed(now)
-            self._look(now)
+            self._look()
             self._trains_since = None
         more = {"round": str(message.round), "missing": message.missing, "gently": message.gently}
         self._add(Kind.ROUND, now, text=message.text, more=more)

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,21 +24,60 @@ from samebits.commands.drill.faults import Scene, Tools, give
 from samebits.commands.drill.impossible import ImpossibleError
 from samebits.commands.drill.outcome import Injected, NotInjected, Outcome
 from samebits.commands.drill.plan import Notice, Planned
-from samebits.commands.drill.span import Span
 from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import SCHEDULER, end, name_of, process_names, read_pid_files
 from samebits.printable import IN_LOGS, shortened
 from samebits.service.status import stored_view
 from samebits.store import private
+from samebits.store.event_log import EVENTS_FILE
 from samebits.store.process_identity import ProcessIdentity
 
 LOOK_S = 0.1
+SPAN_LOOK_S = 0.05
 PATIENCE_S = 240.0  # how long to wait for a job to train again, or to end, while nothing new happens
 REVIVE_AFTER_S = 3.0  # time for a follower to restart lost processes by itself
 GRACE_S = 10.0
 MOST_SAID, MAX_SAID = 20, 600
 _OF_A_LINE = re.compile(r"^\S+ \S+ samebits worker [^:\n]+: ([\w./-]+\.py:\d+: .+)$", re.MULTILINE)
+
+
+class Span:
+    """Measures how long a job lasts by the drill's own clock, from its first event on disk to its last.
+
+    The job's account is checked against a time that does not come from its events, so a thread watches the events file
+    of this folder until it is closed.
+    """
+
+    def __init__(self, recovery_path: Path) -> None:
+        self._path = recovery_path / EVENTS_FILE
+        self._known = (0, 0)  # the file's size and inode
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        self._over = threading.Event()
+        self._look()
+        self._thread = threading.Thread(target=self._run, name="samebits-drill-span", daemon=True)
+        self._thread.start()
+
+    def close(self) -> float | None:
+        """Return the seconds between the file's first and last change, or None if it never changed."""
+        self._over.set()
+        self._thread.join()
+        self._look()
+        return None if self._first_s is None else self._last_s - self._first_s
+
+    def _run(self) -> None:
+        while not self._over.wait(SPAN_LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return
+        if found.st_size and (found.st_size, found.st_ino) != self._known:
+            self._known, self._last_s = (found.st_size, found.st_ino), time.monotonic()
+            self._first_s = self._last_s if self._first_s is None else self._first_s
 
 
 class Rehearsal:

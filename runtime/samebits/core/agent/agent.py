@@ -88,7 +88,7 @@ from samebits.core.messages import (
     StopAt,
 )
 from samebits.core.point import Point
-from samebits.core.reports import Delivery, Digests, HealthReport, LastWords, Report, SavedPoints, StopsAfter
+from samebits.core.reports import Delivery, Digests, LastWords, Report, SavedPoints, StopsAfter
 from samebits.core.values import replace
 
 
@@ -298,11 +298,10 @@ class AgentCore:
         if body.delivery is Delivery.KEPT:
             self._repeat(type(body))
 
-    def _repeat(self, *kinds: type[Report]) -> None:
-        """Send the newest report of each of these kinds."""
+    def _repeat(self, kind: type[Report]) -> None:
+        """Send the newest report of this kind."""
         if sender := self._sender:
-            for kind in kinds:
-                self._say(sender, self._reports.now(kind))
+            self._say(sender, self._reports.now(kind))
 
     def _say(self, sender: Credential, bodies: Iterable[Report]) -> None:
         self._ready.sends += [Said(sender, body, self.generation, self.step_count) for body in bodies]
@@ -535,14 +534,13 @@ class AgentCore:
         if message.finished is not None:
             self._finished(message.finished)
         self._key_calls.say_all_again(self._now)
-        self._reports.begin_connection()
         self._call_keys()
-        if first:  # its registration contained everything
+        if first:  # the registration contained the rest
             self._beat_at = self._now + self._policy.first_beat_s
         else:
             self._heartbeat()
             self._publish()
-            self._repeat(SavedPoints, Digests, HealthReport, StopsAfter)
+        self._say(sender, self._reports.begin_connection())
 
     def _refused(self, message: Refused) -> None:
         if message.session != self._policy.session or (message.job == self.job != "" and self._is_late(message.term)):

@@ -52,7 +52,12 @@ class Reports:
         if StallReport in self._sent:
             self._newest[StallReport] = StallReport()
 
-    def begin_connection(self) -> None:
-        """Forget the reports sent on an earlier connection, which may not have arrived."""
+    def begin_connection(self) -> list[Report]:
+        """Return the reports to send on a new connection.
+
+        Reports sent on an earlier connection may not have arrived. The next heartbeat therefore repeats the news.
+        """
         for kind in [kind for kind in self._sent if kind.delivery is Delivery.NEWS and not kind.in_training]:
             del self._sent[kind]
+        kept = [kind for kind in self._newest if kind.delivery is Delivery.KEPT]
+        return [body for kind in kept for body in self.now(kind)]

@@ -107,7 +107,7 @@ class DeviceReadings:
         if memory is not None and memory.total > 0:
             taken = memory.total - memory.free - max(0, memory.held - memory.used)  # cached memory is available
             self._know(Sign.DEVICE_MEMORY, taken / memory.total)
-        others = self._others(memory, told)
+        others = self._others(memory)
         if others is not None and told is not None and told.busy is not None:
             self._know(Sign.DEVICE_SHARED, told.busy if others >= OTHERS_SHARE else 0.0)
         bus = bus_of(self._bus)
@@ -142,7 +142,7 @@ class DeviceReadings:
             if fault:
                 self._known[Sign.DEVICE_FAULT] = Reading(Sign.DEVICE_FAULT, f"{told.name}: {fault}", 1.0)
 
-    def _others(self, memory: DeviceMemory | None, told: Told | None) -> float | None:
+    def _others(self, memory: DeviceMemory | None) -> float | None:
         """Return the share of the device's memory that other processes use."""
         if memory is None or memory.total <= 0:
             return None

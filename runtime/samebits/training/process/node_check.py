@@ -59,6 +59,8 @@ NUMBERS = 1 << 20
 """Count of numbers that a pair adds up, in float32; they are integers, so their sum is exact."""
 SUMS = 8
 MOST_NODES = 4096
+_ANY = -1
+"""In place of a term: any scheduler may answer."""
 _FIX = "Fix: start this node on another host, or without PREFLIGHT=1"
 _Value = TypeVar("_Value")
 
@@ -91,11 +93,9 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
         return
     if last is not None and last.bad.get(slot) == machine_id():
         why = last.why.get(slot, f"it is slow or wrong, one of {len(last.bad)} such nodes")
-        why = shortened(why, MOST_CHARS, IN_LOGS)
-        agent.leave(
-            on_purpose=False, text=f"the pre-flight rejected it: {why}. {_FIX}", status=PreflightError.exit_code
-        )
-        raise PreflightError(f"the pre-flight compared {agent.node} with the other nodes: {why}. {_FIX}")
+        why = f"{shortened(why, MOST_CHARS, IN_LOGS)}. {_FIX}"
+        agent.leave(on_purpose=False, text=f"the pre-flight rejected it: {why}", status=PreflightError.exit_code)
+        raise PreflightError(f"the pre-flight compared {agent.node} with the other nodes: {why}")
 
 
 def _slot_of(admitted: Admitted, node: str) -> int | None:
@@ -112,61 +112,62 @@ class _Check:
         self._settings, self._agent, self._slot = settings, agent, slot
         self._world_size, self._device = world_size, device
         self._written: set[str] = set()
-        self._term = 0  # term of the scheduler that stores the keys; 0: not known yet; -1: any
+        self._term = _ANY  # of the scheduler that stores the keys
 
     def verdict(self) -> Plan | None:
         """Return the verdict of an earlier process or of the other nodes, if there is one."""
-        answer = self._get("last")
-        return None if answer.outcome is not KeyOutcome.DONE else self._plan("last", answer)
+        answer = self._call("last", KeyOp.GET)
+        return self._plan("last", answer) if answer.outcome is KeyOutcome.DONE else None
 
     def run(self, figures: Figures) -> Plan:
         """Take part until there is a verdict; delete all other keys."""
-        self._term = 0
+        self._term = self._call("last", KeyOp.GET).term
         try:
             return self._run(figures)
         except _DecidedError as decided:
             return decided.plan
         except _SchedulerLostError:
-            self._term = -1
+            self._term = _ANY
             return self._end(Plan(is_last=True, said=("the nodes were not compared: their scheduler died meanwhile",)))
         finally:
-            self._delete_keys()
+            self._term = _ANY
+            with contextlib.suppress(KeyValueTimeoutError, KeyValueError):
+                for name in sorted(self._written):
+                    self._call(name, KeyOp.DELETE)
 
     def _run(self, figures: Figures) -> Plan:
-        self._say("alone", Report(f"worker {self._agent.node}", machine_id(), figures))
+        self.put(f"alone/{self._slot}", Report(f"worker {self._agent.node}", machine_id(), figures))
         judge = None
         if self._slot < READERS:
             slots = range(self._world_size)
-            judge = Judge(self.reports("alone", slots), slots, shares_all=self._device.type == "cpu")
+            judge = Judge(self._reports("alone", slots), slots, shares_all=self._device.type == "cpu")
         for number in range(MOST_PLANS):
             if judge is not None:
-                self._set_first(f"plan{number}", judge.plan())
+                self.put(f"plan{number}", judge.plan(), KeyOp.COMPARE_AND_SET)
             plan = self._plan(f"plan{number}", self._wait(f"plan{number}", time.monotonic() + 3 * WAIT_S))
             if plan.is_last:
                 return self._end(plan)
             pair = next((one for one in plan.pairs if self._slot in one), None)
             found = Sum(0.0) if pair is None else self._sum(pair, number)
-            measures = self._slot in plan.again
-            measured = self._measured() if measures else Figures(0, 0, 0)
-            if pair is not None or measures:
-                self._say(f"round{number}", Report("", b"", measured, *found))
+            measured = self._measured() if self._slot in plan.again else Figures(0, 0, 0)
+            if self._slot in plan.asked:
+                self.put(f"round{number}/{self._slot}", Report("", b"", measured, *found))
             if judge is not None:
-                judge.take(plan, self.reports(f"round{number}", plan.asked))
+                judge.take(plan, self._reports(f"round{number}", plan.asked))
         raise KeyValueError(f"{MOST_PLANS} rounds led to no verdict")
 
     def _end(self, plan: Plan) -> Plan:
         """Write this as the verdict unless there is one; return the verdict."""
-        if self._set_first("last", plan) and plan.said:
+        if self.put("last", plan, KeyOp.COMPARE_AND_SET) is KeyOutcome.DONE and plan.said:
             self._agent.report_anomaly(0, f"pre-flight: {'; '.join(plan.said)}")
         return self.verdict() or plan
 
-    def reports(self, part: str, slots: Iterable[int]) -> dict[int, Report]:
+    def _reports(self, part: str, slots: Iterable[int]) -> dict[int, Report]:
         """Return these nodes' reports, except those that are late or invalid."""
         found, until_s = {}, time.monotonic() + WAIT_S
         for slot in slots:
-            name = f"{part}/{slot}"
             with contextlib.suppress(KeyValueTimeoutError, KeyValueError):
-                found[slot] = _decoded(name, self._wait(name, until_s), Report)
+                found[slot] = self.take(f"{part}/{slot}", Report, until_s)
         return found
 
     def _measured(self) -> Figures:
@@ -174,14 +175,13 @@ class _Check:
 
     def _sum(self, pair: Pair, number: int) -> Sum:
         meeting = _Meeting(self, f"meet{number}", pair, self._slot)
-        host, port = self._settings.sched_host, self._settings.sched_port
         group = Group(
             self._device,
             pair.index(self._slot),
             2,
             meeting,
             name="the pre-flight",
-            address=address_towards(host, port),
+            address=address_towards(self._settings.sched_host, self._settings.sched_port),
             timeout_s=PAIR_S,
             connect_timeout_s=PAIR_S,
             backend=self._settings.collective_backend,
@@ -196,56 +196,17 @@ class _Check:
         finally:
             group.drop()
 
-    def _set_first(self, name: str, plan: Plan) -> bool:
-        """Write a plan unless another node has; return whether this plan was the first."""
-        ask = KeyAsk(KeyOp.COMPARE_AND_SET, _key(name), _packed(plan), is_durable=name == "last")
-        return self._ask(name, ask).outcome is KeyOutcome.DONE
+    # ---- the keys
 
-    def _say(self, part: str, report: Report) -> None:
-        self._put(f"{part}/{self._slot}", report)
-
-    def put(self, name: str, blob: bytes) -> None:
-        """Publish bytes for other nodes."""
-        self._put(name, blob)
-
-    def take(self, name: str) -> bytes:
-        """Wait for and return another node's bytes."""
-        return _decoded(name, self._wait(name, time.monotonic() + PAIR_S), bytes)
-
-    def _wait(self, name: str, until_s: float) -> KeyAnswer:
-        look_s = LOOK_S
-        while (left_s := until_s - time.monotonic()) > 0:
-            with contextlib.suppress(KeyValueTimeoutError):
-                ask = KeyAsk(KeyOp.WAIT, _key(name))
-                return self._call(ask, min(left_s, look_s))
-            look_s = min(2 * look_s, MOST_LOOK_S)
-            if (last := self.verdict()) is not None:
-                raise _DecidedError(last)
-        answer = self._get(name)
-        if answer.outcome is not KeyOutcome.DONE:
-            raise KeyValueTimeoutError(f"no other node has written {name} in time")
-        return answer
-
-    def _get(self, name: str) -> KeyAnswer:
-        return self._call(KeyAsk(KeyOp.GET, _key(name)), WAIT_S)
-
-    def _call(self, ask: KeyAsk, timeout_s: float) -> KeyAnswer:
-        answer = self._agent.call_keys(ask, timeout_s, is_wait=ask.op is KeyOp.WAIT)
-        self._term = self._term or answer.term
-        if self._term not in (-1, answer.term):  # keys are lost with a term, so a missing report proves nothing
-            raise _SchedulerLostError
-        return answer
-
-    def _put(self, name: str, value: Report | bytes) -> None:
-        self._ask(name, KeyAsk(KeyOp.PUT, _key(name), _packed(value)))
-
-    def _ask(self, name: str, ask: KeyAsk) -> KeyAnswer:
-        if not ask.is_durable:
+    def put(self, name: str, value: Plan | Report | bytes, op: KeyOp = KeyOp.PUT) -> KeyOutcome:
+        """Write a value; with COMPARE_AND_SET only if no other node has written one."""
+        if name != "last":
             self._written.add(name)
-        answer = self._call(ask, WAIT_S)
-        if answer.outcome is KeyOutcome.REFUSED:
-            raise KeyValueError(f"the scheduler refused a key: {answer.text}")
-        return answer
+        return self._call(name, op, _packed(value), is_durable=name == "last").outcome
+
+    def take(self, name: str, kind: type[_Value], until_s: float) -> _Value:
+        """Wait for and return another node's value."""
+        return _decoded(name, self._wait(name, until_s), kind)
 
     def _plan(self, name: str, answer: KeyAnswer) -> Plan:
         plan = _decoded(name, answer, Plan)
@@ -253,10 +214,29 @@ class _Check:
             raise KeyValueError(f"what another node wrote under {name} names nodes that do not exist")
         return plan
 
-    def _delete_keys(self) -> None:
-        with contextlib.suppress(KeyValueTimeoutError, KeyValueError):
-            for name in sorted(self._written):
-                self._agent.call_keys(KeyAsk(KeyOp.DELETE, _key(name)), WAIT_S)
+    def _wait(self, name: str, until_s: float) -> KeyAnswer:
+        look_s = LOOK_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            with contextlib.suppress(KeyValueTimeoutError):
+                return self._call(name, KeyOp.WAIT, timeout_s=min(left_s, look_s))
+            look_s = min(2 * look_s, MOST_LOOK_S)
+            if (last := self.verdict()) is not None:
+                raise _DecidedError(last)
+        answer = self._call(name, KeyOp.GET)
+        if answer.outcome is not KeyOutcome.DONE:
+            raise KeyValueTimeoutError(f"no other node has written {name} in time")
+        return answer
+
+    def _call(
+        self, name: str, op: KeyOp, value: bytes = b"", *, timeout_s: float = WAIT_S, is_durable: bool = False
+    ) -> KeyAnswer:
+        ask = KeyAsk(op, f"samebits/preflight/{name}".encode(), value, is_durable=is_durable)
+        answer = self._agent.call_keys(ask, timeout_s, is_wait=op is KeyOp.WAIT)
+        if self._term not in (_ANY, answer.term):  # keys are lost with a term, so a missing report proves nothing
+            raise _SchedulerLostError
+        if answer.outcome is KeyOutcome.REFUSED:
+            raise KeyValueError(f"the scheduler refused a key: {answer.text}")
+        return answer
 
 
 class _DecidedError(Exception):
@@ -284,7 +264,8 @@ class _Meeting:
 
     def wait(self) -> Sequence[bytes]:
         """Return both addresses."""
-        blobs = [self._check.take(f"{self._name}/{slot}") for slot in self._pair]
+        until_s = time.monotonic() + PAIR_S
+        blobs = [self._check.take(f"{self._name}/{slot}", bytes, until_s) for slot in self._pair]
         self.is_over = True
         return blobs
 
@@ -303,10 +284,6 @@ def added_up(device: torch.device, rank: int) -> Sum:
         if not torch.equal(on_host.to(torch.int64), expected):
             return Sum(fastest_s, WRONG)
     return Sum(fastest_s)
-
-
-def _key(name: str) -> bytes:
-    return f"samebits/preflight/{name}".encode()
 
 
 def _packed(value: Plan | Report | bytes) -> bytes:
