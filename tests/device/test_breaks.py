@@ -13,6 +13,8 @@ import pytest
 from samebits.errors import AbortHungError, StuckError
 from tests.device import backend
 from tests.device.checks import FOLDER, LEFT_WITHIN_S, WHOLE, grown
+from tests.device.here import look
+from tests.device.jobs import GATE, GOES_ON, SPARE, DeviceJob
 from tests.device.test_backend import BUILD_S, ROOT
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(BUILD_S)]
@@ -93,6 +95,26 @@ def test_a_lost_context_is_no_lost_peer(how: str) -> None:
 def test_a_replacement_waits_for_memory_that_is_freed_late(tmp_path: Path) -> None:
     ran = run("late_memory", folder=tmp_path, TRIAL_HELD=str(tmp_path / "held"))
     assert (ran.stdout, ran.returncode) == ("waited True\ngot True\n", 0), ran.stderr
+
+
+def test_spare_that_takes_over_rank_0_selects_its_own_device_by_local_rank(tmp_path: Path) -> None:
+    here = look(tmp_path, made_up=True)
+    job = DeviceJob(here, tmp_path / "job", spares=1, settings={"TRIAL_DEVICES": "3"})
+    try:
+        job.open_gates(0)
+        job.start()
+        job.wait_for(SPARE, "this spare is warm")
+        job.wait_for_step(GATE)
+        job.kill(0)
+        job.wait_for(SPARE, GOES_ON)
+        job.open_gates(GATE)
+        statuses = job.wait_ended()
+        assert not any(status for name, status in statuses.items() if name not in job.gone), job.tails()
+        for node in (0, 1, SPARE):
+            found = {(one[1], one[2]) for one in job.matches(node, r"^LOCAL_RANK (\d+) on (\S+)$")}
+            assert found == {(str(node), f"{backend.NAME}:{node}")}, job.tails()
+    finally:
+        job.end()
 
 
 @pytest.mark.parametrize("kind", [backend.NAME, "cpu"])
