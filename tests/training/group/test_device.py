@@ -209,13 +209,21 @@ def test_process_gets_a_device_that_no_other_process_uses(
     assert claimed == torch.device("cuda", expected)
 
 
-@pytest.mark.parametrize(("backend", "count"), [("gloo", 2), ("nccl", 1)])
-def test_devices_are_shared_where_the_backend_may_accept_it(
-    backend: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("backend", "count", "refuses", "warnings"),
+    [("gloo", 2, True, 0), ("nccl", 1, True, 1), ("nccl", 2, False, 1)],
+    ids=["gloo shares", "MPS may share", "a replacement must not end the job"],
+)
+def test_process_without_a_device_of_its_own_is_not_always_refused(
+    backend: str, count: int, refuses: bool, warnings: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(device.log, "warn", said.append)
     found(monkeypatch, "cuda", count)
-    with in_use(tmp_path / "devices.lock", *range(count)):
-        assert device.claim(torch.device("cuda", 0), tmp_path / "devices.lock", "here", backend) is None
+    path, first = tmp_path / "devices.lock", torch.device("cuda", 0)
+    with in_use(path, *range(count)):
+        assert device.claim(first, path, "here", backend, refuses=refuses, within_s=0.0) is None
+    assert len(said) == warnings
 
 
 def test_process_without_a_device_of_its_own_is_refused_until_one_is_free(

@@ -94,7 +94,13 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
 
 
 def claim(
-    preferred: torch.device, path: Path, host: str, backend: str, within_s: float = FREE_WITHIN_S
+    preferred: torch.device,
+    path: Path,
+    host: str,
+    backend: str,
+    *,
+    refuses: bool = True,
+    within_s: float = FREE_WITHIN_S,
 ) -> torch.device | None:
     """Reserve a device that no other process of the job on this host uses, until this process ends.
 
@@ -106,6 +112,8 @@ def claim(
         path: the file.
         host: this host's id, since hosts may share the folder.
         backend: what :func:`backend_of` returned.
+        refuses: whether to raise if all devices stay in use; otherwise only log it, since a job that trains must not
+            end because a replacement has no device.
         within_s: how long to wait if all devices are in use and the backend refuses two ranks on one device.
 
     Returns:
@@ -139,7 +147,7 @@ def claim(
         f"host, and {backend} refuses two ranks on one device. A spare needs a device of its own, too. Fix: start "
         f"fewer workers or spares on this host{gloo}"
     )
-    if count == 1:  # a tool such as MPS may be meant to share it
+    if count == 1 or not refuses:  # a tool such as MPS may be meant to share a single device
         log.warn(problem)
         return None
     raise SettingsError([problem])

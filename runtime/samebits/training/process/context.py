@@ -358,7 +358,8 @@ def _reserve(settings: Settings, preferred: torch.device) -> torch.device | None
     if preferred.type == "cpu":
         return None
     backend = device.backend_of(preferred, settings.collective_backend)
-    return device.claim(preferred, settings.log_dir / DEVICES_FILE, host_id(), backend)
+    node = settings.node_id or ""
+    return device.claim(preferred, settings.log_dir / DEVICES_FILE, host_id(), backend, refuses=root_of(node) == node)
 
 
 def _memory_note(settings: Settings, node: str) -> Path:
