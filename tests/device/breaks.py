@@ -22,11 +22,12 @@ import samebits
 from samebits.errors import GenerationEndedError, UsageError
 from samebits.training.group import device as devices
 from samebits.training.group import transfer
-from samebits.training.group.group import form_alone, is_communication_failure
+from samebits.training.group.group import Group, form_alone, is_communication_failure
 from samebits.training.process import context
 from samebits.training.process.device_view import DeviceView, wait_for_memory
 from samebits.training.run import watchdog
 from tests.device import backend
+from tests.device.groups import Meeting
 from tests.device.script import sha256_of
 
 BREAK_RETURNS_WITHIN_S = 2.0
@@ -71,6 +72,30 @@ def hanging_item() -> None:
     dist.all_reduce(rows)
     threading.Timer(0.2, on_break, ("a test",)).start()
     print("read", rows[0].item(), flush=True)
+
+
+def spinning_launch() -> None:
+    """A launch uses a whole core and waits for a peer that is gone, as torch waits for NCCL's group calls."""
+    device = torch.device(backend.NAME, 0)
+    group = form_alone(device)
+    on_break = watchdog.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
+    torch.get_device_module(device).hold_collectives(True)
+    threading.Timer(0.2, on_break, ("a test",)).start()
+    dist.all_reduce(torch.ones(4, device=device))
+    print("left", flush=True)
+
+
+def locked_communicator() -> None:
+    """A launch waits for a peer that never connects, and holds the lock that the abort needs."""
+    device, meeting = torch.device(backend.NAME, 0), Meeting(2)
+    ranks = [Group(device, rank, 2, meeting.of(rank), name="a test") for rank in range(2)]
+    for one in ranks:
+        one.begin()
+    ranks[0].form()
+    on_break = watchdog.guarded(ranks[0].break_, lambda: ranks[0].is_cut, is_busy=devices.busy_watch(device))
+    threading.Timer(0.2, on_break, ("a test",)).start()
+    dist.all_reduce(torch.ones(4, device=device))
+    print("left", flush=True)
 
 
 def alone() -> None:
@@ -250,6 +275,8 @@ CASES = {
     "undefined": undefined,
     "hanging_abort": hanging_abort,
     "hanging_item": hanging_item,
+    "locked_communicator": locked_communicator,
+    "spinning_launch": spinning_launch,
     "long_queue": long_queue,
     "waiting_pair": waiting_pair,
     "run_ahead": run_ahead,

@@ -58,6 +58,18 @@ def test_a_scripts_own_read_that_no_abort_ends_is_found() -> None:
     assert "hanging_item" in ran.stderr, "the place is named"
 
 
+def test_abort_that_waits_for_the_lock_of_a_connecting_communicator_ends_the_process() -> None:
+    ran = run("locked_communicator", TRIAL_ABORT="locked")
+    assert (ran.stdout, ran.returncode) == ("", AbortHungError.exit_code), ran.stderr
+    assert "still connects" in ran.stderr and "Fix:" in ran.stderr
+
+
+def test_launch_that_spins_after_the_abort_is_found() -> None:
+    ran = run("spinning_launch", TRIAL_ABORT="spins")
+    assert (ran.stdout, ran.returncode) == ("", StuckError.exit_code), ran.stderr
+    assert "spinning_launch" in ran.stderr, "the place is named"
+
+
 def test_a_rank_whose_device_is_far_behind_is_no_hung_one(tmp_path: Path) -> None:
     ran = run("long_queue", folder=tmp_path)
     assert (ran.stdout, ran.returncode) == ("read True\nended at 2\n", 0), ran.stderr
