@@ -231,6 +231,53 @@ def run_ahead(broken_at: int = 0) -> None:
     print(sha256_of(model))
 
 
+def scaled(broken_at: int = -1) -> None:
+    """A GradScaler skips a step, and halves its scale, for the bytes that an aborted collective leaves.
+
+    Args:
+        broken_at: the step whose gradients are aborted; -1 for none.
+    """
+    samebits.init()
+    torch.manual_seed(3)
+    device = torch.device(backend.NAME, 0)
+    module: Any = torch.get_device_module(device)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1, device=device), device_ids=[0])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=2)
+    state = samebits.elastic.TorchState(model, optimizer, scaler=scaler, step=0)
+    rows, breaks, scales = torch.ones(2, 4, device=device), [broken_at], list[float]()
+
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
+        module.hold_collectives(False)
+        while state.step < 5:
+            optimizer.zero_grad()
+            loss = model(rows).square().mean()
+            if [state.step] == breaks:
+                breaks.clear()
+                module.hold_collectives(True)
+                threading.Thread(target=break_once_launched, args=(context.current("a test"),)).start()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            state.step += 1
+            state.commit()
+
+    train(state)
+    print(scales.count(2.0**10))
+    print(sha256_of(model), scaler.get_scale())
+
+
+def break_once_launched(process: context.Worker) -> None:
+    """Break the process's group as soon as it launches another collective."""
+    assert process.group is not None
+    before = process.group.launched()
+    while process.group.launched() == before:
+        time.sleep(0.01)
+    process.agent.on_break("a test")
+
+
 def waiting_pair() -> None:
     """A receive from a peer that is gone ends with the group, or else the process does."""
     device = torch.device(backend.NAME, 0)
@@ -281,6 +328,8 @@ CASES = {
     "waiting_pair": waiting_pair,
     "run_ahead": run_ahead,
     "break_behind_a_commit": lambda: run_ahead(FIRST_STEPS + 2),
+    "scaled": scaled,
+    "break_behind_a_scaler": lambda: scaled(2),
     "failing_context": lambda: lost_context(False),
     "hanging_context": lambda: lost_context(True),
 }

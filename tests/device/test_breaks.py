@@ -87,6 +87,18 @@ def test_the_host_waits_for_collectives_alone_and_a_break_leaves_the_last_commit
     assert ended[0] == ended[1], "a break has changed the bits"
 
 
+def test_step_that_a_scaler_skips_for_aborted_gradients_is_not_committed(tmp_path: Path) -> None:
+    told = []
+    for case in ("scaled", "break_behind_a_scaler"):
+        (folder := tmp_path / case).mkdir()
+        ran = run(case, folder=folder, TRIAL_ABORT="undefined")
+        assert ran.returncode == 0, ran.stderr
+        told.append(ran.stdout.splitlines())
+    (once, undisturbed), (twice, disturbed) = told
+    assert (once, twice) == ("1", "2"), "the scaler has not seen the bytes and lowered its scale again"
+    assert undisturbed == disturbed, "a break has changed the bits or the scale"
+
+
 def test_a_receive_from_a_lost_peer_ends_with_the_group() -> None:
     ran = run("waiting_pair")
     assert (ran.stdout, ran.returncode) == ("left True\n", 0), ran.stderr
