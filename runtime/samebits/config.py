@@ -89,7 +89,7 @@ __all__ = [
     "torchrun_error_file",
     "torchrun_seat",
     "torchrun_store",
-    "visible_npus",
+    "visible_devices",
     "wants_nccl2",
     "whole_environment",
     "withdraw_place",
@@ -704,9 +704,9 @@ def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.envir
     environ.setdefault("ASCEND_MAX_OP_CACHE_SIZE", "-1")
 
 
-def visible_npus(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return which Ascend devices are visible to this process; None: all."""
-    return environ.get("ASCEND_RT_VISIBLE_DEVICES")
+def visible_devices(device_type: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return which devices of a type are visible to this process; None: all."""
+    return environ.get({"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}.get(device_type, ""))
 
 
 def take_start_folder(environ: MutableMapping[str, str] = os.environ) -> Path | None:

@@ -22,11 +22,12 @@ import samebits
 from samebits.errors import GenerationEndedError, UsageError
 from samebits.training.group import device as devices
 from samebits.training.group import transfer
-from samebits.training.group.group import form_alone, is_communication_failure
+from samebits.training.group.group import Group, form_alone, is_communication_failure
 from samebits.training.process import context
 from samebits.training.process.device_view import DeviceView, wait_for_memory
 from samebits.training.run import watchdog
 from tests.device import backend
+from tests.device.groups import Meeting
 from tests.device.script import sha256_of
 
 BREAK_RETURNS_WITHIN_S = 2.0
@@ -71,6 +72,30 @@ def hanging_item() -> None:
     dist.all_reduce(rows)
     threading.Timer(0.2, on_break, ("a test",)).start()
     print("read", rows[0].item(), flush=True)
+
+
+def spinning_launch() -> None:
+    """A launch uses a whole core and waits for a peer that is gone, as torch waits for NCCL's group calls."""
+    device = torch.device(backend.NAME, 0)
+    group = form_alone(device)
+    on_break = watchdog.guarded(group.break_, lambda: group.is_cut, is_busy=devices.busy_watch(device))
+    torch.get_device_module(device).hold_collectives(True)
+    threading.Timer(0.2, on_break, ("a test",)).start()
+    dist.all_reduce(torch.ones(4, device=device))
+    print("left", flush=True)
+
+
+def locked_communicator() -> None:
+    """A launch waits for a peer that never connects, and holds the lock that the abort needs."""
+    device, meeting = torch.device(backend.NAME, 0), Meeting(2)
+    ranks = [Group(device, rank, 2, meeting.of(rank), name="a test") for rank in range(2)]
+    for one in ranks:
+        one.begin()
+    ranks[0].form()
+    on_break = watchdog.guarded(ranks[0].break_, lambda: ranks[0].is_cut, is_busy=devices.busy_watch(device))
+    threading.Timer(0.2, on_break, ("a test",)).start()
+    dist.all_reduce(torch.ones(4, device=device))
+    print("left", flush=True)
 
 
 def alone() -> None:
@@ -206,6 +231,53 @@ def run_ahead(broken_at: int = 0) -> None:
     print(sha256_of(model))
 
 
+def scaled(broken_at: int = -1) -> None:
+    """A GradScaler skips a step, and halves its scale, for the bytes that an aborted collective leaves.
+
+    Args:
+        broken_at: the step whose gradients are aborted; -1 for none.
+    """
+    samebits.init()
+    torch.manual_seed(3)
+    device = torch.device(backend.NAME, 0)
+    module: Any = torch.get_device_module(device)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1, device=device), device_ids=[0])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=2)
+    state = samebits.elastic.TorchState(model, optimizer, scaler=scaler, step=0)
+    rows, breaks, scales = torch.ones(2, 4, device=device), [broken_at], list[float]()
+
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
+        module.hold_collectives(False)
+        while state.step < 5:
+            optimizer.zero_grad()
+            loss = model(rows).square().mean()
+            if [state.step] == breaks:
+                breaks.clear()
+                module.hold_collectives(True)
+                threading.Thread(target=break_once_launched, args=(context.current("a test"),)).start()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            state.step += 1
+            state.commit()
+
+    train(state)
+    print(scales.count(2.0**10))
+    print(sha256_of(model), scaler.get_scale())
+
+
+def break_once_launched(process: context.Worker) -> None:
+    """Break the process's group as soon as it launches another collective."""
+    assert process.group is not None
+    before = process.group.launched()
+    while process.group.launched() == before:
+        time.sleep(0.01)
+    process.agent.on_break("a test")
+
+
 def waiting_pair() -> None:
     """A receive from a peer that is gone ends with the group, or else the process does."""
     device = torch.device(backend.NAME, 0)
@@ -250,10 +322,14 @@ CASES = {
     "undefined": undefined,
     "hanging_abort": hanging_abort,
     "hanging_item": hanging_item,
+    "locked_communicator": locked_communicator,
+    "spinning_launch": spinning_launch,
     "long_queue": long_queue,
     "waiting_pair": waiting_pair,
     "run_ahead": run_ahead,
     "break_behind_a_commit": lambda: run_ahead(FIRST_STEPS + 2),
+    "scaled": scaled,
+    "break_behind_a_scaler": lambda: scaled(2),
     "failing_context": lambda: lost_context(False),
     "hanging_context": lambda: lost_context(True),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,12 @@ class Training:
         )
 
     def train(self, state: samebits.elastic.TorchState) -> None:
-        """The function passed to ``elastic.run``."""
+        """The function passed to ``elastic.run``; it selects the device as scripts for torchrun do."""
+        local_rank = int(os.environ["LOCAL_RANK"])
+        print(f"LOCAL_RANK {local_rank} on {self.device}", flush=True)
+        if self.device.index is not None:
+            torch.accelerator.set_device_index(local_rank)
+            assert torch.empty(0, device=self.device.type).device == self.device, "the model is on another device"
         while state.step < self.args.steps:
             for batch, (images, labels) in enumerate(self.loader):
                 self.step(state, batch, images.to(self.device), labels.to(self.device))

@@ -13,6 +13,8 @@ import pytest
 from samebits.errors import AbortHungError, StuckError
 from tests.device import backend
 from tests.device.checks import FOLDER, LEFT_WITHIN_S, WHOLE, grown
+from tests.device.here import look
+from tests.device.jobs import GATE, GOES_ON, SPARE, DeviceJob
 from tests.device.test_backend import BUILD_S, ROOT
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(BUILD_S)]
@@ -56,6 +58,18 @@ def test_a_scripts_own_read_that_no_abort_ends_is_found() -> None:
     assert "hanging_item" in ran.stderr, "the place is named"
 
 
+def test_abort_that_waits_for_the_lock_of_a_connecting_communicator_ends_the_process() -> None:
+    ran = run("locked_communicator", TRIAL_ABORT="locked")
+    assert (ran.stdout, ran.returncode) == ("", AbortHungError.exit_code), ran.stderr
+    assert "still connects" in ran.stderr and "Fix:" in ran.stderr
+
+
+def test_launch_that_spins_after_the_abort_is_found() -> None:
+    ran = run("spinning_launch", TRIAL_ABORT="spins")
+    assert (ran.stdout, ran.returncode) == ("", StuckError.exit_code), ran.stderr
+    assert "spinning_launch" in ran.stderr, "the place is named"
+
+
 def test_a_rank_whose_device_is_far_behind_is_no_hung_one(tmp_path: Path) -> None:
     ran = run("long_queue", folder=tmp_path)
     assert (ran.stdout, ran.returncode) == ("read True\nended at 2\n", 0), ran.stderr
@@ -71,6 +85,18 @@ def test_the_host_waits_for_collectives_alone_and_a_break_leaves_the_last_commit
         assert case != "run_ahead" or told == ["nothing 1", "reduces 2", "sends 2"]
         ended.append(last)
     assert ended[0] == ended[1], "a break has changed the bits"
+
+
+def test_step_that_a_scaler_skips_for_aborted_gradients_is_not_committed(tmp_path: Path) -> None:
+    told = []
+    for case in ("scaled", "break_behind_a_scaler"):
+        (folder := tmp_path / case).mkdir()
+        ran = run(case, folder=folder, TRIAL_ABORT="undefined")
+        assert ran.returncode == 0, ran.stderr
+        told.append(ran.stdout.splitlines())
+    (once, undisturbed), (twice, disturbed) = told
+    assert (once, twice) == ("1", "2"), "the scaler has not seen the bytes and lowered its scale again"
+    assert undisturbed == disturbed, "a break has changed the bits or the scale"
 
 
 def test_a_receive_from_a_lost_peer_ends_with_the_group() -> None:
@@ -93,6 +119,26 @@ def test_a_lost_context_is_no_lost_peer(how: str) -> None:
 def test_a_replacement_waits_for_memory_that_is_freed_late(tmp_path: Path) -> None:
     ran = run("late_memory", folder=tmp_path, TRIAL_HELD=str(tmp_path / "held"))
     assert (ran.stdout, ran.returncode) == ("waited True\ngot True\n", 0), ran.stderr
+
+
+def test_spare_that_takes_over_rank_0_selects_its_own_device_by_local_rank(tmp_path: Path) -> None:
+    here = look(tmp_path, made_up=True)
+    job = DeviceJob(here, tmp_path / "job", spares=1, settings={"TRIAL_DEVICES": "3"})
+    try:
+        job.open_gates(0)
+        job.start()
+        job.wait_for(SPARE, "this spare is warm")
+        job.wait_for_step(GATE)
+        job.kill(0)
+        job.wait_for(SPARE, GOES_ON)
+        job.open_gates(GATE)
+        statuses = job.wait_ended()
+        assert not any(status for name, status in statuses.items() if name not in job.gone), job.tails()
+        for node in (0, 1, SPARE):
+            found = {(one[1], one[2]) for one in job.matches(node, r"^LOCAL_RANK (\d+) on (\S+)$")}
+            assert found == {(str(node), f"{backend.NAME}:{node}")}, job.tails()
+    finally:
+        job.end()
 
 
 @pytest.mark.parametrize("kind", [backend.NAME, "cpu"])

@@ -11,6 +11,11 @@
 // sends and receives only, as NCCL2's abort leaves the communicators of pairs. Collectives that are launched while
 // hold_collectives(true) is in force wait as for a peer that is gone.
 //
+// TRIAL_ABORT=locked: as torch's non-blocking communicators (NCCLComm::waitReady), connecting returns at once, the first
+// launch waits for the connections and holds the communicator's lock meanwhile, and abort() waits for that lock.
+// TRIAL_ABORT=spins: a launch that waits for a peer uses a whole core and does not notice that the communicator was
+// aborted (C10D_NCCL_CHECK_TIMEOUT_GROUPEND: NCCL leaves the state of an aborted communicator unset).
+//
 // As with NCCL, a communicator that is still connecting can be aborted only if TORCH_NCCL_USE_COMM_NONBLOCKING=1: else
 // abort() waits for the connecting call, which waits for a dead peer for ever (pytorch#103264). Each communicator has a
 // name in the folder TRIAL_SHARED_MEMORY, as NCCL's have in /dev/shm; a killed process leaves it behind (nccl#525).
@@ -42,6 +47,7 @@ namespace trial {
 namespace {
 
 constexpr int LOOK_MS = 20;  // how long an abort may go unseen by who waits for nothing else
+constexpr auto LAUNCHED_WITHIN = std::chrono::seconds(120);  // TORCH_NCCL_NONBLOCKING_TIMEOUT
 
 std::atomic<bool> are_held{false};
 
@@ -103,7 +109,7 @@ struct Work final : c10d::Work {
     finish(error);
   }
   void leave_any_bytes() {
-    for (const auto& one : outputs_) std::memset(on_host(one).data_ptr(), 0x5a, one.nbytes());
+    for (const auto& one : outputs_) std::memset(on_host(one).data_ptr(), 0xff, one.nbytes());  // NaN, if it is float
   }
   bool wait(std::chrono::milliseconds timeout) override {
     if (!aborts("undefined") && !aborts("unheard") && !aborts("pairs")) return c10d::Work::wait(timeout);
@@ -174,12 +180,14 @@ class Collectives final : public c10d::Backend {
   const std::string getBackendName() const override { return "trialccl"; }
 
   void eagerConnectSingleDevice(at::Device) override {
-    submit(c10d::OpType::UNKNOWN, {}, [this] { connect(); })->wait();
+    auto connecting = submit(c10d::OpType::UNKNOWN, {}, [this] { connect(); });
+    if (!aborts("locked")) connecting->wait();
   }
 
   void abort() override {
     while (aborts("hangs") || (is_connecting_ && !is_nonblocking()))
       std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));
+    const std::lock_guard<std::mutex> lock(ready_);
     if (!ends_by_stop() && !aborts("unheard")) give_up();
   }
   void shutdown() override { abort(); }
@@ -274,6 +282,7 @@ class Collectives final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Work> submit(c10d::OpType type, std::vector<at::Tensor> outputs, Task task) {
     auto work = c10::make_intrusive<Work>(getRank(), type, std::move(outputs));
+    if (type != c10d::OpType::UNKNOWN) wait_to_launch();
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       check();
@@ -282,6 +291,21 @@ class Collectives final : public c10d::Backend {
     }
     changed_.notify_all();
     return work;
+  }
+
+  void wait_to_launch() {
+    const auto until = std::chrono::steady_clock::now() + LAUNCHED_WITHIN;
+    const auto require_time = [until] {
+      if (std::chrono::steady_clock::now() > until) C10_THROW_ERROR(DistBackendError, "trial timeout in a launch");
+    };
+    if (aborts("locked")) {
+      const std::lock_guard<std::mutex> lock(ready_);
+      while (!connected_) {
+        require_time();
+        std::this_thread::sleep_for(std::chrono::milliseconds(LOOK_MS));
+      }
+    }
+    while (aborts("spins") && are_held) require_time();  // torch yields, which leaves the core busy if it is free
   }
 
   void run() {
@@ -412,7 +436,8 @@ class Collectives final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<int> peers_;
-  bool connected_ = false;
+  std::atomic<bool> connected_{false};
+  std::mutex ready_;  // held while a launch waits for the connections
   std::atomic<bool> is_connecting_{false};
   uint64_t launched_ = 0;
   SharedName name_;

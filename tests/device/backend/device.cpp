@@ -250,33 +250,36 @@ class Queues {
 
   // False as well while another thread waits for a stream.
   bool has_reached(const c10::Stream& stream, size_t position) {
-    const Lock lock(mutex_, std::try_to_lock);
-    return lock.owns_lock() && queues_[key(stream)].done >= position;
+    const Lock running(running_, std::try_to_lock);
+    if (!running.owns_lock()) return false;
+    const Lock lock(mutex_);
+    return queues_[key(stream)].done >= position;
   }
 
   bool is_idle(const c10::Stream& stream) {
-    const Lock lock(mutex_, std::try_to_lock);
-    return lock.owns_lock() && queues_[key(stream)].waiting.empty();
+    const Lock running(running_, std::try_to_lock);
+    if (!running.owns_lock()) return false;
+    const Lock lock(mutex_);
+    return queues_[key(stream)].waiting.empty();
   }
 
+  // A task may wait for a collective, whose thread records events meanwhile: only running_ is held.
   void run(const c10::Stream& stream, size_t position) {
-    const Lock lock(mutex_);
-    auto& queue = queues_[key(stream)];
-    while (queue.done < position && !queue.waiting.empty()) {
-      auto task = std::move(queue.waiting.front());
-      queue.waiting.pop_front();
-      ++queue.done;
-      task();
-    }
+    const Lock running(running_);
+    while (auto task = next(stream, position)) task();
   }
 
   void run(const c10::Stream& stream) { run(stream, length(stream)); }
 
   void run_all(c10::DeviceIndex device) {
-    const Lock lock(mutex_);
-    for (auto& [key, queue] : queues_)
-      if (key.first == device)
-        run(c10::Stream(c10::Stream::UNSAFE, c10::Device(KIND, device), key.second), queue.done + queue.waiting.size());
+    const Lock running(running_);
+    std::vector<c10::StreamId> streams;
+    {
+      const Lock lock(mutex_);
+      for (const auto& [key, queue] : queues_)
+        if (key.first == device) streams.push_back(key.second);
+    }
+    for (const auto id : streams) run(c10::Stream(c10::Stream::UNSAFE, c10::Device(KIND, device), id));
   }
 
  private:
@@ -285,8 +288,20 @@ class Queues {
     size_t done = 0;
   };
   using Key = std::pair<c10::DeviceIndex, c10::StreamId>;
+
+  std::function<void()> next(const c10::Stream& stream, size_t position) {
+    const Lock lock(mutex_);
+    auto& queue = queues_[key(stream)];
+    if (queue.done >= position || queue.waiting.empty()) return nullptr;
+    auto task = std::move(queue.waiting.front());
+    queue.waiting.pop_front();
+    ++queue.done;
+    return task;
+  }
+
   static Key key(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }
-  std::recursive_mutex mutex_;
+  std::recursive_mutex running_;  // held while tasks run
+  std::recursive_mutex mutex_;  // of the queues
   std::map<Key, Queue> queues_;
 };
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,3 +170,85 @@ def test_a_queue_of_steps_that_nothing_waited_for_may_take_as_long_as_they() -> 
     assert longest(run) == 80.0, "the host is forty seconds ahead"  # type: ignore[arg-type]
     run._process.device = torch.device("cpu")
     assert longest(run) == 0.0  # type: ignore[arg-type]
+
+
+# ---- a device of its own for each process of a job
+
+ALL_IN_USE = r"no cuda device is left.*use all 2 on this host.*A spare needs a device of its own.*Fix: start fewer"
+
+
+@contextmanager
+def in_use(path: Path, *indices: int, host: str = "here") -> Iterator[int]:
+    """Let another process reserve these CUDA devices, until it is killed at the end of the block."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        found = [device.claim(torch.device("cuda", index), path, host, "nccl") for index in indices]
+        os.write(writing, b"%d" % all(one is not None for one in found))
+        signal.pause()
+        os._exit(1)
+    try:
+        assert os.read(reading, 1) == b"1"
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("taken", "preferred", "expected"),
+    [((), 1, 1), ((1,), 1, 2), ((2,), 1, 1), ((1, 2), 1, 0), ((2,), 2, 0)],
+)
+def test_process_gets_a_device_that_no_other_process_uses(
+    taken: tuple[int, ...], preferred: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(monkeypatch, "cuda", 3)
+    with in_use(tmp_path / "devices.lock", *taken):
+        claimed = device.claim(torch.device("cuda", preferred), tmp_path / "devices.lock", "here", "nccl")
+    assert claimed == torch.device("cuda", expected)
+
+
+@pytest.mark.parametrize(
+    ("backend", "count", "refuses", "warnings"),
+    [("gloo", 2, True, 0), ("nccl", 1, True, 1), ("nccl", 2, False, 1)],
+    ids=["gloo shares", "MPS may share", "a replacement must not end the job"],
+)
+def test_process_without_a_device_of_its_own_is_not_always_refused(
+    backend: str, count: int, refuses: bool, warnings: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(device.log, "warn", said.append)
+    found(monkeypatch, "cuda", count)
+    path, first = tmp_path / "devices.lock", torch.device("cuda", 0)
+    with in_use(path, *range(count)):
+        assert device.claim(first, path, "here", backend, refuses=refuses, within_s=0.0) is None
+    assert len(said) == warnings
+
+
+def test_process_without_a_device_of_its_own_is_refused_until_one_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(monkeypatch, "cuda", 2)
+    path, first = tmp_path / "devices.lock", torch.device("cuda", 0)
+    with in_use(path, 0, 1) as pid:
+        assert device.claim(first, path, "another host", "nccl") == first
+        with pytest.raises(SettingsError, match=ALL_IN_USE):
+            device.claim(first, path, "here", "nccl", within_s=0.0)
+        os.kill(pid, signal.SIGKILL)
+        assert device.claim(first, path, "here", "nccl") == first
+
+
+def test_reservation_is_of_the_card_and_not_of_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, "cuda", 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with in_use(tmp_path / "devices.lock", 1):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2")
+        claimed = device.claim(torch.device("cuda", 0), tmp_path / "devices.lock", "here", "nccl")
+    assert claimed == torch.device("cuda", 1), "index 0 of this process is the card in use"
+
+
+def test_no_device_is_reserved_without_a_folder_or_on_a_cpu(tmp_path: Path) -> None:
+    assert device.claim(torch.device("cuda", 0), tmp_path / "none" / "devices.lock", "here", "nccl") is None
+    assert device.claim(torch.device("cpu"), tmp_path / "devices.lock", "here", "gloo") is None
+    assert not any(tmp_path.iterdir())

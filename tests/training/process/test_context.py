@@ -20,37 +20,32 @@ from samebits.training.torch_versions import not_tried
 from tests.system.processes import free_port
 
 
-def seated(monkeypatch: pytest.MonkeyPatch, *, slot: int | None, node: str = "x", devices: int = 0) -> None:
-    """Give this process a seat on a host with this many accelerators."""
-    admitted, agent = SimpleNamespace(slot=slot, world_size=8), SimpleNamespace(node=node)
-    monkeypatch.setattr(context, "_process", SimpleNamespace(generation=None, admitted=admitted, agent=agent))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
+def seated(monkeypatch: pytest.MonkeyPatch, *, slot: int | None, node: str = "x", on: str = "cpu") -> None:
+    """Give this process a seat, with this device."""
+    place = {"generation": None, "admitted": SimpleNamespace(slot=slot, world_size=8)}
+    process = SimpleNamespace(**place, agent=SimpleNamespace(node=node), device=torch.device(on))
+    monkeypatch.setattr(context, "_process", process)
 
 
-@pytest.mark.parametrize(("devices", "expected"), [(0, [0, 1, 5]), (1, [0, 0, 0]), (4, [0, 1, 1]), (8, [0, 1, 5])])
-def test_local_rank_of_a_seat_is_its_slot_or_one_of_the_devices(
-    monkeypatch: pytest.MonkeyPatch, devices: int, expected: list[int]
+@pytest.mark.parametrize(
+    ("slot", "node", "on", "before", "inside"),
+    [
+        (0, "0", "cpu", 0, 6),
+        (5, "5", "cpu", 5, 6),
+        (None, "9", "cpu", 9, 6),
+        (None, "9.2", "cpu", 9, 6),
+        (0, "0", "cuda:0", 0, 0),
+        (5, "5", "cuda:1", 1, 1),
+        (None, "2", "cuda:2", 2, 2),
+    ],
+)
+def test_local_rank_selects_the_device_of_this_process(
+    slot: int | None, node: str, on: str, before: int, inside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    for slot in (0, 1, 5):
-        seated(monkeypatch, slot=slot, devices=devices)
-        found.append(samebits.get_local_rank())
-    assert found == expected
-
-
-def test_local_rank_of_a_spare_is_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    seated(monkeypatch, slot=None, node="9")
-    assert samebits.get_local_rank() == 9
-    seated(monkeypatch, slot=None, node="9", devices=8)
-    assert samebits.get_local_rank() == 1
-    seated(monkeypatch, slot=None, node="9.2", devices=8)
-    assert samebits.get_local_rank() == 1, "as the node that it replaces"
-
-
-def test_place_comes_from_the_first_generation_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seated(monkeypatch, slot=5, devices=4)
+    seated(monkeypatch, slot=slot, node=node, on=on)
+    assert samebits.get_local_rank() == before
     monkeypatch.setattr(context.current("the test"), "generation", SimpleNamespace(local_rank=6))
-    assert samebits.get_local_rank() == 6
+    assert samebits.get_local_rank() == inside
 
 
 @pytest.mark.parametrize(("installed", "is_told"), [(None, False), ("2.99.1+cu140", True), ("1.13.1", True)])

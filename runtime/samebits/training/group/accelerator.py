@@ -6,9 +6,11 @@ the communicators are aborted, and the device is started again (``restart_device
 This is torch_npu's own order. Its ``reinit_process_group`` is the middle step for a group that is kept; here each group
 is new.
 
-An abort may hang (nccl#1013, pytorch#119215), so it runs in its own thread, and the process exits if it misses a
-deadline. In-process recovery needs the backend's own error handling off (``config.leave_failures_to_us``). This code
-has not run on NCCL or HCCL yet: ``tests.device`` runs it on a simulated device, once per way of ending a wait.
+An abort may hang (nccl#1013, pytorch#119215). torch also lets it wait for the lock of a communicator that connects
+(``NCCLComm::waitReady``), for up to TORCH_NCCL_NONBLOCKING_TIMEOUT seconds. So the abort runs in its own thread, and
+the process exits if the abort misses a deadline. In-process recovery needs the backend's own error handling off
+(``config.leave_failures_to_us``). This code has not run on NCCL or HCCL yet: ``tests.device`` runs it on a simulated
+device, once per way of ending a wait.
 """
 
 from __future__ import annotations
@@ -192,9 +194,10 @@ class AcceleratorLink:
     def _require_end(self, aborted: threading.Event) -> None:
         if not aborted.wait(ABORT_WITHIN_S):
             log.warn(
-                f"aborting the communicators of {self._breaker.name} did not return within {ABORT_WITHIN_S:g} s, which "
-                f"NCCL's abort sometimes does not: this process gives up its seat (status {AbortHungError.exit_code}). "
-                "Fix: nothing, a spare or a restart takes over; if it recurs, update NCCL"
+                f"aborting the communicators of {self._breaker.name} did not return within {ABORT_WITHIN_S:g} s. An "
+                "abort has to wait while a communicator still connects to a lost peer, and may hang in NCCL itself. "
+                f"This process gives up its seat (status {AbortHungError.exit_code}). Fix: nothing, a spare or a "
+                "restart takes over; if it recurs, update NCCL"
             )
             end_process(AbortHungError.exit_code)
 

@@ -10,9 +10,16 @@ Python starts, turns that off; this module then imports ``torch_npu`` if needed.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
+import hashlib
 import importlib.util
+import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -20,6 +27,7 @@ import torch.distributed as dist
 
 from samebits import config
 from samebits.errors import DeviceLostError, SettingsError
+from samebits.service import log
 from samebits.training import torch_private
 from samebits.training.group.breaker import run_aside
 
@@ -28,7 +36,9 @@ __all__ = [
     "backend_of",
     "busy_watch",
     "choose",
+    "claim",
     "is_capturing",
+    "local_rank",
     "require_sound",
     "restart",
     "settle",
@@ -41,6 +51,11 @@ KINDS: Final = ("cpu", "cuda", "npu")
 
 SOUND_WITHIN_S: Final = 5.0
 """Seconds after which a device that does not answer counts as lost to this process."""
+FREE_WITHIN_S: Final = 30.0
+"""Seconds to wait for a device that a killed process may still hold."""
+_FREE_POLL_S: Final = 0.1
+_UNSHARED: Final = ("nccl", "nccl-legacy", "hccl")
+"""Backends that refuse two processes on one device."""
 _LOOKED_AT: Final = 1024
 _CAPTURING: Final = "is_current_stream_capturing"
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
@@ -76,6 +91,94 @@ def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
             return torch.device("cpu")
         raise SettingsError([_unusable(requested, found)])
     return torch.device(found.type, local_rank % torch.accelerator.device_count())
+
+
+def claim(
+    preferred: torch.device,
+    path: Path,
+    host: str,
+    backend: str,
+    *,
+    refuses: bool = True,
+    within_s: float = FREE_WITHIN_S,
+) -> torch.device | None:
+    """Reserve a device that no other process of the job on this host uses, until this process ends.
+
+    That is ``preferred`` if it is free, else the first free device after it. A reservation is a lock on one byte of a
+    file, which the kernel releases however the process ends, and which children do not inherit.
+
+    Args:
+        preferred: a device of the type.
+        path: the file.
+        host: this host's id, since hosts may share the folder.
+        backend: what :func:`backend_of` returned.
+        refuses: whether to raise if all devices stay in use; otherwise only log it, since a job that trains must not
+            end because a replacement has no device.
+        within_s: how long to wait if all devices are in use and the backend refuses two ranks on one device.
+
+    Returns:
+        the device; None if none can be reserved: on a CPU, without the folder, and if processes share devices.
+
+    Raises:
+        SettingsError: all of several devices stayed in use, and the backend refuses two ranks on one device.
+    """
+    if preferred.type == "cpu" or not path.parent.is_dir():
+        return None
+    count, first = torch.accelerator.device_count(), preferred.index or 0
+    indices = [(first + number) % count for number in range(count)]
+    waits = backend in _UNSHARED and count > 1
+    until_s = time.monotonic() + within_s
+    try:
+        descriptor = _reservations(path)
+        while True:
+            for index in indices:
+                if _reserve(descriptor, f"{host} {preferred.type} {_visible(preferred.type, index)}"):
+                    return torch.device(preferred.type, index)
+            if not waits or time.monotonic() >= until_s:
+                break
+            time.sleep(_FREE_POLL_S)
+    except OSError:  # the file system has no locks
+        return None
+    if backend not in _UNSHARED:
+        return None
+    gloo = " or, with slower collectives, set COLLECTIVE_BACKEND=gloo" if preferred.type == "cuda" else ""
+    problem = (
+        f"no {preferred.type} device is left for this process: other processes of the job use all {count} on this "
+        f"host, and {backend} refuses two ranks on one device. A spare needs a device of its own, too. Fix: start "
+        f"fewer workers or spares on this host{gloo}"
+    )
+    if count == 1 or not refuses:  # a tool such as MPS may be meant to share a single device
+        log.warn(problem)
+        return None
+    raise SettingsError([problem])
+
+
+@functools.cache
+def _reservations(path: Path) -> int:
+    """Return a descriptor of the file, open until the process ends: closing any would release the lock."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _reserve(descriptor: int, name: str) -> bool:
+    offset = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest())  # below 2**63, as files are
+    with contextlib.suppress(BlockingIOError, PermissionError):  # fcntl(2): either means that it is locked
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+        return True
+    return False
+
+
+def _visible(device_type: str, index: int) -> str:
+    """Return the host's name for a device of this process, which may see only some of them."""
+    names = (config.visible_devices(device_type) or "").split(",")
+    return names[index].strip() if index < len(names) and names[index].strip() else str(index)
+
+
+def local_rank(device: torch.device, counted: int) -> int:
+    """Return LOCAL_RANK: the device's index, with which scripts select their device; on a CPU, ``counted``.
+
+    A device belongs to its process for as long as the process lives. A spare that takes over rank 0 keeps its own.
+    """
+    return counted if device.index is None else device.index
 
 
 def use(device: torch.device) -> None:

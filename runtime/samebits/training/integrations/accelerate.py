@@ -126,7 +126,7 @@ class Accelerator(accelerate.Accelerator):
             return
         for shared in (PartialState._shared_state, AcceleratorState._shared_state):
             shared["process_index"], shared["num_processes"] = place.rank, place.world_size
-            shared["local_process_index"] = place.local_rank
+            shared["local_process_index"] = context.get_local_rank()
         for loader in self._dataloaders:
             batches = getattr(loader, "batch_sampler", None)
             if isinstance(batches, BatchSamplerShard):

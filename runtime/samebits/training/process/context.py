@@ -85,6 +85,8 @@ be interrupted one step earlier and wait for a process that fails again.
 """
 SETTLE_S = 1.0
 """Maximum wait of a fork for running collectives, since one may wait for a peer that waits for this process."""
+DEVICES_FILE = "devices.lock"
+"""The file in LOG_DIR that reserves accelerators (:func:`samebits.training.group.device.claim`)."""
 VERDICT_S = 2.0  # how long a failed collective waits until the scheduler names the lost member
 
 
@@ -152,7 +154,8 @@ class Worker:
     def publish_place(self) -> None:
         """Set RANK, WORLD_SIZE and the LOCAL_ variables as torchrun does; unset them in a spare without a place."""
         if (place := self.generation) is not None:
-            config.publish_place(place.rank, place.local_rank, place.world_size, place.local_world_size)
+            local_rank = device.local_rank(self.device, place.local_rank)
+            config.publish_place(place.rank, local_rank, place.world_size, place.local_world_size)
         elif self.admitted.slot is None:
             config.withdraw_place()
         else:
@@ -160,8 +163,8 @@ class Worker:
 
     def _publish_seat(self) -> None:
         rank, world_size = self.seat
-        index, devices = _index(self.admitted.slot, self.agent.node), torch.accelerator.device_count()
-        local_rank, local_world_size = (index % devices, min(world_size, devices)) if devices else (index, world_size)
+        local_rank = device.local_rank(self.device, _index(self.admitted.slot, self.agent.node))
+        local_world_size = min(world_size, torch.accelerator.device_count() or world_size)
         config.publish_place(rank, local_rank, world_size, local_world_size)
 
     @contextlib.contextmanager
@@ -298,6 +301,8 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     listener = None
     if settings.enable_recovery:
         listener = CopyListener(address_towards(settings.sched_host, settings.sched_port))
+    preferred = device.choose(kind, _index(None, settings.node_id or ""))
+    reserved = _reserve(settings, preferred)
     agent = Agent(settings, job_name, kind)
     alone, next_group = _prepare(settings, kind, own_info(agent, listener))
     ending.agent = agent
@@ -305,14 +310,12 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     stacks.open_channel()
     figures = None
     if settings.preflight:
-        figures = preflight.require(settings, device.choose(kind, _index(None, settings.node_id or "")))
+        figures = preflight.require(settings, reserved or preferred)
     if host_health.may_refuse(settings):
-        host_health.require(
-            settings, _view(settings, device.choose(kind, _index(None, settings.node_id or ""))).watched()
-        )
+        host_health.require(settings, _view(settings, reserved or preferred).watched())
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     _import_what_optimizers_need()  # if not done yet: better here than in the first optimizer
-    chosen = device.choose(kind, _index(admitted.slot, agent.node))
+    chosen = reserved or device.choose(kind, _index(admitted.slot, agent.node))
     device.use(chosen)
     _say_seated(agent, admitted)
     if chosen.type != "cpu":
@@ -341,13 +344,22 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
         process.publish_place()
         TorchrunCalls(lambda: None if process.generation else process.seat, is_spare).install()
     else:
-        process.generation = join_plain_group(agent, settings)
+        process.generation = join_plain_group(agent, settings, chosen)
     Forking(process.settle, process.let_go_in_child).install()
     return process
 
 
 def _view(settings: Settings, chosen: torch.device, note: Callable[[int], None] | None = None) -> DeviceView:
-    return DeviceView(chosen, settings.health.every_s, config.visible_npus(), note=note)
+    return DeviceView(chosen, settings.health.every_s, config.visible_devices("npu"), note=note)
+
+
+def _reserve(settings: Settings, preferred: torch.device) -> torch.device | None:
+    """Reserve a device for this process before it takes a seat, so that a process without one is no member."""
+    if preferred.type == "cpu":
+        return None
+    backend = device.backend_of(preferred, settings.collective_backend)
+    node = settings.node_id or ""
+    return device.claim(preferred, settings.log_dir / DEVICES_FILE, host_id(), backend, refuses=root_of(node) == node)
 
 
 def _memory_note(settings: Settings, node: str) -> Path:
@@ -439,14 +451,13 @@ def get_world_size() -> int:
 def get_local_rank() -> int:
     """Return this process's index among its host's workers.
 
-    Before the first generation, the index assumes a single host, and is taken modulo the number of its accelerators, if
-    any.
+    On an accelerator, it is the index of this process's device instead, which never changes. On a CPU, the index
+    assumes a single host before the first generation.
     """
     process = current("samebits.get_local_rank()")
     if process.generation is not None:
-        return process.generation.local_rank
-    index, devices = _index(process.admitted.slot, process.agent.node), torch.accelerator.device_count()
-    return index % devices if devices else index
+        return device.local_rank(process.device, process.generation.local_rank)
+    return device.local_rank(process.device, _index(process.admitted.slot, process.agent.node))
 
 
 def is_spare() -> bool:
@@ -460,10 +471,9 @@ def is_spare() -> bool:
 
 
 def _index(slot: int | None, node: str) -> int:
-    """Return the device index for a process, assuming one process per device.
+    """Return the index of a process on its host, assuming a single host; a device's index is this modulo their number.
 
-    A spare's index is its node's number, so that spares of one host use different devices. A replacement's index is
-    that of the first node of its line.
+    A spare's index is its node's number. A replacement's index is that of the first node of its line.
     """
     first = root_of(node)
     if slot is not None and first == node:

@@ -23,6 +23,7 @@ from samebits.core.messages import GenerationStarted, Holdings, Place
 from samebits.errors import UsageError
 from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
+from samebits.training.group import device as devices
 from samebits.training.group.group import Group
 
 __all__ = ["NextGroup", "join_plain_group", "likely_place"]
@@ -99,7 +100,7 @@ _BACKLOG = 1024
 _hosted: list[dist.TCPStore] = []  # keeps rank 0's store alive as long as its process
 
 
-def join_plain_group(agent: Agent, settings: Settings) -> GenerationStarted:
+def join_plain_group(agent: Agent, settings: Settings, device: torch.device) -> GenerationStarted:
     """Wait for all workers, and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT."""
     generation = agent.enter(Holdings((), own_parts=False, numerics=()))
     if not isinstance(generation, GenerationStarted):
@@ -107,7 +108,8 @@ def join_plain_group(agent: Agent, settings: Settings) -> GenerationStarted:
     address = _host_store(settings, generation.world_size) if generation.rank == 0 else ""
     agent.publish(generation.generation, address.encode())
     host, _, port = bytes(agent.address_map(generation.generation)[0]).decode().rpartition(":")
-    place = (generation.rank, generation.local_rank, generation.world_size, generation.local_world_size)
+    local_rank = devices.local_rank(device, generation.local_rank)
+    place = (generation.rank, local_rank, generation.world_size, generation.local_world_size)
     config.publish(*place, host, int(port))
     agent.trains(generation.generation)
     return generation
