@@ -17,9 +17,9 @@ from samebits import ray
 from samebits.errors import UsageError
 from samebits.training.integrations import ray_train
 from tests.clusters import ray_train_script
-from tests.clusters.ray_cluster import RayCluster
+from tests.clusters.ray_cluster import HOSTS, RayCluster
 from tests.clusters.ray_train_script import GATE, GATED_EPOCH
-from tests.clusters.test_ray import ENDS_S, HOSTS, STARTS_S, RayJob, kill
+from tests.clusters.test_ray import ENDS_S, STARTS_S, RayJob, kill
 from tests.system.job import Job, JobFolder
 from tests.system.processes import REPOSITORY
 
@@ -197,11 +197,10 @@ class TrainerJob(RayJob):
     """The script's own run, with one worker on each host and a spare on the first."""
 
     def start(self) -> subprocess.Popen[bytes]:
-        unset = dict.fromkeys(("WORKER_NUM", "ENABLE_RECOVERY", "SCHED_PORT", "RECOVERY_PATH", "LOG_DIR"), "")
         command = [sys.executable, "-m", "tests.clusters.ray_train_script", str(self.folder)]
         with (self.folder / "run.out").open("ab") as out:
             return subprocess.Popen(
-                command, cwd=REPOSITORY, env=self.environment(**unset), stdout=out, stderr=subprocess.STDOUT
+                command, cwd=REPOSITORY, env=self.environment(), stdout=out, stderr=subprocess.STDOUT
             )
 
     def wait_for_the_gate(self) -> None:

@@ -57,14 +57,12 @@ class HostPlan:
         folder: the job's folder, shared by all hosts.
         rank: this host's index; host 0 has the scheduler.
         words: the arguments of ``samebits run``, except those that differ from host to host.
-        group: name of the placement group, which the last actor removes.
         nonce: identifies this start of the job, so that an actor restarted by Ray knows what to recover.
     """
 
     folder: str
     rank: int
     words: tuple[str, ...]
-    group: str
     nonce: str
 
     @property
@@ -183,11 +181,12 @@ class Host:
         while left_s > 0:
             time.sleep(_LOOK_S)
             left_s = UNCOLLECTED_S if self._waiting else left_s - _LOOK_S
+        # By handle, since another namespace may hold an actor and a group of the same names.
         ray = importlib.import_module("ray")
-        if self._plan.rank == 0:
-            with contextlib.suppress(ValueError):
-                ray.util.remove_placement_group(ray.util.get_placement_group(self._plan.group))
-        ray.kill(ray.get_actor(f"{self._plan.group}-host{self._plan.rank}", NAMESPACE), no_restart=True)
+        group = ray.util.get_current_placement_group()
+        if self._plan.rank == 0 and group is not None:
+            ray.util.remove_placement_group(group)
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 def _end_with(raylet: int) -> None:
@@ -243,7 +242,7 @@ def run(words: Sequence[str], hosts: int, per_host: int, *, folder: Path | None 
     """
     ray = connected()
     folder = Path.cwd() if folder is None else folder
-    name = f"samebits-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    name = name_for(folder)
     with Signals() as signals:  # after Ray's start, which installs its own SIGTERM handler
         actors = _running(ray, name, folder, words, hosts)
         if not actors:
@@ -255,6 +254,11 @@ def run(words: Sequence[str], hosts: int, per_host: int, *, folder: Path | None 
     with contextlib.suppress(ValueError):  # an actor without its driver has removed the group
         ray.util.remove_placement_group(ray.util.get_placement_group(name))
     return status
+
+
+def name_for(folder: Path) -> str:
+    """Return the name of a folder's placement group, with which the names of its actors begin."""
+    return f"samebits-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
 
 
 def _running(ray: Any, name: str, folder: Path, words: Sequence[str], hosts: int) -> list[Any]:
@@ -316,7 +320,7 @@ def _start(
     strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
     actors = []
     for rank in range(hosts):
-        plan = HostPlan(str(folder), rank, tuple(words), name, nonce)
+        plan = HostPlan(str(folder), rank, tuple(words), nonce)
         actors.append(
             ray.remote(Host)
             .options(
@@ -392,4 +396,4 @@ def _write_environment(folder: Path) -> None:
         secret = device / "cluster.secret"
         durable.create_file_atomically(secret, secrets.token_hex(32).encode())
         environment["CLUSTER_SECRET_FILE"] = str(secret)
-    durable.replace_note(HostPlan(str(folder), 0, (), "", "").environment_file, strict_json.dumps(environment).encode())
+    durable.replace_note(HostPlan(str(folder), 0, (), "").environment_file, strict_json.dumps(environment).encode())
