@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import inspect
+import itertools
 import os
 import pkgutil
 import shutil
@@ -29,6 +30,7 @@ from samebits import strict_json
 from samebits.core.messages import GenerationStarted
 from samebits.errors import UsageError
 from samebits.store import durable
+from samebits.store.progress_report import MOST_VALUES, is_name
 from samebits.training import elastic
 from samebits.training.integrations.training_loader import loader_arguments
 from samebits.training.process import context
@@ -97,10 +99,19 @@ class Session:
         _agree(False)  # no rank commits before the checkpoint has its name
         state.reports = number
         state.latest = name if has_checkpoint else state.latest
-        numbers: dict[str, Any] = {one: value for one, value in metrics.items() if isinstance(value, (int, float))}
-        numbers.pop("total_steps", None)  # State.report's own argument
-        state.report(**numbers)
+        state.report(**shown(metrics))
         state.commit()
+
+
+def shown(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that the progress line and the page can show: numbers, as many as ``State.report`` takes."""
+    reserved = ("self", "total_steps")  # parameters of State.report
+    numbers = {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, (int, float)) and is_name(name) and name not in reserved
+    }
+    return dict(itertools.islice(numbers.items(), MOST_VALUES))
 
 
 def _agree(flag: bool) -> bool:
