@@ -125,7 +125,8 @@ def _cluster(stage: Stage, python: str) -> str:
     """Start a Ray cluster; return its address."""
     port = free_port()
     command = [python, *worker_module("ray_cluster")[1:], str(port)]
-    stage.start("ray-cluster", command, _path(), gated=True, is_parent=True)
+    variables = {**_path(), "RAY_worker_niceness": "0"}  # by default 15, which no other launcher's ranks have
+    stage.start("ray-cluster", command, variables, gated=True, is_parent=True)
     wait_until_listening(port, stage)
     return f"127.0.0.1:{port}"
 
