@@ -265,14 +265,20 @@ def _running(ray: Any, name: str, folder: Path, words: Sequence[str], hosts: int
     """Return the actors of this folder's job, by rank, if the job runs.
 
     Raises:
-        UsageError: a different job runs in the folder.
+        UsageError: a different job runs in the folder, or the job lacks actors at the moment.
     """
     try:
         first = ray.get_actor(f"{name}-host0", NAMESPACE)
     except ValueError:
         return []
     require_same(folder, words, hosts)
-    return [first, *(ray.get_actor(f"{name}-host{rank}", NAMESPACE) for rank in range(1, hosts))]
+    try:
+        return [first, *(ray.get_actor(f"{name}-host{rank}", NAMESPACE) for rank in range(1, hosts))]
+    except ValueError as error:
+        raise UsageError(
+            f"--on ray: the job in {folder} is being started, or has just ended ({str(error).splitlines()[0]}). Fix: "
+            "repeat this command in a minute"
+        ) from None
 
 
 def require_same(folder: Path, words: Sequence[str], hosts: int) -> None:
