@@ -152,24 +152,38 @@ SEE = {
 """The page that explains the use of a name, with the link's text and anchor in each language."""
 
 MODULES = (
-    ("samebits.horovod", "horovod/__init__.py", "../how-to/migrate-horovod", "Horovod"),
-    ("samebits.integrations.accelerate", "integrations/accelerate.py", "../how-to/migrate-frameworks", "Accelerate"),
-    ("samebits.integrations.lightning", "integrations/lightning.py", "../how-to/migrate-frameworks", "Lightning"),
+    ("samebits.horovod", "training/horovod/__init__.py", "../how-to/migrate-horovod", "Horovod"),
+    ("samebits.ray", "ray.py", "../how-to/ray", "Ray"),
+    (
+        "samebits.integrations.accelerate",
+        "training/integrations/accelerate.py",
+        "../how-to/migrate-frameworks",
+        "Accelerate",
+    ),
     (
         "samebits.integrations.lightning",
-        "integrations/lightning_trainer.py",
+        "training/integrations/lightning.py",
+        "../how-to/migrate-frameworks",
+        "Lightning",
+    ),
+    (
+        "samebits.integrations.lightning",
+        "training/integrations/lightning_trainer.py",
         "../how-to/migrate-frameworks",
         "Lightning",
     ),
     (
         "samebits.integrations.transformers",
-        "integrations/transformers.py",
+        "training/integrations/transformers.py",
         "../how-to/migrate-frameworks",
         "Transformers",
     ),
-    ("samebits.integrations.tracking", "integrations/tracking.py", "../how-to/monitor", "TensorBoard"),
+    ("samebits.integrations.tracking", "training/integrations/tracking.py", "../how-to/monitor", "TensorBoard"),
 )
 """Modules that replace those of other frameworks: the file with their names, and the page that explains them."""
+
+WHOLE = ("samebits.horovod", "samebits.ray")
+"""Modules whose functions are listed as well as their classes."""
 
 PRELUDE = """\
 import torch
@@ -365,9 +379,9 @@ def _modules(suffix: str) -> str:
     rows: dict[str, list[str]] = {}
     links: dict[str, str] = {}
     for module, file, page, title in MODULES:
-        source = (ROOT / "runtime/samebits/training" / file).read_text(encoding="utf-8")
+        source = (ROOT / "runtime/samebits" / file).read_text(encoding="utf-8")
         (found,) = re.findall(r"^__all__ = (\[.*?\])", source, re.MULTILINE | re.DOTALL)
-        names = [one for one in ast.literal_eval(found) if module == "samebits.horovod" or one[0].isupper()]
+        names = [one for one in ast.literal_eval(found) if module in WHOLE or one[0].isupper()]
         rows.setdefault(module, []).extend(f"`{one}`" for one in names)
         links[module] = f"[{title}]({page}{suffix}.md)"
     comma = "、" if suffix else ", "

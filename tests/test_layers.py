@@ -109,6 +109,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "start_folder", "training", "compat"),
     "earlier": (),
     "horovod": ("training",),
+    "ray": ("config", "hosts", "store", "training"),
     "torchx": (),
     # Of the launcher: torchrun's agents keep their job's scheduler running.
     "integrations": ("launcher.kept_scheduler", "training"),
@@ -121,6 +122,7 @@ ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "compat": ("training",),
     "horovod": ("training",),
     "integrations": ("launcher", "training"),
+    "ray": ("hosts", "training"),
     "commands": ("training",),
 }
 """Imports that must wait until a function is called, so that a process without training never loads torch."""

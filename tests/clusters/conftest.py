@@ -9,14 +9,29 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import namespaces
+from tests.clusters import namespaces, ray_cluster
 from tests.clusters.hosts import HostsJob
 from tests.clusters.namespaces import Switch
+from tests.clusters.ray_cluster import RayCluster
 from tests.system.conftest import new_job, undisturbed, watched
 from tests.system.job import JobFolder
 from tests.system.processes import WarmStarter
 
 __all__ = ["new_job", "undisturbed", "watched"]
+
+
+@pytest.fixture
+def has_ray() -> None:
+    if not ray_cluster.is_installed():
+        pytest.skip("Ray is not installed: pip install 'samebits[ray]'")
+
+
+@pytest.fixture
+def cluster(has_ray: None) -> Iterator[RayCluster]:
+    """Return a Ray cluster with a node for each host of a job."""
+    made = RayCluster(ray_cluster.HOSTS)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

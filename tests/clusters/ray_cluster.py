@@ -1,20 +1,27 @@
 """Run a real Ray cluster of several raylets on this machine, in a process of its own.
 
-``python -m tests.clusters.ray_cluster 3`` prints a JSON object with the cluster's address and the pids of its raylets;
-each line ``add`` on its standard input adds a node and prints its pid. The cluster ends with its standard input.
+``python -m tests.clusters.ray_cluster 3`` prints a JSON object with the cluster's address and the pids of its raylets.
+Each line on its standard input prints another: ``add`` adds a node, ``gcs`` kills the control service (GCS) and starts
+it again. The cluster ends with its standard input. With RAY_REDIS_ADDRESS, the GCS keeps its tables in that Redis.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import IO, Any
 
-from tests.system.processes import REPOSITORY
+from tests.system.processes import REPOSITORY, free_port
 
+HOSTS = 3
+"""Number of hosts of the tests' jobs."""
+REDIS = shutil.which("redis-server")
 NODE: Mapping[str, Any] = {"num_cpus": 1, "object_store_memory": 80_000_000}
 
 
@@ -25,15 +32,28 @@ def is_installed() -> bool:
 class RayCluster:
     """The cluster, as a test holds it.
 
+    Args:
+        nodes: number of nodes.
+        redis: whether the GCS keeps its tables in a Redis, which starts and ends with the cluster.
+
     Attributes:
         address: for RAY_ADDRESS.
         raylets: pid of each node's raylet, the head's first.
     """
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, *, redis: bool = False) -> None:
+        # Ray's own niceness of 15 leaves a job almost no time beside other tests.
+        environment, self._redis = {**os.environ, "RAY_worker_niceness": "0"}, None
+        if redis:
+            assert REDIS is not None
+            port = free_port()
+            in_memory = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+            self._redis = subprocess.Popen([REDIS, *in_memory], cwd="/", stdout=subprocess.DEVNULL)
+            environment["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{port}"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.clusters.ray_cluster", str(nodes)],
             cwd=REPOSITORY,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -44,11 +64,18 @@ class RayCluster:
         self.raylets: list[int] = told["raylets"]
 
     def add_node(self) -> None:
+        self.raylets.append(self._ask("add")["raylet"])
+
+    def restart_gcs(self) -> None:
+        """Kill the control service with SIGKILL, and start it again."""
+        self._ask("gcs")
+
+    def _ask(self, word: str) -> dict[str, Any]:
         stdin = self._process.stdin
         assert stdin is not None
-        stdin.write("add\n")
+        stdin.write(f"{word}\n")
         stdin.flush()
-        self.raylets.append(self._answer()["raylet"])
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         stdout = self._process.stdout
@@ -62,6 +89,9 @@ class RayCluster:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
+        if self._redis is not None:
+            self._redis.kill()
+            self._redis.wait()
 
 
 def serve(nodes: int, words: IO[str]) -> None:
@@ -74,8 +104,15 @@ def serve(nodes: int, words: IO[str]) -> None:
     members = [cluster.head_node, *(cluster.add_node(**NODE) for _ in range(nodes - 1))]
     raylets = [pid(node, "raylet") for node in members]
     print(json.dumps({"address": cluster.address, "raylets": raylets}), flush=True)
-    for _ in words:
-        print(json.dumps({"raylet": pid(cluster.add_node(**NODE), "raylet")}), flush=True)
+    for word in words:
+        if word.strip() == "gcs":
+            os.kill(pid(cluster.head_node, "gcs_server"), signal.SIGKILL)
+            cluster.head_node.kill_gcs_server(check_alive=False)
+            cluster.head_node.start_gcs_server()
+            answer = {"gcs": pid(cluster.head_node, "gcs_server")}
+        else:
+            answer = {"raylet": pid(cluster.add_node(**NODE), "raylet")}
+        print(json.dumps(answer), flush=True)
     cluster.shutdown()
 
 

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from samebits.commands.run import options
 from samebits.commands.run.command import main
-from samebits.errors import UsageError
+from samebits.errors import SecretError, UsageError
 from samebits.hosts import ray_cluster as ray_hosts
 from samebits.store.process_identity import ProcessIdentity
-from tests.clusters import ray_cluster
-from tests.clusters.ray_cluster import RayCluster
+from tests.clusters.ray_cluster import HOSTS, REDIS, RayCluster
+from tests.store.quorum.etcd_cluster import ETCD, cluster_in
 from tests.system.job import PROBE, JobFolder
 from tests.system.probe import gate_of
-from tests.system.processes import signal_process
+from tests.system.processes import REPOSITORY, signal_process
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 TRAINED = ("--steps", "60", "--interval", "10")
 MIDDLE = 30
 GATE = f"waits at the gate of step {MIDDLE}"
-HOSTS = 3
 STARTS_S = 240.0
 ENDS_S = 120.0
-
-
-@pytest.fixture
-def cluster() -> Iterator[RayCluster]:
-    if not ray_cluster.is_installed():
-        pytest.skip("Ray is not installed: pip install 'samebits[ray]'")
-    made = RayCluster(HOSTS)
-    yield made
-    made.close()
 
 
 def alive(pid: int) -> ProcessIdentity:
@@ -49,21 +42,22 @@ def alive(pid: int) -> ProcessIdentity:
 class RayJob(JobFolder):
     """A job with one worker on each host, a spare on the first, and a gate in its middle."""
 
-    def __init__(self, folder: Path, cluster: RayCluster) -> None:
+    def __init__(self, folder: Path, cluster: RayCluster, settings: Mapping[str, str] | None = None) -> None:
         folder.mkdir()
-        super().__init__(folder, workers=HOSTS, settings={"RAY_ADDRESS": cluster.address})
+        unset = dict.fromkeys(("WORKER_NUM", "ENABLE_RECOVERY", "SCHED_PORT", "RECOVERY_PATH", "LOG_DIR"), "")
+        given = {**unset, "RAY_ADDRESS": cluster.address, **(settings or {})}
+        super().__init__(folder, workers=HOSTS, settings=given)
         gate_of(folder, 0).touch()
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
         """Type the command in the job's folder."""
-        unset = dict.fromkeys(("WORKER_NUM", "ENABLE_RECOVERY", "SCHED_PORT", "RECOVERY_PATH", "LOG_DIR"), "")
         command = [sys.executable, "-P", "-m", "samebits", "run", "--on", "ray"]
         command += ["--nnodes", str(HOSTS), "-n", "1", "--spares", "1", str(PROBE), *TRAINED]
         command += ["--gates", str(MIDDLE), "--marks", str(self.folder)]
         with (self.folder / "run.out").open("ab") as out:
             return subprocess.Popen(
-                command, cwd=self.folder, env=self.environment(**unset), stdout=out, stderr=subprocess.STDOUT
+                command, cwd=self.folder, env=self.environment(), stdout=out, stderr=subprocess.STDOUT
             )
 
     def log(self, name: str | int) -> Path:
@@ -175,3 +169,116 @@ def test_coordinator_may_die(job: RayJob, undisturbed: Callable[..., str], targe
     if target in ("scheduler", "its actor"):
         job.wait_for("scheduler", "resumes, term 2", timeout_s=STARTS_S)
     assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
+
+
+def test_folder_of_a_different_job_is_refused_with_both_jobs(tmp_path: Path) -> None:
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device" / "ray-job.json").write_text('{"words": ["-n", "2", "a b.py"], "hosts": 3}')
+    ray_hosts.require_same(tmp_path, ["-n", "2", "a b.py"], 3)
+    for words, hosts in ((["-n", "2", "other.py"], 3), (["-n", "2", "a b.py"], 1)):
+        with pytest.raises(UsageError) as raised:
+            ray_hosts.require_same(tmp_path, words, hosts)
+        said = str(raised.value)
+        assert f"in {tmp_path} was started as `-n 2 'a b.py'` on 3 hosts, but this command asks for" in said
+        assert f"`{shlex.join(words)}` on {hosts} host" in said
+    with pytest.raises(UsageError, match=r"ray-job\.json, which tells how it was started, was removed\. Fix: "):
+        ray_hosts.require_same(tmp_path / "elsewhere", [], 1)
+
+
+INTRUDER = """
+import sys
+import time
+
+import ray
+
+from samebits.hosts.ray_cluster import Host, HostPlan
+
+folder, name, *words = sys.argv[1:]
+ray.init(address="auto", namespace="another")
+host = ray.remote(Host).options(name=name, num_cpus=0, max_concurrency=4).remote(HostPlan(folder, 1, tuple(words), ""))
+print("status", ray.get(host.wait.remote()), flush=True)
+del host
+while True:
+    try:
+        ray.get_actor(name, "another")
+    except ValueError:
+        break
+    time.sleep(0.5)
+print("left", flush=True)
+"""
+"""An actor with a name of the job in another namespace, which runs a host of the job with another secret."""
+
+
+@pytest.mark.thorough
+def test_intruders_are_refused_and_harm_no_process(
+    job: RayJob, tmp_path: Path, undisturbed: Callable[..., str]
+) -> None:
+    job.wait_for_the_gate()
+    names = [f"worker_{rank}" for rank in range(HOSTS + 1)]
+    before = [*map(job.identity, [*names, "scheduler"]), *(job.ancestor(name, "ray::Host") for name in names)]
+    other = [sys.executable, "-P", "-m", "samebits", "run", "--on", "ray", "--nnodes", "2", "-n", "1", "other.py"]
+    second = subprocess.run(other, cwd=job.folder, env=job.environment(), capture_output=True, text=True, check=False)
+    assert second.returncode == UsageError.exit_code
+    assert f"--gates {MIDDLE} --marks {job.folder}` on 3 hosts, but this command asks for `" in second.stderr
+    assert "other.py` on 2 hosts" in second.stderr
+    elsewhere = tmp_path / "elsewhere" / "device"
+    elsewhere.mkdir(parents=True)
+    shutil.copy(job.log_dir / "scheduler-address", elsewhere)
+    environment = json.loads((job.log_dir / "environment.json").read_text())
+    environment.pop("CLUSTER_SECRET_FILE")
+    (elsewhere / "environment.json").write_text(json.dumps({**environment, "CLUSTER_SECRET": "f" * 64}))
+    arguments = ("--nnodes", str(HOSTS), "-n", "1", "--spares", "1", str(PROBE), *TRAINED, "--marks", str(elsewhere))
+    actor = f"{ray_hosts.name_for(job.folder)}-host1"
+    intruder = subprocess.run(
+        [sys.executable, "-c", INTRUDER, str(elsewhere.parent), actor, *arguments],
+        cwd=REPOSITORY,
+        env=job.environment(),
+        capture_output=True,
+        text=True,
+        timeout=STARTS_S,
+        check=False,
+    )
+    log = (elsewhere / "host1" / "run.log").read_text()
+    assert f"status {SecretError.exit_code}\nleft\n" in intruder.stdout, f"{intruder.stderr[-3000:]}\n{log}"
+    assert "refuses this process's secret. Fix: compare CLUSTER_SECRET" in log
+    assert before == [*map(job.identity, [*names, "scheduler"]), *(job.ancestor(name, "ray::Host") for name in names)]
+    assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(ETCD is None, reason="no etcd is installed (apt-get install etcd-server)")
+def test_scheduler_lost_with_its_journals_copy_resumes_from_the_etcd(
+    tmp_path: Path, cluster: RayCluster, watched: Callable[[JobFolder], None], undisturbed: Callable[..., str]
+) -> None:
+    with cluster_in(tmp_path / "etcd") as etcd:
+        job = RayJob(tmp_path / "job", cluster, {"RECOVERY_PATH": str(etcd.place())})
+        watched(job)
+        job.wait_for_the_gate()
+        leader = etcd.leader()
+        assert leader is not None
+        etcd.signal(leader, signal.SIGKILL)
+        kill(job.ancestor("scheduler", "ray::Host"))
+        shutil.rmtree(job.recovery)
+        job.wait_for("scheduler", r"resumes, term 2: .* read from the journal", timeout_s=STARTS_S)
+        assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(REDIS is None, reason="no Redis is installed (apt-get install redis-server)")
+def test_job_outlives_a_gcs_that_keeps_its_tables(
+    tmp_path: Path, has_ray: None, watched: Callable[[JobFolder], None], undisturbed: Callable[..., str]
+) -> None:
+    cluster = RayCluster(HOSTS, redis=True)
+    try:
+        job = RayJob(tmp_path / "job", cluster)
+        watched(job)
+        job.wait_for_the_gate()
+        cluster.restart_gcs()
+        worker = job.identity("worker_2")
+        kill(job.ancestor("worker_2", "ray::Host"))  # its return needs the restarted GCS
+        assert worker.wait_for_exit(ENDS_S)
+        job.wait_for("scheduler", "spare 3 .* takes slot 2 of worker 2", timeout_s=ENDS_S)
+        job.wait_for("scheduler", "spare 2[. ].* is here", timeout_s=STARTS_S)
+        assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
+    finally:
+        cluster.close()

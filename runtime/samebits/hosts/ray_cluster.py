@@ -18,13 +18,14 @@ import importlib
 import os
 import secrets
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from typing import Any
 from samebits import config, strict_json
 from samebits.errors import JobInterruptedError, UsageError
 from samebits.launcher.interrupts import CTRL_C, Signals
+from samebits.printable import counted
 from samebits.store import durable, private
 from samebits.store.child_processes import die_with
 
@@ -55,14 +57,12 @@ class HostPlan:
         folder: the job's folder, shared by all hosts.
         rank: this host's index; host 0 has the scheduler.
         words: the arguments of ``samebits run``, except those that differ from host to host.
-        group: name of the placement group, which the last actor removes.
         nonce: identifies this start of the job, so that an actor restarted by Ray knows what to recover.
     """
 
     folder: str
     rank: int
     words: tuple[str, ...]
-    group: str
     nonce: str
 
     @property
@@ -181,11 +181,12 @@ class Host:
         while left_s > 0:
             time.sleep(_LOOK_S)
             left_s = UNCOLLECTED_S if self._waiting else left_s - _LOOK_S
+        # By handle, since another namespace may hold an actor and a group of the same names.
         ray = importlib.import_module("ray")
-        if self._plan.rank == 0:
-            with contextlib.suppress(ValueError):
-                ray.util.remove_placement_group(ray.util.get_placement_group(self._plan.group))
-        ray.kill(ray.get_actor(f"{self._plan.group}-host{self._plan.rank}", NAMESPACE), no_restart=True)
+        group = ray.util.get_current_placement_group()
+        if self._plan.rank == 0 and group is not None:
+            ray.util.remove_placement_group(group)
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 def _end_with(raylet: int) -> None:
@@ -199,30 +200,17 @@ def _end_with(raylet: int) -> None:
     os._exit(1)
 
 
-def run(words: Sequence[str], hosts: int, per_host: int) -> int:
-    """Start the job on the cluster that RAY_ADDRESS or this machine's Ray names, and follow the job to its end.
-
-    If this folder's job already runs there, follow it.
-
-    Args:
-        words: the arguments of ``samebits run`` without ``--on ray``.
-        hosts: number of hosts of the job.
-        per_host: number of workers on each host.
-
-    Returns:
-        The exit status of host 0's command, which follows the whole job.
+def connected() -> Any:
+    """Return the ``ray`` module, connected to the cluster that RAY_ADDRESS or this machine's Ray names.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers.
-        JobInterruptedError: Ray lost host 0's actor; the job may continue without this command.
     """
     try:
         ray = importlib.import_module("ray")
         importlib.import_module("ray.util")
     except ModuleNotFoundError:
         raise UsageError("--on ray: Ray is not installed. Fix: pip install 'samebits[ray]'") from None
-    folder = Path.cwd()
-    name = f"samebits-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
     try:
         ray.init(address="auto", namespace=NAMESPACE, ignore_reinit_error=True)
     except ConnectionError as error:
@@ -230,8 +218,36 @@ def run(words: Sequence[str], hosts: int, per_host: int) -> int:
             f"--on ray: no Ray cluster answers: {str(error).splitlines()[0]}. Fix: run this on a node of the cluster, "
             "through `ray job submit`, or export RAY_ADDRESS=<host>:6379"
         ) from None
+    return ray
+
+
+def run(words: Sequence[str], hosts: int, per_host: int, *, folder: Path | None = None, kind: str | None = None) -> int:
+    """Start a folder's job on the cluster, and follow the job to its end.
+
+    If the same job already runs there, follow it.
+
+    Args:
+        words: the arguments of ``samebits run`` without ``--on ray``.
+        hosts: number of hosts of the job.
+        per_host: number of workers on each host.
+        folder: the job's folder, which all hosts share; None: the current folder.
+        kind: the resource that each worker occupies, CPU or GPU; None: GPU if the cluster has enough.
+
+    Returns:
+        The exit status of host 0's command, which follows the whole job.
+
+    Raises:
+        UsageError: Ray is not installed, no cluster answers, or another job runs in the folder.
+        JobInterruptedError: Ray lost host 0's actor; the job may continue without this command.
+    """
+    ray = connected()
+    folder = Path.cwd() if folder is None else folder
+    name = name_for(folder)
     with Signals() as signals:  # after Ray's start, which installs its own SIGTERM handler
-        actors = _running(ray, name, hosts) or _start(ray, name, folder, words, hosts, per_host, signals)
+        actors = _running(ray, name, folder, words, hosts)
+        if not actors:
+            needs = {kind or _kind(ray, per_host): float(per_host)}
+            actors = _start(ray, name, folder, words, hosts, needs, signals)
         if not actors:
             return 128 + signal.SIGINT
         status = _follow(ray, actors, signals)
@@ -240,19 +256,62 @@ def run(words: Sequence[str], hosts: int, per_host: int) -> int:
     return status
 
 
-def _running(ray: Any, name: str, hosts: int) -> list[Any]:
-    """Return the actors of this folder's job, by rank, if the job runs."""
+def name_for(folder: Path) -> str:
+    """Return the name of a folder's placement group, with which the names of its actors begin."""
+    return f"samebits-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+
+
+def _running(ray: Any, name: str, folder: Path, words: Sequence[str], hosts: int) -> list[Any]:
+    """Return the actors of this folder's job, by rank, if the job runs.
+
+    Raises:
+        UsageError: a different job runs in the folder, or the job lacks actors at the moment.
+    """
     try:
-        return [ray.get_actor(f"{name}-host{rank}", NAMESPACE) for rank in range(hosts)]
+        first = ray.get_actor(f"{name}-host0", NAMESPACE)
     except ValueError:
         return []
+    require_same(folder, words, hosts)
+    try:
+        return [first, *(ray.get_actor(f"{name}-host{rank}", NAMESPACE) for rank in range(1, hosts))]
+    except ValueError as error:
+        raise UsageError(
+            f"--on ray: the job in {folder} is being started, or has just ended ({str(error).splitlines()[0]}). Fix: "
+            "repeat this command in a minute"
+        ) from None
+
+
+def require_same(folder: Path, words: Sequence[str], hosts: int) -> None:
+    """Raise unless the folder's job was started with these words on this many hosts.
+
+    Raises:
+        UsageError: the job was started differently.
+    """
+    try:
+        started = strict_json.loads(_record_file(folder).read_text())
+    except FileNotFoundError:
+        raise UsageError(
+            f"--on ray: a job runs in {folder}, but {_record_file(folder).name}, which tells how it was started, was "
+            "removed. Fix: wait until `ray list actors` shows no actor of that job, or use another folder"
+        ) from None
+    if started != {"words": list(words), "hosts": hosts}:
+        raise UsageError(
+            f"--on ray: the job that runs in {folder} was started as `{shlex.join(started['words'])}` on "
+            f"{counted(started['hosts'], 'host')}, but this command asks for `{shlex.join(words)}` on "
+            f"{counted(hosts, 'host')}. Fix: repeat the first command to follow that job, or start this job in "
+            "another folder"
+        )
+
+
+def _record_file(folder: Path) -> Path:
+    """Return the file with the arguments and the number of hosts that the folder's job was started with."""
+    return folder / "device" / "ray-job.json"
 
 
 def _start(
-    ray: Any, name: str, folder: Path, words: Sequence[str], hosts: int, per_host: int, signals: Signals
+    ray: Any, name: str, folder: Path, words: Sequence[str], hosts: int, needs: Mapping[str, float], signals: Signals
 ) -> list[Any]:
-    needs = {_kind(ray, per_host): float(per_host)}
-    group = ray.util.placement_group([needs] * hosts, strategy="STRICT_SPREAD", name=name, lifetime="detached")
+    group = ray.util.placement_group([dict(needs)] * hosts, strategy="STRICT_SPREAD", name=name, lifetime="detached")
     ready, since_s = group.ready(), time.monotonic()
     while not ray.wait([ready], timeout=_LOOK_S)[0]:
         needed = " and ".join(f"{amount:g} {kind}" for kind, amount in needs.items())
@@ -262,11 +321,12 @@ def _start(
             ray.util.remove_placement_group(group)
             return []
     _write_environment(folder)
+    durable.replace_note(_record_file(folder), strict_json.dumps({"words": list(words), "hosts": hosts}).encode())
     nonce = secrets.token_hex(16)
     strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
     actors = []
     for rank in range(hosts):
-        plan = HostPlan(str(folder), rank, tuple(words), name, nonce)
+        plan = HostPlan(str(folder), rank, tuple(words), nonce)
         actors.append(
             ray.remote(Host)
             .options(
@@ -342,4 +402,4 @@ def _write_environment(folder: Path) -> None:
         secret = device / "cluster.secret"
         durable.create_file_atomically(secret, secrets.token_hex(32).encode())
         environment["CLUSTER_SECRET_FILE"] = str(secret)
-    durable.replace_note(HostPlan(str(folder), 0, (), "", "").environment_file, strict_json.dumps(environment).encode())
+    durable.replace_note(HostPlan(str(folder), 0, (), "").environment_file, strict_json.dumps(environment).encode())

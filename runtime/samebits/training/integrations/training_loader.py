@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from samebits.training.state.data.sampler import ElasticSampler
 
-__all__ = ["batches_left", "batches_of", "elastic_parts", "is_for_training"]
+__all__ = ["batches_left", "batches_of", "elastic_parts", "is_for_training", "loader_arguments"]
 
 _PASSED_ON = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
@@ -34,10 +34,15 @@ def elastic_parts(loader: DataLoader[Any]) -> tuple[ElasticSampler, dict[str, An
     if not isinstance(sampler, ElasticSampler):
         dataset: Any = loader.dataset
         sampler = ElasticSampler(dataset, shuffle=True, seed=torch.initial_seed() % 2**31)
-    parts = {name: getattr(loader, name) for name in _PASSED_ON}
+    parts = loader_arguments(loader)
     parts["batch_sampler"] = BatchSampler(sampler, int(loader.batch_size or 1), loader.drop_last)
     parts["generator"] = torch.Generator()  # the default generator is the training's
     return sampler, parts
+
+
+def loader_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments to rebuild a loader, without dataset, batches, order and generator."""
+    return {name: getattr(loader, name) for name in _PASSED_ON}
 
 
 def batches_left(loader: Any, sampler: ElasticSampler) -> int:

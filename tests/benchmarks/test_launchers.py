@@ -1,0 +1,57 @@
+"""Checks of ``benchmarks.launchers``: the evaluation of a kill, and rows of launchers that cannot run."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+from benchmarks.launchers import Launcher, Row, evaluate, measure, report, with_modules
+from benchmarks.moments import Channel, Moment
+from benchmarks.processes import Stage
+from benchmarks.report import MISSING
+
+
+def channel(folder: Path, *events: tuple[str, int, float, int]) -> Channel:
+    made = Channel(folder / "moments", lambda: None)
+    made.moments = [Moment(name, "worker", pid, at_s, 0.0, step) for name, pid, at_s, step in events]
+    return made
+
+
+def test_a_rank_has_recovered_with_a_step_that_no_rank_had_finished(tmp_path: Path) -> None:
+    survivor = [("stepped", 1, 9.0, 30), ("trains", 1, 11.0, 28), ("stepped", 1, 12.0, 29), ("stepped", 1, 13.5, 31)]
+    newcomer = [("trains", 2, 11.5, 28), ("stepped", 2, 12.5, 30), ("stepped", 2, 14.0, 31), ("stepped", 2, 15.0, 32)]
+    made = channel(tmp_path, *survivor, *newcomer)
+    assert evaluate(made, 30, 10.0, frozenset({1, 2})) == (4.0, 2)
+    made.close()
+
+
+def test_launcher_that_lacks_a_module_or_fails_is_a_row_with_its_line() -> None:
+    def fails(stage: Stage, python: str) -> object:
+        stage.start("job", [python, "-c", "print(1); raise ValueError('this needs an accelerator')"], {})
+        return lambda: 0
+
+    lacking = Launcher("absent", fails, lambda python: with_modules(python, "no_such_module"))
+    assert measure(lacking, sys.executable, random.Random(1)).problem == (
+        "ModuleNotFoundError: No module named 'no_such_module'"
+    )
+    failed = measure(Launcher("failing", fails), sys.executable, random.Random(1))
+    assert failed == Row(problem="ValueError: this needs an accelerator")
+
+
+def test_table_has_every_launcher_and_the_load() -> None:
+    rows = {
+        "torchrun c10d": [Row(8.0, 3, 2.0, False), Row(6.0, 7, 2.0, False), Row(7.0, 0, 2.0, True)],
+        "Ray samebits": [Row(0.1, 0, 1.0, True)],
+        "absent": [Row(problem="it needs CUDA")],
+    }
+    made, text = report([Row(step_ms=2.0)], rows, (1.0, 2.0, 3.0))
+    found = made.document()
+    assert found["peers"]["absent"] == MISSING
+    assert found["ours"] == {"Ray samebits": {"recovered_s": 0.1, "steps_redone": 0, "step_ms": 1.0}}
+    lines = [line.split("  ") for line in text.splitlines()]
+    (torchrun,) = [line for line in lines if line[0] == "torchrun c10d"]
+    cells = [cell.strip() for cell in torchrun if cell.strip()]
+    assert cells == ["torchrun c10d", "7 s", "0–7", "training stops", "1.00"]
+    assert "it needs CUDA" in text
+    assert text.endswith("load average: 1.0, 2.0, 3.0")
