@@ -140,3 +140,30 @@ def test_hsdp_and_tensor_parallel_of_eight_redo_no_step(new_job: Callable[..., J
     job = killed(new_job, mesh, ("5:committed:3", "2:backward:5", "0:stepped:7"), tmp_path / "marks", 8)
     assert job.wait_finished() == expected
     assert not goes_back(job), job.tails()
+
+
+FEATURES = Path(__file__).with_name("feature_script.py")
+
+
+@pytest.mark.parametrize(
+    ("uses", "workers"),
+    [
+        (("checkpointing", "foreach", "scaler", "average"), 2),
+        (("replicate",), 2),
+        (("replicate-fsdp",), 2),
+        (("reshard", "experts"), 4),
+        pytest.param(("compile",), 2, marks=pytest.mark.thorough),  # seconds of a C++ compiler
+    ],
+    ids=lambda one: "-".join(one) if isinstance(one, tuple) else str(one),
+)
+def test_what_a_mesh_job_uses_survives_kills_with_the_bits_of_torch_alone(
+    new_job: Callable[..., Job], tmp_path: Path, uses: tuple[str, ...], workers: int
+) -> None:
+    alone = new_job("--use", *uses, script=FEATURES, workers=workers, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    expected = alone.wait_finished()
+    kills = ("1:forward:3", "0:stepping:6")
+    words = [word for kill in kills for word in ("--kill", kill)]
+    job = new_job("--use", *uses, *words, "--marks", str(tmp_path), script=FEATURES, workers=workers)
+    replace(*(int(kill[0]) for kill in kills))(job)
+    assert job.wait_finished() == expected

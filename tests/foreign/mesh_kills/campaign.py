@@ -220,16 +220,12 @@ class MeshKills:
         marks = [mark_of(job.folder, word) for word in words]
         job.wait_until(lambda: all(mark.exists() for mark in marks) or None, "kill")
         while len(killed) < len(words):
-            node = job.wait_until(lambda: self._newly_dead(job, killed), "end of a killed process")
+            buried = killed if kill.recovery is Recovery.SPARE else []
+            node = job.wait_until(lambda buried=buried: _dead(job, buried), "end of a killed process")
             job.wait_killed(node)
             killed.append(node)
             if kill.recovery is Recovery.RESTART:
                 job.start_worker(node)
-
-    @staticmethod
-    def _newly_dead(job: ElasticJob, killed: Sequence[int]) -> int | None:
-        nodes = [node for node in job.nodes if node < FIRST_SPARE or node not in killed]
-        return next((node for node in nodes if not job.worker(node).is_alive()), None)
 
     @staticmethod
     def _replace_scheduler(job: ElasticJob, kill: Kill) -> None:
@@ -244,6 +240,8 @@ class MeshKills:
         job.worker(stopped).signal(signal.SIGCONT)
 
     def _restart_everything(self, job: ElasticJob, kill: Kill, killed: list[int]) -> None:
+        marks = [mark_of(job.folder, word) for word in kill.words]
+        job.wait_until(lambda: all(mark.exists() for mark in marks) or None, "kill of every rank")
         for rank in MESHES[kill.mesh].ranks:
             job.wait_killed(rank)
             killed.append(rank)
@@ -332,3 +330,8 @@ class MeshKills:
     def forget(self) -> None:
         for folder in self._folder.glob(f"{self._number}-*"):
             shutil.rmtree(folder)
+
+
+def _dead(job: ElasticJob, buried: Sequence[int]) -> int | None:
+    """Return a node whose process has ended, other than these; a restarted one may end again."""
+    return next((node for node in job.nodes if node not in buried and not job.worker(node).is_alive()), None)
