@@ -95,6 +95,27 @@ def test_everything_killed_goes_on_from_the_disks_also_if_a_rank_has_lost_its_ow
     assert job.matches("scheduler", r"restore point: step 10 of generation 1, held by ranks 0, 1 and 3; sent to rank 2")
 
 
+def test_a_job_resumed_with_another_mesh_is_refused_with_both(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    kills = ("0:committed:3", "1:committed:3")
+    trained = ("--steps", "6", "--interval", "2", "--marks", str(marks))
+    words = [*trained, *(word for kill in kills for word in ("--kill", kill))]
+    job = new_job("--mesh", "2", *words, script=SCRIPT, workers=2)
+    job.start()
+    for rank in job.ranks:
+        job.wait_killed(rank)
+    job.scheduler.signal(signal.SIGKILL)
+    job.scheduler.wait(WAIT_S)
+    job.use_arguments("--mesh", "2", "1", *words)
+    job.start()
+    for rank in job.ranks:
+        job.wait_for(
+            rank, r"different bits than the job: .*mesh 0 is 2 x 1 \(dp_replicate, dp_shard\) here and 2 \(dp_shard\)"
+        )
+    assert any(job.wait_ended().values())
+
+
 EXAMPLE = Path(__file__).with_name("mesh_script.py")  # examples/mesh/train.py
 SMALL = ("--steps", "10", "--interval", "4", "--dim", "32", "--length", "32", "--batch-size", "4")
 
