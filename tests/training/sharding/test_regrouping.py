@@ -391,12 +391,17 @@ def test_resharding_to_fewer_ranks_after_a_forward_pass_uses_the_groups_of_each_
             3,
             r"reshard_after_forward=3 does not divide the 4 ranks that the device mesh 4 \(dp_shard\) shards over",
         ),
+        (
+            (),
+            2,
+            r"reshard_after_forward=2 needs a whole device mesh, not the default mesh or a slice\. Fix: fully_shard",
+        ),
         ((2, 2), 4, r"reshard_after_forward=4 does not divide the 2 ranks .* 2 x 2 \(dp_replicate, dp_shard\)"),
     ],
 )
 def test_resharding_to_a_number_that_does_not_fit_is_refused(sizes: tuple[int, ...], number: int, message: str) -> None:
     with alone(), pytest.raises(UsageError, match=message):
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=NAMES[-len(sizes) :])
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=NAMES[-len(sizes) :]) if sizes else None
         sharded_model(mesh=mesh, reshard_after_forward=number)
 
 

@@ -181,6 +181,7 @@ class _Meshes:
             self._construct(mesh, *args, **named)
             if self._alone is not None:
                 self._of_one.append(weakref.ref(mesh))
+                fsdp2_private.replace_post_forward_mesh(self._post_forward_mesh)
             elif plan.has_groups:
                 self._passing.append(weakref.ref(mesh))
         else:
@@ -202,6 +203,8 @@ class _Meshes:
         """
         if self._alone is None:
             return number
+        if number == 1:
+            return False
         declaration = self.declaration_of(info.mesh)
         if declaration is None:
             raise UsageError(
@@ -214,8 +217,8 @@ class _Meshes:
                 f"{calling_place()}: reshard_after_forward={number} does not divide the {counted(sharded, 'rank')} "
                 f"that the device mesh {declaration} shards over. Fix: pass a divisor of {sharded}, or True"
             )
-        if number in (1, sharded):
-            return bool(number == sharded)
+        if number == sharded:
+            return True
         key = (id(info.mesh), number)
         if key not in self._resharded:
             ranks = torch.arange(math.prod(declaration.sizes), dtype=torch.int).view(-1, number)
