@@ -297,6 +297,10 @@ class Job(JobFolder):
 
     # ---- processes
 
+    def use_arguments(self, *args: str) -> None:
+        """Pass these arguments to every process that is started from now on."""
+        self._args = args
+
     def _awaited(self) -> Iterable[int]:
         started = (*self._workers.values(), self._scheduler)
         return [one.pid for one in started if one is not None]

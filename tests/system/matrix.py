@@ -268,7 +268,7 @@ class Run:
         way, point = self._cell.way_of(number), self._cell.who.points[number]
         job.wait_until(lambda: True if mark_of(job.folder, point).exists() else None, f"loss of worker {node}, {point}")
         if way is Way.STOP:
-            job.wait_until(lambda: True if _is_stopped(process.pid) else None, f"stop of worker {node}")
+            job.wait_until(lambda: True if is_stopped(process.pid) else None, f"stop of worker {node}")
         else:
             job.wait_until(lambda: None if process.is_alive() else True, f"end of worker {node}")
         if self._cell.who.with_scheduler:
@@ -317,7 +317,7 @@ class Run:
         assert not again, f"survivors {again} were seated again\n{job.tails()}"
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """Read proc(5), field 3 of stat."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()

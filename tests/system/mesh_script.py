@@ -24,12 +24,20 @@ WITHIN_S, POLL_S = 120.0, 0.002
 def follow(points: KillPoints, kills: list[str], marks: Path) -> None:
     """Have the points of a step reached in the example's own calls."""
     stepped_at = {int(one.split(":")[2]) for one in kills if one.split(":")[1] in ("stepped", "committed")}
-    commit, backward = samebits.elastic.TorchState.commit, torch.Tensor.backward
+    commit, begin = samebits.elastic.TorchState.commit, samebits.elastic.TorchState.begin
     step_of = [0]
+    hooked: set[int] = set()
 
-    def killed_backward(tensor: torch.Tensor, *args: Any, **named: Any) -> None:
-        tensor.register_hook(lambda _: points.here("backward", step_of[0] + 1))
-        backward(tensor, *args, **named)
+    def hook(state: samebits.elastic.TorchState) -> None:
+        block = state.model.blocks[0]
+
+        def forward(_: object, __: object, output: torch.Tensor) -> None:
+            points.here("forward", step_of[0] + 1)
+            output.register_hook(lambda _: points.here("backward", step_of[0] + 1))  # later blocks are reduced
+
+        block.register_forward_hook(forward)
+        # Called after SameBits' own hook, which waits for the gradients of all replicas.
+        state.optimizer.register_step_pre_hook(lambda *_: points.here("stepping", step_of[0] + 1))
 
     def killed_commit(state: samebits.elastic.TorchState) -> None:
         step = state.completed_steps
@@ -41,13 +49,13 @@ def follow(points: KillPoints, kills: list[str], marks: Path) -> None:
         points.here("committed", step)
         print(f"epoch {state.epoch} step {step} loss 0 at 0", flush=True)
 
-    begin = samebits.elastic.TorchState.begin
-
     def known_begin(state: samebits.elastic.TorchState, point: Any) -> None:
         begin(state, point)
         step_of[0] = state.completed_steps
+        if id(state) not in hooked:
+            hooked.add(id(state))
+            hook(state)
 
-    torch.Tensor.backward = killed_backward  # type: ignore[method-assign, assignment]
     samebits.elastic.TorchState.commit = killed_commit  # type: ignore[method-assign]
     samebits.elastic.TorchState.begin = known_begin  # type: ignore[method-assign]
 

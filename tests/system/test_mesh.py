@@ -95,6 +95,27 @@ def test_everything_killed_goes_on_from_the_disks_also_if_a_rank_has_lost_its_ow
     assert job.matches("scheduler", r"restore point: step 10 of generation 1, held by ranks 0, 1 and 3; sent to rank 2")
 
 
+def test_a_job_resumed_with_another_mesh_is_refused_with_both(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    kills = ("0:committed:3", "1:committed:3")
+    trained = ("--steps", "6", "--interval", "2", "--marks", str(marks))
+    words = [*trained, *(word for kill in kills for word in ("--kill", kill))]
+    job = new_job("--mesh", "2", *words, script=SCRIPT, workers=2)
+    job.start()
+    for rank in job.ranks:
+        job.wait_killed(rank)
+    job.scheduler.signal(signal.SIGKILL)
+    job.scheduler.wait(WAIT_S)
+    job.use_arguments("--mesh", "2", "1", *words)
+    job.start()
+    for rank in job.ranks:
+        job.wait_for(
+            rank, r"different bits than the job: .*mesh 0 is 2 x 1 \(dp_replicate, dp_shard\) here and 2 \(dp_shard\)"
+        )
+    assert any(job.wait_ended().values())
+
+
 EXAMPLE = Path(__file__).with_name("mesh_script.py")  # examples/mesh/train.py
 SMALL = ("--steps", "10", "--interval", "4", "--dim", "32", "--length", "32", "--batch-size", "4")
 
@@ -140,3 +161,30 @@ def test_hsdp_and_tensor_parallel_of_eight_redo_no_step(new_job: Callable[..., J
     job = killed(new_job, mesh, ("5:committed:3", "2:backward:5", "0:stepped:7"), tmp_path / "marks", 8)
     assert job.wait_finished() == expected
     assert not goes_back(job), job.tails()
+
+
+FEATURES = Path(__file__).with_name("feature_script.py")
+
+
+@pytest.mark.parametrize(
+    ("uses", "workers"),
+    [
+        (("checkpointing", "foreach", "scaler", "average"), 2),
+        (("replicate",), 2),
+        (("replicate-fsdp",), 2),
+        (("reshard", "experts"), 4),
+        pytest.param(("compile",), 2, marks=pytest.mark.thorough),  # seconds of a C++ compiler
+    ],
+    ids=lambda one: "-".join(one) if isinstance(one, tuple) else str(one),
+)
+def test_what_a_mesh_job_uses_survives_kills_with_the_bits_of_torch_alone(
+    new_job: Callable[..., Job], tmp_path: Path, uses: tuple[str, ...], workers: int
+) -> None:
+    alone = new_job("--use", *uses, script=FEATURES, workers=workers, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    expected = alone.wait_finished()
+    kills = ("1:forward:3", "0:stepping:6")
+    words = [word for kill in kills for word in ("--kill", kill)]
+    job = new_job("--use", *uses, *words, "--marks", str(tmp_path), script=FEATURES, workers=workers)
+    replace(*(int(kill[0]) for kill in kills))(job)
+    assert job.wait_finished() == expected

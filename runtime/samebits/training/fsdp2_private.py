@@ -6,8 +6,10 @@ in all tested versions are used directly in ``sharding/regrouping.py``.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -56,6 +58,38 @@ def refresh(info: Any) -> None:
     Relies on ``__post_init__`` reading all of them.
     """
     info.__post_init__()
+
+
+def replace_post_forward_mesh(mesh_for: Callable[[int, Any], Any]) -> None:
+    """Have ``mesh_for(number, mesh_info)`` return the mesh for ``fully_shard(reshard_after_forward=number)``.
+
+    If ``mesh_for`` returns a number or a bool instead, torch gets that as ``reshard_after_forward``. A second call has
+    no effect, and neither has a call before FSDP2 is imported.
+
+    Relies on ``_get_post_forward_mesh_info(reshard_after_forward, mesh_info)``, which two modules of FSDP2 hold, and on
+    ``HSDPMeshInfo`` for a mesh of (replicas, ranks that share a copy).
+    """
+    for module in (sys.modules.get(f"torch.distributed.fsdp._fully_shard.{name}") for name in _POST_FORWARD):
+        inner: Any = getattr(module, "_get_post_forward_mesh_info", None)
+        if inner is not None and not hasattr(inner, "__wrapped__"):
+            module._get_post_forward_mesh_info = _with_mesh(inner, mesh_for)  # type: ignore[union-attr]
+
+
+def _with_mesh(inner: Callable[[Any, Any], Any], mesh_for: Callable[[int, Any], Any]) -> Callable[[Any, Any], Any]:
+    @functools.wraps(inner)
+    def info_of(reshard_after_forward: Any, mesh_info: Any) -> Any:
+        is_number = type(reshard_after_forward) is int
+        mesh = mesh_for(reshard_after_forward, mesh_info) if is_number else reshard_after_forward
+        if isinstance(mesh, int):
+            return inner(mesh, mesh_info)
+        from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+
+        return HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+
+    return info_of
+
+
+_POST_FORWARD = ("_fully_shard", "_fsdp_init")
 
 
 def give_mesh_group(mesh: Any, pg: dist.ProcessGroup) -> None:

@@ -671,6 +671,22 @@ def make_buffers_rank_0s(ddp: DistributedDataParallel) -> None:
     ddp._sync_buffers()
 
 
+def build_replicated(module: torch.nn.Module) -> None:
+    """Build the DistributedDataParallel of every module that the composable ``replicate()`` was applied to.
+
+    Otherwise its first forward pass builds it. Relies on ``_ReplicateState`` under ``contract.STATE_KEY`` of a module,
+    on ``lazy_init``, and on the arguments in ``_init_args``, which are empty afterwards.
+    """
+    composable: Any = sys.modules.get("torch.distributed._composable.replicate")
+    if composable is None:
+        return
+    key: Any = sys.modules["torch.distributed._composable.contract"].STATE_KEY
+    for one in module.modules():
+        for state in vars(one).get(key, {}).values():
+            if isinstance(state, composable._ReplicateState) and state._init_args:
+                state.lazy_init()
+
+
 def reduces_past_reducer(ddp: DistributedDataParallel) -> bool:
     """Return whether some gradients bypass the reducer. Relies on ``DDP._delay_all_reduce_params``."""
     return bool(ddp._delay_all_reduce_params)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.foreign.kill_campaign import Verdict
 from tests.foreign.line_kills import at_line
 from tests.system.elastic_job import ElasticJob
 from tests.system.processes import REPOSITORY, WarmStarter
@@ -48,38 +49,21 @@ class Kill:
         return f"{self.script.stem} {of} spares {self.spares} ({text[:60]})"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a killed job ended.
-
-    Attributes:
-        outcome: ``same bits``, ``refused``, ``not reached``, or one of the wrong ones: ``OTHER BITS``, ``SILENT``,
-            ``ENDLESS``, ``NO SENTENCE``.
-        detail: the sentence of a refusal, or what is wrong.
-    """
-
-    outcome: str
-    detail: str = ""
-
-    @property
-    def is_wrong(self) -> bool:
-        return self.outcome.isupper()
-
-
-class Campaign:
+class LineKills:
     """Jobs of the scripts in folders below this one."""
 
-    def __init__(self, folder: Path, starter: WarmStarter) -> None:
+    def __init__(self, folder: Path, starter: WarmStarter, scripts: list[Path]) -> None:
         self._folder = folder
+        self._scripts = scripts
         self._starter = starter
         self._number = 0
         self._bits: dict[Path, str] = {}
         self._counts: dict[tuple[Path, int], dict[int, dict[int, int]]] = {}
 
-    def draws(self, chance: random.Random, scripts: list[Path]) -> Iterator[Kill]:
+    def draws(self, chance: random.Random) -> Iterator[Kill]:
         """Yield kills endlessly: the scripts in turn, everything else random."""
         while True:
-            for script in scripts:
+            for script in self._scripts:
                 spares = chance.randrange(2)
                 counts = self._counts_of(script, spares)
                 node = chance.choice(sorted(counts))

@@ -92,6 +92,25 @@ def test_pieces_of_all_ranks_form_the_whole_in_any_order() -> None:
         whole(by_rank[0][0], [own for _, own in by_rank[1:]])
 
 
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ((2, 0), r"state\.rows: two points claim to hold the same elements: \[0:3, 0:5\] of .*; \[2:5, 0:5\] of"),
+        ((5, 0), r"state\.rows: a point claims to hold \[5:8, 0:5\] of shape \(7, 5\).*not inside the tensor"),
+        ((-1, 0), r"state\.rows: a point claims to hold \[-1:2, 0:5\]"),
+    ],
+    ids=["overlapping", "outside", "negative"],
+)
+def test_false_offsets_are_refused_and_leave_no_gap_in_the_whole(offsets: tuple[int, int], message: str) -> None:
+    by_rank = []
+    for rank in range(RANKS):
+        with world(rank, RANKS):
+            by_rank.append(through_a_point(rank, {"rows": piece_of(rank)}))
+    by_rank[1][1]["state.rows"]["offsets"] = offsets
+    with pytest.raises(CheckpointError, match=message):
+        whole(by_rank[0][0], [own for _, own in by_rank])
+
+
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_tensor_saved_whole_is_cut_for_this_rank(rank: int) -> None:
     with world(rank, RANKS):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -350,6 +352,83 @@ def test_statistics_that_no_replica_holds_are_refused(norm: nn.Module, is_refuse
         )
         with expected if is_refused else contextlib.nullcontext():
             sharded.require_supported()
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("sizes", [(4,), (2, 4)], ids=str)
+def test_resharding_to_fewer_ranks_after_a_forward_pass_uses_the_groups_of_each_generation(
+    sizes: tuple[int, ...], rank: int
+) -> None:
+    def model_of() -> nn.Sequential:
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=NAMES[-len(sizes) :])
+        return sharded_model(mesh=mesh, reshard_after_forward=2)
+
+    ranks = math.prod(sizes)
+    with alone():
+        model = model_of()
+        require(model)
+    for _ in range(2):  # each generation
+        with world(rank, ranks):
+            meshes.form_all()
+            regrouping.attach([model], [])
+            stock = model_of()
+            for mine, theirs in zip(regrouping._groups(model), regrouping._groups(stock), strict=True):
+                after, expected = mine.post_forward_mesh_info, theirs.post_forward_mesh_info
+                assert after.mesh == expected.mesh and after.shard_mesh_size == 2
+                assert after.shard_mesh_rank == expected.shard_mesh_rank
+                assert after.shard_process_group in dist.distributed_c10d._world.pg_map
+                for one, other in zip(mine.fsdp_params, theirs.fsdp_params, strict=True):
+                    stride = "contiguous_sharded_post_forward_stride"
+                    assert one.post_forward_mesh_info is after and getattr(one, stride) == getattr(other, stride)
+            loss_of(model)  # FSDP2 reshards to the smaller groups
+
+
+@pytest.mark.parametrize(
+    ("sizes", "number", "message"),
+    [
+        (
+            (4,),
+            3,
+            r"reshard_after_forward=3 does not divide the 4 ranks that the device mesh 4 \(dp_shard\) shards over",
+        ),
+        (
+            (),
+            2,
+            r"reshard_after_forward=2 needs a whole device mesh, not the default mesh or a slice\. Fix: fully_shard",
+        ),
+        ((2, 2), 4, r"reshard_after_forward=4 does not divide the 2 ranks .* 2 x 2 \(dp_replicate, dp_shard\)"),
+    ],
+)
+def test_resharding_to_a_number_that_does_not_fit_is_refused(sizes: tuple[int, ...], number: int, message: str) -> None:
+    with alone(), pytest.raises(UsageError, match=message):
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=NAMES[-len(sizes) :]) if sizes else None
+        sharded_model(mesh=mesh, reshard_after_forward=number)
+
+
+def test_replicate_reduces_over_the_group_of_each_generation() -> None:
+    """FSDP2's ``replicate()`` over the default mesh: a group of one would train every rank on its own data alone."""
+    with alone():
+        model = replicate(nn.Linear(4, 4))
+        require(model)
+    for _ in range(2):
+        with world(1, RANKS):
+            regrouping.attach([model], [])
+            (info,) = regrouping._mesh_infos(model)
+            assert info.replicate_process_group is dist.group.WORLD
+            assert (info.replicate_mesh_size, info.replicate_mesh_rank) == (RANKS, 1)
+
+
+def test_tensor_parallelism_over_one_rank_declares_its_mesh() -> None:
+    with alone():
+        model = parallelize_module(nn.Linear(4, 4), init_device_mesh("cpu", (1,)), ColwiseParallel())
+        state = TorchState(model, torch.optim.SGD(model.parameters(), 0.1), rng="per_step")
+        require(model)
+        with pytest.raises(UsageError, match="a device mesh 1 has 1 rank and the job 2 workers"):
+            meshes.require_world(2, 2)
+    with world():
+        meshes.form_all()
+        state.enter_group()
+        assert model.weight.device_mesh.get_group() in dist.distributed_c10d._world.pg_map  # type: ignore[union-attr]
 
 
 # --- what is not supported --------------------------------------------------------------------------------------------

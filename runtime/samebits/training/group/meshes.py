@@ -23,10 +23,20 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from samebits.errors import UsageError
-from samebits.training import torch_private
+from samebits.printable import counted
+from samebits.training import fsdp2_private, torch_private
 from samebits.training.group.calling_place import calling_place, is_library
 
-__all__ = ["Declared", "Declaring", "declaration_of", "declared", "form_all", "require_world", "root_of"]
+__all__ = [
+    "Declared",
+    "Declaring",
+    "declaration_of",
+    "declare_alone",
+    "declared",
+    "form_all",
+    "require_world",
+    "root_of",
+]
 
 QUERY_ALONE = (
     "{call} of a device mesh {when} samebits.elastic.run: this process has no place in the mesh yet. "
@@ -131,6 +141,8 @@ class _Meshes:
         self._roots: list[tuple[DeviceMesh, Declared]] = []
         self._parts: dict[int, _Part] = {}  # by id
         self._passing: list[_Mesh] = []  # built inside a generation
+        self._of_one: list[_Mesh] = []  # built with one rank while the process is alone
+        self._resharded: dict[tuple[int, int], DeviceMesh] = {}  # by the id of a declared mesh, and a number of ranks
 
     def alone(self) -> str:
         """Return ``before`` or ``after``: the side of training that this process is on."""
@@ -167,7 +179,10 @@ class _Meshes:
                     mesh.__class__ = _DeclaredMesh
         elif self._alone is None or plan.sizes == (1,):
             self._construct(mesh, *args, **named)
-            if self._alone is None and plan.has_groups:
+            if self._alone is not None:
+                self._of_one.append(weakref.ref(mesh))
+                fsdp2_private.replace_post_forward_mesh(self._post_forward_mesh)
+            elif plan.has_groups:
                 self._passing.append(weakref.ref(mesh))
         else:
             _require_plain(plan)
@@ -175,6 +190,44 @@ class _Meshes:
             self._construct(mesh, plan.device_type, one, mesh_dim_names=plan.names or None)
             self._roots.append((mesh, Declared(plan.sizes, plan.names)))
             mesh.__class__ = _DeclaredMesh
+            fsdp2_private.replace_post_forward_mesh(self._post_forward_mesh)
+
+    def _post_forward_mesh(self, number: int, info: Any) -> DeviceMesh | int:
+        """Return the mesh over which ``fully_shard(reshard_after_forward=number)`` shards after a forward pass.
+
+        All calls with one number share one mesh. As in torch, one rank means False and all ranks mean True. In a
+        process that is not alone, torch itself takes the number.
+
+        Raises:
+            UsageError: there is no such mesh.
+        """
+        if self._alone is None:
+            return number
+        if number == 1:
+            return False
+        declaration = self.declaration_of(info.mesh)
+        if declaration is None:
+            raise UsageError(
+                f"{calling_place()}: reshard_after_forward={number} needs a whole device mesh, not the default mesh or "
+                "a slice. Fix: fully_shard(…, mesh=init_device_mesh(device, sizes)), or reshard_after_forward=True"
+            )
+        sharded = declaration.sizes[info.shard_mesh_dim]
+        if number < 1 or sharded % number:
+            raise UsageError(
+                f"{calling_place()}: reshard_after_forward={number} does not divide the {counted(sharded, 'rank')} "
+                f"that the device mesh {declaration} shards over. Fix: pass a divisor of {sharded}, or True"
+            )
+        if number == sharded:
+            return True
+        key = (id(info.mesh), number)
+        if key not in self._resharded:
+            ranks = torch.arange(math.prod(declaration.sizes), dtype=torch.int).view(-1, number)
+            self._resharded[key] = DeviceMesh(info.mesh.device_type, ranks)
+        return self._resharded[key]
+
+    def declare_alone(self, mesh: DeviceMesh) -> None:
+        if self.root_of(mesh) is None and any(one() is mesh for one in self._of_one):
+            self._roots.append((mesh, Declared((1,), tuple(mesh.mesh_dim_names or ()))))
 
     def _drop_unused_parts(self) -> None:
         self._parts = {key: part for key, part in self._parts.items() if part.mesh() is not None}
@@ -205,6 +258,8 @@ class _Meshes:
     def forget_all(self) -> None:
         self._roots.clear()
         self._parts.clear()
+        self._of_one.clear()
+        self._resharded.clear()
 
     def form_all(self) -> list[object]:
         held: list[object] = []
@@ -267,6 +322,15 @@ def declaration_of(mesh: object) -> Declared | None:
     return _meshes.declaration_of(mesh)
 
 
+def declare_alone(mesh: DeviceMesh) -> None:
+    """Declare a mesh of one rank that was built while this process was alone; has no effect on any other mesh.
+
+    Such a mesh is not declared when it is built, because it may be the default mesh of ``fully_shard``, which grows to
+    the job's size.
+    """
+    _meshes.declare_alone(mesh)
+
+
 def root_of(mesh: object) -> DeviceMesh | None:
     """Return the declared mesh that ``mesh`` is, or is a slice of; None for any other mesh."""
     return _meshes.root_of(mesh)
@@ -295,6 +359,7 @@ def require_world(least: int, most: int) -> None:
             )
         if math.prod(one.sizes) != most:
             raise UsageError(
-                f"a device mesh {one} has {math.prod(one.sizes)} ranks and the job {most} workers. Fix: "
+                f"a device mesh {one} has {counted(math.prod(one.sizes), 'rank')} and the job "
+                f"{counted(most, 'worker')}. Fix: "
                 f"init_device_mesh with sizes whose product is {most}, or start the job with -n {math.prod(one.sizes)}"
             )

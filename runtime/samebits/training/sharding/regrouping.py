@@ -27,7 +27,7 @@ from samebits.training.group import meshes
 from samebits.training.group.group import discard
 from samebits.training.sharding import filling, pieces
 
-__all__ = ["MeshUse", "accumulates", "attach", "is_flattened", "require_supported", "reset", "use_of"]
+__all__ = ["MeshUse", "accumulates", "attach", "declare_meshes", "is_flattened", "require_supported", "reset", "use_of"]
 
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -68,6 +68,15 @@ class MeshUse:
         return index, count
 
 
+def declare_meshes(module: nn.Module) -> None:
+    """Declare the mesh of one rank that a tensor-parallel plan uses, so that a job of one worker can be recovered.
+
+    Tensors over such a mesh would be whole in any job, so :func:`.meshes.require_world` refuses it in a larger one.
+    """
+    for _, tensor in _tensor_parallel(module):
+        meshes.declare_alone(tensor.device_mesh)
+
+
 def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Raise if something in the module cannot move to another group.
 
@@ -102,8 +111,9 @@ def _unsupported(group: Any) -> str:
     for one in infos:
         if reason := _unsupported_mesh(one):
             return reason
-    if group.post_forward_mesh_info not in (None, group.mesh_info):
-        return "reshard_after_forward with a number, which is another mesh"
+    after = group.post_forward_mesh_info
+    if after not in (None, group.mesh_info) and meshes.root_of(after.mesh) is None:
+        return "reshard_after_forward with a number"
     if fsdp2_private.has_reduce_scatter_group(group.mesh_info):
         return "set_separate_reduce_scatter_group: a group that ends with its generation"
     return ""
@@ -245,7 +255,7 @@ def _enter_mesh(module: nn.Module, root: Any, optimizers: Sequence[torch.optim.O
 def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
     for info in _mesh_infos(module):
         fsdp2_private.give_mesh_group(info.mesh, pg)
-        info.shard_process_group = pg
+        fsdp2_private.refresh(info)
     for tensor in _distributed(module):
         # The result of an operator may have an equal mesh from torch's cache.
         fsdp2_private.give_mesh_group(tensor.device_mesh, pg)
@@ -262,8 +272,8 @@ def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: d
     mesh = DeviceMesh(kind, torch.arange(pg.size()), _init_backend=False)
     fsdp2_private.give_mesh_group(mesh, pg)
     for info in _mesh_infos(module):
-        info.mesh, info.shard_process_group = mesh, pg
-        info.shard_mesh_size, info.shard_mesh_rank = pg.size(), pg.rank()
+        info.mesh = mesh
+        fsdp2_private.refresh(info)
     _cut(module, optimizers)
 
 
@@ -370,6 +380,8 @@ def _mesh_infos(module: nn.Module) -> Iterable[Any]:
 
 def _infos_of(group: Any) -> Iterator[Any]:
     yield group.mesh_info
+    if group.post_forward_mesh_info is not None:
+        yield group.post_forward_mesh_info
     for param in group.fsdp_params:
         yield param.mesh_info
 

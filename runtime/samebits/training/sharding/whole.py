@@ -5,6 +5,7 @@ Every piece contains its position, so the order of ranks does not matter, and mi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -62,10 +63,32 @@ def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], 
             f"{path}: the points of {len(owns)} ranks hold {covered} of its {expected} elements: those of all "
             f"{math.prod(shared['mesh'])} ranks of one step are needed"
         )
+    _require_tiling([piece for piece, part in found.values() if part.numel()], path)
     tensor = torch.empty(shared["shape"], dtype=next(part.dtype for _, part in found.values()))
     for piece, part in found.values():
         piece.cut(tensor).copy_(part)
     return tensor
+
+
+def _require_tiling(parts: Sequence[Piece], path: str) -> None:
+    """Require that parts with as many elements as the tensor cover it; with false offsets they leave a gap.
+
+    Raises:
+        CheckpointError: a part reaches out of the tensor, or two overlap.
+    """
+    for one in parts:
+        if any(
+            not 0 <= offset <= extent - size
+            for offset, size, extent in zip(one.offsets, one.sizes, one.shape, strict=True)
+        ):
+            raise CheckpointError(f"{path}: a point claims to hold {one}, which is not inside the tensor. {_DAMAGED}")
+    for one, other in itertools.combinations(parts, 2):
+        ends = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+        if all(max(first, second) < min(first + size, second + length) for first, size, second, length in ends):
+            raise CheckpointError(f"{path}: two points claim to hold the same elements: {one}; {other}. {_DAMAGED}")
+
+
+_DAMAGED = "The description in one of them is wrong. Fix: use another step, for which every rank has its own checkpoint"
 
 
 def has_pieces(tree: Any) -> bool:

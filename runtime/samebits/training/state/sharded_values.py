@@ -38,6 +38,8 @@ class ShardedValues:
             name: one.value for name, one in handlers.items() if isinstance(one, ModuleHandler) and _has_shards(one)
         }
         self._optimizers = {name: one.value for name, one in handlers.items() if isinstance(one, OptimizerHandler)}
+        for module in self._modules.values():
+            regrouping.declare_meshes(module)
         self._is_supported = False
         self._unfilled = [one for one in self._modules.values() if filling.is_unfilled(one)]
         self._drawn_from = torch.get_rng_state()  # as the script seeded it; unfilled parameters are drawn from it

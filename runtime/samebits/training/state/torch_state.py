@@ -17,6 +17,7 @@ from samebits.core.messages import Sharding
 from samebits.core.point import Point
 from samebits.core.reports import PartKind
 from samebits.errors import UsageError
+from samebits.training import torch_private
 from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
 from samebits.training.sharding.pieces import is_distributed
@@ -226,6 +227,10 @@ class TorchState(ObjectState):
                     "it "
                     "with samebits.elastic.load_dcp"
                 )
+        if session is not None and session.recovers:
+            for handler in self.handlers.values():
+                if isinstance(handler, ModuleHandler):
+                    torch_private.build_replicated(handler.value)  # before it could be built in one rank's generation
         super().bind(session, rank)
         if self._sharded is not None and (place := self._sharded.data_place(rank)) is not None:
             self._draws_as = place[0]
