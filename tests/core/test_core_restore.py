@@ -610,6 +610,7 @@ def test_orphaned_page_that_does_not_cover_the_commit_falls_back_to_a_saved_poin
 HYBRID = Sharding((2, 2), (True, False))  # ranks 0 and 2 hold one shard, 1 and 3 the other
 SHARDED = Sharding((4,), (False,))
 REPLICATED = Sharding((4,), (True,))
+STAGES = Sharding((2, 2, 1), (False, True, False))  # two pipeline stages, each with a replica: ranks 0 and 1, 2 and 3
 
 
 @pytest.mark.parametrize(
@@ -621,6 +622,7 @@ REPLICATED = Sharding((4,), (True,))
         (Sharding((2, 2), (False, True)), [(0,), (0,), (1,), (1,)]),
         (Sharding((2, 2), (False, False)), [(0, 0), (0, 1), (1, 0), (1, 1)]),
         (Sharding((2, 1, 2), (True, False, False)), [(0, 0), (0, 1), (0, 0), (0, 1)]),
+        (STAGES, [(0, 0), (0, 0), (1, 0), (1, 0)]),
     ],
 )
 def test_the_replica_key_is_the_coordinate_without_what_replicates(
@@ -660,6 +662,8 @@ def in_mesh(
         (SHARDED, (20, 20, 20, None), {rank: [10] for rank in range(4)}, 10, {}),  # each rank goes to its own disk
         (SHARDED, (20, 20, 20, None), {3: [20]}, 20, {}),  # the lost rank had saved that commit
         (SHARDED, (20, 20, 20, None), {0: [0], 1: [0]}, 0, {2: 0, 3: 1}),  # saved before anything was sharded
+        (STAGES, (20, 20, None, 20), {}, 20, {2: 3}),  # a stage comes from its replica, not from the other stage
+        (STAGES, (20, 20, None, None), {0: [10], 3: [10]}, 10, {1: 0, 2: 3}),
         (REPLICATED, (20, 21, None, None), {}, 21, {0: 1, 2: 1, 3: 1}),
         (None, (20, 21, None, None), {}, 21, {0: 1, 2: 1, 3: 1}),
     ],

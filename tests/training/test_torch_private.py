@@ -15,8 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import distributed_c10d
+from torch.distributed import distributed_c10d, pipelining
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.pipelining import schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits.training import torch_private
@@ -312,6 +313,37 @@ def test_wrapper_attributes_are_available(group: Made) -> None:
     torch_private.give_reducer_group(ddp, pg)
     stepped(ddp, 1)
     torch_private.make_buffers_rank_0s(ddp)
+
+
+def test_stages_and_schedules_are_reported_before_they_are_built_and_start_over_in_place(group: Made) -> None:
+    told: list[tuple[object, list[str]]] = []
+    assert torch_private.uses_pipelines()
+    torch_private.follow_pipelines(lambda built, given: told.append((built, sorted(given))))
+    stage = pipelining.PipelineStage(nn.Linear(2, 2), 0, 2, torch.device("cpu"), group=group[0])
+    schedule = pipelining.ScheduleGPipe(stage, n_microbatches=2)
+    last = pipelining.PipelineStage(nn.Linear(2, 2), 1, 2, torch.device("cpu"), group=group[0])
+    several = pipelining.ScheduleInterleaved1F1B([stage, last], 2)
+    names = ["device", "group", "num_stages", "stage_index", "submodule"]
+    assert told == [
+        (stage, names),
+        (schedule, ["n_microbatches", "stage"]),
+        (last, names),
+        (several, ["n_microbatches", "stages"]),
+    ]
+    fresh = {one: set(vars(one)) for one in (stage, last, schedule, several)}
+    stage.fwd_cache[0] = ()
+    schedule._stage_forward_initialized = True
+    several.fwd_recv_ops[0, 0] = []
+    several.register_custom_function(schedules.FORWARD, print)
+    other = dist.ProcessGroup(group[2], 0, 1)
+    dist.distributed_c10d._world.pg_group_ranks[other] = {0: 0}
+    for one in (stage, last, schedule, several):
+        torch_private.renew_pipelined(one, other)
+        assert set(vars(one)) == fresh[one]
+    assert stage.group is other and not stage.fwd_cache and schedule._stage is stage
+    assert not schedule._stage_forward_initialized and not several.fwd_recv_ops
+    assert several._comp_type_to_function_map == {schedules.FORWARD: print}
+    del dist.distributed_c10d._world.pg_group_ranks[other]
 
 
 def test_group_connects_for_a_device_and_is_aborted(group: Made) -> None:

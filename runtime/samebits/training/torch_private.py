@@ -472,6 +472,50 @@ def strided_shard() -> Any:
     return placement_types._StridedShard
 
 
+# ---- pipelines
+
+
+def uses_pipelines() -> bool:
+    """Return whether the script has imported ``torch.distributed.pipelining``, which takes long."""
+    return "torch.distributed.pipelining.schedules" in sys.modules
+
+
+def follow_pipelines(told: Callable[[Any, dict[str, Any]], None]) -> None:
+    """Call ``told`` with each pipeline stage and schedule before it is initialized, and with its arguments by name.
+
+    A later call replaces ``told``. Relies on all stages deriving from ``_PipelineStageBase`` and all schedules from
+    ``_PipelineSchedule``, which have no ``__new__`` of their own.
+    """
+    from torch.distributed.pipelining import schedules, stage
+
+    def build(kind: Any, *args: Any, **named: Any) -> Any:
+        built = object.__new__(kind)
+        given = inspect.signature(kind.__init__).bind(built, *args, **named).arguments
+        given.pop(next(iter(given)))
+        given.update(given.pop("kwargs", {}))
+        told(built, given)
+        built._samebits_given = given
+        return built
+
+    bases: tuple[Any, ...] = (stage._PipelineStageBase, schedules._PipelineSchedule)
+    for base in bases:
+        base.__new__ = build
+
+
+def renew_pipelined(built: Any, group: dist.ProcessGroup) -> None:
+    """Initialize a followed stage or schedule again, a stage with this group in place of its last one.
+
+    Custom functions of a schedule are kept. Relies on ``_comp_type_to_function_map``.
+    """
+    given = built._samebits_given
+    if given.get("group") is not None:
+        given["group"] = group
+    functions = getattr(built, "_comp_type_to_function_map", None)
+    built.__init__(**given)
+    if functions is not None:
+        built._comp_type_to_function_map = functions
+
+
 # ---- data
 
 

@@ -60,7 +60,7 @@ def test_a_point_of_step_0_lets_every_rank_draw_rank_0s_weights_again() -> None:
         with pytest.raises(CheckpointError, match=r"state\.model\.norm\.weight is on the meta device"):
             first.load({**contents, "shared": {**contents["shared"], "values": loaded}}, own=True)
         with pytest.raises(CheckpointError, match=r"state\.model\.tokens\.weight: .* holds no weights"):
-            whole(contents["shared"]["values"]["model"], [], "state.model")
+            whole([contents["shared"]["values"]["model"]], [], "state.model")
     with world(2, 4):
         meshes.form_all()
         first.enter_group()

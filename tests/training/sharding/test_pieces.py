@@ -85,11 +85,11 @@ def test_pieces_of_all_ranks_form_the_whole_in_any_order() -> None:
             }
             by_rank.append(through_a_point(rank, tree))
     for described, _ in by_rank:
-        together = whole(described, [own for _, own in reversed(by_rank)])
+        together = whole([described], [own for _, own in reversed(by_rank)])
         assert torch.equal(together["rows"], WHOLE) and torch.equal(together["columns"][0], WHOLE)
         assert torch.equal(together["few"], torch.ones(1)) and together["n"] == 1
     with pytest.raises(CheckpointError, match=r"state\.rows: the points of 2 ranks hold 20 of its 35 .* all 3 ranks"):
-        whole(by_rank[0][0], [own for _, own in by_rank[1:]])
+        whole([by_rank[0][0]], [own for _, own in by_rank[1:]])
 
 
 @pytest.mark.parametrize(

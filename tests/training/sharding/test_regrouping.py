@@ -262,11 +262,11 @@ def test_a_point_that_all_ranks_save_holds_the_whole_tensors() -> None:
             regrouping.attach([state.model], [state.optimizer])
             contents.append(copied_tree(state.contents()))
     for order in (contents, contents[::-1]):
-        found = whole(order[0]["shared"]["values"]["model"], [one["own"]["shards"] for one in order], "state.model")
+        found = whole([order[0]["shared"]["values"]["model"]], [one["own"]["shards"] for one in order], "state.model")
         parameters = [found[name] for name, _ in states[0].model.named_parameters()]
         assert all(torch.equal(one, other) for one, other in zip(parameters, expected, strict=True))
     with pytest.raises(CheckpointError, match="the points of 3 ranks hold"):
-        whole(contents[0]["shared"]["values"]["model"], [one["own"]["shards"] for one in contents[1:]], "state.model")
+        whole([contents[0]["shared"]["values"]["model"]], [one["own"]["shards"] for one in contents[1:]], "state.model")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,8 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
     """
     joined = [snapshot.state_in(point.tree, point.tensors) for point in points]
     header = points[0].header
-    values = whole(values_of(header, joined[0]), [one["own"].get("shards", {}) for one in joined])
+    trees = [values_of(point.header, one) for point, one in zip(points, joined, strict=True)]
+    values = whole(trees, [one["own"].get("shards", {}) for one in joined])
     if ORIGIN in values:
         raise CheckpointError(f"{header.point}: the state has a value called {ORIGIN!r}. Fix: rename it")
     content = {

@@ -636,11 +636,13 @@ class StatePoints:
         """Return a point's contents with sharded tensors completed from the other ranks' points."""
         if not has_pieces(contents["shared"]["values"]):
             return contents
-        owns = []
+        trees, owns = [contents["shared"]["values"]], []
         for _, store, found in self._saved(header.job, lambda one: one == header.point):
             other = store.read(found)
-            owns.append(snapshot.state_in(other.tree, other.tensors)["own"].get("shards", {}))
-        values = whole(contents["shared"]["values"], owns)
+            theirs = snapshot.state_in(other.tree, other.tensors)
+            trees.append(theirs["shared"]["values"])
+            owns.append(theirs["own"].get("shards", {}))
+        values = whole(trees, owns)
         return {**contents, "shared": {**contents["shared"], "values": values}}
 
     def begin_comparison(self) -> Callable[[], None]:

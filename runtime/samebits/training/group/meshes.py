@@ -150,12 +150,22 @@ class _Meshes:
 
     def declare(self, alone: Callable[[], str]) -> None:
         self._alone = alone
+        if torch_private.uses_pipelines():
+            torch_private.follow_pipelines(self._refuse_pipeline)
         if self._construct is None:
             self._construct = DeviceMesh.__init__
             DeviceMesh.__init__ = self._constructor(self._construct)  # type: ignore[method-assign]
 
     def end(self) -> None:
         self._alone = None
+
+    def _refuse_pipeline(self, built: object, _: object) -> None:
+        if self._alone is not None:
+            raise UsageError(
+                f"{calling_place()}: {type(built).__name__}(…) {self._alone()} samebits.elastic.run: this process has "
+                "no stage yet. Fix: give the parts of all stages to TorchState(nn.ModuleList(parts), …, "
+                'pipeline=mesh["pp"]), and build stages and schedules in the function that elastic.run calls'
+            )
 
     def _constructor(self, construct: Any) -> Callable[..., None]:
         @functools.wraps(construct)

@@ -29,6 +29,7 @@ __all__ = [
     "cut_for",
     "cut_like",
     "is_distributed",
+    "is_without_memory",
     "local",
     "paths_of",
     "take_out",
@@ -61,6 +62,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     piece: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
     return piece.detach()
+
+
+def is_without_memory(tensor: torch.Tensor) -> bool:
+    """Return whether this rank has no memory for the tensor: it is not filled yet, or another rank's stage has it."""
+    return tensor.is_meta or local(tensor).is_meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +200,7 @@ def take_out(tree: Any, path: str, own: Own) -> Any:
     Raises:
         CheckpointError: a DTensor that cannot be described.
     """
-    if isinstance(tree, torch.Tensor) and tree.is_meta:
+    if isinstance(tree, torch.Tensor) and is_without_memory(tree):
         return {UNFILLED: list(tree.shape)}
     if is_distributed(tree):
         piece = Piece.of(tree, path)
@@ -216,11 +222,13 @@ class Putting:
         own: this rank's own pieces in a point; empty if the point is another rank's.
         mesh: the mesh over which this program's tensors are sharded.
         like: returns, by path, a DTensor whose placement a new tensor of its shape must have, or None.
+        is_elsewhere: returns whether a tensor belongs to another rank's pipeline stage.
     """
 
     own: Mapping[str, Any]
     mesh: Any
     like: Callable[[str], Any]
+    is_elsewhere: Callable[[Any], bool] = lambda _: False
 
     def back(self, tree: Any, path: str, live: Any) -> Any:
         """Return the tree that ``take_out`` was given, or one of whole tensors, in the form that this state loads.
@@ -237,6 +245,8 @@ class Putting:
         if isinstance(tree, dict) and tree.keys() == {UNFILLED}:
             return live
         if isinstance(tree, torch.Tensor):
+            if self.is_elsewhere(live):
+                return live
             target = live if is_distributed(live) else self.like(path)
             if target is None or tree.shape != target.shape:
                 return tree

@@ -26,6 +26,7 @@ from samebits.training import fsdp2_private, torch_private
 from samebits.training.group import meshes
 from samebits.training.group.group import discard
 from samebits.training.sharding import filling, pieces
+from samebits.training.sharding.pipeline import Pipeline
 
 __all__ = ["MeshUse", "accumulates", "attach", "declare_meshes", "is_flattened", "require_supported", "reset", "use_of"]
 
@@ -77,8 +78,15 @@ def declare_meshes(module: nn.Module) -> None:
         meshes.declare_alone(tensor.device_mesh)
 
 
-def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def require_supported(
+    name: str, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pipeline: Pipeline | None = None
+) -> None:
     """Raise if something in the module cannot move to another group.
+
+    Args:
+        name, module: the module and its name in the state.
+        optimizers: the optimizers of the state.
+        pipeline: the pipeline of which the module has the stages; None: of none.
 
     Raises:
         UsageError: names the part, and what to do instead.
@@ -89,7 +97,8 @@ def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.o
             "with "
             "fully_shard(module) of torch.distributed.fsdp, or run with ENABLE_RECOVERY=0"
         )
-    filling.require_fillable(name, module)
+    staged = set() if pipeline is None else set(map(id, pipeline.parameters()))
+    filling.require_fillable(name, module, lambda one: pieces.is_distributed(one) or id(one) in staged)
     for path, tensor in _tensor_parallel(module):
         if meshes.root_of(tensor.device_mesh) is None:
             raise UsageError(
@@ -130,8 +139,8 @@ def _unsupported_mesh(info: Any) -> str:
     return ""
 
 
-def use_of(name: str, module: nn.Module, world_size: int) -> MeshUse:
-    """Return how a module is divided over its mesh.
+def use_of(name: str, module: nn.Module, world_size: int, pipeline: Pipeline | None = None) -> MeshUse:
+    """Return how a module is divided over its mesh; ``pipeline`` as for :func:`require_supported`.
 
     Raises:
         UsageError: the module's tensors are over different meshes.
@@ -144,6 +153,11 @@ def use_of(name: str, module: nn.Module, world_size: int) -> MeshUse:
         roots[id(root)] = root
         dimensions = _dimensions(root, tensor.device_mesh)
         splits |= {dim for dim, one in zip(dimensions, tensor.placements, strict=True) if not one.is_replicate()}
+    if pipeline is not None:  # its ranks compute with the same samples, one after the other
+        roots[id(pipeline.root)] = pipeline.root
+        dimension = _dimensions(pipeline.root, pipeline.mesh)
+        splits.update(dimension)
+        tensor_parallel.update(dimension)
     for mesh in _tensor_parallel_meshes(module):
         tensor_parallel |= set(_dimensions(_root_of(mesh), mesh))
     found = {_words(root): root for root in roots.values()}
@@ -174,7 +188,9 @@ def _dimensions(root: Any, mesh: Any) -> list[int]:
     return [root.mesh_dim_names.index(name) for name in mesh.mesh_dim_names]
 
 
-def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def attach(
+    modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], pipeline: Pipeline | None = None
+) -> None:
     """Make the modules train on the default group, which a generation has just formed.
 
     Raises:
@@ -185,7 +201,7 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
     old = [one for module in modules for one in _held_groups(module)]
     for module in modules:
         reset(module)
-        mesh = next(_distributed(module)).device_mesh
+        mesh: Any = next((one.device_mesh for one in _distributed(module)), None if pipeline is None else pipeline.mesh)
         if (root := meshes.root_of(mesh)) is not None:
             _enter_mesh(module, root, optimizers)
             continue

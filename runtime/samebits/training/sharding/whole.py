@@ -19,28 +19,34 @@ from samebits.training.sharding.pieces import PIECE, UNFILLED, Piece
 __all__ = ["has_pieces", "whole"]
 
 
-def whole(tree: Any, owns: Sequence[Mapping[str, Any]], path: str = "state") -> Any:
-    """Return the values of one rank's point with whole tensors in place of pieces.
+def whole(trees: Sequence[Any], owns: Sequence[Mapping[str, Any]], path: str = "state") -> Any:
+    """Return the values of one step's points with whole tensors in place of pieces.
 
     Args:
-        tree: the values of any rank's point.
+        trees: the values of every rank's point, which differ in the stages of a pipeline that they lack.
         owns: every rank's own pieces, by path.
         path: the tree's path when the pieces were taken out.
 
     Raises:
         CheckpointError: a part of a tensor is missing.
     """
-    if isinstance(tree, dict) and tree.keys() == {UNFILLED}:
+    filled = [one for one in trees if not (isinstance(one, dict) and one.keys() == {UNFILLED})]
+    if not filled:
         raise CheckpointError(
             f"{path}: the point of step 0 of a model built on the meta device holds no weights: every rank fills its "
             "part when training begins. Fix: name a later step"
         )
+    tree = filled[0]
     if isinstance(tree, dict) and tree.keys() == {PIECE}:
         return _together(tree[PIECE], owns, path)
-    items = value_trees.children(tree)
-    if items is None:
+    if value_trees.children(tree) is None:
         return tree
-    return value_trees.rebuilt(tree, [(key, whole(item, owns, f"{path}.{key}")) for key, item in items])
+    found: dict[Any, list[Any]] = {}  # an optimizer has moments only for the parameters of its own stages
+    for one in filled:
+        for key, item in value_trees.children(one) or ():
+            found.setdefault(key, []).append(item)
+    keys = sorted(found) if all(type(key) is int for key in found) else list(found)
+    return value_trees.rebuilt(tree, [(key, whole(found[key], owns, f"{path}.{key}")) for key in keys])
 
 
 def _together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path: str) -> torch.Tensor:

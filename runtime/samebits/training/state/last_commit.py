@@ -31,7 +31,7 @@ from samebits.errors import HiddenStateError
 from samebits.service import log
 from samebits.training import torch_private, value_trees
 from samebits.training.group.calling_place import calling_place
-from samebits.training.sharding.pieces import local
+from samebits.training.sharding.pieces import is_without_memory, local
 from samebits.training.state import snapshot
 from samebits.training.state.handlers import StateHandler, copied_tree, same
 from samebits.training.state.module_state import MODE, are_alike
@@ -368,7 +368,8 @@ class LastCommit:
         if len(stepped) == len(self._stepped) and all(map(operator.is_, stepped, self._stepped)):
             return
         self._stepped = stepped
-        self._weights = [_Weight(tensor, self, self._uses) for some in stepped for tensor in some]
+        here = (tensor for some in stepped for tensor in some if not is_without_memory(tensor))
+        self._weights = [_Weight(tensor, self, self._uses) for tensor in here]
         for weight in self._weights:
             _watch(weight)
 

@@ -7,7 +7,7 @@ separately, as this rank's own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from samebits.core.messages import Sharding
 from samebits.errors import UsageError
 from samebits.training.sharding import filling, pieces, regrouping
+from samebits.training.sharding.pipeline import Pipeline
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler, StateHandler
 
 __all__ = ["ShardedValues"]
@@ -26,16 +27,21 @@ _PATH = "state"
 
 
 class ShardedValues:
-    """The sharded part of a state: modules of FSDP2 or tensor parallelism.
+    """The sharded part of a state: modules of FSDP2 or tensor parallelism, or the stages of a pipeline.
 
     Args:
         handlers: handlers of all values in the state, by name.
+        pipeline: the pipeline of which a module of the state has the stages.
     """
 
-    def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
+    def __init__(self, handlers: Mapping[str, StateHandler], pipeline: Pipeline | None = None) -> None:
         self._handlers = handlers
+        self._pipeline = pipeline
+        self._staged = frozenset() if pipeline is None else frozenset(map(id, pipeline.parameters()))
         self._modules = {
-            name: one.value for name, one in handlers.items() if isinstance(one, ModuleHandler) and _has_shards(one)
+            name: one.value
+            for name, one in handlers.items()
+            if isinstance(one, ModuleHandler) and (_has_shards(one) or (pipeline is not None and pipeline.name == name))
         }
         self._optimizers = {name: one.value for name, one in handlers.items() if isinstance(one, OptimizerHandler)}
         for module in self._modules.values():
@@ -44,11 +50,12 @@ class ShardedValues:
         self._unfilled = [one for one in self._modules.values() if filling.is_unfilled(one)]
         self._drawn_from = torch.get_rng_state()  # as the script seeded it; unfilled parameters are drawn from it
         self._is_filled = False
+        self._is_apart = False  # whether this rank has only its own pipeline stages
 
     @classmethod
-    def of(cls, handlers: Mapping[str, StateHandler]) -> ShardedValues | None:
+    def of(cls, handlers: Mapping[str, StateHandler], pipeline: Pipeline | None = None) -> ShardedValues | None:
         """Return the sharded part of a state, or None if nothing is sharded."""
-        found = cls(handlers)
+        found = cls(handlers, pipeline)
         return found if found._modules else None
 
     def enter_group(self) -> None:
@@ -58,16 +65,43 @@ class ShardedValues:
             UsageError: a module cannot be attached to a group, or not to this one.
         """
         self.require_supported()
-        regrouping.attach(list(self._modules.values()), list(self._optimizers.values()))
+        self.keep_own_stages()
+        regrouping.attach(list(self._modules.values()), list(self._optimizers.values()), self._pipeline)
         if not self._is_filled:
             self.fill()
+        if self._pipeline is not None:
+            self._pipeline.follow()
+            self._pipeline.renew()
+
+    def keep_own_stages(self) -> None:
+        """Free the parameters of other ranks' pipeline stages; has no effect the second time."""
+        if self._pipeline is not None and not self._is_apart:
+            self._pipeline.keep_own()
+            self._is_apart = True
+            for optimizer in self._optimizers.values():
+                for parameter in filter(self._is_elsewhere, list(optimizer.state)):
+                    del optimizer.state[parameter]
 
     def fill(self) -> None:
         """Fill the modules that were built on the meta device, after they are cut."""
-        device = torch.device(next(self._parameters()).device_mesh.device_type)
         for module in self._unfilled:
-            filling.fill(module, device, self._drawn_from)
+            filling.fill(module, self._own_parts(module), torch.device(self._mesh.device_type), self._drawn_from)
         self._is_filled = True
+
+    def _own_parts(self, module: nn.Module) -> list[nn.Module]:
+        pipeline = self._pipeline
+        if pipeline is None or module is not self._handlers[pipeline.name].value:
+            return [module]
+        return pipeline.own_parts()
+
+    @property
+    def _mesh(self) -> Any:
+        meshes = (one.device_mesh for one in self._parameters() if pieces.is_distributed(one))
+        return next(meshes, None) or self._require_pipeline().mesh
+
+    def _require_pipeline(self) -> Pipeline:
+        assert self._pipeline is not None, "a state without DTensors is sharded only by a pipeline"
+        return self._pipeline
 
     def require_supported(self) -> None:
         """Check that everything sharded can move to another group and into a point.
@@ -78,7 +112,7 @@ class ShardedValues:
         if self._is_supported:
             return
         for name, module in self._modules.items():
-            regrouping.require_supported(name, module, list(self._optimizers.values()))
+            regrouping.require_supported(name, module, list(self._optimizers.values()), self._pipeline_of(name))
         for name, handler in self._handlers.items():
             if name in self._modules or name in self._optimizers:
                 continue
@@ -107,6 +141,11 @@ class ShardedValues:
                         "track_running_stats=False, or a mesh without a replicating dimension"
                     )
 
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the ranks hold stages of a pipeline."""
+        return self._pipeline is not None
+
     @functools.cached_property
     def has_replicas(self) -> bool:
         """Whether any other rank holds the same part as this rank."""
@@ -126,7 +165,10 @@ class ShardedValues:
         return use.data_place(rank) if use.tensor_parallel else None
 
     def _use(self, world_size: int) -> regrouping.MeshUse:
-        uses = {name: regrouping.use_of(name, module, world_size) for name, module in self._modules.items()}
+        uses = {
+            name: regrouping.use_of(name, module, world_size, self._pipeline_of(name))
+            for name, module in self._modules.items()
+        }
         first = next(iter(uses.values()))
         if any(use.mesh != first.mesh for use in uses.values()):
             raise UsageError(
@@ -138,6 +180,9 @@ class ShardedValues:
             splits=frozenset().union(*(use.splits for use in uses.values())),
             tensor_parallel=frozenset().union(*(use.tensor_parallel for use in uses.values())),
         )
+
+    def _pipeline_of(self, name: str) -> Pipeline | None:
+        return self._pipeline if self._pipeline is not None and self._pipeline.name == name else None
 
     def accumulates(self) -> bool:
         """Return whether a module holds gradients that are not reduced yet."""
@@ -184,22 +229,39 @@ class ShardedValues:
         }
         putting = pieces.Putting(
             own=own,
-            mesh=next(self._parameters()).device_mesh,
+            mesh=self._mesh,
             like=lambda path: parameters.get(path.rpartition(".")[0]),
+            is_elsewhere=self._is_elsewhere,
         )
         loadable: dict[str, Any] = putting.back(values, _PATH, live)
-        return loadable
+        return {name: self._without_others(name, one) for name, one in loadable.items()}
+
+    def _without_others(self, name: str, values: Any) -> Any:
+        """Return an optimizer's values without the moments of other ranks' stages; any other values as they are."""
+        optimizer = self._optimizers.get(name)
+        if optimizer is None or not self._is_apart:
+            return values
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        own = {key: one for key, one in values["state"].items() if not self._is_elsewhere(parameters[key])}
+        return {**values, "state": own}
+
+    def _is_elsewhere(self, live: object) -> bool:
+        return self._is_apart and isinstance(live, torch.Tensor) and pieces.is_without_memory(live)
+
+    def is_apart(self, parameter: torch.Tensor) -> bool:
+        """Return whether ranks hold different parts of a parameter."""
+        return pieces.is_distributed(parameter) or id(parameter) in self._staged
 
     def shards(self) -> list[torch.Tensor]:
         """Return this rank's pieces of the parameters, in the order of their names."""
-        return [pieces.local(one) for one in self._parameters()]
+        return [pieces.local(one) for one in self._parameters() if not self._is_elsewhere(one)]
 
-    def _parameters(self) -> Any:
+    def _parameters(self) -> Iterator[Any]:
         return (
             parameter
             for _, module in sorted(self._modules.items())
             for _, parameter in sorted(module.named_parameters())
-            if pieces.is_distributed(parameter)
+            if self.is_apart(parameter)
         )
 
 

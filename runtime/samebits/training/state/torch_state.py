@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from samebits.core.messages import Sharding
 from samebits.core.point import Point
@@ -20,7 +21,7 @@ from samebits.errors import UsageError
 from samebits.training import torch_private
 from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
-from samebits.training.sharding.pieces import is_distributed
+from samebits.training.sharding import pipeline as pipelines
 from samebits.training.state.base_state import CommitSink
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.compared import Named, is_hashable, shown
@@ -61,6 +62,8 @@ class TorchState(ObjectState):
             one optimizer step between two commits, a backward pass between the steps of two optimizers, or an optimizer
             with a closure. Set it to call :meth:`restore` yourself, or to change a parameter through ``.data``, which
             cannot be detected.
+        pipeline: the mesh dimension over which the stages of a pipeline are spread, as ``mesh["pp"]``; ``model`` is
+            then an ``nn.ModuleList`` with the part of every stage, in order.
         attributes: everything else, available as attributes: plain values, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, such as modules, optimizers, and all with
             ``state_dict()`` and ``load_state_dict()``.
@@ -77,6 +80,7 @@ class TorchState(ObjectState):
         checkpoint: CheckpointConfig | None = None,
         rng: str = "saved",
         copy_commits: bool = False,
+        pipeline: DeviceMesh | None = None,
         **attributes: Any,
     ) -> None:
         _require_kinds(model, optimizer, sampler)
@@ -99,7 +103,10 @@ class TorchState(ObjectState):
         has_module = any(isinstance(one, ModuleHandler) for one in self.handlers.values())
         if copy_commits or (has_module and not self._optimizers):  # without a hook, nothing shows when weights change
             self._last_commit.copy_from_now_on()
-        self._sharded = ShardedValues.of(self.handlers)
+        parts = None if model is None else self.handlers["model"].value
+        self._sharded = ShardedValues.of(
+            self.handlers, None if pipeline is None else pipelines.Pipeline("model", parts, pipeline)
+        )
         self._habits = LoopHabits(
             [one.value for one in self.handlers.values() if isinstance(one, ModuleHandler)],
             [name for name, one in self.handlers.items() if isinstance(one, PlainHandler)],
@@ -217,8 +224,10 @@ class TorchState(ObjectState):
             settings = context.current("samebits.elastic.run").settings
             if settings.enable_recovery:
                 self._sharded.require_supported()
-            elif self._sharded.drawn_from is not None:
-                self._sharded.fill()
+            else:
+                self._sharded.keep_own_stages()
+                if self._sharded.drawn_from is not None:
+                    self._sharded.fill()
             if settings.enable_recovery and settings.min_worker_num != settings.max_worker_num:
                 raise UsageError(
                     f"MIN_WORKER_NUM={settings.min_worker_num} and MAX_WORKER_NUM={settings.max_worker_num}: the state "
@@ -245,6 +254,8 @@ class TorchState(ObjectState):
         """
         if self._sharded is not None:
             self._sharded.enter_group()
+        if self._sharded is None or not self._sharded.is_pipeline:
+            pipelines.refuse()
 
     def recall(self) -> Point | None:
         """Return to the last commit; see :meth:`State.recall`."""
@@ -307,12 +318,15 @@ class TorchState(ObjectState):
             parameter
             for _, handler in sorted(self.handlers.items())
             for _, parameter in sorted(_named_parameters(handler))
-            if not is_distributed(parameter)
+            if not self._is_apart(parameter)
         ]
 
     def compared(self) -> list[Named]:
         """Return progress, settings, parameters and their moments, except sharded ones."""
         return [*super().compared(), *self._named_settings(), *self.named_parameters(), *self._named_moments()]
+
+    def _is_apart(self, parameter: torch.Tensor) -> bool:
+        return self._sharded is not None and self._sharded.is_apart(parameter)
 
     def named_parameters(self) -> list[Named]:
         """Return all parameters that are not sharded."""
@@ -329,7 +343,7 @@ class TorchState(ObjectState):
             (parameter, f"{value}.{name}" if name else value)
             for value, handler in sorted(self.handlers.items())
             for name, parameter in _named_parameters(handler)
-            if not is_distributed(parameter)
+            if not self._is_apart(parameter)
         ]
 
     def _named(self) -> dict[str, torch.Tensor]:

@@ -153,14 +153,18 @@ class GlobalBatch(Sampler[list[int]]):
         self._parameters = [one for one in parameters if one.requires_grad]
         if not self._parameters:
             raise UsageError("GlobalBatch has no parameter that needs a gradient. Fix: give it model.parameters()")
-        if any(is_distributed(one) for one in self._parameters):
+        self._require_whole()
+
+    def _require_whole(self) -> None:
+        if any(is_distributed(one) or one.is_meta for one in self._parameters):
             raise UsageError(
                 "GlobalBatch sums whole gradients over all ranks, and these parameters are sharded (fully_shard, "
-                "parallelize_module). Fix: leave GlobalBatch out, and give the state an ElasticSampler"
+                "parallelize_module, a pipeline). Fix: leave GlobalBatch out, and give the state an ElasticSampler"
             )
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterate over this rank's micro-batches of the rest of the epoch, as lists of indices for a loader."""
+        self._require_whole()  # the stages of a pipeline are known once the first generation has begun
         self._shares.clear()
         return self._lists(self.sampler.rest_of_epoch())  # eagerly: the state seeds its generators before a step
 
