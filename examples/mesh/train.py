@@ -1,4 +1,4 @@
-"""Train a small decoder-only transformer on a device mesh: HSDP or FSDP2, tensor, sequence and loss parallel.
+"""Train a small decoder-only transformer on a device mesh: pipeline, HSDP or FSDP2, tensor, sequence, loss parallel.
 
 The text is the source code of Python's standard library, read as bytes. No process ever holds the whole model: it is
 built without memory, cut, and filled part by part. Run it with ``samebits run -n 4 train.py --dp-shard 2 --tp 2``.
@@ -12,11 +12,13 @@ import sysconfig
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -70,20 +72,23 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Bytes (batch, length) to logits (batch, length, 256)."""
+    """Bytes (batch, length) to logits (batch, length, 256), or one pipeline stage of that."""
 
-    def __init__(self, dim: int, layers: int, length: int) -> None:
+    def __init__(self, dim: int, layers: int, length: int, *, is_first: bool = True, is_last: bool = True) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(BYTES, dim), nn.Embedding(length, dim)
+        self.is_first, self.is_last = is_first, is_last
+        if is_first:
+            self.tokens, self.positions = nn.Embedding(BYTES, dim), nn.Embedding(length, dim)
         self.blocks = nn.ModuleList(Block(dim) for _ in range(layers))
-        self.norm, self.output = nn.RMSNorm(dim), nn.Linear(dim, BYTES, bias=False)
+        if is_last:
+            self.norm, self.output = nn.RMSNorm(dim), nn.Linear(dim, BYTES, bias=False)
 
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(text) + self.positions(torch.arange(text.shape[1], device=text.device).expand_as(text))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_first:
+            x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device).expand_as(x))
         for block in self.blocks:
             x = block(x)
-        logits: torch.Tensor = self.output(self.norm(x))
-        return logits
+        return self.output(self.norm(x)) if self.is_last else x
 
     def init_weights(self) -> None:
         """Fill the weights; called in the first generation, after the model is cut."""
@@ -99,8 +104,11 @@ def parallelize(model: Transformer, mesh: DeviceMesh, policy: MixedPrecisionPoli
     embedding = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
     output = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
     whole_sequence = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    outer = {"tokens": embedding, "positions": embedding, "norm": SequenceParallel(), "output": output}
-    parallelize_module(model, mesh["tp"], outer)
+    outer = {"tokens": embedding, "positions": embedding} if model.is_first else {}
+    if model.is_last:
+        outer |= {"norm": SequenceParallel(), "output": output}
+    if outer:
+        parallelize_module(model, mesh["tp"], outer)
     for block in model.blocks:
         plan = {
             "attention_norm": SequenceParallel(),
@@ -124,12 +132,32 @@ def standard_library(length: int, samples: int) -> TensorDataset:
     return TensorDataset(source.unfold(0, length + 1, length)[:samples].long())
 
 
-def sha256(model: nn.Module) -> str:
-    """Hash the whole weights, one at a time; a collective."""
+def loss_of(logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the parts of all its ranks; a collective for a DTensor."""
+    full: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach()
+
+
+def clip_gradients(part: nn.Module, stages: dist.ProcessGroup) -> None:
+    """Clip to a norm of 1 over all stages."""
+    norm = nn.utils.get_total_norm([one.grad for one in part.parameters() if one.grad is not None])
+    norm = whole(norm).square()
+    dist.all_reduce(norm, group=stages)
+    nn.utils.clip_grads_with_norm_(part.parameters(), 1.0, norm.sqrt())
+
+
+def sha256(part: nn.Module, stages: dist.ProcessGroup) -> str:
+    """Hash the whole weights of all stages; a collective."""
     digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.full_tensor().detach().cpu().numpy().tobytes())  # type: ignore[attr-defined]
-    return digest.hexdigest()
+    for parameter in part.parameters():
+        digest.update(whole(parameter).cpu().numpy().tobytes())
+    digests = [b""] * dist.get_world_size(stages)
+    dist.all_gather_object(digests, digest.digest(), group=stages)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def main() -> None:
@@ -137,6 +165,8 @@ def main() -> None:
     parser.add_argument("--dp-replicate", type=int, default=1, help="copies of the sharded model")
     parser.add_argument("--dp-shard", type=int, default=1, help="ranks that each copy is sharded over")
     parser.add_argument("--tp", type=int, default=1, help="ranks that share each matrix and each sequence")
+    parser.add_argument("--pp", type=int, default=1, help="stages of the pipeline, one per rank")
+    parser.add_argument("--microbatches", type=int, default=4, help="parts of a batch that pass a pipeline in turn")
     parser.add_argument("--mixed-precision-param", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=8, help="texts per data-parallel rank and step")
@@ -148,40 +178,61 @@ def main() -> None:
 
     samebits.init()
     torch.manual_seed(1)
-    sizes = (args.dp_replicate, args.dp_shard, args.tp)
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+    sizes = (args.pp, args.dp_replicate, args.dp_shard, args.tp)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "dp_replicate", "dp_shard", "tp"))
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, args.mixed_precision_param))
     with torch.device("meta"):  # no memory: elastic.run allocates each rank's part and calls init_weights()
-        model = Transformer(args.dim, args.layers, args.length)
-    parallelize(model, mesh, MixedPrecisionPolicy(param_dtype=getattr(torch, args.mixed_precision_param)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
+        layers = [len(range(stage, args.layers, args.pp)) for stage in range(args.pp)]
+        parts = nn.ModuleList(
+            Transformer(args.dim, count, args.length, is_first=stage == 0, is_last=stage == args.pp - 1)
+            for stage, count in enumerate(layers)
+        )
+    for part in parts:
+        parallelize(part, mesh, policy)
+    optimizer = torch.optim.AdamW(parts.parameters(), lr=3e-3, fused=True)
     texts = standard_library(args.length, samples=4096)
     sampler = samebits.ElasticSampler(texts, seed=1)
     loader = DataLoader(texts, args.batch_size, sampler=sampler, drop_last=True, generator=torch.Generator())
     checkpoint = samebits.CheckpointConfig(save_checkpoint_steps=args.interval)
     state = samebits.elastic.TorchState(
-        model, optimizer, sampler=sampler, epoch=0, rng="per_step", checkpoint=checkpoint
+        *(parts, optimizer),
+        pipeline=mesh["pp"],
+        sampler=sampler,
+        epoch=0,
+        rng="per_step",
+        checkpoint=checkpoint,
     )
 
     @samebits.elastic.run
     def train(state: samebits.elastic.TorchState) -> str:
+        here, stages = mesh.get_local_rank("pp"), mesh.get_group("pp")
+        part, is_last = parts[here], here == args.pp - 1
+        stage = PipelineStage(part, here, args.pp, torch.device("cpu"), group=stages)
+        schedule = Schedule1F1B(stage, args.microbatches if args.pp > 1 else 1, loss_fn=loss_of)
         while state.completed_steps < args.steps:
             sampler.set_epoch(state.epoch)
             for batch, (text,) in enumerate(loader):
                 optimizer.zero_grad()
+                losses: list[torch.Tensor] = []
                 with loss_parallel():
-                    logits = model(text[:, :-1])
-                    loss = F.cross_entropy(logits.flatten(0, 1).float(), text[:, 1:].flatten())
-                    loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    schedule.step(
+                        *([text[:, :-1]] if here == 0 else []),
+                        target=text[:, 1:] if is_last else None,
+                        losses=losses,
+                        return_outputs=False,
+                    )
+                clip_gradients(part, stages)
                 optimizer.step()
                 sampler.record_batch(batch, args.batch_size)
+                loss = torch.stack([whole(one) for one in losses]).mean() if is_last else torch.zeros(())
+                dist.broadcast(loss, group_src=args.pp - 1, group=stages)
                 state.report(loss=loss, total_steps=args.steps)
                 state.commit()
                 if state.completed_steps == args.steps:
                     break
             else:
                 state.epoch += 1
-        return sha256(model)
+        return sha256(part, stages)
 
     print(f"final step={args.steps} sha256={train(state)}", flush=True)
 

@@ -29,13 +29,12 @@ def follow(points: KillPoints, kills: list[str], marks: Path) -> None:
     hooked: set[int] = set()
 
     def hook(state: samebits.elastic.TorchState) -> None:
-        block = state.model.blocks[0]
-
         def forward(_: object, __: object, output: torch.Tensor) -> None:
             points.here("forward", step_of[0] + 1)
             output.register_hook(lambda _: points.here("backward", step_of[0] + 1))  # later blocks are reduced
 
-        block.register_forward_hook(forward)
+        for part in state.model:  # the stages of a pipeline, or one
+            part.blocks[0].register_forward_hook(forward)
         # Called after SameBits' own hook, which waits for the gradients of all replicas.
         state.optimizer.register_step_pre_hook(lambda *_: points.here("stepping", step_of[0] + 1))
 

@@ -154,6 +154,22 @@ def test_fsdp2_and_tensor_parallel_in_bf16_return_to_copied_commits(
     assert not goes_back(job), job.tails()
 
 
+def test_pipeline_stages_of_sharded_parts_redo_at_most_a_step(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    mesh = ("--pp", "2", "--dp-shard", "2", "--microbatches", "2")
+    expected = undisturbed(new_job, mesh)
+    job = killed(new_job, mesh, ("3:backward:2", "0:committed:5", "2:stepped:7"), tmp_path / "marks")
+    assert job.wait_finished() == expected
+    assert {int(found[1]) - int(found[2]) for found in goes_back(job)} <= {1}, job.tails()
+
+
+@pytest.mark.thorough
+def test_pipeline_stages_of_tensor_parallel_parts(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    mesh = ("--pp", "2", "--tp", "2")
+    expected = undisturbed(new_job, mesh)
+    job = killed(new_job, mesh, ("1:backward:3", "2:committed:6"), tmp_path / "marks")
+    assert job.wait_finished() == expected
+
+
 @pytest.mark.thorough
 def test_hsdp_and_tensor_parallel_of_eight_redo_no_step(new_job: Callable[..., Job], tmp_path: Path) -> None:
     mesh = ("--dp-replicate", "2", "--dp-shard", "2", "--tp", "2")
