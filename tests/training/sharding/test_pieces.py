@@ -108,7 +108,7 @@ def test_false_offsets_are_refused_and_leave_no_gap_in_the_whole(offsets: tuple[
             by_rank.append(through_a_point(rank, {"rows": piece_of(rank)}))
     by_rank[1][1]["state.rows"]["offsets"] = offsets
     with pytest.raises(CheckpointError, match=message):
-        whole(by_rank[0][0], [own for _, own in by_rank])
+        whole([by_rank[0][0]], [own for _, own in by_rank])
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
