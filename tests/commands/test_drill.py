@@ -305,7 +305,7 @@ def test_existing_folder_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "drill").mkdir()
-    with pytest.raises(UsageError, match="it is there already"):
+    with pytest.raises(UsageError, match="this folder already exists"):
         main(["--", "train.py"])
     with pytest.raises(UsageError, match="no such script"):
         main(["--", "other.py"])

@@ -127,7 +127,7 @@ def test_foreign_note_is_refused(tmp_path: Path) -> None:
 
 def test_missing_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keep"]) == 80
-    assert "which command?" in capsys.readouterr().err
+    assert "no command was given" in capsys.readouterr().err
     assert os.environ.get("ROLE") is None
 
 

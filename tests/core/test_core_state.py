@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
-from samebits.core.messages import Activity
+from samebits.core.messages import Activity, Said, StopJob
 from samebits.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatResumed, SeatRetired
+from samebits.core.reports import StopsAfter
 from samebits.core.state import JobState
 from tests.core.house import House, policy
 from tests.core.test_core_consistency import flip, go_back, house_of
@@ -125,16 +126,29 @@ def gone_back_house() -> tuple[House, list[JobState]]:
     return house, states
 
 
+def stopped_house() -> tuple[House, list[JobState]]:
+    """All workers were stopped after the same commit."""
+    house = House(policy(2, cool_down_s=0.0)).fill().train()
+    house.step(StopJob("samebits stop", at_commit=True))
+    for is_there in (False, True):
+        for node in "01":
+            sender = house.credential(node)
+            house.receive(sender.session, Said(sender, StopsAfter(3, is_there), generation=1))
+    states = [JobState.replay(house.journal[:count]) for count in range(len(house.journal) + 1)]
+    return house, states
+
+
 HOUSES = pytest.mark.parametrize(
-    "make", [eventful_house, spared_house, replaced_house, outlived_house, mended_house, gone_back_house]
+    "make",
+    [eventful_house, spared_house, replaced_house, outlived_house, mended_house, gone_back_house, stopped_house],
 )
 Make = Callable[[], tuple[House, list[JobState]]]
 
 
 def test_jobs_cover_every_kind_of_record() -> None:
     house, states = eventful_house()
-    others = (*spared_house()[0].journal, *replaced_house()[0].journal, *mended_house()[0].journal)
-    kinds = {type(record) for record in (*house.journal, *others)}
+    others = [make()[0] for make in (spared_house, replaced_house, mended_house, stopped_house)]
+    kinds = {type(record) for one in (house, *others) for record in one.journal}
     every = set(SCHEMA.kinds) - {SeatQuiet, JobRebuilt}  # written by compaction only; tested in test_core_rebuild.py
     assert kinds == every
     assert states[-1].finished and states[-1] == house.core.state

@@ -354,7 +354,7 @@ def test_existing_file_is_kept_unless_forced(root: Path, tmp_path: Path, capsys:
     file = tmp_path / "out.safetensors"
     file.write_text("precious")
     assert run(root, "export", "0/20", str(file)) == USAGE
-    assert "or --force" in capsys.readouterr().err
+    assert "or pass --force" in capsys.readouterr().err
     assert file.read_text() == "precious"
     assert run(root, "export", "0/20", str(file), "--force") == 0
     assert len(file.read_bytes()) > 96
@@ -382,7 +382,7 @@ def test_export_into_the_checkpoint_folder_or_a_missing_one_is_refused(
     (tmp_path / "link").symlink_to(root)
     for place in (root / "x", root / "0" / "x", tmp_path / "link" / "x", find(root, 20).path / DATA):
         assert run(root, "export", "0/20", str(place), "--force") == USAGE
-        assert "is the job's alone" in capsys.readouterr().err
+        assert "which only the job may write" in capsys.readouterr().err
     assert run(root, "export", "0/20", str(tmp_path / "no" / "x")) == USAGE
     assert run(root, "export", "0/20", str(tmp_path)) == USAGE
     assert content_of(root) == before
