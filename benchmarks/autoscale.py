@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks.loads import LOOK_S, Load, all_loads
 from benchmarks.report import Report, rounded, table
-from samebits.hosts.autoscale import Autoscaler, Limits, Reading
+from samebits.hosts.autoscale import Autoscaler, Limits, LoadReading
 
 LEAST, MOST = 1, 8
 REGROUP_S = 5.0
@@ -63,7 +63,7 @@ def play(load: Load, limits: Limits | None, size: int = LEAST) -> Run:
         if at > PATIENCE_LOOKS:
             break
         if scaler is not None:
-            reading = Reading(at * LOOK_S, size, cpu=done / (size * LOOK_S), queue=queue, speed=done / LOOK_S)
+            reading = LoadReading(at * LOOK_S, size, cpu=done / (size * LOOK_S), queue=queue, speed=done / LOOK_S)
             wanted = scaler.decide(reading).size
             lost_s += REGROUP_S if wanted != size else 0.0
             size = wanted

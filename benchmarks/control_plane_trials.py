@@ -29,7 +29,7 @@ from samebits.service.scheduling.loop import seldom_collected
 from samebits.store import journal_format
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
 from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.log import JOURNALS, read_log
+from samebits.store.quorum.quorum_log import JOURNALS, read_log
 from tests.store.quorum.etcd_cluster import EtcdCluster, cluster_in
 
 SETTLE_S = 1.5  # until the last messages of a formation are read and all have started their heartbeats

@@ -27,17 +27,17 @@ from samebits.core.messages import (
     Holdings,
     Join,
     Leave,
+    MemberRecord,
     Process,
     Register,
+    ReportEnvelope,
     RoundId,
     RoundOpened,
-    Said,
-    Standing,
 )
 from samebits.core.point import Point
 from samebits.core.records import Record
 from samebits.core.reports import FINAL, Digest, Digests, SavedPoints
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Tick
 from samebits.core.state import JobState
 
 WORKERS, WORKERS_QUICK = 10_000, 1000
@@ -88,7 +88,7 @@ class Crowd:
         self._count(time.perf_counter() - began_s)
         self.records += ready.records
 
-    def step(self, event: Event) -> None:
+    def step(self, event: SchedulerEvent) -> None:
         began_s = time.perf_counter()
         ready = self.core.step(event, self.now)
         self._count(time.perf_counter() - began_s)
@@ -109,7 +109,7 @@ class Crowd:
         for slot in workers:
             session = self.session_of[slot] = f"{slot}{life}"
             process = Process(f"host-{slot // RANKS_A_HOST}", 1 + slot, 1, "cpu")
-            known = Standing(1, 1, RoundId(1, 1), slot, self.workers, None, None, slot) if standing else None
+            known = MemberRecord(1, 1, RoundId(1, 1), slot, self.workers, None, None, slot) if standing else None
             job, incarnation = (JOB, 1) if standing else ("", 0)
             settings = self.core.policy.settings
             message = Register(PROTOCOL, job, "train.py", str(slot), session, incarnation, process, settings, known)
@@ -135,12 +135,12 @@ class Crowd:
         """Report equal states of all ranks there."""
         digests = tuple(Digest(point, commits, b"same") for point in points)
         for slot in range(self.workers):
-            self.step(Received(self.session_of[slot], Said(self._credential(slot), Digests(digests))))
+            self.step(Received(self.session_of[slot], ReportEnvelope(self._credential(slot), Digests(digests))))
 
     def save(self) -> None:
         self.compare(*SAVED)
         for slot in range(self.workers):
-            self.step(Received(self.session_of[slot], Said(self._credential(slot), SavedPoints(SAVED))))
+            self.step(Received(self.session_of[slot], ReportEnvelope(self._credential(slot), SavedPoints(SAVED))))
 
     def leave(self) -> None:
         for slot in range(self.workers):

@@ -44,7 +44,7 @@ from benchmarks.recovery_peers import (
 )
 from benchmarks.recovery_trials import WORLD_SIZE, detection_s, wait_until_training
 from benchmarks.report import MISSING, Progress, Report, median, table
-from samebits.core.watch.progress import LEAST_S
+from samebits.core.watch.hang_judge import LEAST_S
 from samebits.service.stacks import ask
 from samebits.settings_table import VARIABLES
 from samebits.store.process_identity import ProcessIdentity

@@ -46,10 +46,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # work queue changes wherever it is used.
     "training": (
         *(
-            "core.agent.events",
+            "core.agent.agent_events",
             "core.watch.anomalies",
             "core.watch.audits",
-            "core.lines",
+            "core.replacement_names",
             "core.messages",
             "core.watch.node_check",
             "core.watch.pace",
@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.reports",
             "core.values",
             "core.state",
-            "core.keys.work_queue",
+            "core.keys.queue_state",
         ),
         *("spelling", "start_folder", "store", "config", "service", "training", "tracebacks", "urls"),
     ),
@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.causes.table",
             "core.ends",
             "core.hangs",
-            "core.lines",
+            "core.replacement_names",
             "core.messages",
             "core.point",
         ),
@@ -79,11 +79,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("account", "config", "earlier", "launcher", "net", "scheduler_hosts", "spelling", "store", "tracebacks"),
     ),
     "hosts": (
-        *("core.causes.restarts", "core.lines", "core.messages"),
+        *("core.causes.restarts", "core.replacement_names", "core.messages"),
         *("account", "config", "hosts", "launcher", "option_types", "store"),
     ),
     "commands": (
-        *("core.causes.escalation", "core.causes.table", "core.ends", "core.hangs", "core.lines"),
+        *("core.causes.escalation", "core.causes.table", "core.ends", "core.hangs", "core.replacement_names"),
         *("service.cause_file", "service.job_journal", "service.log", "service.scheduler_address", "service.stacks"),
         "service.status",
         *("account", "commands", "config", "exit_codes", "hosts", "launcher", "net", "option_types"),
@@ -98,7 +98,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "compat": (
         *(
             "core.watch.equality",
-            "core.watch.health",
+            "core.watch.health_limits",
             "core.keys.key_store",
             "core.messages",
             "core.point",
@@ -499,7 +499,7 @@ OFFENDING: list[tuple[str, str, str]] = [
     ("training/checkpoint/dcp_index.py", "import pickle\npickle.load(file)", "pickle.load pickles"),
     ("training/checkpoint/dcp.py", "import pickle", "pickle runs code"),
     ("commands/stack.py", "import pickle\npickle.loads(file)", "pickle.loads pickles"),
-    ("launcher/stalls.py", "import pickle\npickle.dumps({})", "pickle runs code"),
+    ("launcher/hang_stacks.py", "import pickle\npickle.dumps({})", "pickle runs code"),
     ("training/state/torch_state.py", "import torch.distributed as dist\ndist.all_gather_object([], 1)", "pickles"),
     ("store/ckpt.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allow_pickle pickles"),
     ("net/utils.py", "", "does not say what lives there"),

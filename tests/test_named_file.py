@@ -22,7 +22,7 @@ from samebits.net.curve import secret_words
 from samebits.scheduler_hosts import NotHostsError
 from samebits.service.cause_file import table_of
 from samebits.store import durable
-from samebits.store.probe_note import ProbeNote, State
+from samebits.store.probe_note import ProbeNote, ProbeState
 from samebits.store.probe_note import read as read_probe
 from samebits.store.process_identity import ProcessIdentity
 from samebits.training.checkpoint.dcp import read_dcp
@@ -102,7 +102,7 @@ def test_link_to_a_file_is_followed_and_a_long_one_is_cut(tmp_path: Path) -> Non
 
 
 WRITE: dict[str, Callable[[Path], object]] = {
-    "PROBE_FILE": lambda path: ProbeNote(ProcessIdentity(7, 42), State.READY, 1.0).write(path),
+    "PROBE_FILE": lambda path: ProbeNote(ProcessIdentity(7, 42), ProbeState.READY, 1.0).write(path),
     "export --force": lambda path: durable.new_file(path, replace=True).__enter__(),
 }
 

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from samebits import strict_json
 from samebits.__main__ import main
 from samebits.account.event_log import events_in, line_of
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.core import messages, records
 from samebits.core.causes.kinds import Observation
 from samebits.core.ends import EndKind
-from samebits.core.messages import Credential, Leave, Process, ProcessEnded, Register, Said
+from samebits.core.messages import Credential, Leave, Process, ProcessEnded, Register, ReportEnvelope
 from samebits.core.point import Point
 from samebits.core.reports import LastWords
 from samebits.errors import SettingsError
-from samebits.launcher.progress import JsonScreen, Screen
+from samebits.launcher.progress_line import JsonScreen, Screen
 from samebits.printable import IN_LOGS, PrintableStream, printable, printable_lines
 from samebits.service import log
 from samebits.service.scheduling.unknown_peers import implausible
@@ -92,7 +92,7 @@ def test_json_is_equivalent_and_printable(value: Any) -> None:
 @given(ANY)
 def test_any_text_is_sent_and_stored(text: str) -> None:
     for schema, value in (
-        (messages.SCHEMA, Said(WHO, LastWords(text))),
+        (messages.SCHEMA, ReportEnvelope(WHO, LastWords(text))),
         (messages.SCHEMA, Leave(WHO, False, text)),
         (messages.SCHEMA, messages.EndJob("job", 1, EndKind.FINISHED, text)),
         (records.SCHEMA, records.JobInterrupted(EndKind.FINISHED, 1, text)),
@@ -100,11 +100,11 @@ def test_any_text_is_sent_and_stored(text: str) -> None:
     ):
         again = schema.unpack(schema.pack(value))
         assert again == value, "memory equals what is read back"
-        told = again.body if isinstance(again, Said) else again
+        told = again.body if isinstance(again, ReportEnvelope) else again
         assert printable(text) in [getattr(told, name, None) for name in ("text", "cause", "reason")]
-    event = Event(Kind.LOST, 1.0, node=text, text=text, more={"last": text})
+    event = JobEvent(EventKind.LOST, 1.0, node=text, text=text, more={"last": text})
     (read,) = events_in([line_of(event)])
-    assert read == Event(Kind.LOST, 1.0, node=text, text=text, more={"last": printable(text)})
+    assert read == JobEvent(EventKind.LOST, 1.0, node=text, text=text, more={"last": printable(text)})
     read.text.encode()
 
 

@@ -22,10 +22,10 @@ LARGE_CLASSES = {
 LONG_FUNCTIONS = {
     "commands/run/options.py:parse": "one rule an option, in the table's order",
     "commands/run/options.py:parser_for": "one table: every option of `samebits run`",
-    "core/agent/agent.py:_hear": "one `match`: every message of the scheduler",
-    "core/restore.py:choose": "one rule, in the order in which its cases are tried",
+    "core/agent/agent_core.py:_hear": "one `match`: every message of the scheduler",
+    "core/restore.py:choose_restore_point": "one rule, in the order in which its cases are tried",
     "core/state.py:apply": "one `match`: every record of the journal",
-    "dashboard/server.py:app_of": "one table: every route of the page",
+    "dashboard/web_app.py:app_of": "one table: every route of the page",
     "service/agent.py:__init__": "every field of the agent with what it is for",
     "service/agent.py:_notice": "one `match`: every notice of the agent",
 }
@@ -73,3 +73,31 @@ def test_a_long_function_has_a_stated_cause() -> None:
 def test_no_folder_has_more_files_than_a_reader_can_scan() -> None:
     folders = {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
     assert not [name for name in folders if len(list((PACKAGE / name).glob("*.py"))) > MOST_FILES_OF_A_FOLDER]
+
+
+OF_OTHER_FRAMEWORKS = {
+    "TorchState": "Horovod's users import it from its elastic module",
+    "Trainer": "Lightning's and transformers' users import it from their integration",
+}
+"""Names that other frameworks give, each with the reason why it has two definitions."""
+
+
+def public_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the classes and the names of types that a module defines."""
+    for part in tree.body:
+        if isinstance(part, ast.ClassDef):
+            yield part.name
+        elif isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name):
+            name, value = part.targets[0].id, ast.unparse(part.value)
+            if name[0].isupper() and not name.isupper() and not value.startswith("TypeVar("):
+                yield name
+
+
+def test_each_public_name_has_one_definition() -> None:
+    """A reader who greps for a class must find that class only."""
+    places: dict[str, list[str]] = {}
+    for file, tree in sources():
+        for name in public_names(tree):
+            places.setdefault(name, []).append(file)
+    repeated = {name: files for name, files in places.items() if len(files) > 1 and not name.startswith("_")}
+    assert repeated.keys() == OF_OTHER_FRAMEWORKS.keys(), repeated

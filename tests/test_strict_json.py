@@ -20,7 +20,7 @@ from samebits.account.event_log import events_in
 from samebits.account.goodput import goodput_of
 from samebits.account.recoveries import recoveries_of
 from samebits.errors import StoreError
-from samebits.hosts.autoscale import Autoscaler, Limits, Reading
+from samebits.hosts.autoscale import Autoscaler, Limits, LoadReading
 from samebits.launcher import job_spec
 from samebits.store import durable, private
 from samebits.store.lock import HOLDER_FILE, read_holder
@@ -160,7 +160,7 @@ def test_figure_of_any_size_leaves_the_job_within_its_bounds(queue: float) -> No
     limits = Limits(1, 4, queue=1e-300, settle_s=0.0)
     scaler = Autoscaler(limits)
     for now in range(9):
-        assert 1 <= scaler.decide(Reading(now * 100.0, 2, queue=queue, speed=1.0)).size <= 4
+        assert 1 <= scaler.decide(LoadReading(now * 100.0, 2, queue=queue, speed=1.0)).size <= 4
 
 
 PLAIN_JSON = {

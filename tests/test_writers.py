@@ -18,7 +18,7 @@ import pytest
 
 from samebits.__main__ import main
 from samebits.store import durable
-from samebits.store.probe_note import ProbeNote, State
+from samebits.store.probe_note import ProbeNote, ProbeState
 from samebits.store.process_identity import ProcessIdentity
 from tests.training.checkpoint.test_export import save
 from tests.training.commits import small_state
@@ -171,7 +171,7 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 EXPORT = ("ckpt", "export", "0/7", "--folder", "ckpt", "{}")
 OUTPUTS: dict[str, Callable[[Path], object]] = {
-    "PROBE_FILE": lambda path: ProbeNote(ProcessIdentity(7, 42), State.READY, 1.0).write(path),
+    "PROBE_FILE": lambda path: ProbeNote(ProcessIdentity(7, 42), ProbeState.READY, 1.0).write(path),
     "report": lambda path: main(["history", "--html", str(path)]),
     "report, replaced": lambda path: (main(["history", "--html", str(path)]), main(["history", "--html", str(path)])),
     "export, torch's": lambda path: main([one.format(path) for one in EXPORT]),

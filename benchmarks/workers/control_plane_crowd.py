@@ -4,7 +4,7 @@
 with the answer, ``subscribers`` listen to a bare PUB, ``victims`` are crowds of one, with a process for each worker.
 The module has the sockets, the conversation, and the times when the last worker of a crowd reached each point.
 
-It sends what ``core.agent.agent`` sends in that order (Register; Heartbeat when waiting and every second; Join;
+It sends what ``core.agent.agent_core`` sends in that order (Register; Heartbeat when waiting and every second; Join;
 Heartbeat when told its generation), with the product's messages, socket options and keys. While the clock runs, only
 the tag of incoming messages is read, and everything that can be packed before is: a machine that simulates ten thousand
 workers must not spend its cores on being ten thousand agents. The last message of each worker is decoded on request
@@ -37,10 +37,10 @@ from samebits.core.messages import (
     Heartbeat,
     Holdings,
     Join,
+    MemberRecord,
     Process,
     Register,
     RoundId,
-    Standing,
 )
 from samebits.net.address import endpoint
 from samebits.net.client import MAX_INCOMING_BYTES, RECONNECT_MS
@@ -353,7 +353,7 @@ class Crowd:
         standing = None
         if self._round is not None:
             size = self._settings.worker_num
-            standing = Standing(1, self._generation, self._round, slot, size, restore=None, final=None, rank=slot)
+            standing = MemberRecord(1, self._generation, self._round, slot, size, restore=None, final=None, rank=slot)
         return SCHEMA.pack(
             Register(
                 protocol=PROTOCOL,

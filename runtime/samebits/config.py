@@ -28,16 +28,16 @@ from samebits.settings_table import (
     PART_OF,
     REMOVED,
     VARIABLES,
-    Consistency,
+    ConsistencySetting,
     Dashboard,
     Grace,
-    Hang,
+    HangSetting,
     Health,
     HostRest,
-    Look,
     RecoverStrategy,
     Role,
     Scope,
+    SignPolicy,
     Straggler,
     Variable,
     WrongValueError,
@@ -53,9 +53,9 @@ __all__ = [
     "KEPT_NAMES",
     "OF_A_SHELL",
     "START_FOLDER",
-    "Look",
     "Role",
     "Settings",
+    "SignPolicy",
     "TorchrunSeat",
     "WrongValueError",
     "alone",
@@ -169,11 +169,11 @@ class Settings:
     heartbeat_interval_s: float
     node_timeout_s: float
     topo_timeout_s: float
-    hang: Hang
+    hang: HangSetting
     cause_table: Path | None
     loss_anomaly: str
     hidden_state: str
-    consistency: Consistency
+    consistency: ConsistencySetting
     audit: int
     preflight: bool
     straggler: Straggler
@@ -478,7 +478,7 @@ def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
     pairs = []
     for variable in (one for one in VARIABLES if one.scope is Scope.JOB):
         name, value = variable.name, getattr(settings, variable.field)
-        if isinstance(value, Consistency):
+        if isinstance(value, ConsistencySetting):
             name, value = "CONSISTENCY_EVERY", value.every
         pairs.append((name, value if isinstance(value, str) else str(int(value))))
     return tuple(pairs)

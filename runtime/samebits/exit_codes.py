@@ -12,7 +12,7 @@ from enum import Enum
 from samebits import errors
 
 
-class Again(Enum):
+class Repeatable(Enum):
     """Whether the same command can succeed when it is started again."""
 
     YES = "yes"
@@ -20,7 +20,7 @@ class Again(Enum):
     DONE = "–"
 
 
-YES, NO, DONE = Again.YES, Again.NO, Again.DONE
+YES, NO, DONE = Repeatable.YES, Repeatable.NO, Repeatable.DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class ExitCode:
 
     code: int
     name: str
-    again: Again
+    again: Repeatable
     meaning: str
     meaning_zh: str
 
 
-def _of(error: type[errors.SameBitsError], again: Again, meaning_zh: str) -> ExitCode:
+def _of(error: type[errors.SameBitsError], again: Repeatable, meaning_zh: str) -> ExitCode:
     meaning = " ".join((error.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
     return ExitCode(error.exit_code, error.__name__, again, meaning, meaning_zh)
 

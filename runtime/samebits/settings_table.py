@@ -61,7 +61,7 @@ class WrongValueError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class SettingType:
     """A type and its range: a description in both languages, and the parser."""
 
     expected: str
@@ -69,7 +69,7 @@ class Kind:
     parse: Callable[[str], object]
 
 
-def _whole(low: int, high: int, parse_first: Callable[[str], None] = lambda text: None) -> Kind:
+def _whole(low: int, high: int, parse_first: Callable[[str], None] = lambda text: None) -> SettingType:
     def parse(text: str) -> int:
         parse_first(text)
         # int() alone accepts 1_000 and digits of any script, and raises on thousands of digits.
@@ -77,7 +77,7 @@ def _whole(low: int, high: int, parse_first: Callable[[str], None] = lambda text
             raise WrongValueError()
         return int(text.strip())
 
-    return Kind(f"a whole number from {low} to {high}", f"{low} 到 {high} 的整数", parse)
+    return SettingType(f"a whole number from {low} to {high}", f"{low} 到 {high} 的整数", parse)
 
 
 def _explain_service_link(text: str) -> None:
@@ -88,7 +88,7 @@ def _explain_service_link(text: str) -> None:
         )
 
 
-def _seconds(low: float) -> Kind:
+def _seconds(low: float) -> SettingType:
     def parse(text: str) -> float:
         if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text.strip()):
             unit = re.fullmatch(r"\s*[0-9.]+\s*(ms|s|sec|m|min|h)\s*", text)
@@ -98,7 +98,7 @@ def _seconds(low: float) -> Kind:
             raise WrongValueError(f"no timer goes beyond {LONGEST_S:.0f} s" if value > LONGEST_S else "")
         return value
 
-    return Kind(f"seconds, {low:g} or more", f"秒数，不小于 {low:g}", parse)
+    return SettingType(f"seconds, {low:g} or more", f"秒数，不小于 {low:g}", parse)
 
 
 def _parse_switch(text: str) -> bool:
@@ -184,16 +184,16 @@ def _parse_device(text: str) -> str:
     return value
 
 
-def _name(longest: int, forbidden: str, expected: str, expected_zh: str) -> Kind:
+def _name(longest: int, forbidden: str, expected: str, expected_zh: str) -> SettingType:
     def parse(text: str) -> str:
         if len(text) > longest or not text.isprintable() or any(char in forbidden for char in text):
             raise WrongValueError()
         return text
 
-    return Kind(expected, expected_zh, parse)
+    return SettingType(expected, expected_zh, parse)
 
 
-def _one_of(*words: str) -> Kind:
+def _one_of(*words: str) -> SettingType:
     def parse(text: str) -> str:
         value = text.strip().lower()
         if value not in words:
@@ -202,11 +202,13 @@ def _one_of(*words: str) -> Kind:
 
     most, last = words[:-1], words[-1]
     if not most:
-        return Kind(last, last, parse)
-    return Kind(f"{', '.join(most)} or {last}", f"{'、'.join(most)} 或 {last}", parse)
+        return SettingType(last, last, parse)
+    return SettingType(f"{', '.join(most)} or {last}", f"{'、'.join(most)} 或 {last}", parse)
 
 
-def _and_number(words: tuple[str, ...], number: Kind, example: str, make: Callable[[str, object], object]) -> Kind:
+def _and_number(
+    words: tuple[str, ...], number: SettingType, example: str, make: Callable[[str, object], object]
+) -> SettingType:
     """Return the kind of a word, or of a word with a number as in ``example``; ``make`` gets None without one."""
 
     def parse(text: str) -> object:
@@ -219,14 +221,14 @@ def _and_number(words: tuple[str, ...], number: Kind, example: str, make: Callab
             raise WrongValueError(f"{behind[:40]!r} is not {number.expected}") from None
 
     most, last = words[:-1], words[-1]
-    return Kind(
+    return SettingType(
         f"{', '.join(most)} or {last}, optionally with {number.expected}, as in {example}",
         f"{'、'.join(most)} 或 {last}，也可附带{number.expected_zh}，例如 {example}",
         parse,
     )
 
 
-class Hang(NamedTuple):
+class HangSetting(NamedTuple):
     """HANG: the action on a worker that blocks the others, and the step timeout (None: learned)."""
 
     policy: str
@@ -246,7 +248,7 @@ class Straggler(NamedTuple):
         return f"{self.policy}:{self.factor}"
 
 
-class Consistency(NamedTuple):
+class ConsistencySetting(NamedTuple):
     """CONSISTENCY: which ranks are trusted if ranks differ, and the steps between two comparisons."""
 
     trust: str
@@ -390,7 +392,7 @@ def _parse_rest(text: str) -> HostRest:
     return HostRest(first_s, most_s)
 
 
-class Look(NamedTuple):
+class SignPolicy(NamedTuple):
     """The policy for one sign of bad health, and its limit.
 
     Attributes:
@@ -406,7 +408,7 @@ class Health(NamedTuple):
     """HEALTH: seconds between two checks, and a policy for each sign in the order of ``HEALTH_LIMITS``."""
 
     every_s: float
-    looks: tuple[Look, ...]
+    looks: tuple[SignPolicy, ...]
 
     def __str__(self) -> str:
         """Return the text that is parsed to this value."""
@@ -416,13 +418,13 @@ class Health(NamedTuple):
             items.append(f"{sign}={look.policy}{limit}")
         return ",".join(items)
 
-    def of(self, sign: str) -> Look:
+    def of(self, sign: str) -> SignPolicy:
         """Return the policy for a sign of ``HEALTH_LIMITS``."""
         return self.looks[list(HEALTH_LIMITS).index(sign)]
 
 
 def _parse_health(text: str) -> Health:
-    every_s, for_all, own = 10.0, "tell", dict[str, Look]()
+    every_s, for_all, own = 10.0, "tell", dict[str, SignPolicy]()
     for item in (part.strip().lower() for part in text.split(",") if part.strip()):
         name, _, value = item.partition("=")
         policy, _, limit = value.partition(":")
@@ -431,10 +433,10 @@ def _parse_health(text: str) -> Health:
         elif name == "every":
             every_s = float(str(_seconds(0.1).parse(value)))
         elif name in HEALTH_LIMITS and policy in _POLICIES:
-            own[name] = Look(policy, _health_limit(name, limit) if limit else HEALTH_LIMITS[name])
+            own[name] = SignPolicy(policy, _health_limit(name, limit) if limit else HEALTH_LIMITS[name])
         else:
             raise WrongValueError(f"{item[:60]!r} is none of its words")
-    return Health(every_s, tuple(own.get(name, Look(for_all, limit)) for name, limit in HEALTH_LIMITS.items()))
+    return Health(every_s, tuple(own.get(name, SignPolicy(for_all, limit)) for name, limit in HEALTH_LIMITS.items()))
 
 
 def _health_limit(name: str, text: str) -> float:
@@ -460,23 +462,25 @@ def _parse_words(text: str) -> object:
     return _COMMAND.parse(text)
 
 
-_ROLE = Kind(
+_ROLE = SettingType(
     "scheduler or worker (or MS_SCHED, MS_WORKER)", "scheduler 或 worker（或 MS_SCHED、MS_WORKER）", _parse_role
 )
-_SWITCH = Kind("0 or 1", "0 或 1", _parse_switch)
+_SWITCH = SettingType("0 or 1", "0 或 1", _parse_switch)
 _WORKERS = _whole(1, MOST_WORKERS)
-_HOST = Kind("a host name or an IPv4 or IPv6 address", "主机名、IPv4 或 IPv6 地址", _parse_host)
-_HOSTS = Kind(
+_HOST = SettingType("a host name or an IPv4 or IPv6 address", "主机名、IPv4 或 IPv6 地址", _parse_host)
+_HOSTS = SettingType(
     "a host name or an IPv4 or IPv6 address, or several separated by commas, each optionally with :port, or file:/path",
     "主机名、IPv4 或 IPv6 地址；或以逗号分隔的多个（各可带 :端口）；或 file:/path",
     _parse_hosts,
 )
 _PORT = _whole(1, 65535, _explain_service_link)
-_FOLDER = Kind("a folder", "目录", _parse_folder)
-_FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL", folder_or_url)
-_RECOVERY_PLACE = Kind("a folder, or etcd://host:port,…/prefix", "目录，或 etcd://host:port,…/prefix", _parse_recovery)
-_FILE = Kind("a file", "文件", _parse_folder)
-_DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
+_FOLDER = SettingType("a folder", "目录", _parse_folder)
+_FOLDER_OR_URL = SettingType("a folder, or the URL of one", "目录，或目录的 URL", folder_or_url)
+_RECOVERY_PLACE = SettingType(
+    "a folder, or etcd://host:port,…/prefix", "目录，或 etcd://host:port,…/prefix", _parse_recovery
+)
+_FILE = SettingType("a file", "文件", _parse_folder)
+_DEVICE = SettingType("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _BACKEND = _one_of("gloo")
 _OPERATORS = _one_of("binary", "cache")
 _POLICIES = ("tell", "drain", "refuse", "off")
@@ -492,56 +496,58 @@ HEALTH_LIMITS = {
     "device_shared": 0.9,
     "logs": 256.0,
 }
-"""The signs of bad health, by the names of ``core.watch.health.Sign``, and their default limits."""
+"""The signs of bad health, by the names of ``core.watch.health_limits.Sign``, and their default limits."""
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
 _HIDDEN = _one_of("tell", "off", "stop", "check")
-_EVERY = Kind("a whole number of 0 or more, or auto", "不小于 0 的整数，或 auto", _parse_every)
-_COPIES = Kind("auto, off, or a whole number from 1 to 999999", "auto、off，或 1 到 999999 的整数", _parse_copies)
+_EVERY = SettingType("a whole number of 0 or more, or auto", "不小于 0 的整数，或 auto", _parse_every)
+_COPIES = SettingType(
+    "auto, off, or a whole number from 1 to 999999", "auto、off，或 1 到 999999 的整数", _parse_copies
+)
 _HANG = _and_number(
     ("end", "tell", "off"),
     _seconds(0.001),
     "end:60",
-    lambda word, number: Hang(word, None if number is None else float(str(number))),
+    lambda word, number: HangSetting(word, None if number is None else float(str(number))),
 )
 _CONSISTENCY = _and_number(
     ("majority", "leader", "stop"),
     _EVERY,
     "majority:50",
-    lambda word, number: Consistency(word, number if isinstance(number, int | str) else 50),
+    lambda word, number: ConsistencySetting(word, number if isinstance(number, int | str) else 50),
 )
-_AUDIT = Kind("0, or a whole number of 50 or more", "0，或不小于 50 的整数", _parse_audit)
+_AUDIT = SettingType("0, or a whole number of 50 or more", "0，或不小于 50 的整数", _parse_audit)
 _STRAGGLER = _and_number(
     ("tell", "swap", "off"),
-    Kind("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor),
+    SettingType("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor),
     "swap:1.5",
     lambda word, number: Straggler(word, 1.2 if number is None else float(str(number))),
 )
-_GRACE = Kind(
+_GRACE = SettingType(
     "start, shrink and reconnect, each as name=seconds, separated by commas",
     "start、shrink、reconnect 中的若干项，写作 名称=秒数，以逗号分隔",
     _parse_grace,
 )
-_DASHBOARD = Kind(
+_DASHBOARD = SettingType(
     "a whole number from 1 to 65535, actions, or both separated by a comma",
     "1 到 65535 的整数、actions，或以逗号分隔的两者",
     _parse_dashboard,
 )
-_STRATEGY = Kind(
+_STRATEGY = SettingType(
     f"any of {', '.join(STRATEGY_WORDS)}, separated by commas, each optionally with attempts as in process:5",
     f"{'、'.join(STRATEGY_WORDS)} 中的若干项，以逗号分隔，各可附带次数，例如 process:5",
     _parse_strategy,
 )
-_TURN = Kind("on, off or pause", "on、off 或 pause", _parse_turn)
-_SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
-_HEALTH_WORDS = Kind(
+_TURN = SettingType("on, off or pause", "on、off 或 pause", _parse_turn)
+_SHARE = SettingType("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
+_HEALTH_WORDS = SettingType(
     "tell, drain, refuse or off for all, or items sign=word or sign=word:limit, separated by commas",
     "tell、drain、refuse 或 off，适用于全部，或写作 项=词、项=词:上限，以逗号分隔",
     _parse_health,
 )
-_SECRET = Kind("a secret of 16 bytes or more", "不少于 16 字节的密钥文本", str)
-_REST = Kind("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
+_SECRET = SettingType("a secret of 16 bytes or more", "不少于 16 字节的密钥文本", str)
+_REST = SettingType("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
 _COMMAND = _name(4096, "", "a command in at most 4096 printable characters", "至多 4096 个可打印字符的命令")
-_WORDS = Kind(_COMMAND.expected, _COMMAND.expected_zh, _parse_words)
+_WORDS = SettingType(_COMMAND.expected, _COMMAND.expected_zh, _parse_words)
 _NODE = _name(128, " /", "at most 128 printable characters, no space, no /", "至多 128 个可打印字符，不含空格和 /")
 _TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可打印字符")
 
@@ -584,7 +590,7 @@ class Variable:
 
     name: str
     field: str
-    kind: Kind
+    kind: SettingType
     default: str | None
     capability: Capability
     meaning: str

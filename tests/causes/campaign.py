@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samebits.account.event_log import read_events
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.commands.drill.rehearsal import free_environment, is_over, trains_since
-from samebits.core.lines import root_of
 from samebits.core.records import CauseFound, Record
+from samebits.core.replacement_names import root_of
 from samebits.launcher import job_spec
 from samebits.launcher.processes import end, name_of, process_names, read_pid_files, send_signal
 from samebits.service.job_journal import history_of
@@ -112,7 +112,7 @@ class FailingJob:
 
     # ---- records
 
-    def _events(self) -> list[Event]:
+    def _events(self) -> list[JobEvent]:
         return read_events(self._folder / "recovery")
 
     def _records(self) -> list[Record]:
@@ -132,7 +132,7 @@ class FailingJob:
         """Return whether it has ended."""
         return is_over(self._events())
 
-    def wait_until(self, is_so: Callable[[list[Event]], bool], what: str) -> None:
+    def wait_until(self, is_so: Callable[[list[JobEvent]], bool], what: str) -> None:
         """Wait until the job's events show it.
 
         Raises:
@@ -147,10 +147,10 @@ class FailingJob:
     def _wait_for_training(self) -> dict[str, ProcessIdentity]:
         """Wait until all have made some steps; return the members' processes by node, in slot order."""
 
-        def trains(events: list[Event]) -> bool:
+        def trains(events: list[JobEvent]) -> bool:
             if trains_since(events) is None or len(self._running()) <= WORKERS:
                 return False
-            began = next(event.step for event in reversed(events) if event.kind is Kind.TRAINING)
+            began = next(event.step for event in reversed(events) if event.kind is EventKind.TRAINING)
             return max(event.step for event in events) >= began + STEPS_FIRST
 
         self.wait_until(trains, "training")
@@ -175,7 +175,7 @@ class FailingJob:
         self._give(given, members)
         generation = max(event.generation for event in before)
 
-        def is_made_good(events: list[Event]) -> bool:
+        def is_made_good(events: list[JobEvent]) -> bool:
             if all(fault.goes_on for fault in given.values()):
                 return not wrong(given, Said((), _since(self._log, log_at).splitlines()))
             trains = trains_since(events) is not None and max(event.generation for event in events) > generation

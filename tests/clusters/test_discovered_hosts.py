@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.account.job_view import Presence
+from samebits.account.job_view import PresenceState
 from samebits.launcher import job_spec
 from samebits.service.status import stored_view
 from tests.clusters.hosts import SECRET
@@ -90,7 +90,7 @@ def stands(job: ShellJob, hosts: dict[str, int]) -> bool:
     view = stored_view(job.folder / "recovery")
     if kept is None or view is None or kept.nodes is None:
         return False
-    members = {one.node for one in view.workers if one.presence is Presence.ALIVE and not one.is_joining}
+    members = {one.node for one in view.workers if one.presence is PresenceState.ALIVE and not one.is_joining}
     placed = Counter(kept.hosts.values())
     return members == set(kept.nodes) == kept.hosts.keys() and placed == Counter({k: v for k, v in hosts.items() if v})
 

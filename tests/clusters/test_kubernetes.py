@@ -15,7 +15,7 @@ import yaml
 from kubeflow_trainer_api import models
 
 from samebits import config
-from samebits.core.causes.escalation import Level, levels_of
+from samebits.core.causes.escalation import RestartScope, levels_of
 from samebits.errors import LevelsSpentError
 from samebits.exit_codes import codes_to_give_up_at
 from samebits.settings_table import VARIABLES
@@ -234,7 +234,9 @@ def test_levels_use_ascends_spelling(folder: str) -> None:
         levels = levels_of(
             settings.recover_strategy.attempts, process=settings.process_recover, pod=settings.pod_rescheduling
         )
-        assert tuple(levels) == (tuple(Level) if folder in VARIANTS else (Level.PROCESS, Level.POD))
+        assert tuple(levels) == (
+            tuple(RestartScope) if folder in VARIANTS else (RestartScope.PROCESS, RestartScope.POD)
+        )
         stays = ["--stay"] if folder in OVERLAYS else []
         assert container["command"][: 2 + len(stays)] == ["samebits", "keep", *stays]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.commands.autoscale import Meter, main, room_for
 from samebits.errors import UsageError
 from samebits.launcher.job_spec import JobSpec
@@ -54,7 +54,7 @@ def test_cpu_and_memory_are_means_over_the_reporting_workers() -> None:
 def test_queue_is_that_of_the_lowest_reporting_slot() -> None:
     assert Meter(None).read(measuring({"cpu": 1.0}, {"queue": 12.0}, {"queue": 70.0}), 1.0, None).queue == 12.0
     lost = measuring({"queue": 12.0}, {"queue": 70.0})
-    gone = (replace(lost.workers[0], presence=Presence.LOST), lost.workers[1])
+    gone = (replace(lost.workers[0], presence=PresenceState.LOST), lost.workers[1])
     assert Meter(None).read(replace(lost, workers=gone), 1.0, None).queue == 70.0
     assert Meter(None).read(measuring({"queue": -1.0}), 1.0, None).queue == 0.0
     assert Meter(None).read(view(), 1.0, None).queue is None

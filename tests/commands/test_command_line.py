@@ -22,8 +22,8 @@ from samebits import __main__ as command_line
 from samebits import config
 from samebits.__main__ import RENAMED, SUBCOMMANDS, Subcommand, main
 from samebits.account.event_log import line_of
-from samebits.account.events import Event, Kind
-from samebits.account.job_view import JobView, Presence
+from samebits.account.events import EventKind, JobEvent
+from samebits.account.job_view import JobView, PresenceState
 from samebits.commands import doctor
 from samebits.commands.run import prepare
 from samebits.commands.run.options import parse
@@ -35,10 +35,10 @@ from samebits.core.point import Point
 from samebits.errors import SameBitsError, UsageError
 from samebits.launcher import job_spec
 from samebits.service.status import stored_view
-from samebits.store.event_log import EventLog
 from samebits.store.journal import Journal
 from samebits.store.owner import claim_folder
 from samebits.store.process_identity import ProcessIdentity, host_id, write_pid_file
+from samebits.store.text_log import EventLog
 from tests.launcher.views import JOB
 from tests.store.disk_faults import closed
 from tests.system.processes import free_port
@@ -267,7 +267,7 @@ def test_status_from_the_journal_says_so(here: Path, capsys: pytest.CaptureFixtu
     view = msgspec.convert(json.loads(capsys.readouterr().out), JobView)
     assert (view.from_journal, view.step, view.world_size) == (True, 120, 2)
     with contextlib.closing(EventLog(here / "recovery", lambda lines: "", print)) as kept:
-        kept.append([line_of(Event(Kind.LEFT, 9.0, 1, 1, 122, "0", "left on purpose"))])
+        kept.append([line_of(JobEvent(EventKind.LEFT, 9.0, 1, 1, 122, "0", "left on purpose"))])
     assert main(["status"]) == 0
     assert "was stopped · step 122 ·" in capsys.readouterr().out, "the end summary names the same step"
 
@@ -305,7 +305,7 @@ def test_end_of_the_last_term_does_not_apply_to_an_earlier_one(tmp_path: Path) -
     seen = stored_view(tmp_path)
     assert seen is not None
     assert (seen.ended, seen.term, len(seen.interruptions)) == (None, 2, 1)
-    assert [worker.presence for worker in seen.workers] == [Presence.ALIVE, Presence.LOST]
+    assert [worker.presence for worker in seen.workers] == [PresenceState.ALIVE, PresenceState.LOST]
     with Journal.open(tmp_path)[0] as journal:
         journal.append([records.SCHEMA.pack(record) for record in (records.TrainingFinished(Point(600, 3)),)])
         journal.append([records.SCHEMA.pack(record) for record in (records.JobFinished(),)])

@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebits.account.event_log import read_events
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.commands.drill.command import lines_of, main, report
 from samebits.commands.drill.compare import Compared, Differing, compare
 from samebits.commands.drill.faults import flip_bit
-from samebits.commands.drill.outcome import Injected, NotInjected, Outcome
-from samebits.commands.drill.page import html_of
-from samebits.commands.drill.plan import Fault, Planned, drawn, faults_of, steps_of
-from samebits.commands.drill.rehearsal import Span, free_environment, trains_since, warnings_in
+from samebits.commands.drill.html_report import html_of
+from samebits.commands.drill.outcome import DrillOutcome, Injected, NotInjected
+from samebits.commands.drill.plan import DrillFault, Planned, drawn, faults_of, steps_of
+from samebits.commands.drill.rehearsal import EventsFileWatch, free_environment, trains_since, warnings_in
 from samebits.core.point import Point
 from samebits.errors import UsageError
 from samebits.store.checkpoint import PointHeader, TensorPart, write_point
@@ -39,13 +39,13 @@ def test_plan_follows_from_its_seed_with_every_fault_equally_often() -> None:
     kinds = faults_of("kill, stop,scheduler")
     plan = drawn(kinds, 9, seed=4)
     assert plan == drawn(kinds, 9, seed=4) != drawn(kinds, 9, seed=5)
-    assert Counter(one.fault for one in plan) == {Fault.KILL: 3, Fault.STOP: 3, Fault.SCHEDULER: 3}
+    assert Counter(one.fault for one in plan) == {DrillFault.KILL: 3, DrillFault.STOP: 3, DrillFault.SCHEDULER: 3}
     assert all(0 < one.share < 1 and 0 <= one.draw < 1 for one in plan)
 
 
 @given(count=st.integers(0, 40), more=st.integers(1, 2000), seed=st.integers(0, 99))
 def test_every_fault_has_its_own_step_before_the_last_in_any_job(count: int, more: int, seed: int) -> None:
-    plan = drawn([Fault.KILL], count, seed)
+    plan = drawn([DrillFault.KILL], count, seed)
     steps = steps_of(plan, count + more)
     assert len(steps) == count and steps == sorted(set(steps))
     assert all(1 <= step < count + more for step in steps)
@@ -55,7 +55,7 @@ def test_every_fault_has_its_own_step_before_the_last_in_any_job(count: int, mor
 
 def test_target_is_a_member() -> None:
     members = ["worker_0", "worker_1", "worker_2"]
-    assert [Planned(Fault.KILL, 0.5, draw).pick(members) for draw in (0, 0.4, 0.99999)] == members
+    assert [Planned(DrillFault.KILL, 0.5, draw).pick(members) for draw in (0, 0.4, 0.99999)] == members
 
 
 @pytest.mark.parametrize("text", ["", ",", "kill,flood", "Kill", "kill scheduler"])
@@ -127,7 +127,7 @@ def test_every_differing_rank_is_counted_however_many_tensors_it_has(tmp_path: P
             header = PointHeader("a job", Point(10, 1), 4, rank, rank, str(rank))
             parts = [TensorPart(name, "U8", (1,), bytes([content])) for name in names]
             write_point(tmp_path / folder, header, parts, TREE, LAYOUT)
-    told = report(Outcome(FINISHED), Outcome(FINISHED), compare(tmp_path / "a", tmp_path / "b"), 7, [])
+    told = report(DrillOutcome(FINISHED), DrillOutcome(FINISHED), compare(tmp_path / "a", tmp_path / "b"), 7, [])
     assert (told["differing_ranks"], len(told["differing"])) == ([0, 1], 100)
 
 
@@ -161,27 +161,35 @@ def test_damaged_checkpoint_is_a_difference(tmp_path: Path) -> None:
     assert "step 10, rank 0: " in compare(tmp_path / "a", tmp_path / "b").difference
 
 
-FINISHED = [Event(Kind.SCHEDULER, 1.0), Event(Kind.TRAINING, 2.0), Event(Kind.FINISHED, 9.0, step=50)]
+FINISHED = [
+    JobEvent(EventKind.SCHEDULER, 1.0),
+    JobEvent(EventKind.TRAINING, 2.0),
+    JobEvent(EventKind.FINISHED, 9.0, step=50),
+]
 
 
 @pytest.mark.parametrize(("seen_s", "is_right"), [(8.0, True), (7.2, True), (9.2, False), (None, True)])
 def test_buckets_that_do_not_sum_to_the_measured_time_fail_the_drill(
     seen_s: float | None, is_right: bool, tmp_path: Path
 ) -> None:
-    told = report(Outcome(FINISHED), Outcome(FINISHED, seen_s=seen_s), Compared((50,), 2, 3), 7, [])
+    told = report(DrillOutcome(FINISHED), DrillOutcome(FINISHED, seen_s=seen_s), Compared((50,), 2, 3), 7, [])
     assert told["passed"] is is_right
     said = "account: disturbed took 9.20 s, and its buckets sum to 8.00 s"
     assert (said in lines_of(told, tmp_path)) is not is_right
-    long = [Event(Kind.SCHEDULER, 1.0), Event(Kind.TRAINING, 2.0), Event(Kind.FINISHED, 1001.0, step=50)]
-    off = report(Outcome(long), Outcome(long, seen_s=1006.0), Compared((50,), 2, 3), 7, [])
-    near = report(Outcome(long), Outcome(long, seen_s=1004.0), Compared((50,), 2, 3), 7, [])
+    long = [
+        JobEvent(EventKind.SCHEDULER, 1.0),
+        JobEvent(EventKind.TRAINING, 2.0),
+        JobEvent(EventKind.FINISHED, 1001.0, step=50),
+    ]
+    off = report(DrillOutcome(long), DrillOutcome(long, seen_s=1006.0), Compared((50,), 2, 3), 7, [])
+    near = report(DrillOutcome(long), DrillOutcome(long, seen_s=1004.0), Compared((50,), 2, 3), 7, [])
     assert (off["passed"], near["passed"]) == (False, True), "half a percent of a long run"
 
 
 def test_last_event_is_seen_at_once_whatever_the_drill_waits_for(tmp_path: Path) -> None:
     looked = threading.Event()
 
-    class Told(Span):
+    class Told(EventsFileWatch):
         def _look(self) -> None:
             super()._look()
             looked.set()
@@ -199,29 +207,31 @@ def test_last_event_is_seen_at_once_whatever_the_drill_waits_for(tmp_path: Path)
     seen_s = span.close()
     assert seen_s is not None and seen_s <= noticed_s - began_s
     assert span.close() == seen_s
-    assert Span(tmp_path / "nothing").close() is None
+    assert EventsFileWatch(tmp_path / "nothing").close() is None
 
 
 def test_job_that_has_just_lost_a_member_does_not_count_as_training() -> None:
     training = FINISHED[:2]
-    assert trains_since(training) == trains_since([*training, Event(Kind.LOST, 3.0, more={"spare": 1})]) == 2.0
-    assert trains_since([*training, Event(Kind.LOST, 3.0)]) is None
-    assert trains_since([*training, Event(Kind.SCHEDULER, 3.0)]) is None
+    assert trains_since(training) == trains_since([*training, JobEvent(EventKind.LOST, 3.0, more={"spare": 1})]) == 2.0
+    assert trains_since([*training, JobEvent(EventKind.LOST, 3.0)]) is None
+    assert trains_since([*training, JobEvent(EventKind.SCHEDULER, 3.0)]) is None
 
 
 def test_verdict_names_what_was_compared_and_advises_on_differences(tmp_path: Path) -> None:
-    good = Outcome(FINISHED, [Injected(Fault.KILL, "worker_1", 20, 4.0, 0.5)], wall_s=9.0)
-    passed = report(Outcome(FINISHED), good, Compared((40, 50), 2, 24), 7, [])
+    good = DrillOutcome(FINISHED, [Injected(DrillFault.KILL, "worker_1", 20, 4.0, 0.5)], wall_s=9.0)
+    passed = report(DrillOutcome(FINISHED), good, Compared((40, 50), 2, 24), 7, [])
     assert passed["passed"] and passed["verdict"] == "passed"
     assert "bits: equal in 24 tensors of 2 ranks, steps 40, 50; the last is 50" in lines_of(passed, tmp_path)
-    failed = report(Outcome(FINISHED), good, Compared((50,), 2, 3, "step 50, rank 1: tensor x differs"), 7, ["this"])
+    failed = report(
+        DrillOutcome(FINISHED), good, Compared((50,), 2, 3, "step 50, rank 1: tensor x differs"), 7, ["this"]
+    )
     assert not failed["passed"] and failed["verdict"] == "failed"
     assert {"bits: step 50, rank 1: tensor x differs", "look: this"} <= set(lines_of(failed, tmp_path))
-    lost = report(Outcome(FINISHED), Outcome(problem="it was stopped"), Compared((50,), 2, 3), 7, [])
+    lost = report(DrillOutcome(FINISHED), DrillOutcome(problem="it was stopped"), Compared((50,), 2, 3), 7, [])
     assert "survived: no: it was stopped" in lines_of(lost, tmp_path)
     assert lines_of(lost, tmp_path)[0] == "drill FAILED: the job did not survive 0 faults"
     assert lines_of(passed, tmp_path)[0].startswith("drill PASSED: 1 fault, ")
-    broken = report(Outcome(FINISHED, problem="it failed"), Outcome(), Compared((), 0, 0), 7, [])
+    broken = report(DrillOutcome(FINISHED, problem="it failed"), DrillOutcome(), Compared((), 0, 0), 7, [])
     lines = lines_of(broken, tmp_path)
     assert lines[0] == "drill FAILED: the script does not finish, although no fault was given"
     assert "survived: no: undisturbed: it failed" in lines and lines[-1].startswith("next: ")
@@ -230,12 +240,12 @@ def test_verdict_names_what_was_compared_and_advises_on_differences(tmp_path: Pa
 
 
 def test_fault_that_was_not_injected_is_reported_and_never_passes(tmp_path: Path) -> None:
-    away = Injected(Fault.SCHEDULER, "scheduler", 20, 4.0, 1.5, "SIGKILL to the scheduler", trained_on=True)
+    away = Injected(DrillFault.SCHEDULER, "scheduler", 20, 4.0, 1.5, "SIGKILL to the scheduler", trained_on=True)
     assert str(away).endswith("; the ranks trained on; a scheduler answered again after 1.5 s")
     assert str(replace(away, trained_on=False)).endswith("; all ranks trained again after 1.5 s")
-    missing = [NotInjected(Fault.CLOCK_JUMP, "no C compiler (cc) is here to build the preloaded library with")]
-    given = Outcome(FINISHED, [Injected(Fault.KILL, "worker_1", 20, 4.0, 0.5, "SIGKILL to pid 7")], missing)
-    told = report(Outcome(FINISHED), given, Compared((50,), 2, 24), 7, [])
+    missing = [NotInjected(DrillFault.CLOCK_JUMP, "no C compiler (cc) is here to build the preloaded library with")]
+    given = DrillOutcome(FINISHED, [Injected(DrillFault.KILL, "worker_1", 20, 4.0, 0.5, "SIGKILL to pid 7")], missing)
+    told = report(DrillOutcome(FINISHED), given, Compared((50,), 2, 24), 7, [])
     assert (told["passed"], told["verdict"], [one["fault"] for one in told["faults"]]) == (
         False,
         "incomplete",
@@ -250,18 +260,21 @@ def test_fault_that_was_not_injected_is_reported_and_never_passes(tmp_path: Path
 
 def test_report_page_shows_everything_and_runs_no_script(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>"
-    given = [Injected(Fault.KILL, "worker_1", 20, 4.0, 0.5, f"SIGKILL to {bad}"), Injected(Fault.ALL, "", 30, 5.0)]
-    lost = Event(Kind.LOST, 3.0, 1, 1, 20, "1", bad, {"slot": 1})
+    given = [
+        Injected(DrillFault.KILL, "worker_1", 20, 4.0, 0.5, f"SIGKILL to {bad}"),
+        Injected(DrillFault.ALL, "", 30, 5.0),
+    ]
+    lost = JobEvent(EventKind.LOST, 3.0, 1, 1, 20, "1", bad, {"slot": 1})
     events = [
         *FINISHED[:2],
         lost,
-        Event(Kind.ROUND, 3.1),
-        Event(Kind.GENERATION, 3.2),
-        Event(Kind.TRAINING, 3.5),
+        JobEvent(EventKind.ROUND, 3.1),
+        JobEvent(EventKind.GENERATION, 3.2),
+        JobEvent(EventKind.TRAINING, 3.5),
         FINISHED[2],
     ]
-    missing = [NotInjected(Fault.OOM, bad)]
-    told = report(Outcome(FINISHED), Outcome(events, given, missing), Compared((50,), 2, 24), 7, [bad])
+    missing = [NotInjected(DrillFault.OOM, bad)]
+    told = report(DrillOutcome(FINISHED), DrillOutcome(events, given, missing), Compared((50,), 2, 24), 7, [bad])
     page = html_of(told, lines_of(told, tmp_path))
     assert "<script" not in page and page.count("&lt;script&gt;") == 5
     assert '<h1 class="incomplete">drill INCOMPLETE' in page

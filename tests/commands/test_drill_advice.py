@@ -6,23 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from samebits.account.events import Event, Kind
-from samebits.commands.drill.advice import USUAL, Script, advise, never_commits
+from samebits.account.events import EventKind, JobEvent
+from samebits.commands.drill.advice import USUAL, UserScript, advise, never_commits
 from samebits.commands.drill.compare import Compared, Differing
-from samebits.commands.drill.outcome import Injected, Outcome
-from samebits.commands.drill.plan import Fault
+from samebits.commands.drill.outcome import DrillOutcome, Injected
+from samebits.commands.drill.plan import DrillFault
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = (ROOT / "examples/digits/train.py").read_text(encoding="utf-8")
-WHOLE = Outcome([Event(Kind.SCHEDULER, 1.0), Event(Kind.TRAINING, 2.0), Event(Kind.FINISHED, 9.0, step=50)])
-KILLED = Outcome(WHOLE.events, [Injected(Fault.KILL, "worker_1", 27, 4.0, 0.5)])
+WHOLE = DrillOutcome(
+    [JobEvent(EventKind.SCHEDULER, 1.0), JobEvent(EventKind.TRAINING, 2.0), JobEvent(EventKind.FINISHED, 9.0, step=50)]
+)
+KILLED = DrillOutcome(WHOLE.events, [Injected(DrillFault.KILL, "worker_1", 27, 4.0, 0.5)])
 DIFFERS = Compared(
     (20, 40), 2, 9, "tensor x of rank 0 differs at step 40", 40, 20, (Differing(0, "x"), Differing(1, "x"))
 )
 
 
-def told(text: str, compared: Compared = DIFFERS, disturbed: Outcome = KILLED) -> list[str]:
-    return advise(Script("train.py", text), compared, WHOLE, disturbed)
+def told(text: str, compared: Compared = DIFFERS, disturbed: DrillOutcome = KILLED) -> list[str]:
+    return advise(UserScript("train.py", text), compared, WHOLE, disturbed)
 
 
 def changed(old: str, new: str) -> str:
@@ -96,34 +98,44 @@ def test_sampler_without_set_epoch_is_named() -> None:
 
 def test_forgotten_commit_is_the_only_advice() -> None:
     text = changed("                state.commit()\n", "")
-    idle = Outcome([Event(Kind.SCHEDULER, 1.0), Event(Kind.TRAINING, 2.0)], problem="it did not finish")
-    (said,) = advise(Script("train.py", text), Compared((), 0, 0, "no checkpoints"), idle, idle)
+    idle = DrillOutcome(
+        [JobEvent(EventKind.SCHEDULER, 1.0), JobEvent(EventKind.TRAINING, 2.0)], problem="it did not finish"
+    )
+    (said,) = advise(UserScript("train.py", text), Compared((), 0, 0, "no checkpoints"), idle, idle)
     assert said.startswith("train.py never calls commit(): it has trained and no step was committed")
     assert f"in line {line_of(text, 'optimizer.step()')}" in said
 
 
 def test_forgotten_commit_is_reported_even_if_the_bits_are_equal() -> None:
     """Such a job restarts after a loss and may reach the same end, as one did."""
-    ran = [Event(Kind.TRAINING, 2.0), Event(Kind.STEP, 3.0), Event(Kind.STEP, 4.0), Event(Kind.TRAINED, 9.0, step=50)]
+    ran = [
+        JobEvent(EventKind.TRAINING, 2.0),
+        JobEvent(EventKind.STEP, 3.0),
+        JobEvent(EventKind.STEP, 4.0),
+        JobEvent(EventKind.TRAINED, 9.0, step=50),
+    ]
     text = changed("                state.commit()\n", "")
     equal = Compared((0, 50), 2, 20)
-    (said,) = advise(Script("train.py", text), equal, Outcome(ran), Outcome(ran, KILLED.injected))
+    (said,) = advise(UserScript("train.py", text), equal, DrillOutcome(ran), DrillOutcome(ran, KILLED.injected))
     assert said.startswith("train.py never calls commit()")
-    assert never_commits(Outcome(ran))
-    assert not never_commits(Outcome([*ran[:2], Event(Kind.STEP, 4.0, step=7), ran[3]]))
-    assert not never_commits(Outcome([ran[0], ran[3]])), "too short to tell"
-    assert not never_commits(Outcome())
+    assert never_commits(DrillOutcome(ran))
+    assert not never_commits(DrillOutcome([*ran[:2], JobEvent(EventKind.STEP, 4.0, step=7), ran[3]]))
+    assert not never_commits(DrillOutcome([ran[0], ran[3]])), "too short to tell"
+    assert not never_commits(DrillOutcome())
 
 
 def test_failing_script_gets_only_its_own_error() -> None:
-    events = [Event(Kind.TRAINING, 2.0), Event(Kind.INTERRUPTED, 3.0, text="failed at train.py:7: TypeError")]
-    failed = Outcome(events, problem="failed at train.py:7: TypeError")
-    assert advise(Script("train.py", DIGITS), Compared((), 0, 0), failed, Outcome()) == []
+    events = [
+        JobEvent(EventKind.TRAINING, 2.0),
+        JobEvent(EventKind.INTERRUPTED, 3.0, text="failed at train.py:7: TypeError"),
+    ]
+    failed = DrillOutcome(events, problem="failed at train.py:7: TypeError")
+    assert advise(UserScript("train.py", DIGITS), Compared((), 0, 0), failed, DrillOutcome()) == []
 
 
 def test_commit_that_is_never_reached_has_another_message() -> None:
-    idle = Outcome([Event(Kind.TRAINING, 2.0)], problem="it did not finish")
-    (said,) = advise(Script("train.py", DIGITS), Compared((), 0, 0, "no checkpoints"), idle, idle)
+    idle = DrillOutcome([JobEvent(EventKind.TRAINING, 2.0)], problem="it did not finish")
+    (said,) = advise(UserScript("train.py", DIGITS), Compared((), 0, 0, "no checkpoints"), idle, idle)
     assert "its commit() is never reached" in said
 
 
@@ -144,7 +156,7 @@ def test_unrestored_random_numbers_are_named() -> None:
 
 def test_workers_warnings_precede_findings_in_the_script() -> None:
     warned = "train.py:46: count was 1 when training began and is 7 as it begins anew"
-    assert told(DIGITS, disturbed=Outcome(WHOLE.events, said=[warned]))[1:] == [warned]
+    assert told(DIGITS, disturbed=DrillOutcome(WHOLE.events, said=[warned]))[1:] == [warned]
 
 
 def test_single_differing_rank_is_named() -> None:
@@ -157,9 +169,12 @@ def test_single_differing_rank_is_named() -> None:
 
 
 def test_ranks_made_unequal_by_a_fault_are_reported() -> None:
-    ended = [*WHOLE.events[:2], Event(Kind.INTERRUPTED, 8.0, text="the ranks are not equal", more={"end": "unequal"})]
-    outcome = Outcome(ended, KILLED.injected, problem="the ranks are not equal")
-    said = advise(Script("train.py", DIGITS), Compared((), 0, 0, "no checkpoint"), WHOLE, outcome)
+    ended = [
+        *WHOLE.events[:2],
+        JobEvent(EventKind.INTERRUPTED, 8.0, text="the ranks are not equal", more={"end": "unequal"}),
+    ]
+    outcome = DrillOutcome(ended, KILLED.injected, problem="the ranks are not equal")
+    said = advise(UserScript("train.py", DIGITS), Compared((), 0, 0, "no checkpoint"), WHOLE, outcome)
     assert said[0] == "undisturbed the ranks stay equal, under faults they do not, since kill of worker_1 at step 27"
 
 

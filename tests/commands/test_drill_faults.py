@@ -22,9 +22,9 @@ from samebits.commands.drill.command import free_port
 from samebits.commands.drill.faults import _GIVERS, Tools, flip_bit
 from samebits.commands.drill.impossible import ImpossibleError
 from samebits.commands.drill.memory_limit import RLIMIT_AS, MemoryLimit, group_above
-from samebits.commands.drill.orders import Orders
-from samebits.commands.drill.partition import INSIDE, OUTSIDE, Line
-from samebits.commands.drill.plan import Fault, host_of
+from samebits.commands.drill.orders import DrillOrders
+from samebits.commands.drill.partition import INSIDE, OUTSIDE, PortForward
+from samebits.commands.drill.plan import DrillFault, host_of
 from samebits.commands.drill.preloaded import Preloaded
 from samebits.store.process_identity import ProcessIdentity
 
@@ -57,8 +57,8 @@ LOOP = "import time\nwhile True:\n    time.sleep(0.01)\n"
 
 
 def test_every_fault_has_an_implementation_and_a_description() -> None:
-    assert _GIVERS.keys() == set(Fault)
-    assert len({fault.text for fault in Fault}) == len(Fault)
+    assert _GIVERS.keys() == set(DrillFault)
+    assert len({fault.text for fault in DrillFault}) == len(DrillFault)
 
 
 def test_host_is_one_half_of_the_members() -> None:
@@ -71,14 +71,14 @@ def test_host_is_one_half_of_the_members() -> None:
 
 
 def test_process_carries_out_an_order_and_reports_it(tmp_path: Path) -> None:
-    orders = Orders(tmp_path / "inside")
+    orders = DrillOrders(tmp_path / "inside")
     with process(LOOP, PYTHONPATH=str(orders.folder)) as (_, identity):
         assert abs(float(orders.give(identity, "clock")) - time.time()) < PATIENCE_S
         assert list(orders.folder.glob("order-*")) == []
 
 
 def test_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None:
-    orders = Orders(tmp_path / "inside")
+    orders = DrillOrders(tmp_path / "inside")
     with process(LOOP) as (started, identity):
         with pytest.raises(ImpossibleError, match="does not listen"):
             orders.give(identity, "clock")
@@ -86,7 +86,7 @@ def test_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None:
 
 
 def test_signal_without_an_order_does_nothing(tmp_path: Path) -> None:
-    orders = Orders(tmp_path / "inside")
+    orders = DrillOrders(tmp_path / "inside")
     with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
         os.kill(started.pid, signal.SIGRTMAX)
         (orders.folder / f"order-{started.pid}.json").write_text("no order")
@@ -95,7 +95,7 @@ def test_signal_without_an_order_does_nothing(tmp_path: Path) -> None:
 
 
 def test_other_sitecustomize_is_loaded_too(tmp_path: Path) -> None:
-    orders = Orders(tmp_path / "inside")
+    orders = DrillOrders(tmp_path / "inside")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/sitecustomize.py").write_text("import builtins\nbuiltins.theirs = 7\n")
     path = f"{orders.folder}:{tmp_path / 'theirs'}"
@@ -126,7 +126,7 @@ while gaps[0] < 1.5:
     time.sleep(0.01)
 print("held", flush=True)
 """
-    orders = Orders(tmp_path / "inside")
+    orders = DrillOrders(tmp_path / "inside")
     with process(code, PYTHONPATH=str(orders.folder)) as (started, identity):
         assert started.stdout is not None
         assert started.stdout.readline() == "ticks\n"
@@ -135,7 +135,7 @@ print("held", flush=True)
 
 
 def test_process_that_takes_all_its_memory_dies_of_that(tmp_path: Path) -> None:
-    orders = Orders(tmp_path / "inside")
+    orders = DrillOrders(tmp_path / "inside")
     with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
         assert orders.give(identity, "eat", limit=RLIMIT_AS) == "allocated beyond RLIMIT_AS"
         _, errors = started.communicate(timeout=PATIENCE_S)
@@ -160,7 +160,7 @@ class States:
 def test_rank_waits_at_the_commit_until_released_or_a_member_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders = Orders(tmp_path / "inside")
+    orders = DrillOrders(tmp_path / "inside")
     monkeypatch.setattr(inside, "HERE", orders.folder)
     kind = type("Held", (States,), {"check_host_updates": States.check_host_updates})
     inside._wait_at_commits(kind)
@@ -297,8 +297,8 @@ def test_library_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ImpossibleError, match="no C compiler"):
         Preloaded(tmp_path, tmp_path)
-    tools = Tools.made(tmp_path, {Fault.DISK_FULL, Fault.CLOCK_JUMP, Fault.KILL}, 1, {})
-    assert tools.impossible.keys() == {Fault.DISK_FULL, Fault.CLOCK_JUMP}
+    tools = Tools.made(tmp_path, {DrillFault.DISK_FULL, DrillFault.CLOCK_JUMP, DrillFault.KILL}, 1, {})
+    assert tools.impossible.keys() == {DrillFault.DISK_FULL, DrillFault.CLOCK_JUMP}
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def is_running(pid: int) -> bool:
 
 def test_jobs_own_preloads_are_kept(tmp_path: Path) -> None:
     own = {"LD_PRELOAD": "/lib/theirs.so", "PYTHONPATH": "/theirs"}
-    tools = Tools.made(tmp_path, {Fault.CLOCK_JUMP}, 1, own)
+    tools = Tools.made(tmp_path, {DrillFault.CLOCK_JUMP}, 1, own)
     assert tools.environment["LD_PRELOAD"] == f"{tmp_path}/libc_faults.so:/lib/theirs.so"
     assert tools.environment["PYTHONPATH"] == f"{tmp_path}/inside:/theirs"
     tools.close()
@@ -387,7 +387,7 @@ def called(port: int) -> socket.socket:
 
 def test_line_works_while_a_server_listens_behind_it() -> None:
     port = free_port()
-    line = Line(port)
+    line = PortForward(port)
     try:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((OUTSIDE, port))
@@ -407,7 +407,7 @@ def test_line_works_while_a_server_listens_behind_it() -> None:
 
 def test_cut_line_passes_nothing_closes_nothing_and_loses_nothing() -> None:
     port = free_port()
-    line = Line(port)
+    line = PortForward(port)
     try:
         with echoing(port), called(port) as caller:
             caller.sendall(b"before")
@@ -432,7 +432,7 @@ def test_cut_line_passes_nothing_closes_nothing_and_loses_nothing() -> None:
 
 def test_only_the_targeted_process_is_cut_off(tmp_path: Path) -> None:
     port = free_port()
-    line = Line(port)
+    line = PortForward(port)
     try:
         with echoing(port), called(port) as ours:
             code = f"import socket\ns = socket.create_connection(({OUTSIDE!r}, {port}))\ns.sendall(b'x')\ns.recv(1)\n"

@@ -20,25 +20,25 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from samebits.account.event_log import line_of
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.account.history import EventStream
 from samebits.account.spans import spans_of
 from samebits.commands import otel
 from samebits.commands.history import main as history_main
 from samebits.errors import UsageError
-from samebits.store import event_log
-from samebits.store.event_log import MOST_PARTS, EventLog
+from samebits.store import text_log
 from samebits.store.journal import JOURNAL_FILE
+from samebits.store.text_log import MOST_PARTS, EventLog
 
-FINISHED = Event(Kind.FINISHED, 9.0, text="the job is finished")
+FINISHED = JobEvent(EventKind.FINISHED, 9.0, text="the job is finished")
 
 
-def step(number: int) -> Event:
-    return Event(Kind.STEP, float(number), 1, 1, number)
+def step(number: int) -> JobEvent:
+    return JobEvent(EventKind.STEP, float(number), 1, 1, number)
 
 
 def log_in(folder: Path, part_bytes: int = 1 << 20) -> EventLog:
-    return EventLog(folder, lambda lines: line_of(Event(Kind.CARRIED, 1.0)), pytest.fail, part_bytes=part_bytes)
+    return EventLog(folder, lambda lines: line_of(JobEvent(EventKind.CARRIED, 1.0)), pytest.fail, part_bytes=part_bytes)
 
 
 def test_new_events_are_returned_once(tmp_path: Path) -> None:
@@ -65,24 +65,24 @@ def test_rotated_parts_repeat_nothing_and_lose_nothing(tmp_path: Path) -> None:
 def test_operator_requests_appear_where_they_were_made(tmp_path: Path) -> None:
     log, stream = log_in(tmp_path), EventStream(tmp_path)
     log.append([line_of(step(1)), line_of(step(3))])
-    event_log.append_asked(tmp_path, line_of(Event(Kind.ASKED, 2.0, node="1")))
-    assert [event.kind for event in stream.new()] == [Kind.STEP, Kind.ASKED, Kind.STEP]
+    text_log.append_asked(tmp_path, line_of(JobEvent(EventKind.ASKED, 2.0, node="1")))
+    assert [event.kind for event in stream.new()] == [EventKind.STEP, EventKind.ASKED, EventKind.STEP]
     assert stream.new() == []
-    event_log.append_asked(tmp_path, line_of(Event(Kind.ASKED, 4.0, node="1")))
+    text_log.append_asked(tmp_path, line_of(JobEvent(EventKind.ASKED, 4.0, node="1")))
     assert [event.at for event in stream.new()] == [4.0]
 
 
 def test_following_ends_with_a_finished_job_but_not_an_interrupted_one(tmp_path: Path) -> None:
     log, stream = log_in(tmp_path), EventStream(tmp_path)
-    log.append([line_of(step(1)), line_of(Event(Kind.INTERRUPTED, 2.0))])
+    log.append([line_of(step(1)), line_of(JobEvent(EventKind.INTERRUPTED, 2.0))])
     looks = itertools.count()
 
     def sleep(_: float) -> None:
         if next(looks) == 10:
-            log.append([line_of(Event(Kind.SCHEDULER, 3.0)), line_of(FINISHED)])
+            log.append([line_of(JobEvent(EventKind.SCHEDULER, 3.0)), line_of(FINISHED)])
 
     told = [event.kind for event in stream.all(follows=True, sleep=sleep)]
-    assert told == [Kind.STEP, Kind.INTERRUPTED, Kind.SCHEDULER, Kind.FINISHED]
+    assert told == [EventKind.STEP, EventKind.INTERRUPTED, EventKind.SCHEDULER, EventKind.FINISHED]
     assert next(looks) > 10
 
 
@@ -93,15 +93,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     recovery.mkdir(mode=0o700)
     (recovery / JOURNAL_FILE).touch()
     events = [
-        Event(Kind.JOB, 1.0, text="train.py", more={"job": "job-1"}),
-        Event(Kind.SCHEDULER, 1.0),
-        Event(Kind.ROUND, 2.0, generation=1),
-        Event(Kind.GENERATION, 3.0, generation=1, more={"members": 2}),
-        Event(Kind.TRAINING, 4.0, generation=1),
-        Event(Kind.LOST, 5.0, 1, 1, 70, "1", "killed", {"slot": 1}),
-        Event(Kind.ROUND, 5.001, 1, 1, 70),
-        Event(Kind.GENERATION, 5.02, 1, 2, 70, more={"restore": 70, "members": 2}),
-        Event(Kind.TRAINING, 5.05, 1, 2, 70),
+        JobEvent(EventKind.JOB, 1.0, text="train.py", more={"job": "job-1"}),
+        JobEvent(EventKind.SCHEDULER, 1.0),
+        JobEvent(EventKind.ROUND, 2.0, generation=1),
+        JobEvent(EventKind.GENERATION, 3.0, generation=1, more={"members": 2}),
+        JobEvent(EventKind.TRAINING, 4.0, generation=1),
+        JobEvent(EventKind.LOST, 5.0, 1, 1, 70, "1", "killed", {"slot": 1}),
+        JobEvent(EventKind.ROUND, 5.001, 1, 1, 70),
+        JobEvent(EventKind.GENERATION, 5.02, 1, 2, 70, more={"restore": 70, "members": 2}),
+        JobEvent(EventKind.TRAINING, 5.05, 1, 2, 70),
         step(80),
         FINISHED,
     ]

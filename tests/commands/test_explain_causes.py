@@ -12,11 +12,11 @@ from samebits.commands.explain import SAYS, cause_table, cause_table_zh, says
 from samebits.core.causes.table import DEFAULT, TABLE, UNKNOWN, Observation, Row
 from samebits.core.hangs import SILENT_KINDS, Hang
 from samebits.core.reports import Phase
-from samebits.core.watch.standstill import Member, judge, sentence
+from samebits.core.watch.hang_culprits import Member, find_culprits, sentence
 from samebits.errors import SettingsError
 from samebits.service.cause_file import table_of
-from tests.core.test_core_progress import SLEEPS, WAITS
-from tests.launcher.test_stalls import settings_in
+from tests.core.test_core_hang_judge import SLEEPS, WAITS
+from tests.launcher.test_hang_stacks import settings_in
 
 AT = {
     Hang.STUCK: SLEEPS,
@@ -32,7 +32,7 @@ AT = {
 @pytest.mark.parametrize("hang", sorted(set(Hang) - SILENT_KINDS, key=str))
 def test_page_quotes_the_actual_messages(hang: Hang) -> None:
     others = [Member(str(node), 10, SLEEPS if hang is Hang.NOBODY_WAITS else WAITS) for node in range(2)]
-    found = judge([*others, Member("2", 10, AT.get(hang, SLEEPS))])
+    found = find_culprits([*others, Member("2", 10, AT.get(hang, SLEEPS))])
     assert found.common is hang or [one for _, one in found.culprits] == [hang]
     assert SAYS[hang] in sentence(found, 12.0)
 

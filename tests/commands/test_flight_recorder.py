@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from samebits.commands import stack
-from samebits.store.collective_ring import RECORDS, Contents, Launched, Place, RingGroup
+from samebits.store.collective_ring import RECORDS, Launched, LaunchLine, RecordedCollectives, RingGroup
 
 WORLD = RingGroup("0", "default_pg", (0, 1, 2))
 PAIR = RingGroup("3", "pairs", (0, 2))
@@ -35,13 +35,13 @@ def launched(
 def between(number: int, op: str, peer: int, sequence: int, *, size: int = 8, over: bool = True) -> Launched:
     return Launched(
         *(number, sequence, op, WORLD, (size,), "float32", (size,), "float32", 10**18),
-        *(10**18 + 5 if over else None, peer, Place("/job/pipeline.py", 31, "exchange")),
+        *(10**18 + 5 if over else None, peer, LaunchLine("/job/pipeline.py", 31, "exchange")),
     )
 
 
 def write(folder: Path, *ranks: list[Launched]) -> Path:
     for rank, ones in enumerate(ranks):
-        stack.keep(folder, Contents(rank, len(ranks), tuple(ones), (WORLD,)))
+        stack.keep(folder, RecordedCollectives(rank, len(ranks), tuple(ones), (WORLD,)))
     return folder
 
 
@@ -78,7 +78,7 @@ def test_rank_in_another_collective_is_found(tmp_path: Path, ones: list[Launched
 
 
 def test_subgroup_has_its_own_ranks(tmp_path: Path) -> None:
-    found = stack.dump_of(Contents(0, 3, (launched(0, group=PAIR),), (WORLD, PAIR)))
+    found = stack.dump_of(RecordedCollectives(0, 3, (launched(0, group=PAIR),), (WORLD, PAIR)))
     assert found["pg_config"]["3"] == {"name": "3", "desc": "pairs", "ranks": "[0, 2]"}
     assert found["entries"][0]["process_group"] == ("3", "pairs")
 
@@ -130,7 +130,7 @@ def test_records_that_other_ranks_may_have_overwritten_are_left_out(tmp_path: Pa
     assert "Not all ranks" not in said and "has errors" not in said and "Culprit" not in said, said[:2000]
     only_pairs = [between(number, "send", 1, number + 1) for number in range(3)]
     for first, count in ((0, 3), (1, 0)):
-        whole = Contents(0, 3, tuple(only_pairs[first:]), (WORLD,))
+        whole = RecordedCollectives(0, 3, tuple(only_pairs[first:]), (WORLD,))
         assert len(stack.dump_of(whole)["entries"]) == count
     from_anybody = Launched(*(0, 0, "recv", WORLD, (8,), "float32", (8,), "float32", 10**18, None))
-    assert stack.dump_of(Contents(0, 3, (from_anybody,), (WORLD,)))["entries"] == []
+    assert stack.dump_of(RecordedCollectives(0, 3, (from_anybody,), (WORLD,)))["entries"] == []

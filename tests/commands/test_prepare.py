@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from samebits.commands.run.prepare import NAMED, Former, Found, Move, Plan, plan_start
+from samebits.commands.run.prepare import NAMED, Former, Move, StartConditions, StartPlan, plan_start
 from samebits.errors import ForeignFolderError, ListenError, LockedError, SameBitsError, StoreError
 from samebits.store.durable import aside_id, aside_path
 from tests.launcher.views import HOST, JOB, interruption, view
@@ -19,7 +19,7 @@ UNFINISHED = view(step=250)
 FORMER = Former("llama", Path("/former/recovery"), view(job=OTHER, name="llama"))
 
 
-def found(**changes: Any) -> Found:
+def found(**changes: Any) -> StartConditions:
     values: dict[str, Any] = {
         "name": "digits",
         "recovery_path": RECOVERY,
@@ -28,10 +28,10 @@ def found(**changes: Any) -> Found:
         "recover": "bash scripts/recover.sh",
         "fresh": "bash scripts/run.sh --fresh",
     }
-    return Found(**{**values, **changes})
+    return StartConditions(**{**values, **changes})
 
 
-REFUSED: list[tuple[str, Found, bool, type[SameBitsError], list[str]]] = [
+REFUSED: list[tuple[str, StartConditions, bool, type[SameBitsError], list[str]]] = [
     ("a running job", found(view=UNFINISHED, running=("worker 0 (pid 77)",)), False, LockedError, [JOB, "pid 77"]),
     ("a running job, fresh", found(view=UNFINISHED, running=("worker 0 (pid 77)",)), True, LockedError, ["pid 77"]),
     ("a held lock", found(holder="scheduler on port 8118 (pid 5 on vm)"), True, LockedError, ["pid 5", "SCHED_PORT"]),
@@ -112,7 +112,7 @@ REFUSED: list[tuple[str, Found, bool, type[SameBitsError], list[str]]] = [
 
 @pytest.mark.parametrize(("name", "seen", "fresh", "error", "words"), REFUSED, ids=[case[0] for case in REFUSED])
 def test_refused_start_names_what_is_there_and_what_to_type(
-    name: str, seen: Found, fresh: bool, error: type[SameBitsError], words: list[str]
+    name: str, seen: StartConditions, fresh: bool, error: type[SameBitsError], words: list[str]
 ) -> None:
     with pytest.raises(error) as caught:
         plan_start(seen, fresh=fresh)
@@ -129,7 +129,7 @@ def test_named_running_processes_are_bounded_and_the_rest_counted(running: int, 
 
 
 MARKER = LOGS / "start.json"
-ALLOWED: list[tuple[str, Found, bool, list[Move]]] = [
+ALLOWED: list[tuple[str, StartConditions, bool, list[Move]]] = [
     ("an empty folder", found(), False, []),
     ("an empty folder, fresh", found(), True, []),
     (
@@ -181,14 +181,14 @@ ALLOWED: list[tuple[str, Found, bool, list[Move]]] = [
 
 
 @pytest.mark.parametrize(("name", "seen", "fresh", "moves"), ALLOWED, ids=[case[0] for case in ALLOWED])
-def test_obstacles_are_moved_aside(name: str, seen: Found, fresh: bool, moves: list[Move]) -> None:
+def test_obstacles_are_moved_aside(name: str, seen: StartConditions, fresh: bool, moves: list[Move]) -> None:
     plan = plan_start(seen, fresh=fresh)
     assert list(plan.moves) == moves
     assert bool(plan.why) == bool(moves)
 
 
 def test_nothing_is_printed_if_nothing_is_moved() -> None:
-    assert plan_start(found(), fresh=False) == Plan()
+    assert plan_start(found(), fresh=False) == StartPlan()
 
 
 def test_names_of_moved_folders() -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from samebits.__main__ import main
 from samebits.commands import logs
 from samebits.commands.ps import rows_of
-from samebits.launcher.logs import LogLines
+from samebits.launcher.worker_logs import LogLines
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.launcher.views import process, view, worker
 

@@ -10,7 +10,7 @@ import pytest
 from samebits.commands import doctor
 from samebits.commands.ckpt.command import main as ckpt
 from samebits.commands.run import prepare
-from samebits.commands.run.prepare import Found, _checkpoints
+from samebits.commands.run.prepare import StartConditions, _checkpoints
 from samebits.errors import ForeignFolderError, UsageError
 from samebits.store.checkpoint.remote_points import RemotePointStore
 from tests.store.checkpoint.remote.remote_points import save
@@ -22,9 +22,9 @@ def url() -> str:
     return f"memory://{uuid.uuid4().hex}/job"
 
 
-def found_in(url: str) -> Found:
+def found_in(url: str) -> StartConditions:
     jobs, _, newest_step = _checkpoints(url)
-    return Found(
+    return StartConditions(
         name="digits",
         recovery_path=Path("/job/recovery"),
         checkpoint_path=url,

@@ -12,7 +12,7 @@ import pytest
 from samebits import config
 from samebits.__main__ import main
 from samebits.commands.run.check import words_of_job
-from samebits.commands.run.options import SUPERVISED_RESTARTS, Request, Streams, nodes_of_host, parse
+from samebits.commands.run.options import SUPERVISED_RESTARTS, RunRequest, Streams, nodes_of_host, parse
 from samebits.commands.run.prepare import read_start
 from samebits.launcher import job_spec
 from samebits.launcher.spawning import Way
@@ -28,7 +28,7 @@ DEFAULTS = {
 }
 
 
-def asked(line: str, environ: dict[str, str] | None = None, *, devices: int = 0) -> Request:
+def asked(line: str, environ: dict[str, str] | None = None, *, devices: int = 0) -> RunRequest:
     return parse(line.split(), environ or {}, devices=devices)
 
 

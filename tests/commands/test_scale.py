@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as changed
 
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.commands.scale import check_removal, last_to_come, nodes_to_add, require_no_driver, standing
 from samebits.config import Settings
 from samebits.errors import UsageError
@@ -27,7 +27,7 @@ def settings(most: int) -> Settings:
 def test_first_free_numbers_that_name_a_slot_are_used() -> None:
     assert nodes_to_add(settings(6), HERE, ELASTIC, 2) == ("3", "4")
     assert nodes_to_add(settings(6), ("0", "2", "6"), ELASTIC, 1) == ("3",), "worker 1 is on another machine"
-    gone = changed(ELASTIC, workers=(worker(0), worker(2)), retired=(worker(1, Presence.LEFT, slot=None),))
+    gone = changed(ELASTIC, workers=(worker(0), worker(2)), retired=(worker(1, PresenceState.LEFT, slot=None),))
     assert nodes_to_add(settings(6), ("0", "2"), gone, 2) == ("1", "3"), "it was removed"
 
 
@@ -50,7 +50,7 @@ def test_no_more_are_added_than_fit(most: int, count: int, said: str) -> None:
         (ELASTIC, ["2"]),
         (SPARED, ["1"]),  # the spare takes its place
         (SPARED, ["3"]),
-        (changed(view(), workers=(worker(0), worker(1), worker(2, Presence.LOST))), []),
+        (changed(view(), workers=(worker(0), worker(1), worker(2, PresenceState.LOST))), []),
     ],
 )
 def test_removable_workers(seen: JobView, leaving: list[str]) -> None:
@@ -63,7 +63,7 @@ def test_removable_workers(seen: JobView, leaving: list[str]) -> None:
         (view(), ["1"], "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares, and would wait"),
         (ELASTIC, ["1", "2"], "MIN_WORKER_NUM=2: without worker 1, 2 the job has 1 worker and 0 spares"),
         (SPARED, ["1", "3"], "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares"),
-        (changed(SPARED, spares=(worker(3, Presence.LOST, slot=None),)), ["0"], "0 spares"),
+        (changed(SPARED, spares=(worker(3, PresenceState.LOST, slot=None),)), ["0"], "0 spares"),
         (ELASTIC, ["7"], "no worker 7 of this job runs here: expected some of 0, 1, 2, 3"),
     ],
 )
@@ -96,7 +96,7 @@ def test_starting_workers_count_and_leaving_ones_do_not(
 
 
 def test_restarted_worker_counts_as_starting() -> None:
-    seen = changed(ELASTIC, workers=(worker(0), worker(1), worker(2, Presence.LOST)))
+    seen = changed(ELASTIC, workers=(worker(0), worker(1), worker(2, PresenceState.LOST)))
     assert standing(("0", "1", "2.1"), seen, ("0", "1", "2.1")) == ["0", "1", "2.1"]
 
 

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from samebits import config
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.account.history import line
-from samebits.account.job_view import JOURNAL, Interruption, Presence
+from samebits.account.job_view import JOURNAL, Interruption, PresenceState
 from samebits.commands.status import find, main, table
 from samebits.core.ends import EndKind
 from samebits.dashboard.watching import _job
-from samebits.launcher.exit_report import Verdict
+from samebits.launcher.exit_report import JobOutcome
 from samebits.service import status
 from samebits.store.process_identity import ProcessIdentity, host_id
 from tests.core.house import training_house
@@ -38,7 +38,7 @@ def test_workers_report_is_shown_once_by_name_without_resource_use() -> None:
     workers = tuple(replace(worker(slot), figures=figures) for slot, figures in enumerate(told))
     lines = table(view(workers=workers), settings).splitlines()
     assert "reported: pace 2.5 (worker 0), queue 12,000 (worker 1)" in lines
-    gone = (workers[0], replace(workers[1], presence=Presence.LOST), workers[2])
+    gone = (workers[0], replace(workers[1], presence=PresenceState.LOST), workers[2])
     assert "reported: pace 2.5 (worker 0), queue 70 (worker 2)" in table(view(workers=gone), settings)
     assert "reported" not in table(view(), settings)
 
@@ -77,7 +77,7 @@ def test_status_of_a_killed_job_asks_the_kernel_which_processes_are_left(
     monkeypatch.setattr("samebits.commands.status.find", lambda settings: content)
     assert main(["--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert before == [Presence.ALIVE] * 3 and [node["state"] for node in told["workers"]] == [
+    assert before == [PresenceState.ALIVE] * 3 and [node["state"] for node in told["workers"]] == [
         "alive",
         "gone",
         "unknown",
@@ -132,11 +132,11 @@ def test_all_readers_use_the_same_words_for_a_jobs_end(kind: EndKind, status: in
     cause = "worker 1: train.py:3: it went wrong. Fix: correct line 3"
     ended = Interruption(kind.label, 9, cause, status)
     told = view(source=JOURNAL, ended=ended, first_cause=cause, phase="interrupted", workers=(), spares=())
-    assert Verdict.unfinished(kind, cause, status).words == words
+    assert JobOutcome.unfinished(kind, cause, status).words == words
     lines = table(told, settings).splitlines()
     assert lines[1].startswith(f"{words} · step ") and lines[-1] == cause
     assert "Fix" not in lines[2] + lines[3] and lines[3].endswith("once the error below is corrected")
     shown = _job(told)
     assert shown is not None and shown["ended"] == {"words": words, "cause": cause}
-    event = Event(Kind.INTERRUPTED, 1.0, text=cause, more={"end": kind.label, "status": status})
+    event = JobEvent(EventKind.INTERRUPTED, 1.0, text=cause, more={"end": kind.label, "status": status})
     assert line(event, step=9).endswith(f"  the job {words}: {cause}")

@@ -14,7 +14,7 @@ from samebits.__main__ import main
 from samebits.commands.steps import SHOWN_SAMPLES
 from samebits.errors import StoreError, UsageError
 from samebits.store.step_log import StepLogWriter
-from samebits.store.step_record import Entry, LateSamples, LogHeader, NewLine, StepRecord
+from samebits.store.step_record import LateSamples, LogHeader, NewLine, StepEntry, StepRecord
 from tests.store.disk_faults import closed
 
 EVERY_STEP = range(1, 6)
@@ -26,7 +26,7 @@ def record(step: int, slot: int = 0, **values: object) -> StepRecord:
     return replace(base, **values)  # type: ignore[arg-type]
 
 
-def write(root: Path, slot: int, entries: Iterable[Entry]) -> Path:
+def write(root: Path, slot: int, entries: Iterable[StepEntry]) -> Path:
     """Return the rank's folder with these entries in its log."""
     writer = StepLogWriter.open(root / str(slot), LogHeader("job-1", slot, f"worker-{slot}"))
     for entry in entries:

@@ -16,14 +16,14 @@ from samebits.errors import SettingsError
 from samebits.settings_table import (
     HEALTH_LIMITS,
     VARIABLES,
-    Consistency,
+    ConsistencySetting,
     Dashboard,
     Grace,
-    Hang,
+    HangSetting,
     Health,
     HostRest,
-    Look,
     RecoverStrategy,
+    SignPolicy,
     Straggler,
 )
 
@@ -45,8 +45,8 @@ def the_problem(environ: Mapping[str, str]) -> str:
 
 
 def health(for_all: str, every_s: float = 10.0, **own: tuple[str, float]) -> Health:
-    looks = {sign: Look(for_all, limit) for sign, limit in HEALTH_LIMITS.items()}
-    return Health(every_s, tuple((looks | {sign: Look(*one) for sign, one in own.items()}).values()))
+    looks = {sign: SignPolicy(for_all, limit) for sign, limit in HEALTH_LIMITS.items()}
+    return Health(every_s, tuple((looks | {sign: SignPolicy(*one) for sign, one in own.items()}).values()))
 
 
 def test_defaults() -> None:
@@ -67,15 +67,15 @@ def test_defaults() -> None:
         heartbeat_interval_s=1.0,
         node_timeout_s=5.0,
         topo_timeout_s=1800.0,
-        hang=Hang("end", None),
+        hang=HangSetting("end", None),
         cause_table=None,
         loss_anomaly="tell",
         hidden_state="tell",
-        consistency=Consistency("majority", 50),
+        consistency=ConsistencySetting("majority", 50),
         audit=0,
         preflight=False,
         straggler=Straggler("tell", 1.2),
-        health=Health(10.0, tuple(Look("tell", limit) for limit in HEALTH_LIMITS.values())),
+        health=Health(10.0, tuple(SignPolicy("tell", limit) for limit in HEALTH_LIMITS.values())),
         min_worker_num=4,
         max_worker_num=4,
         grace=Grace(30.0, 10.0, 0.5),
@@ -349,10 +349,15 @@ def test_settings_stored_by_an_earlier_release_are_read_under_current_names() ->
 
 
 MOVED: list[tuple[dict[str, str], str, str, object]] = [
-    ({"STEP_TIMEOUT": "60"}, "export HANG=end:60", "hang", Hang("end", 60.0)),
-    ({"STEP_TIMEOUT": "60", "WATCHDOG": "0"}, "export HANG=off:60", "hang", Hang("off", 60.0)),
-    ({"STEP_TIMEOUT": "60", "MS_HANG": "tell"}, "export HANG=tell:60", "hang", Hang("tell", 60.0)),
-    ({"CONSISTENCY_EVERY": "auto"}, "export CONSISTENCY=majority:auto", "consistency", Consistency("majority", "auto")),
+    ({"STEP_TIMEOUT": "60"}, "export HANG=end:60", "hang", HangSetting("end", 60.0)),
+    ({"STEP_TIMEOUT": "60", "WATCHDOG": "0"}, "export HANG=off:60", "hang", HangSetting("off", 60.0)),
+    ({"STEP_TIMEOUT": "60", "MS_HANG": "tell"}, "export HANG=tell:60", "hang", HangSetting("tell", 60.0)),
+    (
+        {"CONSISTENCY_EVERY": "auto"},
+        "export CONSISTENCY=majority:auto",
+        "consistency",
+        ConsistencySetting("majority", "auto"),
+    ),
     ({"STRAGGLER_FACTOR": "2", "STRAGGLER": "swap"}, "export STRAGGLER=swap:2", "straggler", Straggler("swap", 2.0)),
     ({"RECOVER_ATTEMPTS": "1"}, "export RECOVER_STRATEGY=process:1,pod:1", "recover_strategy", None),
     ({"START_GRACE": "5", "RECONNECT_GRACE": "0"}, "export GRACE=start=5,reconnect=0", "grace", Grace(5.0, 10.0, 0.0)),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from samebits.core.agent.agent import AgentCore, AgentPolicy
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_core import AgentCore, AgentPolicy
+from samebits.core.agent.agent_events import (
     AgentEvent,
     AgentReady,
     Completed,
@@ -28,11 +28,11 @@ from samebits.core.messages import (
     FromScheduler,
     GenerationStarted,
     Holdings,
-    Place,
     Process,
+    RankPosition,
+    ReportEnvelope,
     RoundId,
     RoundOpened,
-    Said,
 )
 from samebits.core.point import Point
 from samebits.core.reports import Figure, Report
@@ -75,8 +75,8 @@ class Desk:
     def said(self, kind: type[T]) -> list[T]:
         return [message for message in self.ready.sends if isinstance(message, kind)]
 
-    def reported(self, kind: type[Report]) -> list[Said]:
-        return [message for message in self.said(Said) if isinstance(message.body, kind)]
+    def reported(self, kind: type[Report]) -> list[ReportEnvelope]:
+        return [message for message in self.said(ReportEnvelope) if isinstance(message.body, kind)]
 
     def told(self, kind: type[T]) -> list[T]:
         return [notice for notice in self.ready.notices if isinstance(notice, kind)]
@@ -93,7 +93,7 @@ class Desk:
         term: int = 1,
         incarnation: int = 1,
         missing: str = "",
-        place: Place | None = None,
+        place: RankPosition | None = None,
         look: bool = False,
         gently: bool = False,
         committed: Point | None = None,
@@ -107,7 +107,7 @@ class Desk:
         return self.hear(started(generation, number=number, term=term, incarnation=incarnation))
 
     def enters(
-        self, *, blob: bytes = b"", place: Place | None = None, live: Point | None = None, looked: bool = True
+        self, *, blob: bytes = b"", place: RankPosition | None = None, live: Point | None = None, looked: bool = True
     ) -> AgentReady:
         return self.step(Entered(Holdings(POINTS, False, NUMERICS, blob, place, live, looked)))
 

@@ -25,21 +25,21 @@ from samebits.core.messages import (
     Join,
     Leave,
     Pairs,
-    Place,
     Process,
     Publish,
+    RankPosition,
     Refused,
     Register,
+    ReportEnvelope,
     RoundId,
     RoundOpened,
-    Said,
     StopJob,
 )
 from samebits.core.point import Point
-from samebits.core.ready import Ended, Ready
+from samebits.core.ready import JobEnded, Ready
 from samebits.core.records import GenerationCommitted, Record
 from samebits.core.reports import FINAL, Digest, Digests, LastWords, SavedPoints
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Stalled, Tick
 from samebits.core.state import JobState, Seat
 
 JOB_NAME = "train.py"
@@ -67,7 +67,7 @@ class House:
     ready: Ready = field(default_factory=Ready)
     sent: dict[str, list[FromScheduler]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    ended: Ended | None = None
+    ended: JobEnded | None = None
 
     def __post_init__(self) -> None:
         self.load()
@@ -88,7 +88,7 @@ class House:
         self.boot_id = boot_id or self.boot_id
         return self.load()
 
-    def step(self, event: Event) -> Ready:
+    def step(self, event: SchedulerEvent) -> Ready:
         """Apply one event and the Tick that becomes due, as every shell does: rounds open in the Tick."""
         was_due = self._is_due()
         ready = self.core.step(event, self.now)
@@ -188,7 +188,7 @@ class House:
         numerics: Pairs = NUMERICS,
         round_id: RoundId | None = None,
         blob: bytes = b"",
-        place: Place | None = None,
+        place: RankPosition | None = None,
         live: tuple[int, int] | None = None,
         looked: bool = True,
         copies: Iterable[tuple[int, tuple[int, int]]] = (),
@@ -212,13 +212,15 @@ class House:
         """Report that the node's disk holds these (step, generation), with the same digest as on every rank."""
         self.told(node, *points)
         credential = self.credential(node)
-        return self.receive(credential.session, Said(credential, SavedPoints(tuple(Point(*point) for point in points))))
+        return self.receive(
+            credential.session, ReportEnvelope(credential, SavedPoints(tuple(Point(*point) for point in points)))
+        )
 
     def told(self, node: str, *points: tuple[int, int], shared: bytes = b"same", commits: int = 1) -> Ready:
         """Report the digest of the node's state at these (step, generation)."""
         credential = self.credential(node)
         digests = tuple(Digest(Point(*point), commits, shared) for point in points)
-        return self.receive(credential.session, Said(credential, Digests(digests)))
+        return self.receive(credential.session, ReportEnvelope(credential, Digests(digests)))
 
     def leave(self, node: str, *, on_purpose: bool = True, text: str = "status 0", status: int | None = 0) -> Ready:
         credential = self.credential(node)
@@ -227,7 +229,7 @@ class House:
     def say_last(self, node: str, text: str, status: int = 0) -> Ready:
         """Send an error of the script as last words, with the exit code of an error of this package."""
         credential = self.credential(node)
-        return self.receive(credential.session, Said(credential, LastWords(text, status)))
+        return self.receive(credential.session, ReportEnvelope(credential, LastWords(text, status)))
 
     # ---- results
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.agent.key_calls import KeyCalls
 from samebits.core.keys.key_records import SCHEMA, KeyRecord
 from samebits.core.keys.key_store import KeyStore, replay

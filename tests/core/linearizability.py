@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.messages import KeyAnswer, KeyOp, KeyOutcome
 
 NEVER = 1 << 60

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from samebits.core.agent.agent import AgentCore, AgentPolicy
-from samebits.core.agent.events import Completed, Failed, Leaving, Observed, Passed
+from samebits.core.agent.agent_core import AgentCore, AgentPolicy
+from samebits.core.agent.agent_events import Completed, Failed, Leaving, Observed, Passed
 from samebits.core.ledger import Policy
 from samebits.core.messages import PROTOCOL, Activity, Process, StopJob
 from samebits.core.point import Point

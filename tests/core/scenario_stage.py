@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from samebits.core.agent.agent import AgentCore
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_core import AgentCore
+from samebits.core.agent.agent_events import (
     AgentEvent,
+    AgentNotice,
     Began,
     BreakGroup,
     Connected,
@@ -26,7 +27,6 @@ from samebits.core.agent.events import (
     Leaving,
     Mapped,
     MustEnd,
-    Notice,
     Observed,
     Over,
     Passed,
@@ -35,12 +35,12 @@ from samebits.core.agent.events import (
     Trains,
 )
 from samebits.core.ledger import Policy
-from samebits.core.messages import Activity, FromWorker, Heartbeat, Holdings, Pairs, Process, Register, Said
+from samebits.core.messages import Activity, FromWorker, Heartbeat, Holdings, Pairs, Process, Register, ReportEnvelope
 from samebits.core.point import Point
-from samebits.core.ready import Ended, Ready, Send
+from samebits.core.ready import JobEnded, Ready, Send
 from samebits.core.records import Record
 from samebits.core.reports import Digests, StopsAfter
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Tick
 from samebits.core.values import replace
 from tests.core.scenario_trace import Trace
 from tests.core.scenario_words import notice_line, order_line, record_line, report_line
@@ -88,7 +88,7 @@ class Worker:
         match message:
             case Heartbeat(activity=activity, generation=generation):
                 said: tuple[object, ...] = (activity, generation)
-            case Register() | Said(_, Digests()):
+            case Register() | ReportEnvelope(_, Digests()):
                 said = (message,)
             case _:
                 return False
@@ -108,7 +108,7 @@ class Stage:
         self._core: SchedulerCore | None = None
         self._frozen_since: float | None = None  # applies to the scheduler
         self._wake_at: float | None = None
-        self._arrivals: deque[tuple[str, Event]] = deque()  # at the scheduler
+        self._arrivals: deque[tuple[str, SchedulerEvent]] = deque()  # at the scheduler
         self._workers: dict[str, Worker] = {}
         self._points: dict[str, list[Point]] = {}  # node → points on its disk
         self._held: dict[str, list[tuple[str, Callable[[], None]]]] = {}  # "w2->s" → deliveries held back there
@@ -201,7 +201,7 @@ class Stage:
             readies.append(ready)
         self._take(readies)
 
-    def _show_arrival(self, name: str, event: Event, ready: Ready) -> None:
+    def _show_arrival(self, name: str, event: SchedulerEvent, ready: Ready) -> None:
         match event:
             case Received(_, message):
                 repeats = self._workers[name].repeats(message)
@@ -228,7 +228,7 @@ class Stage:
         if ended is not None:
             self._leave(ended)
 
-    def _leave(self, ended: Ended) -> None:
+    def _leave(self, ended: JobEnded) -> None:
         self._note("s", f"leaves ({ended.kind.name}): {ended.text}")
         self._scheduler_gone()
 
@@ -247,7 +247,7 @@ class Stage:
                 self._trace.add(self._now, "worker", worker.name, text)
             self._obey(worker, notice)
 
-    def _obey(self, worker: Worker, notice: Notice) -> None:
+    def _obey(self, worker: Worker, notice: AgentNotice) -> None:
         match notice:
             case Seated() | BreakGroup() | EnterAgain():
                 worker.is_coming = True

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_events import (
+    AgentNotice,
     BreakGroup,
     LeaveGently,
     MustEnd,
-    Notice,
     Over,
     SchedulerAway,
     SchedulerBack,
@@ -37,8 +37,8 @@ from samebits.core.messages import (
     Publish,
     Refused,
     Register,
+    ReportEnvelope,
     RoundOpened,
-    Said,
     Status,
     StopAt,
 )
@@ -83,15 +83,15 @@ def report_line(message: FromWorker) -> str:
             return f"Join {message.round}, holds {_each(message.holdings.points) or 'no point'}"
         case Publish():
             return f"Publish its address for generation {message.generation}"
-        case Said(body=Digests(digests)):
+        case ReportEnvelope(body=Digests(digests)):
             return f"Digests of {_each(tuple(digest.point for digest in digests))}"
-        case Said(body=LastWords(text)):
+        case ReportEnvelope(body=LastWords(text)):
             return f"LastWords {text!r}"
         case Leave():
             return f"Leave {'on purpose' if message.on_purpose else 'by failure'}: {message.text}"
-        case Said(body=PeerGone(session)):
+        case ReportEnvelope(body=PeerGone(session)):
             return f"PeerGone {session}"
-        case Said(body=StopsAfter(commits, is_there)):
+        case ReportEnvelope(body=StopsAfter(commits, is_there)):
             return f"StopsAfter commit {commits}" + (", and waits there" if is_there else "")
 
 
@@ -201,7 +201,7 @@ def _committed_line(record: GenerationCommitted) -> str:
     return f"GenerationCommitted {record.generation} by round {record.round}: {members}{gaps}, from {start}"
 
 
-def notice_line(notice: Notice) -> str | None:
+def notice_line(notice: AgentNotice) -> str | None:
     """Describe a notice to the worker's user; None for notices that only concern the process."""
     match notice:
         case ToldToWait():

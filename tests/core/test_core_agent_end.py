@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_events import (
     Completed,
     Connected,
     Disconnected,
@@ -19,7 +19,7 @@ from samebits.core.agent.events import (
     Seated,
 )
 from samebits.core.ends import EndKind
-from samebits.core.messages import Activity, EndJob, Fenced, Finished, Heartbeat, Leave, RoundId, Said
+from samebits.core.messages import Activity, EndJob, Fenced, Finished, Heartbeat, Leave, ReportEnvelope, RoundId
 from samebits.core.point import Point
 from samebits.core.reports import LastWords
 from tests.core.desk import CREDENTIAL, STAGES, Desk, done, finished, forming, seated, training, waiting
@@ -113,7 +113,7 @@ def test_last_words_and_leave_are_sent() -> None:
     desk = training()
     desk.passes(0.1, step=17)
     desk.step(Observed(LastWords("ValueError: no such sample")))
-    assert desk.ready.sends == [Said(CREDENTIAL, LastWords("ValueError: no such sample"), 1, 17)]
+    assert desk.ready.sends == [ReportEnvelope(CREDENTIAL, LastWords("ValueError: no such sample"), 1, 17)]
     desk.step(Leaving(False, "ValueError"))
     assert desk.ready.sends == [Leave(CREDENTIAL, False, "ValueError", 17)]
     desk.passes(10.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_events import (
     Addressed,
     Began,
     BreakGroup,
@@ -24,18 +24,18 @@ from samebits.core.messages import (
     Heartbeat,
     Holdings,
     Join,
-    Place,
+    MemberRecord,
     Publish,
+    RankPosition,
     Register,
     RoundId,
-    Standing,
 )
 from samebits.core.point import Point
 from samebits.core.values import replace
 from tests.core.desk import NUMERICS, POINTS, STAGES, Desk, done, forming, seated, started, training, waiting
 
-MINE = Place(3, 3, 4)  # the desk's seat in a full world
-SMALLER = Place(3, 2, 3)
+MINE = RankPosition(3, 3, 4)  # the desk's seat in a full world
+SMALLER = RankPosition(3, 2, 3)
 
 
 def spare() -> Desk:
@@ -63,17 +63,17 @@ def test_spare_has_no_slot_and_waits_uninvited() -> None:
 
 def test_spare_learns_its_slot_from_the_invitation() -> None:
     desk = spare()
-    desk.opens(5, place=Place(1, 1, 4))
-    assert (desk.agent.slot, desk.agent.offered_place) == (1, Place(1, 1, 4))
-    assert desk.told(EnterAgain) == [EnterAgain(Place(1, 1, 4), look=False)] and not desk.said(Join)
-    desk.enters(blob=b"here", place=Place(1, 1, 4))
+    desk.opens(5, place=RankPosition(1, 1, 4))
+    assert (desk.agent.slot, desk.agent.offered_place) == (1, RankPosition(1, 1, 4))
+    assert desk.told(EnterAgain) == [EnterAgain(RankPosition(1, 1, 4), look=False)] and not desk.said(Join)
+    desk.enters(blob=b"here", place=RankPosition(1, 1, 4))
     (join,) = desk.said(Join)
-    assert (join.holdings.blob, join.holdings.place) == (b"here", Place(1, 1, 4))
+    assert (join.holdings.blob, join.holdings.place) == (b"here", RankPosition(1, 1, 4))
 
 
 def test_spare_reports_no_standing_before_its_first_generation() -> None:
     desk = spare()
-    desk.opens(5, place=Place(1, 1, 4))
+    desk.opens(5, place=RankPosition(1, 1, 4))
     desk.step(Connected())
     assert [message.standing for message in desk.said(Register)] == [None]
 
@@ -83,10 +83,10 @@ def test_member_reports_its_place_in_its_last_generation() -> None:
     desk.opens(1, place=SMALLER)
     desk.enters(place=SMALLER)
     desk.hear(replace(started(), rank=2, world_size=3))
-    desk.opens(2, place=Place(3, 1, 2))
+    desk.opens(2, place=RankPosition(3, 1, 2))
     desk.step(Connected())
     (standing,) = [message.standing for message in desk.said(Register)]
-    assert isinstance(standing, Standing)
+    assert isinstance(standing, MemberRecord)
     assert (standing.slot, standing.rank, standing.world_size) == (3, 2, 3)
 
 
@@ -118,9 +118,9 @@ def test_entering_joins_in_any_place_and_asks_only_once() -> None:
     assert len(desk.said(Join)) == 1
     desk.opens(1, place=SMALLER)
     assert len(desk.said(Join)) == 1 and not desk.told(EnterAgain)
-    desk.opens(1, place=Place(3, 1, 2))
-    assert desk.told(EnterAgain) == [EnterAgain(Place(3, 1, 2), look=False)]
-    desk.enters(place=Place(3, 1, 2))
+    desk.opens(1, place=RankPosition(3, 1, 2))
+    assert desk.told(EnterAgain) == [EnterAgain(RankPosition(3, 1, 2), look=False)]
+    desk.enters(place=RankPosition(3, 1, 2))
     desk.opens(2, place=SMALLER)
     assert desk.told(EnterAgain) == [EnterAgain(SMALLER, look=False)]
 

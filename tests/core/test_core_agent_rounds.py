@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_events import (
     Addressed,
     AgentEvent,
     Began,
@@ -33,9 +33,9 @@ from samebits.core.messages import (
     Join,
     Publish,
     Register,
+    ReportEnvelope,
     RoundId,
     RoundOpened,
-    Said,
 )
 from samebits.core.point import Point
 from samebits.core.reports import Phase, Progress, StallReport
@@ -114,12 +114,12 @@ def test_stall_position_is_sent_with_each_heartbeat_while_training() -> None:
         desk.now += 1.0
         desk.step(Observed(StallReport(still)))
         desk.step(Passed(60))
-        assert desk.reported(StallReport) == [Said(CREDENTIAL, StallReport(still), 1, 60)]
+        assert desk.reported(StallReport) == [ReportEnvelope(CREDENTIAL, StallReport(still), 1, 60)]
     desk.step(Completed(1, 60))
     desk.now += 1.0
     desk.step(Observed(StallReport(still)))
     desk.step(Passed(60))
-    assert desk.reported(StallReport) == [Said(CREDENTIAL, StallReport(None), 1, 60)], (
+    assert desk.reported(StallReport) == [ReportEnvelope(CREDENTIAL, StallReport(None), 1, 60)], (
         "no worker waits for one that is done"
     )
 

@@ -7,7 +7,7 @@ from typing import ClassVar, cast, get_args
 
 import pytest
 
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_events import (
     AgentReady,
     Connected,
     Disconnected,
@@ -38,7 +38,7 @@ from samebits.core.messages import (
     KeyAnswer,
     KeyOutcome,
     Pending,
-    Place,
+    RankPosition,
     Refusal,
     Refused,
     Register,
@@ -206,7 +206,7 @@ def test_admission_by_another_job_is_ignored() -> None:
 
 
 _ANOTHER_JOB = (  # A path that was wiped: its first term and this worker's first incarnation there are 1 as well.
-    RoundOpened("job-0", 1, 1, RoundId(1, 2), "because", "", Place(1, 1, 4)),
+    RoundOpened("job-0", 1, 1, RoundId(1, 2), "because", "", RankPosition(1, 1, 4)),
     replace(started(2, number=1), job="job-0"),
     AddressMap("job-0", 1, 1, (b"a", b"b")),
     CommittedPoint("job-0", 1, 1, Point(10, 1)),
@@ -232,7 +232,7 @@ _EARLIER = (  # Sent in this job by a scheduler that was superseded and may stil
     Refused("mine", Refusal.OTHER_SETTINGS, 0.0, "text", "job-1", 1),
     Refused("mine", Refusal.ALIVE, 9.0, "text", "job-1", 1),
     Fenced("job-1", "mine", 1, "the seat is held by another", term=1),
-    RoundOpened("job-1", 1, 1, RoundId(1, 9), "because", "", Place(1, 1, 4)),
+    RoundOpened("job-1", 1, 1, RoundId(1, 9), "because", "", RankPosition(1, 1, 4)),
     replace(started(9, number=9), term=1, round=RoundId(1, 9)),
     AddressMap("job-1", 1, 1, (b"a", b"b")),
     CommittedPoint("job-1", 1, 9, Point(10, 9)),

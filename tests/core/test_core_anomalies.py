@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from samebits.core.messages import Activity, RoundOpened, Said
+from samebits.core.messages import Activity, ReportEnvelope, RoundOpened
 from samebits.core.reports import MAX_ANOMALY_CHARS, Anomaly
-from samebits.core.watch.anomalies import MOVED, WINDOW, Band, Odd, Verdict
-from samebits.core.watch.host_health import MOST_ANOMALIES
+from samebits.core.watch.anomalies import MOVED, WINDOW, AnomalyVerdict, Band, Odd
+from samebits.core.watch.health_judge import MOST_ANOMALIES
 from tests.core.house import House, policy
 
 
@@ -73,33 +73,33 @@ def test_report_has_step_and_rank_and_comes_from_one_rank_only() -> None:
     house = House(policy(2)).fill().train()
     for node in ("1", "0", "1"):
         credential = house.credential(node)
-        house.receive(credential.session, Said(credential, Anomaly(412, "the loss is not a number")))
+        house.receive(credential.session, ReportEnvelope(credential, Anomaly(412, "the loss is not a number")))
     assert [note for note in house.notes if "loss" in note] == ["worker 1 (rank 1), step 412: the loss is not a number"]
     house.now += 60
     credential = house.credential("0")
-    house.receive(credential.session, Said(credential, Anomaly(500, "the loss is infinite")))
+    house.receive(credential.session, ReportEnvelope(credential, Anomaly(500, "the loss is infinite")))
     assert house.notes[-1] == "worker 0 (rank 0), step 500: the loss is infinite"
 
 
 def test_threads_ending_in_different_errors_are_each_logged_up_to_a_bound() -> None:
     house = House(policy(2)).fill().train()
     first, second = house.credential("0"), house.credential("1")
-    house.receive(first.session, Said(first, Anomaly(9, "the loss is not a number")))
+    house.receive(first.session, ReportEnvelope(first, Anomaly(9, "the loss is not a number")))
     for _ in range(2):
-        house.receive(first.session, Said(first, Anomaly(9, "its thread feeder failed: ValueError: no")))
-        house.receive(second.session, Said(second, Anomaly(9, "its thread feeder failed: ValueError: no")))
-        house.receive(second.session, Said(second, Anomaly(9, "its thread logger failed: OSError: full")))
+        house.receive(first.session, ReportEnvelope(first, Anomaly(9, "its thread feeder failed: ValueError: no")))
+        house.receive(second.session, ReportEnvelope(second, Anomaly(9, "its thread feeder failed: ValueError: no")))
+        house.receive(second.session, ReportEnvelope(second, Anomaly(9, "its thread logger failed: OSError: full")))
     assert [note for note in house.notes if "thread" in note] == [
         "worker 0 (rank 0), step 9: its thread feeder failed: ValueError: no",
         "worker 1 (rank 1), step 9: its thread logger failed: OSError: full",
     ]
     for number in range(3 * MOST_ANOMALIES):
-        house.receive(second.session, Said(second, Anomaly(9, f"its thread {number} failed: OSError: full")))
+        house.receive(second.session, ReportEnvelope(second, Anomaly(9, f"its thread {number} failed: OSError: full")))
     assert sum("thread" in note for note in house.notes) < MOST_ANOMALIES
-    house.receive(first.session, Said(first, Anomaly(9, "a transient error", is_verdict=True)))
+    house.receive(first.session, ReportEnvelope(first, Anomaly(9, "a transient error", is_verdict=True)))
     assert "a transient error" in house.notes[-1]
     house.now += 60
-    house.receive(second.session, Said(second, Anomaly(9, "its thread feeder failed: ValueError: no")))
+    house.receive(second.session, ReportEnvelope(second, Anomaly(9, "its thread feeder failed: ValueError: no")))
     assert house.notes[-1] == "worker 1 (rank 1), step 9: its thread feeder failed: ValueError: no"
 
 
@@ -107,8 +107,10 @@ def test_hidden_state_is_reported_once_for_all_ranks_and_hides_no_anomaly() -> N
     house = House(policy(2)).fill().train()
     for node in ("0", "1"):
         credential = house.credential(node)
-        house.receive(credential.session, Said(credential, Anomaly(4, "hidden state: h (train.py:3) changed")))
-    house.receive(credential.session, Said(credential, Anomaly(5, "the loss is not a number")))
+        house.receive(
+            credential.session, ReportEnvelope(credential, Anomaly(4, "hidden state: h (train.py:3) changed"))
+        )
+    house.receive(credential.session, ReportEnvelope(credential, Anomaly(5, "the loss is not a number")))
     assert [note for note in house.notes if "hidden" in note or "loss" in note] == [
         "worker 0 (rank 0), step 4: hidden state: h (train.py:3) changed",
         "worker 1 (rank 1), step 5: the loss is not a number",
@@ -118,9 +120,11 @@ def test_hidden_state_is_reported_once_for_all_ranks_and_hides_no_anomaly() -> N
 def test_identified_fault_is_reported_with_its_process_even_if_the_value_was() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
-    house.receive(credential.session, Said(credential, Anomaly(412, "the loss is not a number")))
+    house.receive(credential.session, ReportEnvelope(credential, Anomaly(412, "the loss is not a number")))
     for _ in range(2):
-        house.receive(credential.session, Said(credential, Anomaly(412, "a transient error", is_verdict=True)))
+        house.receive(
+            credential.session, ReportEnvelope(credential, Anomaly(412, "a transient error", is_verdict=True))
+        )
     process = house.core.state.seats["1"].process
     assert house.notes[-2:] == [
         "worker 1 (rank 1), step 412: the loss is not a number",
@@ -131,7 +135,9 @@ def test_identified_fault_is_reported_with_its_process_even_if_the_value_was() -
 def test_round_that_recomputes_a_step_gives_that_as_its_reason() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
-    house.receive(credential.session, Said(credential, Anomaly(412, "the loss is not a number", comes_again=True)))
+    house.receive(
+        credential.session, ReportEnvelope(credential, Anomaly(412, "the loss is not a number", comes_again=True))
+    )
     house.beat("0", Activity.WAITING)
     why = "worker 1 reported an implausible number: step 412 is repeated"
     assert house.answer("s0", RoundOpened).text == why
@@ -151,18 +157,18 @@ NAN, INF = float("nan"), float("inf")
     ("first", "step", "value", "problem", "verdict"),
     [
         (NAN, 39, 1.0, "", None),
-        (NAN, 40, NAN, "is not a number", Verdict.LASTING),
-        (INF, 40, INF, "is infinite", Verdict.LASTING),
-        (50.0, 40, 50.0, "is 50", Verdict.LASTING),
-        (NAN, 40, 1.0, "", Verdict.TRANSIENT),
-        (50.0, 40, 1.0, "", Verdict.TRANSIENT),
-        (INF, 40, -INF, "is infinite", Verdict.UNSTEADY),
-        (50.0, 40, NAN, "is not a number", Verdict.UNSTEADY),
-        (NAN, 41, 1.0, "", Verdict.MISSED),
+        (NAN, 40, NAN, "is not a number", AnomalyVerdict.LASTING),
+        (INF, 40, INF, "is infinite", AnomalyVerdict.LASTING),
+        (50.0, 40, 50.0, "is 50", AnomalyVerdict.LASTING),
+        (NAN, 40, 1.0, "", AnomalyVerdict.TRANSIENT),
+        (50.0, 40, 1.0, "", AnomalyVerdict.TRANSIENT),
+        (INF, 40, -INF, "is infinite", AnomalyVerdict.UNSTEADY),
+        (50.0, 40, NAN, "is not a number", AnomalyVerdict.UNSTEADY),
+        (NAN, 41, 1.0, "", AnomalyVerdict.MISSED),
     ],
 )
 def test_conclusion_from_the_second_value(
-    first: float, step: int, value: float, problem: str, verdict: Verdict | None
+    first: float, step: int, value: float, problem: str, verdict: AnomalyVerdict | None
 ) -> None:
     odd = Odd(40, "loss", first, "is odd")
     assert odd.judge(step, value, problem) is verdict

@@ -6,7 +6,7 @@ import pytest
 
 from samebits.core.reports import MAX_ANOMALY_CHARS
 from samebits.core.watch.audits import (
-    Fault,
+    AuditResult,
     Follows,
     Known,
     Roles,
@@ -40,59 +40,64 @@ def test_other_steps_and_a_world_of_one_have_no_audit() -> None:
 
 def test_majority_of_three_decides() -> None:
     expected = {
-        (0, 0, 0): Fault.NOBODY, (0, 0, 1): Fault.NOBODY, (0, 1, 1): Fault.AUDITED, (0, 1, 0): Fault.AUDITOR,
-        (0, 1, 2): Fault.UNKNOWN,
+        (0, 0, 0): AuditResult.NOBODY, (0, 0, 1): AuditResult.NOBODY, (0, 1, 1): AuditResult.AUDITED, (0, 1,
+        0): AuditResult.AUDITOR,
+        (0, 1, 2): AuditResult.UNKNOWN,
     }  # fmt: skip
     for values, fault in expected.items():
         assert judge(THREE, dict(zip((1, 2, 0), values, strict=True)), own=1, times=1) is fault
 
 
 def test_of_two_neither_is_trusted() -> None:
-    assert judge(TWO, {0: 4, 1: 5}, own=4, times=1) is Fault.UNKNOWN
-    assert judge(TWO, {0: 5, 1: 5}, own=5, times=2) is Fault.NOBODY
+    assert judge(TWO, {0: 4, 1: 5}, own=4, times=1) is AuditResult.UNKNOWN
+    assert judge(TWO, {0: 5, 1: 5}, own=5, times=2) is AuditResult.NOBODY
 
 
 @pytest.mark.parametrize("who", [THREE, TWO])
 def test_repeated_difference_that_is_not_the_devices_is_the_loops(who: Roles) -> None:
-    def fault(audited: int, auditor: int, third: int, own: int, times: int = 2) -> Fault:
+    def fault(audited: int, auditor: int, third: int, own: int, times: int = 2) -> AuditResult:
         return judge(who, {1: audited, who.auditor: auditor, **({} if who.third is None else {0: third})}, own, times)
 
-    assert fault(7, 4, 4, own=4) is Fault.LOOP  # part of the gradient arrives another way
-    assert fault(7, 4, 5, own=6) is Fault.LOOP  # no computation repeats exactly
-    assert fault(7, 4, 4, own=4, times=1) is not Fault.LOOP  # a transient error
-    broken = Fault.UNKNOWN if who.third is None else Fault.AUDITED
+    assert fault(7, 4, 4, own=4) is AuditResult.LOOP  # part of the gradient arrives another way
+    assert fault(7, 4, 5, own=6) is AuditResult.LOOP  # no computation repeats exactly
+    assert fault(7, 4, 4, own=4, times=1) is not AuditResult.LOOP  # a transient error
+    broken = AuditResult.UNKNOWN if who.third is None else AuditResult.AUDITED
     assert fault(7, 4, 4, own=7) is broken  # it computes the audit wrongly
     if who.third is not None:
         assert fault(7, 4, 4, own=8) is broken
-        assert fault(7, 4, 7, own=4) is Fault.AUDITOR
+        assert fault(7, 4, 7, own=4) is AuditResult.AUDITOR
 
 
 def test_wrong_gradient_is_recomputed_once_and_an_auditors_error_costs_no_step() -> None:
-    for fault in Fault:
+    for fault in AuditResult:
         first, second = (follows(fault, times) for times in (1, 2))
-        if fault in (Fault.NOBODY, Fault.AUDITOR):
+        if fault in (AuditResult.NOBODY, AuditResult.AUDITOR):
             assert first is second is Follows.GO_ON
-        elif fault is Fault.LOOP:
+        elif fault is AuditResult.LOOP:
             assert second is Follows.GIVE_UP
         else:
             assert (first, second) == (Follows.TAKE_AGAIN, Follows.STOP)
 
 
 def test_faulty_rank_reports_it() -> None:
-    assert [teller(THREE, fault) for fault in (Fault.AUDITED, Fault.AUDITOR, Fault.UNKNOWN)] == [1, 2, 1]
+    assert [teller(THREE, fault) for fault in (AuditResult.AUDITED, AuditResult.AUDITOR, AuditResult.UNKNOWN)] == [
+        1,
+        2,
+        1,
+    ]
 
 
 def test_messages_name_ranks_and_parameter() -> None:
-    said = sentence(THREE, Fault.AUDITED, "0.weight", Follows.TAKE_AGAIN)
+    said = sentence(THREE, AuditResult.AUDITED, "0.weight", Follows.TAKE_AGAIN)
     assert "rank 1's gradient of 0.weight is not what rank 2 and rank 0 compute" in said
     assert said.endswith("repeat the step")
-    assert "rank 2's device is at fault" in sentence(THREE, Fault.AUDITOR, "0.weight", Follows.GO_ON)
-    assert "on rank 1, 0: it is unknown" in sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.TAKE_AGAIN)
-    assert sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.STOP).endswith("repeated; the job ends")
+    assert "rank 2's device is at fault" in sentence(THREE, AuditResult.AUDITOR, "0.weight", Follows.GO_ON)
+    assert "on rank 1, 0: it is unknown" in sentence(TWO, AuditResult.UNKNOWN, "0.weight", Follows.TAKE_AGAIN)
+    assert sentence(TWO, AuditResult.UNKNOWN, "0.weight", Follows.STOP).endswith("repeated; the job ends")
 
 
-@pytest.mark.parametrize("fault", list(Fault))
-def test_scheduler_accepts_the_longest_message(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", list(AuditResult))
+def test_scheduler_accepts_the_longest_message(fault: AuditResult) -> None:
     who, part = Roles(10_000, 10_001, 10_002), "encoder.layers.31.attention.output.weight"
     assert len(sentence(who, fault, part, Follows.TAKE_AGAIN)) <= MAX_ANOMALY_CHARS
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from samebits.errors import UsageError
-from samebits.hosts.autoscale import Autoscaler, Decision, Limits, Reading
+from samebits.hosts.autoscale import Autoscaler, Limits, LoadReading, ScalingDecision
 
 EVERY_S = 10.0
 LINEAR = float
@@ -25,18 +25,18 @@ def run(
     size: int = 2,
     room: int | None = None,
     of: str = "queue",
-) -> list[Decision]:
+) -> list[ScalingDecision]:
     """Return the decisions of a job that follows each at once; ``loads`` are sums over all workers."""
     scaler, decisions = Autoscaler(limits), []
     for number, load in enumerate(loads):
         value = load if of == "queue" else load / size
-        reading = Reading(number * EVERY_S, size, speed=speed(size), room=room, **{of: value})
+        reading = LoadReading(number * EVERY_S, size, speed=speed(size), room=room, **{of: value})
         decisions.append(scaler.decide(reading))
         size = decisions[-1].size
     return decisions
 
 
-def turns(decisions: Sequence[Decision]) -> int:
+def turns(decisions: Sequence[ScalingDecision]) -> int:
     """Count the changes of direction."""
     sizes = [one.size for one in decisions]
     steps = [math.copysign(1, now - before) for before, now in itertools.pairwise(sizes) if now != before]
@@ -88,7 +88,7 @@ def test_growth_without_gain_is_undone_and_not_retried_at_this_load() -> None:
 def test_growth_by_another_cause_is_not_judged() -> None:
     scaler = Autoscaler(Limits(1, 8, queue=10, settle_s=0))
     sizes = [
-        scaler.decide(Reading(number * EVERY_S, size, queue=60, speed=2.0, room=size)).size
+        scaler.decide(LoadReading(number * EVERY_S, size, queue=60, speed=2.0, room=size)).size
         for number, size in enumerate([2, 2, 3, 3])
     ]
     assert sizes == [2, 2, 3, 3]
@@ -105,7 +105,7 @@ def test_without_a_target_free_capacity_is_used_while_it_pays() -> None:
     limits = Limits(1, 8, settle_s=0)
     scaler, size, sizes = Autoscaler(limits), 1, []
     for number in range(30):
-        size = scaler.decide(Reading(number * EVERY_S, size, speed=NO_GAIN(size), room=6)).size
+        size = scaler.decide(LoadReading(number * EVERY_S, size, speed=NO_GAIN(size), room=6)).size
         sizes.append(size)
     assert max(sizes) == 4
     assert sizes[-1] == 3
@@ -115,11 +115,11 @@ def test_free_capacity_alone_counts_only_without_a_target() -> None:
     met = Autoscaler(Limits(1, 8, queue=10, settle_s=0))
     full = Autoscaler(Limits(1, 8, settle_s=0))
     for at_s in (0.0, 10.0, 20.0):
-        of_target = met.decide(Reading(at_s, 2, queue=20, room=6))
-        without_room = full.decide(Reading(at_s, 2, room=2))
-        unknown_room = full.decide(Reading(at_s + 1, 2))
-    assert of_target == Decision(2, "the queue is 100% of its target")
-    assert without_room == unknown_room == Decision(2, "no target is missed")
+        of_target = met.decide(LoadReading(at_s, 2, queue=20, room=6))
+        without_room = full.decide(LoadReading(at_s, 2, room=2))
+        unknown_room = full.decide(LoadReading(at_s + 1, 2))
+    assert of_target == ScalingDecision(2, "the queue is 100% of its target")
+    assert without_room == unknown_room == ScalingDecision(2, "no target is missed")
 
 
 @pytest.mark.parametrize("of", ["cpu", "queue"])

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.autoscale import FIXED, MOST, POLICIES, play, report, rows, run_all
 from benchmarks.loads import LOOK_S, Load, all_loads, bursty, constant, noisy, ramp
-from samebits.hosts.autoscale import Autoscaler, Decision, Limits, Reading
+from samebits.hosts.autoscale import Autoscaler, Limits, LoadReading, ScalingDecision
 
 LOADS = all_loads(Limits(1, MOST).settle_s, Limits(1, MOST).shrink_after_s)
 MOST_WAIT_S = 90.0
@@ -53,12 +53,12 @@ def test_empty_queue_stays_empty_with_the_size_that_can_keep_it(monkeypatch: pyt
 
 
 def test_growth_that_has_met_its_load_has_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def judged_always(scaler: Autoscaler, reading: Reading) -> Decision | None:
+    def judged_always(scaler: Autoscaler, reading: LoadReading) -> ScalingDecision | None:
         before, scaler._before = scaler._before, None
         if before is None or reading.speed is None or reading.speed >= 1.3 * before[1]:
             return None
         scaler._enough_at = (before[0], 1e9)
-        return Decision(before[0], "it brought nothing")
+        return ScalingDecision(before[0], "it brought nothing")
 
     monkeypatch.setattr(Autoscaler, "_judge_growth", judged_always)
     assert play(ramp(), POLICIES["by CPU"]).wait_s > 1000

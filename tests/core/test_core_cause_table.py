@@ -7,31 +7,31 @@ import signal
 import pytest
 
 from samebits import errors
-from samebits.core.causes.restarts import Again, Loss, Restarts, Sort, sort_of
+from samebits.core.causes.restarts import Loss, RestartAt, Restarts, Sort, sort_of
 from samebits.core.causes.table import (
     DEFAULT,
     TABLE,
     UNKNOWN,
     CauseClass,
+    LossDetection,
     Means,
-    Notice,
     Observation,
+    Remedy,
     Retry,
     Row,
     Signal,
-    Strategy,
     chosen,
     judged,
 )
 from samebits.core.hangs import SILENT_KINDS, Doing, Hang, ProcessState
-from samebits.core.messages import GiveUp, Said
+from samebits.core.messages import GiveUp, ReportEnvelope
 from samebits.core.reports import LastWords
 from samebits.core.scheduler import Seen
-from samebits.core.watch.progress import Cure, cure_of
+from samebits.core.watch.hang_judge import Cure, cure_of
 from samebits.exit_codes import EXIT_CODES
-from samebits.exit_codes import Again as ExitAgain
+from samebits.exit_codes import Repeatable as ExitAgain
 from tests.core.house import House, training_house
-from tests.core.test_core_progress import SLEEPS, pass_time, training_for_a_while
+from tests.core.test_core_hang_judge import SLEEPS, pass_time, training_for_a_while
 
 OF_A_DEVICE = ("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR")
 OF_A_LINK = ("SUSPECT REMOTE ERROR", "HCCS LINK ERROR", "UB LINK ERROR", "HCCL OP RETRY FAILED")
@@ -78,10 +78,10 @@ def failure(error: str) -> Observation:
         (Observation(hang=Hang.STUCK), CauseClass.SOFTWARE, Retry.YES),
         (Observation(hang=Hang.SAVING), CauseClass.STORAGE, Retry.YES),
         (Observation(hang=Hang.CUT_OFF), CauseClass.NETWORK, Retry.YES),
-        (Observation(notice=Notice.GONE), CauseClass.NODE, Retry.YES),
-        (Observation(notice=Notice.CLOSED), CauseClass.UNKNOWN, Retry.YES),
-        (Observation(notice=Notice.SILENT), CauseClass.UNKNOWN, Retry.YES),
-        (Observation(notice=Notice.UNEQUAL), CauseClass.DEVICE, Retry.YES),
+        (Observation(notice=LossDetection.GONE), CauseClass.NODE, Retry.YES),
+        (Observation(notice=LossDetection.CLOSED), CauseClass.UNKNOWN, Retry.YES),
+        (Observation(notice=LossDetection.SILENT), CauseClass.UNKNOWN, Retry.YES),
+        (Observation(notice=LossDetection.UNEQUAL), CauseClass.DEVICE, Retry.YES),
         (Observation(), CauseClass.UNKNOWN, Retry.YES),
     ],
 )
@@ -101,7 +101,7 @@ def test_only_software_and_data_end_a_job() -> None:
         if row.retry is not Retry.YES:
             assert row.cause in (CauseClass.SOFTWARE, CauseClass.DATA), row.fault
         if row.retry in (Retry.NO, Retry.OVER):
-            assert row.strategies == (Strategy.STOP,), row.fault
+            assert row.strategies == (Remedy.STOP,), row.fault
 
 
 def test_every_row_is_reachable_has_a_remedy_and_a_unique_name() -> None:
@@ -142,20 +142,20 @@ def test_table_agrees_with_the_exit_codes() -> None:
 # ---- remedies
 
 
-ROW = DEFAULT.of(Observation(notice=Notice.GONE))
+ROW = DEFAULT.of(Observation(notice=LossDetection.GONE))
 
 
 @pytest.mark.parametrize(
     ("means", "strategy", "words"),
     [
-        (Means(goes_on=False, spare="on its host"), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
-        (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes its place"),
-        (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "a new process takes its place"),
-        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (shrink in GRACE)"),
-        (Means(), Strategy.WAIT, "the others wait for it"),
+        (Means(goes_on=False, spare="on its host"), Remedy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
+        (Means(spare="on its host", has_launcher=True), Remedy.SPARE, "a spare on its host takes its place"),
+        (Means(has_launcher=True, shrinks_after_s=10.0), Remedy.RESTART, "a new process takes its place"),
+        (Means(shrinks_after_s=10.0), Remedy.SHRINK, "the others continue without it after 10 s (shrink in GRACE)"),
+        (Means(), Remedy.WAIT, "the others wait for it"),
     ],
 )
-def test_first_available_strategy_is_followed(means: Means, strategy: Strategy, words: str) -> None:
+def test_first_available_strategy_is_followed(means: Means, strategy: Remedy, words: str) -> None:
     assert chosen(ROW, means) == (strategy, words)
 
 
@@ -163,12 +163,12 @@ def test_first_available_strategy_is_followed(means: Means, strategy: Strategy, 
 def test_repeated_script_error_ends_the_job_under_a_supervisor(error: str) -> None:
     row = DEFAULT.of(failure(error))
     assert chosen(row, Means(has_launcher=True))[1] == "the same twice at one step ends the job"
-    assert chosen(row, Means()) == (Strategy.WAIT, "the others wait for it")
+    assert chosen(row, Means()) == (Remedy.WAIT, "the others wait for it")
 
 
 def test_strategy_without_an_actor_becomes_a_wait() -> None:
-    row = Row("x", CauseClass.DEVICE, Retry.YES, (Strategy.SPARE, Strategy.DRAIN), "y")
-    assert chosen(row, Means()) == (Strategy.WAIT, "the others wait for it")
+    row = Row("x", CauseClass.DEVICE, Retry.YES, (Remedy.SPARE, Remedy.DRAIN), "y")
+    assert chosen(row, Means()) == (Remedy.WAIT, "the others wait for it")
     assert judged(UNKNOWN, Means(spare="on another host")) == "cause unknown; a spare on another host takes its place"
 
 
@@ -180,7 +180,7 @@ def test_kills_and_external_causes_never_end_a_job(seen: Observation) -> None:
     if sort_of(seen) is not Sort.OUTSIDE:
         return
     budget = Restarts(32767)
-    assert all(isinstance(budget.died("2", Loss(Sort.OUTSIDE), float(at)), Again) for at in range(50))
+    assert all(isinstance(budget.died("2", Loss(Sort.OUTSIDE), float(at)), RestartAt) for at in range(50))
 
 
 def causes_of(house: House) -> str:
@@ -212,7 +212,7 @@ def test_with_a_launcher_another_process_takes_its_place() -> None:
 )
 def test_last_words_are_classified(words: str, judgement: str) -> None:
     house = training_house(2)
-    house.receive("s1", Said(house.credential("1"), LastWords(words), step=41))
+    house.receive("s1", ReportEnvelope(house.credential("1"), LastWords(words), step=41))
     house.close("s1", gone=True)
     assert causes_of(house).endswith(f"{words} ({judgement})")
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from samebits.core.agent.events import EnterAgain, Entered, Failed, FoundEqual, Trains
+from samebits.core.agent.agent_events import EnterAgain, Entered, Failed, FoundEqual, Trains
 from samebits.core.ends import EndKind
 from samebits.core.ledger import MOST_GENERATIONS, Trust, Witnesses
 from samebits.core.messages import (
@@ -19,18 +19,18 @@ from samebits.core.messages import (
     Heartbeat,
     Holdings,
     Join,
+    ReportEnvelope,
     RoundId,
     RoundOpened,
-    Said,
 )
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, RolledBack
 from samebits.core.reports import FINAL, MAX_DIGESTS, MAX_PARTS, Digest, Digests, Part, PartKind
-from samebits.core.restore import choose
+from samebits.core.restore import choose_restore_point
 from samebits.core.state import JobState
 from samebits.core.values import replace
 from samebits.core.watch.consistency import GoBack, Repair, Stop, decide
-from samebits.core.watch.equality import EXPLAIN_S, Difference, judge
+from samebits.core.watch.equality import EXPLAIN_S, RankDifference, judge
 from samebits.errors import ProtocolError
 from tests.core.desk import training, waiting
 from tests.core.house import NUMERICS, House, policy
@@ -64,7 +64,7 @@ def says(
     credential = house.credential(node)
     number = house.core.state.generation_number if generation is None else generation
     digest = Digest(Point(step, number), step if commits is None else commits, shared, parts=parts, is_kept=is_kept)
-    house.receive(credential.session, Said(credential, Digests((digest,))))
+    house.receive(credential.session, ReportEnvelope(credential, Digests((digest,))))
 
 
 def all_say(house: House, step: int, *odd: str, wrong: bytes = b"other") -> None:
@@ -128,10 +128,12 @@ def test_difference_within_one_step_with_unknown_rank_is_described_fully() -> No
 # ---- the decision
 
 
-def found(*values: bytes, step: int = 100, equal: Point | None = BACK, commits: tuple[int, int] = (1, 1)) -> Difference:
+def found(
+    *values: bytes, step: int = 100, equal: Point | None = BACK, commits: tuple[int, int] = (1, 1)
+) -> RankDifference:
     by_rank = dict(enumerate(values))
     one, other = (Digest(Point(step, 1), number, b"") for number in commits)
-    return Difference(judge(by_rank), one, other, by_rank, equal)
+    return RankDifference(judge(by_rank), one, other, by_rank, equal)
 
 
 @pytest.mark.parametrize("trust", list(Trust))
@@ -281,7 +283,7 @@ def test_every_order_of_reports_with_or_without_duplicates_has_the_same_result()
                 step = 100 if before else 50
                 told[node] = (*before, Digest(Point(step, 1), step, shared, is_kept=True))
                 for _ in range(often):
-                    house.receive(f"s{node}", Said(house.credential(node), Digests(told[node])))
+                    house.receive(f"s{node}", ReportEnvelope(house.credential(node), Digests(told[node])))
             explain(house, 100, "1")
             (record,) = [one for one in house.journal if isinstance(one, RolledBack)]
             texts.add((record.to, record.suspects, record.text))
@@ -373,7 +375,7 @@ def test_restarted_scheduler_finds_the_difference_in_repeated_reports() -> None:
             Digest(Point(step, 1), step, b"other" if (node, step) == ("1", 100) else b"same", is_kept=True)
             for step in (50, 100)
         )
-        house.receive(credential.session, Said(credential, Digests(told)))
+        house.receive(credential.session, ReportEnvelope(credential, Digests(told)))
     explain(house, 100, "1")
     assert house.core.state.back_to == BACK
 
@@ -515,7 +517,7 @@ def test_false_reports_change_nothing() -> None:
     honest, lie = house.credential("1"), (Digest(Point(100, 1), 100, b"lie"),)
     for sender in (replace(honest, node="7"), replace(honest, incarnation=9), replace(honest, session="s0")):
         for _ in range(3):
-            house.receive("s1", Said(sender, Digests(lie)))
+            house.receive("s1", ReportEnvelope(sender, Digests(lie)))
     for step, generation in ((100, 7), (100, 0), (2**40, 1)):
         says(house, "1", step, b"lie", generation=generation)
     assert house.core.state.rolled_back is None and house.ended is None
@@ -527,12 +529,14 @@ def test_oversized_report_is_ignored() -> None:
     credential = house_of(2).credential("0")
     digest = Digest(BACK, 1, b"x")
     with pytest.raises(ProtocolError):
-        SCHEMA.unpack(SCHEMA.pack(Said(credential, Digests((digest,) * (MAX_DIGESTS + 1)))))
+        SCHEMA.unpack(SCHEMA.pack(ReportEnvelope(credential, Digests((digest,) * (MAX_DIGESTS + 1)))))
     with pytest.raises(ProtocolError):
-        SCHEMA.unpack(SCHEMA.pack(Said(credential, Digests((Digest(BACK, 1, b"x" * 65),)))))
+        SCHEMA.unpack(SCHEMA.pack(ReportEnvelope(credential, Digests((Digest(BACK, 1, b"x" * 65),)))))
     with pytest.raises(ProtocolError):
         SCHEMA.unpack(
-            SCHEMA.pack(Said(credential, Digests((Digest(BACK, 1, b"x", parts=(WEIGHT,) * (MAX_PARTS + 1)),))))
+            SCHEMA.pack(
+                ReportEnvelope(credential, Digests((Digest(BACK, 1, b"x", parts=(WEIGHT,) * (MAX_PARTS + 1)),)))
+            )
         )
 
 
@@ -546,9 +550,13 @@ def joined(live: Point | None, *, own_parts: bool = False, points: tuple[Point, 
 @pytest.mark.parametrize("own_parts", [False, True])
 def test_suspected_rank_takes_the_point_from_another(own_parts: bool) -> None:
     committed = GenerationCommitted(1, RoundId(1, 1), (("0", 1), ("1", 1), ("2", 1)), None, (), NUMERICS, (0, 1, 2))
-    restore = choose({rank: joined(BACK, own_parts=own_parts) for rank in range(3)}, committed, suspects={0})
+    restore = choose_restore_point(
+        {rank: joined(BACK, own_parts=own_parts) for rank in range(3)}, committed, suspects={0}
+    )
     assert (restore.point, restore.holders, dict(restore.sources)) == (BACK, {1, 2}, {0: 1})
-    alone = choose({rank: joined(BACK if rank == 0 else None) for rank in range(3)}, committed, suspects={0})
+    alone = choose_restore_point(
+        {rank: joined(BACK if rank == 0 else None) for rank in range(3)}, committed, suspects={0}
+    )
     assert alone.point == BACK and alone.holders == {0}, "no other rank has it"
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from samebits.account.events import Chronicle, Kind
-from samebits.core.agent.events import AskedToLeave
-from samebits.core.messages import Decision, Depart
+from samebits.account.events import Chronicle, EventKind
+from samebits.core.agent.agent_events import AskedToLeave
+from samebits.core.messages import Depart, OperatorDecision
 from tests.core.desk import Desk, training
 from tests.core.house import House, training_house
 
@@ -19,7 +19,7 @@ def asked(house: House) -> dict[str, str]:
 
 def test_living_nodes_are_asked_and_the_reason_is_logged() -> None:
     house = training_house(3)
-    ready = house.step(Decision(WHY, ("1", "1", "7")))
+    ready = house.step(OperatorDecision(WHY, ("1", "1", "7")))
     assert asked(house) == {house.seat("1").session: WHY}
     assert [note.text for note in ready.notes] == [WHY]
     assert not ready.records, "the worker decides when to leave"
@@ -29,13 +29,13 @@ def test_lost_or_departed_node_is_not_asked() -> None:
     house = training_house(3)
     house.leave("0")
     house.close(house.seat("2").session, gone=True)
-    house.step(Decision(WHY, ("0", "2")))
+    house.step(OperatorDecision(WHY, ("0", "2")))
     assert asked(house) == {}
 
 
 def test_repeated_request_is_not_logged_again() -> None:
     house = training_house(2)
-    ready = house.step(Decision("", ("1",)))
+    ready = house.step(OperatorDecision("", ("1",)))
     assert (len(asked(house)), ready.notes) == (1, [])
 
 
@@ -45,7 +45,7 @@ def test_history_keeps_the_decision() -> None:
     chronicle.decided(WHY, ("1",), house.now)
     chronicle.decided("", ("1",), house.now)
     (event,) = chronicle.take([], [], [], house.now)
-    assert (event.kind, event.text, event.step, event.more) == (Kind.DECIDED, WHY, 7, {"drain": ["1"]})
+    assert (event.kind, event.text, event.step, event.more) == (EventKind.DECIDED, WHY, 7, {"drain": ["1"]})
 
 
 def depart(job: str = "job-1", term: int = 1, incarnation: int = 1) -> Depart:

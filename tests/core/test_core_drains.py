@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from samebits.core.messages import Activity, Depart, Process, Said
+from samebits.core.messages import Activity, Depart, Process, ReportEnvelope
 from samebits.core.reports import Ailment, HealthReport, Sign
 from samebits.core.scheduler import SchedulerCore
-from samebits.core.watch.host_health import HostHealth
+from samebits.core.watch.health_judge import HostHealth
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
@@ -84,7 +84,7 @@ class Books:
         ailments = self.draw.choice([(), (DISK,), (DISK, CPU), (CPU,)])
         (self.wants.add if DISK in ailments else self.wants.discard)(node)
         credential = self.house.credential(node)
-        self.house.receive(credential.session, Said(credential, HealthReport(ailments)))
+        self.house.receive(credential.session, ReportEnvelope(credential, HealthReport(ailments)))
         self.house.tick(0.01)
 
     def come(self) -> None:

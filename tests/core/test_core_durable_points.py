@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent.events import CommittedByAll, Disconnected, Observed
-from samebits.core.agent.events import Connected as Reconnected
+from samebits.core.agent.agent_events import CommittedByAll, Disconnected, Observed
+from samebits.core.agent.agent_events import Connected as Reconnected
 from samebits.core.ends import EndKind
-from samebits.core.messages import CommittedPoint, RoundOpened, Said
+from samebits.core.messages import CommittedPoint, ReportEnvelope, RoundOpened
 from samebits.core.point import Point
 from samebits.core.records import PointCommitted
 from samebits.core.reports import MAX_SAVED_POINTS, SavedPoints
@@ -171,13 +171,13 @@ def test_agent_reports_saved_points_and_again_after_reconnecting() -> None:
     desk = training()
     points = tuple(Point(step, 1) for step in range(1, MAX_SAVED_POINTS + 3))
     desk.step(Observed(SavedPoints.of(points)))
-    assert desk.reported(SavedPoints) == [Said(CREDENTIAL, SavedPoints(points[-MAX_SAVED_POINTS:]), 1)]
+    assert desk.reported(SavedPoints) == [ReportEnvelope(CREDENTIAL, SavedPoints(points[-MAX_SAVED_POINTS:]), 1)]
     desk.step(Disconnected())
     desk.step(Observed(SavedPoints.of(points[:1])))
     assert not desk.reported(SavedPoints)
     desk.step(Reconnected())
     desk.admitted(term=2)
-    assert desk.reported(SavedPoints) == [Said(CREDENTIAL, SavedPoints(points[:1]), 1)]
+    assert desk.reported(SavedPoints) == [ReportEnvelope(CREDENTIAL, SavedPoints(points[:1]), 1)]
 
 
 def test_agent_without_points_does_not_report_any() -> None:

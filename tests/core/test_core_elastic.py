@@ -11,12 +11,12 @@ from samebits.core.messages import (
     AddressMap,
     Heartbeat,
     Leave,
+    MemberRecord,
     Pairs,
-    Place,
+    RankPosition,
     Refusal,
     RoundId,
     RoundOpened,
-    Standing,
 )
 from samebits.core.point import Point
 from samebits.core.records import (
@@ -45,7 +45,7 @@ def training(world_size: int = 3, low: int = 2, high: int = 4, **changes: float 
     return elastic(world_size, low, high, **changes).fill().train()
 
 
-def places_told(house: House) -> dict[str, Place | None]:
+def places_told(house: House) -> dict[str, RankPosition | None]:
     """Return the places that the last step sent, by session."""
     return {send.session: send.message.place for send in house.ready.sends if isinstance(send.message, RoundOpened)}
 
@@ -94,7 +94,7 @@ def test_world_forms_with_fewer_after_start_grace() -> None:
     assert house.invited() == {"s0": RoundId(1, 1), "s2": RoundId(1, 1)}
     said = house.answer("s2", RoundOpened)
     assert said.text == "2 of 3 workers are registered after 20 s (start in GRACE)"
-    assert (said.place, said.missing) == (Place(2, 1, 2), "")
+    assert (said.place, said.missing) == (RankPosition(2, 1, 2), "")
     house.train()
     assert house.committed().members == (("0", 1), ("2", 1)) and house.committed().slots == (0, 2)
     started = house.start_of("2")
@@ -134,7 +134,7 @@ def test_worker_that_arrives_during_the_first_round_joins_it() -> None:
     house = elastic(start_grace_s=0.0).fill()
     house.join("0")
     house.register("3")
-    assert places_told(house) == {f"s{slot}": Place(slot, slot, 4) for slot in range(4)}
+    assert places_told(house) == {f"s{slot}": RankPosition(slot, slot, 4) for slot in range(4)}
     for node in "123":
         house.join(node)
     assert house.committed().slots == (0, 1, 2, 3)
@@ -168,7 +168,7 @@ def test_world_shrinks_after_the_grace_and_not_before() -> None:
     house = training(node_timeout_s=60.0)
     house.close("s1", gone=True)
     assert house.answer("s0", RoundOpened).missing == "1, at most 10 s (shrink in GRACE)"
-    assert places_told(house) == {"s0": Place(0, 0, 2), "s2": Place(2, 1, 2)}
+    assert places_told(house) == {"s0": RankPosition(0, 0, 2), "s2": RankPosition(2, 1, 2)}
     house.join("0", [(5, 1)])
     house.join("2", [(5, 1)])
     assert house.core.wake_at() == house.now + 10.0
@@ -219,8 +219,12 @@ def test_node_that_returns_within_the_grace_keeps_its_slot() -> None:
     house.join("2")
     house.now += 9.0
     house.register("1", session="again")
-    assert house.answer("again", RoundOpened).place == Place(1, 1, 3)
-    assert places_told(house) == {"s0": Place(0, 0, 3), "again": Place(1, 1, 3), "s2": Place(2, 2, 3)}
+    assert house.answer("again", RoundOpened).place == RankPosition(1, 1, 3)
+    assert places_told(house) == {
+        "s0": RankPosition(0, 0, 3),
+        "again": RankPosition(1, 1, 3),
+        "s2": RankPosition(2, 2, 3),
+    }
     house.tick(5.0)
     assert not retired(house)
     house.join("1")
@@ -417,7 +421,7 @@ def test_gentle_round_opens_when_the_newcomer_is_ready() -> None:
     told = {send.session: send.message for send in house.ready.sends if isinstance(send.message, RoundOpened)}
     assert set(told) == {"s0", "s1", "s2", "s3"}
     assert all(message.gently for message in told.values())
-    assert told["s3"].place == Place(3, 3, 4) and told["s0"].text.startswith("worker 3 (pid ")
+    assert told["s3"].place == RankPosition(3, 3, 4) and told["s0"].text.startswith("worker 3 (pid ")
     assert house.core.phase() == "training"
     for node in "0123":
         house.join(node, live=None if node == "3" else (7, 1))
@@ -495,7 +499,7 @@ def test_more_newcomers_join_the_gentle_round() -> None:
     assert set(first) == {"s0", "s1", "s2"}
     house.beat("3", Activity.WAITING, generation=0)
     assert set(house.invited().values()) == {first["s0"]}
-    assert places_told(house) == {f"s{slot}": Place(slot, slot, 4) for slot in range(4)}
+    assert places_told(house) == {f"s{slot}": RankPosition(slot, slot, 4) for slot in range(4)}
     assert all(send.message.gently for send in house.ready.sends if isinstance(send.message, RoundOpened))
     house.train()
     assert house.committed().slots == (0, 1, 2, 3)
@@ -505,7 +509,7 @@ def test_recovery_does_not_wait_for_a_newcomer_that_is_still_starting() -> None:
     house = grown(Activity.SEATED, shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
-    assert places_told(house) == {} and house.last("s2", RoundOpened).place == Place(2, 1, 2)
+    assert places_told(house) == {} and house.last("s2", RoundOpened).place == RankPosition(2, 1, 2)
     house.join("0", [(5, 1)])
     house.join("2", [(5, 1)])
     assert house.committed().slots == (0, 2)
@@ -544,7 +548,7 @@ def test_newcomer_that_dies_in_its_gentle_round_leaves_it_to_the_others() -> Non
     house = grown()
     house.close("s3", gone=True)
     assert retired(house) == [3]
-    assert places_told(house) == {f"s{slot}": Place(slot, slot, 3) for slot in range(3)}
+    assert places_told(house) == {f"s{slot}": RankPosition(slot, slot, 3) for slot in range(3)}
     house.train(n0=[(5, 1)])
     assert house.committed().slots == (0, 1, 2)
 
@@ -622,8 +626,8 @@ def test_address_part_counts_only_in_the_place_it_was_made_for() -> None:
     house = training(shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
-    house.join("0", [(5, 1)], blob=b"a", place=Place(0, 0, 2))
-    house.join("2", [(5, 1)], blob=b"old", place=Place(2, 2, 3))
+    house.join("0", [(5, 1)], blob=b"a", place=RankPosition(0, 0, 2))
+    house.join("2", [(5, 1)], blob=b"old", place=RankPosition(2, 2, 3))
     assert house.committed().slots == (0, 2)
     assert not [send for send in house.ready.sends if isinstance(send.message, AddressMap)]
     house.publish("2", b"c", generation=2)
@@ -636,13 +640,13 @@ def test_join_after_the_close_brings_its_address_part() -> None:
     house.close("s1", gone=True)
     house.tick()
     opened = house.core.state.generation_number
-    house.join("0", [(5, 1)], blob=b"a", place=Place(0, 0, 2))
-    house.join("2", [(5, 1)], blob=b"old", place=Place(2, 2, 3))
+    house.join("0", [(5, 1)], blob=b"a", place=RankPosition(0, 0, 2))
+    house.join("2", [(5, 1)], blob=b"old", place=RankPosition(2, 2, 3))
     round_ = house.committed().round
     assert house.core.state.generation_number == opened + 1
-    house.join("2", [(5, 1)], blob=b"old", place=Place(2, 2, 3), round_id=round_)
+    house.join("2", [(5, 1)], blob=b"old", place=RankPosition(2, 2, 3), round_id=round_)
     assert not [send for send in house.ready.sends if isinstance(send.message, AddressMap)]
-    house.join("2", [(5, 1)], blob=b"c", place=Place(2, 1, 2), round_id=round_)
+    house.join("2", [(5, 1)], blob=b"c", place=RankPosition(2, 1, 2), round_id=round_)
     assert house.answer("s0", AddressMap).blobs == (b"a", b"c")
 
 
@@ -651,23 +655,23 @@ def test_address_part_without_a_place_is_made_for_the_full_world(slot: int, coun
     house = training(shrink_grace_s=0.0)
     house.close("s1", gone=True)
     house.tick()
-    for node, place in (("0", Place(0, 0, 2)), ("2", Place(2, 1, 2))):
+    for node, place in (("0", RankPosition(0, 0, 2)), ("2", RankPosition(2, 1, 2))):
         house.join(node, [(5, 1)], blob=b"x", place=None if int(node) == slot else place)
     assert bool([send for send in house.ready.sends if isinstance(send.message, AddressMap)]) is counts
     whole = House(policy(2)).fill()
     whole.join("0", blob=b"x")
-    whole.join("1", blob=b"y", place=Place(1, 1, 2))
+    whole.join("1", blob=b"y", place=RankPosition(1, 1, 2))
     assert whole.answer("s0", AddressMap).blobs == (b"x", b"y")
 
 
 def test_only_workers_that_change_places_are_invited_again() -> None:
     house = training(4, 2, 4)
     house.close("s3", gone=True)
-    assert places_told(house) == {f"s{slot}": Place(slot, slot, 3) for slot in range(3)}
+    assert places_told(house) == {f"s{slot}": RankPosition(slot, slot, 3) for slot in range(3)}
     house.tick()
     assert places_told(house) == {}
     house.close("s1", gone=True)
-    assert places_told(house) == {"s0": Place(0, 0, 2), "s2": Place(2, 1, 2)}
+    assert places_told(house) == {"s0": RankPosition(0, 0, 2), "s2": RankPosition(2, 1, 2)}
 
 
 # ---- the limit
@@ -715,8 +719,8 @@ def test_world_does_not_grow_once_no_generation_may_begin() -> None:
 # ---- a lost journal
 
 
-def standing(rank: int, slot: int, world_size: int = 3) -> Standing:
-    return Standing(2, 4, RoundId(2, 3), slot, world_size, Point(5, 3), None, rank)
+def standing(rank: int, slot: int, world_size: int = 3) -> MemberRecord:
+    return MemberRecord(2, 4, RoundId(2, 3), slot, world_size, Point(5, 3), None, rank)
 
 
 def test_world_with_gaps_is_rebuilt_with_its_ranks() -> None:

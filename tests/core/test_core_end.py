@@ -9,7 +9,7 @@ import pytest
 from samebits.core.ends import EndKind
 from samebits.core.messages import Activity, EndJob, Finished, ProcessEnded, Restarting, RoundOpened, StopJob
 from samebits.core.point import Point
-from samebits.core.ready import Ended
+from samebits.core.ready import JobEnded
 from samebits.core.records import (
     JobFinished,
     JobInterrupted,
@@ -115,7 +115,7 @@ def test_job_is_finished_when_all_have_left() -> None:
     assert house.ready.records == [SeatLeft("0", 1)] and house.ended is None
     house.leave("1")
     assert house.ready.records == [SeatLeft("1", 1), JobFinished()]
-    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    assert house.ended == JobEnded(EndKind.FINISHED, "job finished")
     assert house.core.phase() == "ending"
 
 
@@ -130,7 +130,7 @@ def test_worker_killed_after_training_is_named_as_not_done() -> None:
     assert house.ended is None, "it may be started again"
     assert house.core.phase() == "finished; the script still runs on 1"
     wait_for_the_end(house)
-    assert house.ended == Ended(EndKind.INTERRUPTED, KILLED)
+    assert house.ended == JobEnded(EndKind.INTERRUPTED, KILLED)
     assert house.core.state.interruptions[-1].step == 60 and not house.core.state.finished
     assert 130 < house.now < 150, "a restarted process may have had to wait for its cool-down"
 
@@ -154,7 +154,7 @@ def test_failure_after_training_ends_the_job_with_its_status_once_others_are_don
     house.leave("1")
     text = NOT_DONE.format("0 (pid 1000 on host-a)", "failed at train.py:9: OSError")
     assert house.records(JobInterrupted) == [JobInterrupted(EndKind.SCRIPT_FAILED, 60, text, 1, status=1)]
-    assert house.ended == Ended(EndKind.SCRIPT_FAILED, text)
+    assert house.ended == JobEnded(EndKind.SCRIPT_FAILED, text)
 
 
 def test_recover_runs_only_the_rest_of_a_failed_script() -> None:
@@ -170,7 +170,7 @@ def test_recover_runs_only_the_rest_of_a_failed_script() -> None:
     house.register("0", session="new")
     assert house.admission("new").finished == Point(60, 1)
     house.leave("0")
-    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    assert house.ended == JobEnded(EndKind.FINISHED, "job finished")
 
 
 def test_restarted_scheduler_ends_a_job_whose_last_script_failed() -> None:
@@ -212,7 +212,7 @@ def test_wait_for_the_launchers_status_is_short() -> None:
     house.leave("1", text="a SystemExit", status=None)
     began = house.now
     wait_for_the_end(house)
-    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    assert house.ended == JobEnded(EndKind.FINISHED, "job finished")
     assert house.now == began + STATUS_WAIT_S, "no other timeout ends it sooner"
 
 
@@ -271,7 +271,7 @@ def test_stop_after_training_ends_the_scripts_and_is_reported() -> None:
     assert house.answer("s0", EndJob).kind is EndKind.STOPPED
     house.leave("0", text="told to end", status=78)
     house.leave("1", text="told to end", status=78)
-    assert house.ended == Ended(EndKind.STOPPED, "stopped by Ctrl-C")
+    assert house.ended == JobEnded(EndKind.STOPPED, "stopped by Ctrl-C")
     house.ended = None
     house.crash(after_s=1.0)
     house.tick(1.0)
@@ -305,7 +305,7 @@ def test_stop_is_sent_to_all_and_waits_until_they_have_left() -> None:
     house.leave("0", text=text)
     assert house.ended is None
     house.leave("1", text=text)
-    assert house.ended == Ended(EndKind.STOPPED, text)
+    assert house.ended == JobEnded(EndKind.STOPPED, text)
     assert not house.core.state.finished
 
 
@@ -334,7 +334,7 @@ def test_stop_does_not_wait_forever() -> None:
         house.tick()
         assert house.ended is None
     house.tick(1.0)
-    assert house.ended == Ended(EndKind.STOPPED, "stopped by Ctrl-C")
+    assert house.ended == JobEnded(EndKind.STOPPED, "stopped by Ctrl-C")
 
 
 def test_scheduler_pause_prolongs_the_wait_of_a_stop() -> None:
@@ -411,7 +411,7 @@ def test_workers_that_left_before_a_generation_have_trained_nothing() -> None:
     assert house.ended is None
     house.leave("1", text="its script never called samebits.elastic.run")
     text = "every worker left before training began: its script never called samebits.elastic.run"
-    assert house.ended == Ended(EndKind.UNTRAINED, text)
+    assert house.ended == JobEnded(EndKind.UNTRAINED, text)
     assert house.records(JobInterrupted) == [JobInterrupted(EndKind.UNTRAINED, 0, text, generation=0)]
     assert not house.core.state.finished
 
@@ -443,7 +443,7 @@ def test_job_that_lost_all_restore_points_is_refused_until_they_return() -> None
     assert {house.answer(f"again{node}", EndJob).kind for node in "01"} == {EndKind.POINTS_LOST}
     for node in "01":
         house.leave(node)
-    assert house.ended == Ended(EndKind.POINTS_LOST, record.cause)
+    assert house.ended == JobEnded(EndKind.POINTS_LOST, record.cause)
     house.ended = None
     house.crash(1.0)
     for node in "01":
@@ -532,7 +532,7 @@ def test_job_ended_by_its_own_script_says_so() -> None:
     failed = "failed at train.py:41: ValueError: loss is nan"
     failed += " (data)"
     first = f"rank 1 (node 1, host host-a, pid 1001) failed first: {failed}; rank 0 followed"
-    assert house.ended == Ended(EndKind.SCRIPT_FAILED, f"no worker is left; first cause: {first}")
+    assert house.ended == JobEnded(EndKind.SCRIPT_FAILED, f"no worker is left; first cause: {first}")
 
 
 def test_gradient_that_was_wrong_twice_puts_saved_points_in_doubt() -> None:
@@ -695,7 +695,7 @@ def test_death_with_recovery_off_ends_the_job_for_all() -> None:
     ]
     assert house.answer("s0", EndJob) == EndJob("job-1", 1, EndKind.FAILED, text)
     house.leave("0", on_purpose=False, text="told to end")
-    assert house.ended == Ended(EndKind.FAILED, text)
+    assert house.ended == JobEnded(EndKind.FAILED, text)
 
 
 def test_with_recovery_off_a_script_without_elastic_run_is_left_alone() -> None:
@@ -709,7 +709,7 @@ def test_with_recovery_off_a_script_without_elastic_run_is_left_alone() -> None:
     house.leave("0")
     assert house.ended is None
     house.leave("1")
-    assert house.ended == Ended(EndKind.FINISHED, "job finished")
+    assert house.ended == JobEnded(EndKind.FINISHED, "job finished")
 
 
 def test_with_recovery_off_a_generation_forms_as_usual() -> None:

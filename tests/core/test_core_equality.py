@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent.events import Connected as Reconnected
-from samebits.core.agent.events import Disconnected, MustEnd, Observed
+from samebits.core.agent.agent_events import Connected as Reconnected
+from samebits.core.agent.agent_events import Disconnected, MustEnd, Observed
 from samebits.core.ends import EndKind
-from samebits.core.messages import Activity, EndJob, Explain, Heartbeat, Said
+from samebits.core.messages import Activity, EndJob, Explain, Heartbeat, ReportEnvelope
 from samebits.core.point import Point
 from samebits.core.records import JobInterrupted, PointCommitted, TrainingFinished
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, Digests, Part, PartKind, SavedPoints
@@ -36,7 +36,7 @@ def says(
     credential = house.credential(node)
     point = Point(step, house.core.state.generation_number)
     digest = Digest(point, commits, shared, loose, averages, parts)
-    house.receive(credential.session, Said(credential, Digests((digest,))))
+    house.receive(credential.session, ReportEnvelope(credential, Digests((digest,))))
 
 
 def asked(house: House) -> list[str]:
@@ -174,7 +174,7 @@ def test_training_is_finished_only_if_all_ranks_end_equal() -> None:
     says(house, "1", step=9, shared=b"other", commits=FINAL)
     assert asked(house) == ["s0", "s1"]
     credential = house.credential("1")
-    house.receive("s1", Said(credential, Digests((Digest(Point(9, 1), FINAL, b"other"),))))
+    house.receive("s1", ReportEnvelope(credential, Digests((Digest(Point(9, 1), FINAL, b"other"),))))
     assert not house.records(TrainingFinished)
     house.tick(EXPLAIN_S)
     assert not [record for record in house.journal if isinstance(record, TrainingFinished)]
@@ -205,7 +205,7 @@ def test_point_is_common_only_if_it_is_equal_everywhere() -> None:
         house.saved(node, (10, 1))
     assert house.records(PointCommitted)
     house.saved("0", (10, 1), (20, 1))
-    house.receive("s1", Said(house.credential("1"), Digests((Digest(Point(20, 1), 1, b"other"),))))
+    house.receive("s1", ReportEnvelope(house.credential("1"), Digests((Digest(Point(20, 1), 1, b"other"),))))
     assert house.core.state.committed_point == Point(10, 1)
     assert asked(house) == ["s0", "s1"]
 
@@ -214,7 +214,7 @@ def test_digest_that_arrives_after_the_point_makes_it_common() -> None:
     house = training_house(2)
     house.saved("0", (10, 1))
     credential = house.credential("1")
-    house.receive("s1", Said(credential, SavedPoints((Point(10, 1),))))
+    house.receive("s1", ReportEnvelope(credential, SavedPoints((Point(10, 1),))))
     assert not house.records(PointCommitted)
     house.told("1", (10, 1))
     assert house.records(PointCommitted) == [PointCommitted(Point(10, 1))]

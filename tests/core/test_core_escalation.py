@@ -9,21 +9,21 @@ from samebits.core.causes.escalation import (
     STEADY_S,
     STRATEGY_WORDS,
     Escalation,
-    Level,
+    RestartScope,
     Tried,
     levels_of,
 )
 from samebits.settings_table import STRATEGY_WORDS as READ_WORDS
 
-PROCESS, POD, JOB = Level.PROCESS, Level.POD, Level.JOB
+PROCESS, POD, JOB = RestartScope.PROCESS, RestartScope.POD, RestartScope.JOB
 ALL = (PROCESS, POD, JOB)
 
 
-def each(attempts: int) -> dict[Level, int]:
+def each(attempts: int) -> dict[RestartScope, int]:
     return dict.fromkeys(ALL, attempts)
 
 
-def levels_after(escalation: Escalation, *held_s: float) -> list[tuple[Level | None, int]]:
+def levels_after(escalation: Escalation, *held_s: float) -> list[tuple[RestartScope | None, int]]:
     steps = [escalation.died(one) for one in held_s]
     return [(step.level, step.attempt) for step in steps]
 
@@ -86,7 +86,7 @@ def test_first_attempt_is_immediate_and_later_ones_wait_longer() -> None:
     ],
 )
 def test_strategy_is_also_read_in_ascends_spelling(
-    words: str, process: bool | None, pod: bool | None, levels: tuple[Level, ...]
+    words: str, process: bool | None, pod: bool | None, levels: tuple[RestartScope, ...]
 ) -> None:
     assert tuple(levels_of(dict.fromkeys(words.split(",")), process=process, pod=pod)) == levels
 

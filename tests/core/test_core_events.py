@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from samebits.account.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
+from samebits.account.events import MAX_TEXT, NAMED, Chronicle, EventKind, JobEvent
 from samebits.account.recoveries import recoveries_of
-from samebits.core.messages import Activity, Join, Leave, ProcessEnded, Said
+from samebits.core.messages import Activity, Join, Leave, ProcessEnded, ReportEnvelope
 from samebits.core.point import Point
-from samebits.core.ready import Level, Note, Ready
+from samebits.core.ready import Note, Ready, Severity
 from samebits.core.reports import SavedPoints
 from samebits.core.scheduler import Received
 from tests.core.house import House, policy
@@ -22,7 +22,7 @@ class Watched(House):
     """A scheduler whose passes are recorded in a chronicle, as the service does it."""
 
     def load(self) -> Ready:
-        self.events: list[Event] = getattr(self, "events", [])
+        self.events: list[JobEvent] = getattr(self, "events", [])
         self.chronicle: Chronicle | None = None
         return super().load()
 
@@ -49,7 +49,7 @@ class Watched(House):
             self.chronicle = Chronicle(core.state, step_of, WALL_S)
         return self.chronicle
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[EventKind]:
         return [event.kind for event in self.events]
 
 
@@ -67,9 +67,17 @@ def trained(**changes: float) -> Watched:
 def test_start_is_recorded_in_order_and_ends_with_all_training() -> None:
     house = trained()
     assert house.kinds() == [
-        *(Kind.JOB, Kind.SCHEDULER, Kind.SEATED, Kind.SEATED, Kind.ROUND, Kind.GENERATION, Kind.TRAINING)
+        *(
+            EventKind.JOB,
+            EventKind.SCHEDULER,
+            EventKind.SEATED,
+            EventKind.SEATED,
+            EventKind.ROUND,
+            EventKind.GENERATION,
+            EventKind.TRAINING,
+        )
     ]
-    assert [event.node for event in house.events if event.kind is Kind.SEATED] == ["0", "1"]
+    assert [event.node for event in house.events if event.kind is EventKind.SEATED] == ["0", "1"]
     assert house.events[-1].more["last"] == "1"
     assert all(event.at == WALL_S + house.now for event in house.events)
 
@@ -109,10 +117,10 @@ def test_leave_records_the_last_step_made() -> None:
     for node in "01":
         house.beat(node, step=70)
     house.stop()
-    assert (house.events[-1].kind, house.events[-1].step) == (Kind.NOTE, 70)
+    assert (house.events[-1].kind, house.events[-1].step) == (EventKind.NOTE, 70)
     credential = house.credential("0")
     house.receive("s0", Leave(credential, True, "", 75))
-    assert (house.events[-1].kind, house.events[-1].step) == (Kind.LEFT, 75)
+    assert (house.events[-1].kind, house.events[-1].step) == (EventKind.LEFT, 75)
     house.leave("1")
     assert house.events[-1].step == 75, "of an earlier release: nothing is recorded, and nothing lost"
 
@@ -131,50 +139,50 @@ def test_round_after_a_failure_is_a_recovery_and_a_round_to_grow_is_not() -> Non
 
 
 def test_a_step_that_a_survivor_tells_after_the_loss_counts_as_redone() -> None:
-    def told(kind: Kind, at: float, step: int, **more: object) -> Event:
-        return Event(kind, at, 1, 1, step, "0", "", more)
+    def told(kind: EventKind, at: float, step: int, **more: object) -> JobEvent:
+        return JobEvent(kind, at, 1, 1, step, "0", "", more)
 
     (row,) = recoveries_of(
         [
-            told(Kind.TRAINING, 100.0, 0),
-            told(Kind.LOST, 110.0, 23),
-            told(Kind.ROUND, 110.0, 23),
-            told(Kind.GENERATION, 111.0, 40, restore=0),
-            told(Kind.TRAINING, 112.0, 0),
+            told(EventKind.TRAINING, 100.0, 0),
+            told(EventKind.LOST, 110.0, 23),
+            told(EventKind.ROUND, 110.0, 23),
+            told(EventKind.GENERATION, 111.0, 40, restore=0),
+            told(EventKind.TRAINING, 112.0, 0),
         ]
     )
     assert (row.step, row.steps_lost) == (40, 40)
 
 
 def test_a_cool_down_after_the_loss_of_all_is_a_wait_for_seats() -> None:
-    def told(kind: Kind, at: float, **more: object) -> Event:
-        return Event(kind, at, 1, 1, 70, "0", "", more)
+    def told(kind: EventKind, at: float, **more: object) -> JobEvent:
+        return JobEvent(kind, at, 1, 1, 70, "0", "", more)
 
     (row,) = recoveries_of(
         [
-            told(Kind.TRAINING, 100.0),
-            told(Kind.LOST, 110.0),
-            told(Kind.SEATED, 140.0),
-            told(Kind.ROUND, 140.0),
-            told(Kind.GENERATION, 141.0, restore=60),
-            told(Kind.TRAINING, 142.0),
+            told(EventKind.TRAINING, 100.0),
+            told(EventKind.LOST, 110.0),
+            told(EventKind.SEATED, 140.0),
+            told(EventKind.ROUND, 140.0),
+            told(EventKind.GENERATION, 141.0, restore=60),
+            told(EventKind.TRAINING, 142.0),
         ]
     )
     assert row.phases() == {"decide": 0, "wait_for_seats": 30_000, "meet": 1000, "restore": 1000}
 
 
 def test_clock_set_back_between_scheduler_starts_gives_no_negative_recovery() -> None:
-    def told(kind: Kind, at: float, **more: object) -> Event:
-        return Event(kind, at, 1, 1, 70, "", "", more)
+    def told(kind: EventKind, at: float, **more: object) -> JobEvent:
+        return JobEvent(kind, at, 1, 1, 70, "", "", more)
 
     (row,) = recoveries_of(
         [
-            told(Kind.TRAINING, 5000.0),
-            told(Kind.LOST, 5010.0),
-            told(Kind.ROUND, 5010.5),
-            told(Kind.SCHEDULER, 1400.0),  # the clock was set back an hour meanwhile
-            told(Kind.GENERATION, 1401.0),
-            told(Kind.TRAINING, 1402.0),
+            told(EventKind.TRAINING, 5000.0),
+            told(EventKind.LOST, 5010.0),
+            told(EventKind.ROUND, 5010.5),
+            told(EventKind.SCHEDULER, 1400.0),  # the clock was set back an hour meanwhile
+            told(EventKind.GENERATION, 1401.0),
+            told(EventKind.TRAINING, 1402.0),
         ]
     )
     assert row.phases() == {"decide": 500, "meet": 0, "restore": 0}
@@ -187,7 +195,7 @@ def test_steps_are_recorded_often_at_first_and_rarely_later() -> None:
         house.now += 0.5
         for node in "01":
             house.beat(node, step=step)
-    steps = [event for event in house.events if event.kind is Kind.STEP]
+    steps = [event for event in house.events if event.kind is EventKind.STEP]
     assert 300 < len(steps) < 700
     assert steps[0].at - house.events[6].at <= 1.5
     assert max(later.at - before.at for before, later in itertools.pairwise(steps)) <= 61
@@ -201,7 +209,10 @@ def test_workers_that_trained_through_a_restart_are_training_without_a_round() -
         house.register(node, incarnation=1, job=house.core.state.job)
         house.beat(node, step=33)
     later = house.events[before:]
-    assert [event.kind for event in later if event.kind is not Kind.RETURNED] == [Kind.SCHEDULER, Kind.TRAINING]
+    assert [event.kind for event in later if event.kind is not EventKind.RETURNED] == [
+        EventKind.SCHEDULER,
+        EventKind.TRAINING,
+    ]
     assert (later[-1].term, later[-1].step) == (2, 33)
 
 
@@ -229,16 +240,16 @@ def test_thousand_seats_in_one_pass_make_few_events() -> None:
     house = House(policy(1000))
     records = [record for node in range(1000) for record in house.register(str(node)).records]
     taken = chronicle.take(records, [], [], 1.0)
-    seated = [event for event in taken if event.kind is Kind.SEATED]
+    seated = [event for event in taken if event.kind is EventKind.SEATED]
     assert len(seated) == NAMED + 1
     assert seated[-1].more == {"count": 1000 - NAMED}
 
 
 def test_warning_is_an_event_and_texts_are_bounded() -> None:
     chronicle = Chronicle(House(policy(2)).core.state, lambda node: 0, WALL_S)
-    notes = [Note(Level.INFO, "said"), Note(Level.WARNING, "words " * 1000)]
+    notes = [Note(Severity.INFO, "said"), Note(Severity.WARNING, "words " * 1000)]
     (event,) = chronicle.take([], [], notes, 1.0)
-    assert event.kind is Kind.NOTE and MAX_TEXT - 10 < len(event.text) <= MAX_TEXT
+    assert event.kind is EventKind.NOTE and MAX_TEXT - 10 < len(event.text) <= MAX_TEXT
     assert event.text.endswith("words… (`samebits logs` shows the rest)")
 
 
@@ -253,7 +264,7 @@ def stalled(house: Watched, node: str, step: int, seconds: float) -> None:
     """Report what the node's process holds and how long its steps have waited for saves in total."""
     house.told(node, (step, 1))
     credential = house.credential(node)
-    house.receive(credential.session, Said(credential, SavedPoints((Point(step, 1),), seconds)))
+    house.receive(credential.session, ReportEnvelope(credential, SavedPoints((Point(step, 1),), seconds)))
 
 
 def stalls(house: Watched) -> list[float]:

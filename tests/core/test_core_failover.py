@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_events import (
     Connected,
     Disconnected,
     MustEnd,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from samebits.core.agent.events import Connected, Disconnected, Heard, Observed, Passed
-from samebits.core.messages import Activity, Admitted, Heartbeat, Said
+from samebits.core.agent.agent_events import Connected, Disconnected, Heard, Observed, Passed
+from samebits.core.messages import Activity, Admitted, Heartbeat, ReportEnvelope
 from samebits.core.reports import MAX_FIGURES, Figure, Figures
 from samebits.core.values import replace
 from tests.core.desk import Desk
@@ -67,7 +67,7 @@ def test_figures_are_bounded() -> None:
 def test_figures_belong_to_the_seat_and_change_nothing_else() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
-    ready = house.receive(credential.session, Said(credential, Figures(QUEUE)))
+    ready = house.receive(credential.session, ReportEnvelope(credential, Figures(QUEUE)))
     assert ready.is_empty
     found = [house.core.presence(node) for node in ("0", "1")]
     assert [one.figures for one in found if one is not None] == [(), QUEUE]
@@ -76,7 +76,7 @@ def test_figures_belong_to_the_seat_and_change_nothing_else() -> None:
 def test_figures_of_a_replaced_process_are_ignored() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
-    house.receive(credential.session, Said(replace(credential, incarnation=7), Figures(QUEUE)))
+    house.receive(credential.session, ReportEnvelope(replace(credential, incarnation=7), Figures(QUEUE)))
     found = house.core.presence("1")
     assert found is not None and found.figures == ()
 
@@ -86,5 +86,5 @@ def test_figures_do_not_make_a_repeated_heartbeat_new() -> None:
     credential, state = house.credential("1"), house.core.state
     beat = Heartbeat(credential, state.term, Activity.TRAINING, state.generation_number, None, 7)
     assert house.receive("s1", beat).is_empty
-    house.receive("s1", Said(credential, Figures(QUEUE)))
+    house.receive("s1", ReportEnvelope(credential, Figures(QUEUE)))
     assert house.core.repeats("s1", beat, house.now)

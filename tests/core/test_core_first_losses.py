@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from samebits.core.causes.table import DEFAULT, CauseClass
-from samebits.core.ledger import Presence
-from samebits.core.messages import Activity, Process, ProcessEnded, Said
+from samebits.core.ledger import Liveness
+from samebits.core.messages import Activity, Process, ProcessEnded, ReportEnvelope
 from samebits.core.records import CauseFound, JobInterrupted, SeatLost
 from samebits.core.reports import LastWords
 from samebits.core.rounds.first_losses import Causes, observed, sentence
@@ -43,7 +43,7 @@ def test_sentence() -> None:
     ],
 )
 def test_killed_worker_that_its_launcher_tells_of_is_no_error_of_the_script(words: str, kind: CauseClass) -> None:
-    assert DEFAULT.of(observed(Presence(0.0), words, 5.0)).cause is kind
+    assert DEFAULT.of(observed(Liveness(0.0), words, 5.0)).cause is kind
 
 
 def test_two_simultaneous_silent_deaths_are_two_causes() -> None:
@@ -98,10 +98,14 @@ def test_cause_is_journaled_before_it_is_sent_and_survives_the_scheduler() -> No
 
 def test_worker_that_reports_its_error_is_the_cause_before_its_seat_is_lost() -> None:
     house = training_house(3)
-    house.receive("s1", Said(house.credential("1"), LastWords("failed at train.py:88: RuntimeError: no"), step=41))
+    house.receive(
+        "s1", ReportEnvelope(house.credential("1"), LastWords("failed at train.py:88: RuntimeError: no"), step=41)
+    )
     assert house.ready.notes[-1].text.endswith(" ends: failed at train.py:88: RuntimeError: no")
     assert [record.node for record in house.records(CauseFound)] == ["1"] and not house.seat("1").is_lost
-    house.receive("s0", Said(house.credential("0"), LastWords("failed at train.py:88: RuntimeError: no"), step=41))
+    house.receive(
+        "s0", ReportEnvelope(house.credential("0"), LastWords("failed at train.py:88: RuntimeError: no"), step=41)
+    )
     assert house.ready.notes == [], "one sentence, however many ranks meet the same error"
     house.crash(0.2)
     house.leave("1", on_purpose=False, text="failed at train.py:88: RuntimeError: no")
@@ -234,7 +238,9 @@ def test_exit_report_of_another_process_changes_nothing(who: ProcessEnded) -> No
 
 def test_exit_report_does_not_override_last_words_or_a_hang() -> None:
     house = training_house(3)
-    house.receive("s1", Said(house.credential("1"), LastWords("failed at train.py:88: RuntimeError: no"), step=41))
+    house.receive(
+        "s1", ReportEnvelope(house.credential("1"), LastWords("failed at train.py:88: RuntimeError: no"), step=41)
+    )
     house.close("s1", gone=True)
     house.step(ended(1, "ended with status 1", signal=None, status=1))
     assert "train.py:88" in house.core.first_cause

@@ -8,32 +8,32 @@ from pathlib import Path
 import pytest
 
 from samebits.account.event_log import events_in, line_of
-from samebits.account.events import Event, Kind, event_in
+from samebits.account.events import EventKind, JobEvent, event_in
 from samebits.account.goodput import Bucket, Goodput, goodput_of
 from samebits.account.history import RecoveryFeed, StepColumn, recovery_line, summary
 from samebits.account.recoveries import recoveries_of
-from samebits.store.event_log import EVENTS_FILE
+from samebits.store.text_log import EVENTS_FILE
 
 S = 1_000_000
 
 
-def event(kind: Kind, at: float, step: int = 0, **more: object) -> Event:
-    return Event(kind, at, 1, 1, step, str(more.pop("node", "")), "", more)
+def event(kind: EventKind, at: float, step: int = 0, **more: object) -> JobEvent:
+    return JobEvent(kind, at, 1, 1, step, str(more.pop("node", "")), "", more)
 
 
-START = [event(Kind.SCHEDULER, 100), event(Kind.GENERATION, 104, members=2), event(Kind.TRAINING, 105)]
+START = [event(EventKind.SCHEDULER, 100), event(EventKind.GENERATION, 104, members=2), event(EventKind.TRAINING, 105)]
 KILL = [
-    event(Kind.STEP, 115, 100),
-    event(Kind.LOST, 120, 150, node="1", slot=1),
-    event(Kind.ROUND, 120, 150),
-    event(Kind.SEATED, 127, slot=1, node="1"),
-    event(Kind.GENERATION, 128, 150, restore=100, members=2, last="1"),
-    event(Kind.TRAINING, 130, 100, last="1"),
-    event(Kind.STEP, 140, 200),
+    event(EventKind.STEP, 115, 100),
+    event(EventKind.LOST, 120, 150, node="1", slot=1),
+    event(EventKind.ROUND, 120, 150),
+    event(EventKind.SEATED, 127, slot=1, node="1"),
+    event(EventKind.GENERATION, 128, 150, restore=100, members=2, last="1"),
+    event(EventKind.TRAINING, 130, 100, last="1"),
+    event(EventKind.STEP, 140, 200),
 ]
 
 
-def spent(events: list[Event], until: float | None = None) -> dict[str, float]:
+def spent(events: list[JobEvent], until: float | None = None) -> dict[str, float]:
     fold = goodput_of(events)
     buckets = fold.buckets(until)
     assert sum(buckets.values()) == fold.wall_us(until)
@@ -63,26 +63,26 @@ def test_recovery_is_one_row_whose_phases_sum_to_it() -> None:
 
 
 def test_scheduler_outage_costs_nothing_while_workers_train() -> None:
-    away = [event(Kind.STEP, 110, 50), event(Kind.SCHEDULER, 130), event(Kind.TRAINING, 131, 250)]
+    away = [event(EventKind.STEP, 110, 50), event(EventKind.SCHEDULER, 130), event(EventKind.TRAINING, 131, 250)]
     assert spent([*START, *away]) == {"start_up": 5, "productive": 26}
 
 
 def test_scheduler_outage_is_idle_time_if_workers_stopped() -> None:
-    away = [event(Kind.STEP, 110, 50), event(Kind.SCHEDULER, 130), event(Kind.ROUND, 131)]
+    away = [event(EventKind.STEP, 110, 50), event(EventKind.SCHEDULER, 130), event(EventKind.ROUND, 131)]
     assert spent([*START, *away], until=132) == {"start_up": 5, "productive": 5, "idle": 21, "forming": 1}
 
 
 ALL_KILLED = [
     *START,
-    event(Kind.STEP, 110, 308),
-    event(Kind.SCHEDULER, 120),
-    event(Kind.LOST, 120, node="0", slot=0),
-    event(Kind.LOST, 120, node="1", slot=1),
-    event(Kind.SEATED, 150, slot=0, node="0"),
-    event(Kind.ROUND, 150),
-    event(Kind.SEATED, 151, slot=1, node="1"),
-    event(Kind.GENERATION, 153, restore=300, members=2, last="1"),
-    event(Kind.TRAINING, 154, 300, last="1"),
+    event(EventKind.STEP, 110, 308),
+    event(EventKind.SCHEDULER, 120),
+    event(EventKind.LOST, 120, node="0", slot=0),
+    event(EventKind.LOST, 120, node="1", slot=1),
+    event(EventKind.SEATED, 150, slot=0, node="0"),
+    event(EventKind.ROUND, 150),
+    event(EventKind.SEATED, 151, slot=1, node="1"),
+    event(EventKind.GENERATION, 153, restore=300, members=2, last="1"),
+    event(EventKind.TRAINING, 154, 300, last="1"),
 ]
 
 
@@ -100,14 +100,14 @@ def test_cool_down_after_all_were_killed_is_a_wait_and_not_idle_time() -> None:
 
 SPARE_AND_SCHEDULER = [
     *START,
-    event(Kind.LOST, 110, 50, node="1", slot=1),
-    event(Kind.RETIRED, 110, 50, node="1", slot=1),
-    event(Kind.PROMOTED, 110, 50, node="2", slot=1),
-    event(Kind.ROUND, 110, 50),
-    event(Kind.SCHEDULER, 112),
-    event(Kind.RETURNED, 115, node="0", slot=0),
-    event(Kind.GENERATION, 116, 50, restore=50, members=2),
-    event(Kind.TRAINING, 117, 50),
+    event(EventKind.LOST, 110, 50, node="1", slot=1),
+    event(EventKind.RETIRED, 110, 50, node="1", slot=1),
+    event(EventKind.PROMOTED, 110, 50, node="2", slot=1),
+    event(EventKind.ROUND, 110, 50),
+    event(EventKind.SCHEDULER, 112),
+    event(EventKind.RETURNED, 115, node="0", slot=0),
+    event(EventKind.GENERATION, 116, 50, restore=50, members=2),
+    event(EventKind.TRAINING, 117, 50),
 ]
 
 
@@ -118,7 +118,7 @@ def test_survivors_that_a_new_scheduler_hears_again_are_no_replacements_that_wer
 
 
 @pytest.mark.parametrize("events", [START + KILL, ALL_KILLED], ids=["one", "all"])
-def test_recovery_and_the_time_buckets_agree(events: list[Event]) -> None:
+def test_recovery_and_the_time_buckets_agree(events: list[JobEvent]) -> None:
     (row,), found = recoveries_of(events), spent(events)
     buckets = {"wait_for_seats": "waiting_for_seats", "meet": "forming", "restore": "restoring"}
     for phase, bucket in buckets.items():
@@ -134,12 +134,12 @@ def test_line_of_a_recovery_names_all_that_were_lost_and_what_was_redone() -> No
 
 
 def test_change_of_the_world_that_was_ordered_is_no_recovery() -> None:
-    asked = Event(Kind.DECIDED, 119, more={"drain": ["1"]})
+    asked = JobEvent(EventKind.DECIDED, 119, more={"drain": ["1"]})
     change = [
-        event(Kind.LEFT, 120, 150, node="1", slot=1),
-        event(Kind.ROUND, 120, 150),
-        event(Kind.GENERATION, 121, 150, restore=150, members=1),
-        event(Kind.TRAINING, 122, 150),
+        event(EventKind.LEFT, 120, 150, node="1", slot=1),
+        event(EventKind.ROUND, 120, 150),
+        event(EventKind.GENERATION, 121, 150, restore=150, members=1),
+        event(EventKind.TRAINING, 122, 150),
     ]
     assert recoveries_of([*START, asked, *change]) == []
     assert len(recoveries_of([*START, *change])) == 1, "it left by itself, as before a preemption"
@@ -147,13 +147,13 @@ def test_change_of_the_world_that_was_ordered_is_no_recovery() -> None:
 
 
 def test_step_column_says_what_the_events_say_and_only_goes_back_with_training() -> None:
-    events = [*ALL_KILLED[:4], event(Kind.COMMITTED, 116, 282, point=300), *ALL_KILLED[4:]]
-    events.append(event(Kind.COMMITTED, 160, 310, point=350))
+    events = [*ALL_KILLED[:4], event(EventKind.COMMITTED, 116, 282, point=300), *ALL_KILLED[4:]]
+    events.append(event(EventKind.COMMITTED, 160, 310, point=350))
     column = StepColumn()
     shown = {(one.kind, one.at): column.of(one) for one in events}
-    assert (shown[Kind.COMMITTED, 116.0], shown[Kind.COMMITTED, 160.0]) == (300, 350)
-    assert shown[Kind.LOST, 120.0] == shown[Kind.ROUND, 150.0] == 308, "a new scheduler has heard no step yet"
-    assert shown[Kind.GENERATION, 153.0] == shown[Kind.TRAINING, 154.0] == 300
+    assert (shown[EventKind.COMMITTED, 116.0], shown[EventKind.COMMITTED, 160.0]) == (300, 350)
+    assert shown[EventKind.LOST, 120.0] == shown[EventKind.ROUND, 150.0] == 308, "a new scheduler has heard no step yet"
+    assert shown[EventKind.GENERATION, 153.0] == shown[EventKind.TRAINING, 154.0] == 300
 
 
 def test_follower_prints_a_recovery_once_as_the_history_has_it(tmp_path: Path) -> None:
@@ -170,33 +170,37 @@ def test_follower_prints_a_recovery_once_as_the_history_has_it(tmp_path: Path) -
 
 
 def test_no_time_counts_between_the_end_and_a_restart() -> None:
-    stopped = [*START, event(Kind.INTERRUPTED, 125, 90)]
+    stopped = [*START, event(EventKind.INTERRUPTED, 125, 90)]
     assert spent(stopped, until=1000) == {"start_up": 5, "productive": 20}
-    again = [*stopped, event(Kind.SCHEDULER, 200), event(Kind.TRAINING, 203, 90)]
+    again = [*stopped, event(EventKind.SCHEDULER, 200), event(EventKind.TRAINING, 203, 90)]
     assert spent(again, until=204) == {"start_up": 8, "productive": 21, "idle": 75}
 
 
 def test_time_waiting_for_saves_is_neither_productive_nor_redone() -> None:
-    saved = [event(Kind.COMMITTED, 110, 40, stalled_ms=500), event(Kind.STEP, 115, 100, stalled_ms=250.5)]
+    saved = [event(EventKind.COMMITTED, 110, 40, stalled_ms=500), event(EventKind.STEP, 115, 100, stalled_ms=250.5)]
     assert spent([*START, *saved]) == {"start_up": 5, "productive": 9.2495, "checkpoint_stalls": 0.7505}
-    again = [*START, *KILL[:-1], event(Kind.COMMITTED, 139, 190, stalled_ms=1000), KILL[-1]]
+    again = [*START, *KILL[:-1], event(EventKind.COMMITTED, 139, 190, stalled_ms=1000), KILL[-1]]
     found = spent(again)
     assert (found["checkpoint_stalls"], found["redone"]) == (1, 4.5)
 
 
 def test_save_wait_is_at_most_the_training_time() -> None:
-    nothing = event(Kind.COMMITTED, 105.5, 1, stalled_ms=float("nan"))
-    lies = [event(Kind.COMMITTED, 106, 1, stalled_ms=10**9), event(Kind.ROUND, 107, 2)]
+    nothing = event(EventKind.COMMITTED, 105.5, 1, stalled_ms=float("nan"))
+    lies = [event(EventKind.COMMITTED, 106, 1, stalled_ms=10**9), event(EventKind.ROUND, 107, 2)]
     assert spent([*START, nothing, *lies], until=110) == {"start_up": 5, "checkpoint_stalls": 2, "forming": 3}
     assert spent([*START, lies[0]], until=110) == {"start_up": 5, "checkpoint_stalls": 5}
 
 
 def test_world_that_only_grows_trains_until_its_next_generation() -> None:
-    grown = [event(Kind.ROUND, 110, 10, gently=True), event(Kind.GENERATION, 112, 12, restore=12)]
-    assert spent([*START, *grown, event(Kind.TRAINING, 113, 12)]) == {"start_up": 5, "productive": 7, "restoring": 1}
+    grown = [event(EventKind.ROUND, 110, 10, gently=True), event(EventKind.GENERATION, 112, 12, restore=12)]
+    assert spent([*START, *grown, event(EventKind.TRAINING, 113, 12)]) == {
+        "start_up": 5,
+        "productive": 7,
+        "restoring": 1,
+    }
 
 
-def drawn(rng: random.Random, length: int) -> list[Event]:
+def drawn(rng: random.Random, length: int) -> list[JobEvent]:
     """Draw random events in random order, clock jumps included."""
     at, events = 1.7e9, []
     for _ in range(length):
@@ -207,8 +211,8 @@ def drawn(rng: random.Random, length: int) -> list[Event]:
             "restore": rng.choice([None, 0, 7, "x"]),
             "stalled_ms": rng.choice([0, 0.4, 250, 10**12, -5, None, "x"]),
         }
-        kind = rng.choice([kind for kind in Kind if kind is not Kind.CARRIED])
-        events.append(Event(kind, at, 1, rng.randrange(5), rng.randrange(100), "1", "", more))
+        kind = rng.choice([kind for kind in EventKind if kind is not EventKind.CARRIED])
+        events.append(JobEvent(kind, at, 1, rng.randrange(5), rng.randrange(100), "1", "", more))
     return events
 
 
@@ -232,7 +236,7 @@ def test_carried_sums_stand_for_the_events_they_were_made_of(seed: int) -> None:
     events = drawn(rng, 60)
     cut = rng.randrange(60)
     before = goodput_of(events[:cut])
-    carried = Event(Kind.CARRIED, before.seen_us / S, more=before.carried())
+    carried = JobEvent(EventKind.CARRIED, before.seen_us / S, more=before.carried())
     (read,) = events_in([line_of(carried)])
     whole, rest = goodput_of(events), goodput_of([read, *events[cut:]])
     assert rest.buckets() == whole.buckets()
@@ -254,7 +258,7 @@ def test_carried_sums_stand_for_the_events_they_were_made_of(seed: int) -> None:
     ],
 )
 def test_false_carried_sum_breaks_no_total(more: dict[str, object]) -> None:
-    fold = goodput_of([Event(Kind.CARRIED, 100.0, more=more), *START])
+    fold = goodput_of([JobEvent(EventKind.CARRIED, 100.0, more=more), *START])
     assert sum(fold.buckets(200).values()) == fold.wall_us(200)
 
 
@@ -293,6 +297,6 @@ def test_every_bucket_has_a_unique_name() -> None:
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
 def test_line_with_a_number_invalid_in_json_is_rejected(number: str) -> None:
     """A single such line in the page's data would leave the browser blank."""
-    line = line_of(Event(Kind.TRAINING, 1.5, more={"last": 0.25}))
+    line = line_of(JobEvent(EventKind.TRAINING, 1.5, more={"last": 0.25}))
     assert len(events_in([line])) == 1
     assert events_in([line.replace("1.5", number), line.replace("0.25", number)]) == []

@@ -8,7 +8,7 @@ from samebits.core.hangs import SILENT_KINDS, Doing, Hang, ProcessState, classif
 from samebits.core.messages import GiveUp, ProcessSeen
 from samebits.core.scheduler import Seen
 from tests.core.house import House
-from tests.core.test_core_progress import WAITS, report, training_for_a_while
+from tests.core.test_core_hang_judge import WAITS, report, training_for_a_while
 
 
 @pytest.mark.parametrize(

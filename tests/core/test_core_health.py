@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.messages import Activity, Depart, Process, Said
+from samebits.core.messages import Activity, Depart, Process, ReportEnvelope
 from samebits.core.reports import MAX_AILMENTS, Ailment, HealthReport, Sign
-from samebits.core.watch.health import HealthWatch, Limit, Reading, place_said, said, unfit
+from samebits.core.watch.health_limits import HealthReading, HealthWatch, Limit, place_said, said, unfit
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
@@ -19,7 +19,7 @@ def looks(watch: HealthWatch, *shares: float) -> list[bool]:
     """Return whether the disk counts as unhealthy after each of these samples."""
     found = []
     for share in shares:
-        watch.look([Reading(Sign.DISK, "/ckpt", share)])
+        watch.look([HealthReading(Sign.DISK, "/ckpt", share)])
         found.append(bool(watch.ailments))
     return found
 
@@ -33,7 +33,7 @@ def test_two_samples_over_the_limit_start_a_problem_and_two_far_below_end_it() -
 
 def test_change_is_reported_once() -> None:
     watch = HealthWatch(WATCHED)
-    full = [Reading(Sign.DISK, "/ckpt", 0.95)]
+    full = [HealthReading(Sign.DISK, "/ckpt", 0.95)]
     assert [watch.look(full) for _ in range(4)] == [False, True, False, False]
     assert watch.ailments == (DISK,)
     assert watch.look([]), "the folder no longer exists"
@@ -42,9 +42,9 @@ def test_change_is_reported_once() -> None:
 
 def test_values_without_a_limit_are_skipped_and_long_lists_are_cut() -> None:
     watch = HealthWatch(WATCHED)
-    many = [Reading(Sign.DISK, f"/{number}", 1.0) for number in range(100)]
+    many = [HealthReading(Sign.DISK, f"/{number}", 1.0) for number in range(100)]
     for _ in range(2):
-        watch.look([Reading(Sign.MEMORY, "", 1.0), *many])
+        watch.look([HealthReading(Sign.MEMORY, "", 1.0), *many])
     assert len(watch.ailments) == MAX_AILMENTS
     assert {one.sign for one in watch.ailments} == {Sign.DISK}
 
@@ -90,7 +90,7 @@ def house_with_spares(spares: int = 1, **changes: bool) -> House:
 def feels(house: House, node: str, *ailments: Ailment) -> list[str]:
     """Return the nodes that are asked to leave after this health report."""
     credential = house.credential(node)
-    first = house.receive(credential.session, Said(credential, HealthReport(ailments)))
+    first = house.receive(credential.session, ReportEnvelope(credential, HealthReport(ailments)))
     second = house.tick(0.1)
     return [send.session for send in (*first.sends, *second.sends) if isinstance(send.message, Depart)]
 
@@ -101,8 +101,12 @@ def notes_on(house: House, word: str) -> list[str]:
 
 def test_only_an_exceeded_limit_that_refuses_keeps_a_process_from_a_seat() -> None:
     limits = {Sign.DISK: Limit(0.9, drains=True, refuses=True), Sign.CPU: Limit(0.9, drains=True)}
-    found = [Reading(Sign.DISK, "/ckpt", 0.95), Reading(Sign.DISK, "/logs", 0.89), Reading(Sign.CPU, "", 1.0)]
-    assert unfit(limits, [*found, Reading(Sign.MEMORY, "", 1.0)]) == [DISK]
+    found = [
+        HealthReading(Sign.DISK, "/ckpt", 0.95),
+        HealthReading(Sign.DISK, "/logs", 0.89),
+        HealthReading(Sign.CPU, "", 1.0),
+    ]
+    assert unfit(limits, [*found, HealthReading(Sign.MEMORY, "", 1.0)]) == [DISK]
 
 
 def test_every_sign_has_words_a_limit_and_a_place() -> None:

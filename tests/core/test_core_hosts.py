@@ -8,7 +8,7 @@ import random
 import pytest
 
 from samebits.errors import UsageError
-from samebits.hosts.host_list import Host, Hosts, Plan, Resting, parse
+from samebits.hosts.host_list import Host, HostListPlan, Hosts, Resting, parse
 
 
 def hosts(**slots: int) -> tuple[Host, ...]:
@@ -30,20 +30,20 @@ def test_invalid_line_is_named(line: str) -> None:
 def test_old_hosts_keep_their_workers_and_new_ones_are_appended() -> None:
     known = Hosts()
     known.seen(hosts(a=2, b=1))
-    assert known.plan(3, {}, 0) == Plan(("a", "a", "b"))
+    assert known.plan(3, {}, 0) == HostListPlan(("a", "a", "b"))
     known.seen(hosts(c=2, b=1, a=2))
     running = {"0": "a", "1": "a", "2": "b"}
-    assert known.plan(3, running, 0) == Plan()
-    assert known.plan(5, running, 0) == Plan(("c", "c"))
-    assert known.plan(9, running, 0) == Plan(("c", "c"))
+    assert known.plan(3, running, 0) == HostListPlan()
+    assert known.plan(5, running, 0) == HostListPlan(("c", "c"))
+    assert known.plan(9, running, 0) == HostListPlan(("c", "c"))
 
 
 def test_workers_of_a_removed_or_smaller_host_leave() -> None:
     known = Hosts()
     known.seen(hosts(a=1, c=2))
     running = {"0": "a", "1": "a", "2": "b", "3": "c"}
-    assert known.plan(4, running, 0) == Plan(("c",), ("1", "2"))
-    assert known.plan(1, running, 0) == Plan((), ("1", "2", "3"))
+    assert known.plan(4, running, 0) == HostListPlan(("c",), ("1", "2"))
+    assert known.plan(1, running, 0) == HostListPlan((), ("1", "2", "3"))
 
 
 def test_failing_host_rests_twice_as_long_each_time() -> None:
@@ -51,9 +51,9 @@ def test_failing_host_rests_twice_as_long_each_time() -> None:
     known.seen(hosts(a=1, b=1))
     assert known.failed("a", 0) == 10
     assert known.failed("a", 5) == 10  # part of the same failure
-    assert known.plan(2, {}, 5) == Plan(("b",))
+    assert known.plan(2, {}, 5) == HostListPlan(("b",))
     assert known.next_change_s(5) == 10
-    assert known.plan(2, {}, 10) == Plan(("a", "b"))
+    assert known.plan(2, {}, 10) == HostListPlan(("a", "b"))
     assert [known.failed("a", now) for now in (10, 30, 65)] == [30, 65, 100]
     known.worked("a", 134)
     assert known.failed("a", 134) == 134 + 35
@@ -75,8 +75,8 @@ def test_workers_on_a_resting_host_stay() -> None:
     known = Hosts()
     known.seen(hosts(a=2))
     known.failed("a", 0)
-    assert known.plan(2, {"0": "a"}, 1) == Plan()
-    assert known.plan(2, {"0": "a"}, 10) == Plan(("a",))
+    assert known.plan(2, {"0": "a"}, 1) == HostListPlan()
+    assert known.plan(2, {"0": "a"}, 10) == HostListPlan(("a",))
 
 
 def test_failures_of_an_unlisted_host_and_a_thousand_failures() -> None:
@@ -117,4 +117,4 @@ def test_job_follows_hosts_that_come_and_go(seed: int) -> None:
         assert set(plan.start) <= usable
         room = sum(there[name] - list(running.values()).count(name) for name in usable)
         assert len(running) == size or room == 0
-        assert known.plan(size, running, now) == Plan()
+        assert known.plan(size, running, now) == HostListPlan()

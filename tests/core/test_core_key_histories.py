@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.agent.key_calls import KeyCalls
 from samebits.core.keys import key_store
 from samebits.core.keys.key_records import KeyDeleted, KeyRecord, KeyWritten

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from samebits.core.agent.agent import AgentCore, AgentPolicy
-from samebits.core.agent.events import Answered, Called, Connected, Disconnected, GaveUp, Heard, KeyAsk, Passed
+from samebits.core.agent.agent_core import AgentCore, AgentPolicy
+from samebits.core.agent.agent_events import Answered, Called, Connected, Disconnected, GaveUp, Heard, KeyAsk, Passed
 from samebits.core.agent.key_calls import SAY_AGAIN_S, KeyCalls
 from samebits.core.keys import key_store
 from samebits.core.keys.key_records import MAX_KEPT_ANSWERS, KeyDeleted, KeyRecord, KeyWritten
-from samebits.core.keys.key_store import KeyStore, Versioned, newest, replay
+from samebits.core.keys.key_store import KeyStore, StoredValue, newest, replay
 from samebits.core.messages import (
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,
@@ -132,7 +132,7 @@ def test_durable_key_stays_durable_until_it_is_deleted() -> None:
     desk.call(KeyOp.PUT, b"d", value=b"\x03")
     kept, said = desk.call(KeyOp.ADD, b"n", amount=4, is_durable=True), desk.last
     again = Desk(replay(desk.records, TERM + 1))
-    assert dict(again.store.keys) == {b"d": Versioned(b"\x03", FIRST + 3), b"n": Versioned(pack(4), FIRST + 4)}
+    assert dict(again.store.keys) == {b"d": StoredValue(b"\x03", FIRST + 3), b"n": StoredValue(pack(4), FIRST + 4)}
     assert again.say(said) == msgspec.structs.replace(kept, term=TERM + 1)
     assert again.store.keys[b"n"].value == pack(4)
     desk.call(KeyOp.DELETE, b"d")
@@ -160,12 +160,12 @@ def test_versions_rise_across_scheduler_starts_whatever_was_forgotten() -> None:
 
 def test_record_of_an_older_version_overwrites_no_newer_value() -> None:
     newer, older = KeyWritten(b"k", b"\x02", 9), KeyWritten(b"k", b"\x01", 8)
-    assert replay([newer, older, KeyDeleted(b"k", 7, "s", 1, 1)], 0).keys == {b"k": Versioned(b"\x02", 9)}
+    assert replay([newer, older, KeyDeleted(b"k", 7, "s", 1, 1)], 0).keys == {b"k": StoredValue(b"\x02", 9)}
     mine, others = (
-        {b"a": Versioned(b"1", 1), b"b": Versioned(b"4", 4)},
-        {b"a": Versioned(b"2", 2), b"b": Versioned(b"3", 3)},
+        {b"a": StoredValue(b"1", 1), b"b": StoredValue(b"4", 4)},
+        {b"a": StoredValue(b"2", 2), b"b": StoredValue(b"3", 3)},
     )
-    assert newest(mine, others) == newest(others, mine) == {b"a": Versioned(b"2", 2), b"b": Versioned(b"4", 4)}
+    assert newest(mine, others) == newest(others, mine) == {b"a": StoredValue(b"2", 2), b"b": StoredValue(b"4", 4)}
 
 
 def test_keys_and_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

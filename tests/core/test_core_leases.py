@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.messages import Activity, Heartbeat, Process, RoundOpened, Said
+from samebits.core.messages import Activity, Heartbeat, Process, ReportEnvelope, RoundOpened
 from samebits.core.records import SeatLost, SeatResumed
 from samebits.core.reports import LastWords, PeerGone
 from samebits.core.scheduler import Stalled
@@ -35,7 +35,7 @@ def test_every_accepted_message_renews_the_lease() -> None:
         lambda: house.beat("1"),
         lambda: house.join("1"),
         lambda: house.publish("1", b"x"),
-        lambda: house.receive("s1", Said(house.credential("1"), LastWords("text"), step=3)),
+        lambda: house.receive("s1", ReportEnvelope(house.credential("1"), LastWords("text"), step=3)),
         lambda: house.register("1"),
     ):
         house.now += 4
@@ -89,12 +89,12 @@ def test_process_seen_dead_is_lost_at_once() -> None:
 
 def test_death_seen_on_its_host_is_accepted_at_once() -> None:
     house = training_house(3)
-    house.receive("s0", Said(house.credential("0"), PeerGone("s1")))
+    house.receive("s0", ReportEnvelope(house.credential("0"), PeerGone("s1")))
     lost = SeatLost("1", 1, house.now, "its process ended (seen by worker 0 on the same host)")
     assert house.records(SeatLost) == [lost]
     assert house.invited().keys() == {"s0", "s2"}
     house.now += 0.1
-    house.receive("s2", Said(house.credential("2"), PeerGone("s1")))
+    house.receive("s2", ReportEnvelope(house.credential("2"), PeerGone("s1")))
     house.beat("1")  # was already on the way
     house.close("s1", gone=True)
     assert house.records(SeatLost) == []
@@ -124,7 +124,9 @@ def test_only_a_process_on_the_same_host_can_see_a_death(case: str) -> None:
     credential = house.credential("0")
     house.receive(
         witness,
-        Said(replace(credential, session="s0") if case == "a fenced witness" else credential, PeerGone(session)),
+        ReportEnvelope(
+            replace(credential, session="s0") if case == "a fenced witness" else credential, PeerGone(session)
+        ),
     )
     assert {node: house.seat(node).is_lost for node in "012"} == before
     assert house.records(SeatLost) == []
@@ -203,7 +205,7 @@ def test_loss_of_many_is_one_step() -> None:
 
 def test_last_words_are_the_reason() -> None:
     house = training_house()
-    house.receive("s1", Said(house.credential("1"), LastWords("CUDA out of memory"), step=41))
+    house.receive("s1", ReportEnvelope(house.credential("1"), LastWords("CUDA out of memory"), step=41))
     house.close("s1", gone=True)
     assert house.records(SeatLost)[0].reason == "CUDA out of memory"
     assert house.core.first_cause == (

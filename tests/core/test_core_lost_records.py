@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.messages import RoundId, Standing
+from samebits.core.messages import MemberRecord, RoundId
 from samebits.core.records import GenerationCommitted, SeatGranted
 from tests.core.house import House, policy, training_house
 
@@ -16,8 +16,8 @@ def cut_before(house: House, kind: type) -> None:
     house.crash(keep=max(index for index, record in enumerate(house.journal) if isinstance(record, kind)))
 
 
-def standing(generation: int, rank: int) -> Standing:
-    return Standing(1, generation, RoundId(1, generation), rank, 2, None, None, rank)
+def standing(generation: int, rank: int) -> MemberRecord:
+    return MemberRecord(1, generation, RoundId(1, generation), rank, 2, None, None, rank)
 
 
 def test_worker_with_a_later_generation_is_reported_once() -> None:

@@ -12,10 +12,10 @@ from samebits.core.watch.node_check import (
     MOST_ROUNDS,
     SILENT,
     WRONG,
-    Figures,
+    NodeTimings,
+    NodeVerdict,
     Pair,
     Sum,
-    Verdict,
     across_hosts,
     by_host,
     next_pairs,
@@ -26,7 +26,7 @@ from samebits.core.watch.node_check import (
 PROBLEMS = (WRONG, SILENT, "")
 
 
-def judged(count: int, bad: Collection[int], problem: str, links: Collection[Pair] = ()) -> Verdict:
+def judged(count: int, bad: Collection[int], problem: str, links: Collection[Pair] = ()) -> NodeVerdict:
     """Run the check among this many nodes, some of which have this problem ("": slow in a sum)."""
     sums: dict[Pair, Sum] = {}
     for _ in range(MOST_ROUNDS):
@@ -54,12 +54,12 @@ def test_single_bad_node_of_three_or_more_is_named_alone(count: int, problem: st
 
 def test_with_two_nodes_the_message_says_that_neither_can_be_singled_out() -> None:
     found = judged(2, {1}, WRONG)
-    assert found == Verdict(
+    assert found == NodeVerdict(
         {},
         [],
         {(0, 1): "worker 0 and worker 1: their sum is wrong, and no other pair tells which of the two it is"},
     )
-    assert judged(2, {1}, "") == Verdict({}, [], {}), "there is nothing to compare with"
+    assert judged(2, {1}, "") == NodeVerdict({}, [], {}), "there is nothing to compare with"
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -72,7 +72,7 @@ def test_random_checks_never_name_a_healthy_node_and_find_most_bad_ones(problem:
         found = judged(count, bad, problem)
         assert set(found.bad) <= bad, (count, bad, found)
         if not bad:
-            assert found == Verdict({}, [], {})
+            assert found == NodeVerdict({}, [], {})
         named, there = named + len(found.bad), there + len(bad)
     assert named >= 0.95 * there > 100, (named, there)
 
@@ -100,11 +100,11 @@ def test_message_names_the_witness() -> None:
 @pytest.mark.parametrize(("part", "factor"), list(enumerate(FACTORS.values())))
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_node_slower_by_a_multiple_twice_is_slow(part: int, factor: float, count: int) -> None:
-    def with_last(times: float) -> dict[int, Figures]:
-        usual = {slot: Figures(0.010, 0.020, 0.030) for slot in range(count)}
+    def with_last(times: float) -> dict[int, NodeTimings]:
+        usual = {slot: NodeTimings(0.010, 0.020, 0.030) for slot in range(count)}
         last = [0.010, 0.020, 0.030]
         last[part] *= times
-        return usual | {count - 1: Figures(*last)}
+        return usual | {count - 1: NodeTimings(*last)}
 
     assert slow(with_last(factor * 0.99)) == {}
     found = slow(with_last(factor * 1.01))
@@ -116,19 +116,19 @@ def test_node_slower_by_a_multiple_twice_is_slow(part: int, factor: float, count
 
 
 def test_nodes_of_one_host_share_the_fastest_result_of_shared_hardware() -> None:
-    figures = {0: Figures(1, 5, 9), 1: Figures(4, 2, 3), 2: Figures(7, 7, 7), 3: Figures(0, 0, 0)}
+    figures = {0: NodeTimings(1, 5, 9), 1: NodeTimings(4, 2, 3), 2: NodeTimings(7, 7, 7), 3: NodeTimings(0, 0, 0)}
     hosts = {0: b"a", 1: b"a", 2: b"b", 3: b"b"}
     assert by_host(figures, hosts, shares_all=True) == {
-        **dict.fromkeys((0, 1), Figures(1, 2, 3)),
-        **dict.fromkeys((2, 3), Figures(7, 7, 7)),
+        **dict.fromkeys((0, 1), NodeTimings(1, 2, 3)),
+        **dict.fromkeys((2, 3), NodeTimings(7, 7, 7)),
     }
     own = by_host(figures, hosts, shares_all=False)
-    assert own == {0: Figures(1, 5, 3), 1: Figures(4, 2, 3), 2: Figures(7, 7, 7), 3: Figures(0, 0, 7)}
+    assert own == {0: NodeTimings(1, 5, 3), 1: NodeTimings(4, 2, 3), 2: NodeTimings(7, 7, 7), 3: NodeTimings(0, 0, 7)}
 
 
 def test_missing_measurement_is_not_compared() -> None:
-    assert slow({0: Figures(0.01, 0, 0), 1: Figures(0.01, 0, 9), 2: Figures(0.01, 0, 0)}) == {}
-    assert slow({0: Figures(0.01, 1, 1)}) == {} and slow({}) == {}
+    assert slow({0: NodeTimings(0.01, 0, 0), 1: NodeTimings(0.01, 0, 9), 2: NodeTimings(0.01, 0, 0)}) == {}
+    assert slow({0: NodeTimings(0.01, 1, 1)}) == {} and slow({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_missing_measurement_is_not_compared() -> None:
 )
 def test_each_node_is_compared_with_the_median_of_the_others(took_ms: tuple[int, ...], names: set[int]) -> None:
     """With two middle values it is the lower one."""
-    assert slow({slot: Figures(ms / 1000, 0, 0) for slot, ms in enumerate(took_ms)}).keys() == names
+    assert slow({slot: NodeTimings(ms / 1000, 0, 0) for slot, ms in enumerate(took_ms)}).keys() == names
 
 
 def test_slow_node_is_named_with_its_reason() -> None:

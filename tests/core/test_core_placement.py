@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from samebits.core.messages import Decision
+from samebits.core.messages import OperatorDecision
 from samebits.hosts.host_list import Host, Resting
-from samebits.hosts.placement import DEATHS_S, MOST_DEATHS, Orders, Placement
+from samebits.hosts.placement import DEATHS_S, MOST_DEATHS, Placement, PlacementOrders
 
 
 def hosts(**slots: int) -> tuple[Host, ...]:
@@ -17,12 +17,12 @@ def begun(most: int = 6, **slots: int) -> Placement:
     return placement
 
 
-def texts(orders: Orders) -> list[str]:
+def texts(orders: PlacementOrders) -> list[str]:
     return [reason.text for reason in orders.reasons]
 
 
 def test_nothing_is_done_before_the_script_has_answered() -> None:
-    assert Placement(4, Resting()).next({"0": "a"}, {}, 0) == Orders()
+    assert Placement(4, Resting()).next({"0": "a"}, {}, 0) == PlacementOrders()
 
 
 def test_numbers_are_assigned_in_order_with_the_reason() -> None:
@@ -41,10 +41,10 @@ def test_numbers_in_use_are_skipped_and_lost_ones_come_last() -> None:
 def test_removed_host_is_drained_with_its_reason() -> None:
     placement = begun(a=1, b=2)
     running = {"0": "a", "1": "b", "2.1": "b"}
-    assert placement.seen(hosts(a=1, c=2)) == [Decision("host c is there, with 2 slots; host b is gone")]
+    assert placement.seen(hosts(a=1, c=2)) == [OperatorDecision("host c is there, with 2 slots; host b is gone")]
     orders = placement.next(running, {}, 0)
     assert (orders.drain, orders.start) == (["1", "2.1"], [("3", "c"), ("4", "c")])
-    assert orders.reasons[0] == Decision("worker 1, 2.1 leave at the next commit: host b is gone", ("1", "2.1"))
+    assert orders.reasons[0] == OperatorDecision("worker 1, 2.1 leave at the next commit: host b is gone", ("1", "2.1"))
 
 
 def test_two_answers_between_turns_lose_no_change_and_a_flap_is_none() -> None:
@@ -57,25 +57,25 @@ def test_two_answers_between_turns_lose_no_change_and_a_flap_is_none() -> None:
     flapped = begun(a=1, b=1)
     flapped.seen(hosts(a=1))
     flapped.seen(hosts(a=1, b=1))
-    assert flapped.next(running, {}, 0) == Orders()
+    assert flapped.next(running, {}, 0) == PlacementOrders()
 
 
 def test_fewer_slots_or_a_smaller_request_drain_the_newest_workers() -> None:
     placement = begun(a=3)
     running = {"0": "a", "1": "a", "2": "a"}
-    assert placement.seen(hosts(a=2)) == [Decision("host a has 2 slots instead of 3")]
+    assert placement.seen(hosts(a=2)) == [OperatorDecision("host a has 2 slots instead of 3")]
     assert placement.next(running, {}, 0).reasons == [
-        Decision("worker 2 leaves at the next commit: host a has 2 slots", ("2",))
+        OperatorDecision("worker 2 leaves at the next commit: host a has 2 slots", ("2",))
     ]
     orders = placement.next({"0": "a", "1": "a"}, {}, 0, wish=1)
-    assert orders.reasons == [Decision("worker 1 leaves at the next commit: 1 worker is wanted", ("1",))]
+    assert orders.reasons == [OperatorDecision("worker 1 leaves at the next commit: 1 worker is wanted", ("1",))]
 
 
 def test_drained_host_is_used_again_once_it_returns() -> None:
     placement = begun(a=1, b=1)
-    assert placement.seen(hosts(a=1, b=1), ["b"]) == [Decision("host b is to be left")]
+    assert placement.seen(hosts(a=1, b=1), ["b"]) == [OperatorDecision("host b is to be left")]
     assert placement.next({"0": "a", "1": "b"}, {}, 0).drain == ["1"]
-    assert placement.seen(hosts(a=1, b=1)) == [Decision("host b is there, with 1 slot")]
+    assert placement.seen(hosts(a=1, b=1)) == [OperatorDecision("host b is there, with 1 slot")]
     assert placement.next({"0": "a"}, {}, 0).start == [("1", "b")]
 
 
@@ -89,7 +89,7 @@ def test_killed_worker_is_restarted_on_its_host_and_a_host_that_kills_rests() ->
     placement = begun(a=1, b=1)
     assert [placement.died("0", "a", now, has_joined=True) for now in range(MOST_DEATHS - 1)] == [None, None]
     reason = placement.died("0.2", "a", 5, has_joined=True)
-    assert reason == Decision("host a is not used for 10 s: worker 0.2: 3 workers died there within 60 s")
+    assert reason == OperatorDecision("host a is not used for 10 s: worker 0.2: 3 workers died there within 60 s")
     assert placement.next({"1": "b"}, {}, 5).start == []
     assert placement.wake_at(5) == 15
     orders = placement.next({"1": "b"}, {}, 15)

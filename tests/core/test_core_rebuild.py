@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.membership.rebuild import UNHEARD_GENERATIONS, UNHEARD_TERMS, highest_unheard_incarnation
-from samebits.core.messages import Activity, Admitted, Fenced, Process, Refusal, Refused, RoundId, RoundOpened, Standing
+from samebits.core.messages import (
+    Activity,
+    Admitted,
+    Fenced,
+    MemberRecord,
+    Process,
+    Refusal,
+    Refused,
+    RoundId,
+    RoundOpened,
+)
 from samebits.core.point import Cut, Point
 from samebits.core.records import JobRebuilt, SeatGranted, SeatRetired
 from samebits.core.state import JobState, is_on_line
@@ -15,8 +25,8 @@ from tests.core.house import House, policy, training_house
 RESTORE = Point(40, 2)
 
 
-def standing(slot: int, *, generation: int = 3, world_size: int = 4, term: int = 2, number: int = 5) -> Standing:
-    return Standing(term, generation, RoundId(2, number), slot, world_size, RESTORE, None, slot)
+def standing(slot: int, *, generation: int = 3, world_size: int = 4, term: int = 2, number: int = 5) -> MemberRecord:
+    return MemberRecord(term, generation, RoundId(2, number), slot, world_size, RESTORE, None, slot)
 
 
 def empty_house(world_size: int = 4, **changes: float | bool) -> House:
@@ -450,7 +460,9 @@ def test_lost_journal_and_rebuilt_journal_agree() -> None:
     started = [old.start_of(node) for node in "01"]
     new = House(policy(2), new_job_id="job-new")
     for slot, place in enumerate(started):
-        said = Standing(place.term, place.generation, place.round, slot, place.world_size, place.restore, None, slot)
+        said = MemberRecord(
+            place.term, place.generation, place.round, slot, place.world_size, place.restore, None, slot
+        )
         seat = old.seat(str(slot))
         new.register(seat.node, session=seat.session, job="job-1", incarnation=1, standing=said, process=seat.process)
     new.tick(5.0)

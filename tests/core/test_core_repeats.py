@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from samebits.core.membership.repeats import MOST_A_SEAT, Repeats
-from samebits.core.messages import Activity, Credential, Heartbeat, RoundId, RoundOpened, Said, StopJob
+from samebits.core.messages import Activity, Credential, Heartbeat, ReportEnvelope, RoundId, RoundOpened, StopJob
 from samebits.core.ready import Ready
 from samebits.core.reports import LastWords
 from samebits.core.scheduler import Tick
@@ -79,7 +79,7 @@ def test_only_its_own_session_repeats_a_heartbeat() -> None:
     house = training_house()
     message = known_beat(house)
     assert not is_repeated(house, message, session="s0")
-    assert not is_repeated(house, Said(message.sender, LastWords("text"), step=7))
+    assert not is_repeated(house, ReportEnvelope(message.sender, LastWords("text"), step=7))
 
 
 def test_step_is_new_outside_training() -> None:

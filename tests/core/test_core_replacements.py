@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.ends import EndKind
-from samebits.core.lines import number_of, replaces, root_of, successor_of, titled
 from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
 from samebits.core.messages import Activity, Fenced, Refusal
 from samebits.core.point import Point
@@ -17,6 +16,7 @@ from samebits.core.records import (
     SlotGiven,
     SpareAdmitted,
 )
+from samebits.core.replacement_names import number_of, replaces, root_of, successor_of, titled
 from samebits.core.state import JobState
 from tests.core.house import House, policy, training_house
 

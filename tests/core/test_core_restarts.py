@@ -10,7 +10,7 @@ import pytest
 
 from samebits import errors
 from samebits.core.causes import restarts
-from samebits.core.causes.restarts import Again, Loss, Never, Restarts, Sort, loss_of, sort_of
+from samebits.core.causes.restarts import Loss, Never, RestartAt, Restarts, Sort, loss_of, sort_of
 from samebits.core.causes.table import Observation
 
 KILLED = Loss(Sort.OUTSIDE)
@@ -22,23 +22,23 @@ def own(text: str = "ValueError: x", step: int = 7) -> Loss:
 
 def test_first_kills_cost_no_wait() -> None:
     budget = Restarts(32767)
-    assert [budget.died("2", KILLED, at) for at in (0.0, 1.0, 2.0)] == [Again(0.0), Again(1.0), Again(2.0)]
+    assert [budget.died("2", KILLED, at) for at in (0.0, 1.0, 2.0)] == [RestartAt(0.0), RestartAt(1.0), RestartAt(2.0)]
     late = budget.died("2", KILLED, 3.0)
-    assert isinstance(late, Again) and late.at > 3.0
-    assert budget.died("1", KILLED, 3.0) == Again(3.0), "each place has its own count"
+    assert isinstance(late, RestartAt) and late.at > 3.0
+    assert budget.died("1", KILLED, 3.0) == RestartAt(3.0), "each place has its own count"
 
 
 def test_kills_never_end_a_job_and_waits_are_bounded() -> None:
     budget, now, longest = Restarts(32767), 0.0, 0.0
     for _ in range(10_000):
         told = budget.died("2", KILLED, now)
-        assert isinstance(told, Again)
+        assert isinstance(told, RestartAt)
         longest = max(longest, told.at - now)
         now = told.at + 0.01
     assert 1.0 < longest < restarts.LONGEST_WAIT_S
     for _ in range(100):
         told = budget.died("2", KILLED, now)
-        assert isinstance(told, Again)
+        assert isinstance(told, RestartAt)
     assert told.at - now == restarts.LONGEST_WAIT_S
 
 
@@ -46,7 +46,7 @@ def test_wait_is_reset_after_a_while() -> None:
     budget = Restarts(32767)
     for number in range(20):
         budget.died("2", KILLED, float(number))
-    assert budget.died("2", KILLED, 20 + 10 * restarts.FORGOTTEN_BY_HALF_S) == Again(
+    assert budget.died("2", KILLED, 20 + 10 * restarts.FORGOTTEN_BY_HALF_S) == RestartAt(
         20 + 10 * restarts.FORGOTTEN_BY_HALF_S
     )
 
@@ -57,7 +57,7 @@ def test_restarts_of_a_place_are_bounded_over_any_window(most: int) -> None:
     again: list[float] = []
     for _ in range(3000):
         now += chance.choice((0.0, 0.01, 1.0, 100.0, 2000.0))
-        if isinstance(budget.died("2", KILLED, now), Again):
+        if isinstance(budget.died("2", KILLED, now), RestartAt):
             again.append(now)
     assert len(again) >= (most > 0)
     for first, at in enumerate(again):
@@ -69,14 +69,14 @@ def test_quick_rejoin_does_not_bypass_the_bound() -> None:
     """Deaths count for the place, however the process returned and under whatever name."""
     budget = Restarts(2)
     told = [budget.died("2", KILLED, 0.001 * number) for number in range(3)]
-    assert [type(one) for one in told] == [Again, Again, Never]
+    assert [type(one) for one in told] == [RestartAt, RestartAt, Never]
     assert "MAX_RESTARTS=2" in told[-1].why  # type: ignore[union-attr]
 
 
 def test_same_error_at_the_same_step_twice_ends_the_job() -> None:
     budget = Restarts(32767)
     first = budget.died("2", own(), 0.0)
-    assert first == Again(restarts.OWN_ERROR_WAIT_S)
+    assert first == RestartAt(restarts.OWN_ERROR_WAIT_S)
     second = budget.died("2", own(), 5.0)
     assert isinstance(second, Never) and second.ends_job
     assert "step 7" in second.why
@@ -87,12 +87,12 @@ def test_same_crash_at_the_same_line_twice_ends_the_job_whatever_step_was_heard_
     crash = "at train.py:26 in train: a collective received 1000 bytes where this rank expects 12: the ranks call"
     seen = Observation(signal=signal.SIGABRT, error=crash)
     budget = Restarts(32767)
-    assert isinstance(budget.died("0", loss_of(seen, 7), 0.0), Again)
+    assert isinstance(budget.died("0", loss_of(seen, 7), 0.0), RestartAt)
     elsewhere = replace(seen, error=crash.replace(":26", ":31"))
-    assert isinstance(budget.died("1", loss_of(elsewhere, 7), 1.0), Again), "another place of the job"
+    assert isinstance(budget.died("1", loss_of(elsewhere, 7), 1.0), RestartAt), "another place of the job"
     ended = budget.died("0", loss_of(seen, 9), 200.0)
     assert ended == Never("twice with the same error: trying again does not help")
-    assert isinstance(Restarts(9).died("0", loss_of(replace(seen, error="SIGSEGV"), 7), 0.0), Again)
+    assert isinstance(Restarts(9).died("0", loss_of(replace(seen, error="SIGSEGV"), 7), 0.0), RestartAt)
     assert loss_of(Observation(1, error="ValueError: x", is_failure=True), 7).step == 7
 
 
@@ -100,13 +100,13 @@ def test_same_crash_at_the_same_line_twice_ends_the_job_whatever_step_was_heard_
 def test_different_error_or_step_does_not_end_the_job(between: Loss) -> None:
     budget = Restarts(32767)
     for loss in (own(), between, own()):
-        assert isinstance(budget.died("2", loss, 0.0), Again)
+        assert isinstance(budget.died("2", loss, 0.0), RestartAt)
 
 
 def test_consecutive_equal_errors_end_the_job_although_others_progress() -> None:
     budget = Restarts(32767)
     told = [budget.died("2", own(step=step), 3.0 * step) for step in range(restarts.SAME_ERRORS)]
-    assert [type(one) for one in told] == [Again] * (restarts.SAME_ERRORS - 1) + [Never]
+    assert [type(one) for one in told] == [RestartAt] * (restarts.SAME_ERRORS - 1) + [Never]
     assert "10 times in a row with the same error" in told[-1].why  # type: ignore[union-attr]
 
 
@@ -115,19 +115,19 @@ def test_rare_or_alternating_errors_are_retried(apart_s: float) -> None:
     budget = Restarts(32767)
     for step in range(100):
         error = own("ValueError: x" if apart_s > restarts.SAME_ERROR_WITHIN_S or step % 5 else "KeyError: y", step)
-        assert isinstance(budget.died("2", error, apart_s * step), Again)
+        assert isinstance(budget.died("2", error, apart_s * step), RestartAt)
 
 
 def test_kill_in_between_does_not_make_an_error_new() -> None:
     budget = Restarts(32767)
-    assert isinstance(budget.died("2", own(), 0.0), Again)
-    assert isinstance(budget.died("2", KILLED, 1.0), Again)
+    assert isinstance(budget.died("2", own(), 0.0), RestartAt)
+    assert isinstance(budget.died("2", KILLED, 1.0), RestartAt)
     assert isinstance(budget.died("2", own(), 2.0), Never)
 
 
 def test_same_error_on_several_ranks_is_one_attempt() -> None:
     budget = Restarts(32767)
-    assert all(isinstance(budget.died(place, own(), 0.0), Again) for place in "0123")
+    assert all(isinstance(budget.died(place, own(), 0.0), RestartAt) for place in "0123")
 
 
 @pytest.mark.parametrize(
@@ -178,4 +178,4 @@ def test_hopeless_failure_ends_the_job_at_once_and_the_jobs_end_is_no_death() ->
 def test_script_that_rejected_its_arguments_is_not_restarted(status: int, error: str, is_refused: bool) -> None:
     sort = sort_of(Observation(status, error=error))
     assert (sort is Sort.ARGUMENTS) == is_refused
-    assert isinstance(Restarts(32767).died("2", Loss(sort, error), 0.0), Never if is_refused else Again)
+    assert isinstance(Restarts(32767).died("2", Loss(sort, error), 0.0), Never if is_refused else RestartAt)

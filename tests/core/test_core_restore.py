@@ -26,7 +26,7 @@ from samebits.core.records import Cut, GenerationCommitted
 from samebits.core.restore import (
     Borrowed,
     Restore,
-    choose,
+    choose_restore_point,
     differing,
     drop_doubtful_points,
     lost_progress,
@@ -50,7 +50,7 @@ def holding(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> di
 
 
 def chosen(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> Restore:
-    return choose(holding(*held, own_parts=own_parts), committed())
+    return choose_restore_point(holding(*held, own_parts=own_parts), committed())
 
 
 # ---- lost steps
@@ -174,7 +174,7 @@ def test_no_random_numbers_are_lost_before_the_first_step() -> None:
 
 def test_later_generation_wins_at_the_same_step() -> None:
     kept = committed(3, Point(10, 1), (Cut(1, 10),))
-    restore = choose(holding([(10, 1)], [(10, 3)]), kept)
+    restore = choose_restore_point(holding([(10, 1)], [(10, 3)]), kept)
     assert restore.point == Point(10, 3)
 
 
@@ -192,26 +192,26 @@ def remembering(*lives: tuple[int, int] | None, own_parts: tuple[int, ...] = ())
 def test_last_commit_in_one_memory_is_enough() -> None:
     joined = remembering((137, 1), (137, 1), None)
     assert not must_look(joined, committed())
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert restore.point == Point(137, 1)
     assert [restore.source_of(rank) for rank in range(3)] == [0, 1, 0]
     assert restore.text == ("restore point: step 137 of generation 1, in the memory of ranks 0 and 1; sent to rank 2")
 
 
 def test_rank_a_step_behind_gets_the_step_from_one_ahead() -> None:
-    restore = choose(remembering((137, 1), (138, 1), (137, 1)), committed())
+    restore = choose_restore_point(remembering((137, 1), (138, 1), (137, 1)), committed())
     assert (restore.point, restore.served_by(1), restore.served_by(0)) == (Point(138, 1), (0, 2), ())
 
 
 def test_point_that_all_remember_is_not_sent() -> None:
-    restore = choose(remembering((137, 1), (137, 1)), committed())
+    restore = choose_restore_point(remembering((137, 1), (137, 1)), committed())
     assert restore.text == "restore point: step 137 of generation 1, in every rank's memory"
     assert restore.served_by(0) == restore.served_by(1) == ()
 
 
 def test_memory_is_preferred_to_disk() -> None:
     joined = remembering((100, 1), None) | {2: Holdings((Point(100, 1),), False, ())}
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert restore.served_by(0) == (1, 2)
     assert restore.text.endswith("in the memory of rank 0; sent to ranks 1 and 2")
 
@@ -240,7 +240,7 @@ def test_later_of_two_commits_after_one_step_is_chosen() -> None:
         rank: Holdings((), False, (), live=Point(100, 1), looked=False, commits=commits)
         for rank, commits in enumerate((100, 101, 100))
     }
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.served_by(1), restore.served_by(0)) == (Point(100, 1), (0, 2), ())
 
 
@@ -250,7 +250,7 @@ def test_disk_has_the_first_commit_of_a_step_and_memory_the_last(own_parts: bool
         0: Holdings((), own_parts, (), live=Point(100, 1), commits=101),
         1: Holdings((Point(100, 1),), own_parts, ()),
     }
-    assert choose(joined, committed()).source_of(1) == source
+    assert choose_restore_point(joined, committed()).source_of(1) == source
 
 
 def test_nothing_is_looked_for_before_the_first_generation() -> None:
@@ -268,7 +268,7 @@ def test_newcomer_with_own_parts_examines_its_disk() -> None:
 
 def test_no_point_is_on_a_line_before_the_first_generation() -> None:
     assert not is_on_line(Point(5, 1), None)
-    assert choose(holding([(5, 1)]), None).point is None
+    assert choose_restore_point(holding([(5, 1)]), None).point is None
 
 
 def test_steps_after_the_cut_are_abandoned() -> None:
@@ -279,7 +279,7 @@ def test_steps_after_the_cut_are_abandoned() -> None:
     abandoned = [Point(11, 1), Point(20, 1), Point(5, 3)]
     assert all(is_on_line(point, second) for point in on_line)
     assert not any(is_on_line(point, second) for point in abandoned)
-    assert choose(holding([(20, 1)], [(10, 1), (12, 2)]), second).point == Point(12, 2)
+    assert choose_restore_point(holding([(20, 1)], [(10, 1), (12, 2)]), second).point == Point(12, 2)
 
 
 def test_rollback_into_an_older_generation_cuts_deeper() -> None:
@@ -366,7 +366,7 @@ def keeping(joined: dict[int, Holdings], rank: int, *copies: tuple[int, tuple[in
 
 def test_copy_returns_a_lost_ranks_own_parts() -> None:
     joined = keeping(holding([], [(10, 1), (20, 1)], own_parts=(0, 1)), 1, (0, (20, 1)), (0, (10, 1)))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.holders) == (Point(20, 1), {1})
     assert (restore.source_of(0), restore.served_by(1), restore.lent_by(1)) == (1, (), (Loan(0, 0),))
     assert restore.text == ("restore point: step 20 of generation 1, held by rank 1, from copies of rank 0 on rank 1")
@@ -374,21 +374,21 @@ def test_copy_returns_a_lost_ranks_own_parts() -> None:
 
 def test_newest_point_common_to_copies_and_own_points() -> None:
     joined = keeping(holding([], [(10, 1), (20, 1)], own_parts=(0, 1)), 1, (0, (10, 1)))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert restore.point == Point(10, 1)
     assert "step 20 is not held by all" in restore.text
 
 
 def test_ranks_own_point_precedes_its_copy() -> None:
     joined = keeping(holding([(20, 1)], [(20, 1)], own_parts=(0, 1)), 1, (0, (20, 1)))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.source_of(0), restore.lent_by(1)) == (0, ())
     assert restore.text.endswith("from every rank's own checkpoint")
 
 
 def test_copy_comes_with_its_own_parts_even_if_a_memory_has_the_point() -> None:
     joined = holding([], [], own_parts=(0, 1)) | {1: Holdings((), True, (), live=Point(20, 1), commits=20)}
-    restore = choose(keeping(joined, 1, (0, (20, 1))), committed())
+    restore = choose_restore_point(keeping(joined, 1, (0, (20, 1))), committed())
     assert (restore.source_of(0), restore.lent_by(1), restore.served_by(1)) == (1, (Loan(0, 0),), ())
     assert restore.text == (
         "restore point: step 20 of generation 1, in the memory of rank 1, from copies of rank 0 on rank 1"
@@ -397,13 +397,13 @@ def test_copy_comes_with_its_own_parts_even_if_a_memory_has_the_point() -> None:
 
 def test_rank_without_own_parts_is_served_by_holders_if_there_are_any() -> None:
     joined = keeping(holding([], [(20, 1)], []), 2, (0, (20, 1)))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.source_of(0), restore.source_of(2), restore.lent_by(2)) == (1, 1, ())
 
 
 def test_all_borrow_if_only_keepers_have_the_newest_point() -> None:
     joined = keeping(holding([(10, 1)], [(10, 1)], [(10, 1)]), 1, (0, (20, 1)), (5, (20, 1)))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.holders) == (Point(20, 1), frozenset())
     assert [restore.source_of(rank) for rank in range(3)] == [1, 1, 1]
     assert restore.lent_by(1) == (Loan(0, 0), Loan(1, 0), Loan(2, 5)), "its own, then any, shared evenly"
@@ -413,20 +413,20 @@ def test_all_borrow_if_only_keepers_have_the_newest_point() -> None:
 
 def test_own_parts_missing_from_every_copy_are_reported_lost() -> None:
     joined = keeping(holding([], [], own_parts=(0, 1)), 1, (0, (20, 1)))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert restore.lent_by(1) == (Loan(0, 0), Loan(1, 0))
     assert restore.text.endswith("(the RNG state of rank 1 is lost: it is derived from seed, rank and step)")
 
 
 def test_copies_are_by_slot_not_by_rank() -> None:
     joined = keeping(holding([], [(20, 1)], own_parts=(0, 1)), 1, (0, (20, 1)), (3, (20, 1)))
-    assert choose(joined, committed(), (3, 7)).lent_by(1) == (Loan(0, 3),)
+    assert choose_restore_point(joined, committed(), (3, 7)).lent_by(1) == (Loan(0, 3),)
 
 
 def test_copy_of_an_abandoned_line_is_ignored() -> None:
     second = committed(2, Point(10, 1), next_line(committed(1), Point(10, 1)))
     joined = keeping(holding([(10, 1)], [(10, 1)]), 1, (0, (20, 1)))
-    assert choose(joined, second).point == Point(10, 1)
+    assert choose_restore_point(joined, second).point == Point(10, 1)
 
 
 POINTS = st.sampled_from([Point(10, 1), Point(20, 1), Point(30, 1)])
@@ -448,7 +448,7 @@ def test_every_source_holds_what_it_sends(data: st.DataObject) -> None:
         )
         for rank in range(size)
     }
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     held = {rank: {*one.points, one.live} for rank, one in joined.items()}
     lent = {loan.rank: (keeper, loan.slot) for keeper in joined for loan in restore.lent_by(keeper)}
     for rank, member in joined.items():
@@ -497,7 +497,7 @@ def survivors(step: int, *steps: LiveStep | None, brought: Page | None) -> dict[
 def test_page_that_covers_the_commit_in_memory_loses_no_step(brought: Page, what: str) -> None:
     joined = survivors(20, LiveStep(3, False), LiveStep(3, False), None, brought=brought)
     assert not must_look(joined, committed()), what
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.by_page, restore.source_of(0)) == (Point(20, 1), {0}, 1), what
     assert restore.text == (
         "restore point: step 20 of generation 1, in the memory of ranks 1, 2 and 3; sent to rank 0"
@@ -529,7 +529,7 @@ def test_page_that_does_not_cover_it_falls_back_to_a_saved_point_and_says_why(
     joined = survivors(20, step, step, brought=brought)
     assert must_look(joined, committed())
     looked = {rank: replace(one, looked=True, points=(Point(10, 1),)) for rank, one in joined.items()}
-    restore = choose(looked, committed())
+    restore = choose_restore_point(looked, committed())
     assert (restore.point, restore.by_page) == (Point(10, 1), frozenset())
     if reason is None:
         assert "page" not in restore.text
@@ -546,7 +546,7 @@ def test_survivor_a_step_behind_continues_with_its_own_pages_generators() -> Non
     joined = survivors(20, LiveStep(3, False), brought=page(20))
     joined[2] = Holdings((), True, (), live=Point(19, 1), looked=False, commits=19, page=page(19))
     assert not must_look(joined, committed())
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.by_page, restore.served_by(1)) == (Point(20, 1), {0, 2}, (0, 2))
 
 
@@ -555,7 +555,7 @@ def test_page_is_not_used_if_only_disks_have_the_point() -> None:
         0: Holdings((), True, (), page=page(20)),
         1: Holdings((Point(20, 1),), True, ()),
     }
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert restore.by_page == frozenset()
     assert "the RNG state of rank 0 is lost" in restore.text
 
@@ -563,7 +563,7 @@ def test_page_is_not_used_if_only_disks_have_the_point() -> None:
 def test_rank_without_points_but_with_a_page_gets_no_derived_numbers() -> None:
     joined = survivors(20, LiveStep(3, False), brought=page(20))
     joined[2] = Holdings((), True, ())
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.by_page) == (Point(20, 1), {0})
     assert "(the RNG state of rank 2 is lost" in restore.text
 
@@ -573,7 +573,7 @@ def test_page_on_the_dead_ranks_host_is_lent_by_a_rank_there() -> None:
     joined[2] = replace(joined[2], orphaned_pages=(OrphanedPage(5, page(20)), OrphanedPage(0, page(19))))
     joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(0, page(17)),))  # of a host where it ran long ago
     assert not must_look(joined, committed())
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.by_page) == (Point(20, 1), {0})
     assert restore.page_loans == (PageLoan(2, 0, 0),)
 
@@ -581,9 +581,9 @@ def test_page_on_the_dead_ranks_host_is_lent_by_a_rank_there() -> None:
 def test_rank_with_a_page_that_covers_the_commit_borrows_none() -> None:
     joined = survivors(20, LiveStep(3, False), LiveStep(3, False), brought=page(20))
     joined[2] = replace(joined[2], orphaned_pages=(OrphanedPage(0, page(20)),))
-    assert choose(joined, committed()).page_loans == ()
+    assert choose_restore_point(joined, committed()).page_loans == ()
     joined[0] = replace(joined[0], page=page(12))
-    assert choose(joined, committed()).page_loans == (PageLoan(2, 0, 0),)
+    assert choose_restore_point(joined, committed()).page_loans == (PageLoan(2, 0, 0),)
 
 
 def test_pages_belong_to_slots_not_ranks() -> None:
@@ -592,7 +592,7 @@ def test_pages_belong_to_slots_not_ranks() -> None:
     assert must_look(joined, committed(), [7, 8, 9])
     joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(7, page(20)),))
     assert not must_look(joined, committed(), [7, 8, 9])
-    assert choose(joined, committed(), [7, 8, 9]).page_loans == (PageLoan(1, 0, 7),)
+    assert choose_restore_point(joined, committed(), [7, 8, 9]).page_loans == (PageLoan(1, 0, 7),)
 
 
 def test_orphaned_page_that_does_not_cover_the_commit_falls_back_to_a_saved_point() -> None:
@@ -600,7 +600,7 @@ def test_orphaned_page_that_does_not_cover_the_commit_falls_back_to_a_saved_poin
     joined[1] = replace(joined[1], orphaned_pages=(OrphanedPage(0, page(17)),))
     assert must_look(joined, committed())
     looked = {rank: replace(one, looked=True, points=(Point(10, 1),)) for rank, one in joined.items()}
-    restore = choose(looked, committed())
+    restore = choose_restore_point(looked, committed())
     assert (restore.point, restore.page_loans) == (Point(10, 1), ())
     assert "; rank 0 finds no page of its generators in its host's memory" in restore.text
 
@@ -675,13 +675,13 @@ def test_the_point_is_the_newest_that_every_key_has_a_holder_of(
     step: int,
     sources: dict[int, int],
 ) -> None:
-    restore = choose(in_mesh(sharding, *lives, disks=disks), committed())
+    restore = choose_restore_point(in_mesh(sharding, *lives, disks=disks), committed())
     assert (restore.point, restore.lost) == (Point(step, 1), "")
     assert dict(restore.sources) == sources
 
 
 def test_a_part_that_nobody_holds_ends_the_job_with_its_ranks() -> None:
-    restore = choose(in_mesh(HYBRID, 20, None, 20, None, disks={0: [10], 2: [10]}), committed())
+    restore = choose_restore_point(in_mesh(HYBRID, 20, None, 20, None, disks={0: [10], 2: [10]}), committed())
     assert restore.point is None
     assert "the part of ranks 1 and 3 at step 20" in restore.lost and "Fix: bring the checkpoints" in restore.lost
 
@@ -689,22 +689,22 @@ def test_a_part_that_nobody_holds_ends_the_job_with_its_ranks() -> None:
 def test_a_copy_holds_its_ranks_key() -> None:
     joined = in_mesh(SHARDED, None, 20, 20, 20)
     joined[2] = replace(joined[2], copies=(Copy(0, Point(20, 1)), Copy(3, Point(20, 1))))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.lent_by(2)) == (Point(20, 1), (Loan(0, 0),))
     hybrid = in_mesh(HYBRID, None, 20, None, 20)
     hybrid[1] = replace(hybrid[1], copies=(Copy(0, Point(20, 1)), Copy(3, Point(20, 1))))
-    restore = choose(hybrid, committed())
+    restore = choose_restore_point(hybrid, committed())
     assert (restore.point, restore.lent_by(1)) == (Point(20, 1), (Loan(0, 0), Loan(2, 0)))
 
 
 def test_a_generator_without_a_page_holds_the_ranks_back_also_where_the_shards_are_there() -> None:
     joined = in_mesh(HYBRID, 20, 20, 20, None, disks={rank: [10] for rank in range(4)})
     joined = {rank: replace(one, own_parts=True) for rank, one in joined.items()}
-    assert choose(joined, committed()).point == Point(10, 1)
+    assert choose_restore_point(joined, committed()).point == Point(10, 1)
     steps = LiveStep(3, False)
     joined = {rank: replace(one, live_step=steps if rank < 3 else None) for rank, one in joined.items()}
     joined[3] = replace(joined[3], page=page(20))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.by_page, dict(restore.sources)) == (Point(20, 1), {3}, {3: 1})
 
 
@@ -731,7 +731,7 @@ def test_a_memory_behind_its_key_s_copy_takes_the_copy() -> None:
     """A commit that others have overtaken within its step is not the one that is meant."""
     joined = in_mesh(Sharding((2,), (False,)), 20, 20)
     joined[0] = replace(joined[0], commits=21, copies=(Copy(1, Point(20, 1)),))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.lent_by(0)) == (Point(20, 1), (Loan(1, 1),))
 
 
@@ -806,7 +806,7 @@ def test_copies_in_shared_memory_hold_their_ranks_key(
 ) -> None:
     joined = in_mesh(sharding, *lives, disks=disks)
     joined = {rank: replace(one, kept=copies.get(rank, ())) for rank, one in joined.items()}
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, restore.lost) == (Point(step, 1), "")
     assert dict(restore.sources) == sources
     assert re.search(said, restore.text.partition(" (")[0]), restore.text
@@ -815,15 +815,15 @@ def test_copies_in_shared_memory_hold_their_ranks_key(
 def test_a_rank_takes_its_own_copy_before_its_buddys() -> None:
     joined = in_mesh(SHARDED, 20, 20, 20, None)
     joined[0] = replace(joined[0], copies=(Copy(3, Point(20, 1)),))
-    assert choose(joined, committed()).borrowed == {3: Borrowed(0, 3)}
+    assert choose_restore_point(joined, committed()).borrowed == {3: Borrowed(0, 3)}
     joined[3] = replace(joined[3], kept=kept((20, 1)))
-    assert choose(joined, committed()).borrowed == {}
+    assert choose_restore_point(joined, committed()).borrowed == {}
 
 
 def test_a_copy_has_the_generators_that_a_replica_lacks() -> None:
     joined = {rank: replace(one, own_parts=True) for rank, one in in_mesh(HYBRID, 20, 20, 20, None).items()}
     joined[3] = replace(joined[3], kept=kept((20, 1)))
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     assert (restore.point, dict(restore.sources), restore.by_page) == (Point(20, 1), {}, frozenset())
 
 
@@ -865,7 +865,7 @@ def test_every_rank_gets_its_part_from_a_holder_of_its_key(data: st.DataObject) 
         )
         for rank in range(size)
     }
-    restore = choose(joined, committed())
+    restore = choose_restore_point(joined, committed())
     if restore.point is None:
         return
     keys = [sharding.key_of(rank) for rank in range(size)]

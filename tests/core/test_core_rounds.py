@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.ends import EndKind
-from samebits.core.messages import Activity, EndJob, GenerationStarted, Loan, Place, Process, RoundId, RoundOpened
+from samebits.core.messages import (
+    Activity,
+    EndJob,
+    GenerationStarted,
+    Loan,
+    Process,
+    RankPosition,
+    RoundId,
+    RoundOpened,
+)
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted
 from samebits.core.rounds.rendezvous import MOST_FAILURES
@@ -27,7 +36,7 @@ def test_first_round_opens_when_all_have_registered() -> None:
         round=RoundId(1, 1),
         text="all 2 workers are registered",
         missing="",
-        place=Place(slot=1, rank=1, world_size=2),
+        place=RankPosition(slot=1, rank=1, world_size=2),
     )
     assert house.core.phase() == "forming; waiting for 0, 1"
 

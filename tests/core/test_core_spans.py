@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.account.spans import Spans, spans_of
 from tests.core.test_core_goodput import KILL, START, drawn, event
 
-JOB = [Event(Kind.JOB, 100, text="train.py", more={"job": "job-1"})]
+JOB = [JobEvent(EventKind.JOB, 100, text="train.py", more={"job": "job-1"})]
 BEGUN = [
-    event(Kind.SCHEDULER, 100),
-    event(Kind.ROUND, 103),
-    event(Kind.GENERATION, 104, members=2, last="1"),
+    event(EventKind.SCHEDULER, 100),
+    event(EventKind.ROUND, 103),
+    event(EventKind.GENERATION, 104, members=2, last="1"),
     *START[2:],
 ]
 
@@ -45,7 +45,10 @@ def test_recovery_is_one_span_with_its_phases_inside() -> None:
 
 
 def test_checkpoint_span_starts_at_the_previous_point_and_has_the_steps_wait() -> None:
-    points = [event(Kind.COMMITTED, 110, 40, point=40, stalled_ms=12.5), event(Kind.COMMITTED, 120, 90, point=80)]
+    points = [
+        event(EventKind.COMMITTED, 110, 40, point=40, stalled_ms=12.5),
+        event(EventKind.COMMITTED, 120, 90, point=80),
+    ]
     one, other = spans_of([*BEGUN, *points])[2:]
     assert (one.name, one.began_at, one.ended_at) == ("checkpoint", 105, 110)
     assert (one.attributes["samebits.step"], one.attributes["samebits.stalled_ms"]) == (40, 12.5)

@@ -15,15 +15,15 @@ from samebits.core.messages import (
     Fenced,
     Finished,
     GenerationStarted,
-    Place,
+    MemberRecord,
     Process,
+    RankPosition,
     Refusal,
     Refused,
     Register,
+    ReportEnvelope,
     RoundId,
     RoundOpened,
-    Said,
-    Standing,
 )
 from samebits.core.point import Point
 from samebits.core.records import (
@@ -183,7 +183,7 @@ def test_spare_takes_a_lost_slot_at_once() -> None:
     assert house.seat("10").slot == 1 and house.seat("10").incarnation == 1 and house.seat("1").is_retired
     assert house.invited() == {"s0": RoundId(1, 2), "s10": RoundId(1, 2)}
     offered = house.answer("s10", RoundOpened)
-    assert (offered.place, offered.missing, offered.gently) == (Place(1, 1, 2), "", False)
+    assert (offered.place, offered.missing, offered.gently) == (RankPosition(1, 1, 2), "", False)
     house.join("0", [(5, 1)])
     house.join("10")
     started = house.answer("s10", GenerationStarted)
@@ -264,7 +264,7 @@ def test_spare_with_a_closed_connection_is_skipped_until_it_returns() -> None:
     assert not house.records(SlotGiven)
     house.beat("10", Activity.WAITING, generation=0)
     assert house.records(SlotGiven) == [SlotGiven("10", 1)]
-    assert house.answer("s10", RoundOpened).place == Place(1, 1, 2)
+    assert house.answer("s10", RoundOpened).place == RankPosition(1, 1, 2)
 
 
 def test_many_losses_make_one_round_and_each_slot_gets_one_spare() -> None:
@@ -290,7 +290,7 @@ def test_spare_that_arrives_while_a_slot_is_lost_takes_it() -> None:
     house.register("11")
     assert house.records(SlotGiven) == [SlotGiven("11", 1)]
     assert house.admission("s11").slot == 1, "it learns at once, so that init() returns with its rank"
-    assert house.answer("s11", RoundOpened).place == Place(1, 1, 2)
+    assert house.answer("s11", RoundOpened).place == RankPosition(1, 1, 2)
 
 
 def test_member_that_leaves_on_purpose_is_replaced_too() -> None:
@@ -402,7 +402,7 @@ def test_spares_are_known_after_a_restart_and_used_once_heard() -> None:
     assert not house.records(SlotGiven)  # not known yet whether the spare lives
     house.beat("10", Activity.WAITING, generation=0)
     assert house.records(SlotGiven) == [SlotGiven("10", 1)]
-    assert house.answer("s10", RoundOpened).place == Place(1, 1, 2)
+    assert house.answer("s10", RoundOpened).place == RankPosition(1, 1, 2)
 
 
 def test_slot_removed_but_not_reassigned_before_the_crash_is_assigned_after_it() -> None:
@@ -490,7 +490,7 @@ def test_no_slot_is_given_after_the_end() -> None:
 
 
 def report(slot: int, world_size: int = 3) -> dict[str, object]:
-    standing = Standing(2, 4, RoundId(2, 3), slot, world_size, Point(5, 3), None, slot)
+    standing = MemberRecord(2, 4, RoundId(2, 3), slot, world_size, Point(5, 3), None, slot)
     return {"job": "job-old", "incarnation": 3, "standing": standing}
 
 
@@ -530,8 +530,8 @@ def test_known_death_does_not_imply_the_loss_of_a_closed_connection() -> None:
     house.close("s3", gone=True)
     house.close("s2", gone=True)
     house.close("s1")  # it may return: it has its grace
-    house.join("10", place=Place(3, 3, 4))
-    house.receive("s0", Said(house.credential("0"), PeerGone("s2")))
+    house.join("10", place=RankPosition(3, 3, 4))
+    house.receive("s0", ReportEnvelope(house.credential("0"), PeerGone("s2")))
     assert house.seat("2").is_lost and not house.seat("1").is_lost
     house.tick(house.policy.reconnect_grace_s)
     assert house.seat("1").is_lost

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
-from samebits.core.messages import Activity, Said, StopJob
+from samebits.core.messages import Activity, ReportEnvelope, StopJob
 from samebits.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatResumed, SeatRetired
 from samebits.core.reports import StopsAfter
 from samebits.core.state import JobState
@@ -133,7 +133,7 @@ def stopped_house() -> tuple[House, list[JobState]]:
     for is_there in (False, True):
         for node in "01":
             sender = house.credential(node)
-            house.receive(sender.session, Said(sender, StopsAfter(3, is_there), generation=1))
+            house.receive(sender.session, ReportEnvelope(sender, StopsAfter(3, is_there), generation=1))
     states = [JobState.replay(house.journal[:count]) for count in range(len(house.journal) + 1)]
     return house, states
 

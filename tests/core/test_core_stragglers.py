@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.core.messages import Activity, Depart, Process, Said
+from samebits.core.messages import Activity, Depart, Process, ReportEnvelope
 from samebits.core.reports import MAX_STEP_US, Ailment, HealthReport, Sign, StepTime, StepTiming
 from samebits.core.watch import pace
 from samebits.core.watch.pace import STEPS, Slowness, compare, mean_of, sentence
@@ -124,7 +124,7 @@ def tell(house: House, times: dict[str, StepTime], *, steps: int = STEPS, genera
     for node, time in times.items():
         credential = house.credential(node)
         number = house.core.state.generation_number if generation is None else generation
-        asked += house.receive(credential.session, Said(credential, StepTiming(steps, time), number)).sends
+        asked += house.receive(credential.session, ReportEnvelope(credential, StepTiming(steps, time), number)).sends
     asked += house.tick(LOOK_S).sends
     return [send.session for send in asked if isinstance(send.message, Depart)]
 
@@ -205,7 +205,7 @@ def test_no_worker_is_swapped_otherwise(why: str) -> None:
         house.beat("3", Activity.SEATED)
     if why in ("spare is unwell", "another is asked already"):
         credential = house.credential("3" if why == "spare is unwell" else "1")
-        house.receive(credential.session, Said(credential, HealthReport(full)))
+        house.receive(credential.session, ReportEnvelope(credential, HealthReport(full)))
         house.tick(0.1)
     assert tell(house, SLOW) == (["s1"] if why == "another is asked already" else [])
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from samebits.core.agent.agent import AgentCore, AgentPolicy
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_core import AgentCore, AgentPolicy
+from samebits.core.agent.agent_events import (
     Addressed,
     AgentEvent,
     Began,

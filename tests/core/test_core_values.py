@@ -74,7 +74,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
 
 
 WIRE = [*typing.get_args(messages.FromWorker), *typing.get_args(messages.FromScheduler)]
-WIRE += [messages.StatusQuery, messages.StopJob, messages.Decision, messages.ProcessEnded, messages.ProcessSeen]
+WIRE += [messages.StatusQuery, messages.StopJob, messages.OperatorDecision, messages.ProcessEnded, messages.ProcessSeen]
 WIRE += [messages.Restarting]
 JOURNAL = [*typing.get_args(records.Record)]
 EVERY = [*((messages.SCHEMA, kind) for kind in dict.fromkeys(WIRE)), *((records.SCHEMA, kind) for kind in JOURNAL)]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from samebits.core.keys import work_queue
-from samebits.core.keys.work_queue import (
+from samebits.core.keys import queue_state
+from samebits.core.keys.queue_state import (
     DIGEST_BYTES,
     MAX_PUTS,
     MAX_RUNS,
@@ -21,7 +21,7 @@ from samebits.core.keys.work_queue import (
     put,
     settle,
 )
-from samebits.core.keys.work_queue import take as take_from
+from samebits.core.keys.queue_state import take as take_from
 from samebits.core.messages import MAX_VALUE_BYTES
 from samebits.core.values import replace
 
@@ -128,7 +128,7 @@ class Job:
     durable: int = 0
     is_steady: bool = False  # all take one item in each step
     settles: Callable[[WorkState, int, int], WorkState] = settle
-    forgets: Callable[[WorkState, int], tuple[WorkState, tuple[work_queue.Put, ...]]] = forget
+    forgets: Callable[[WorkState, int], tuple[WorkState, tuple[queue_state.PutBatch, ...]]] = forget
 
     def step(self, workers: int) -> None:
         """Run one step of this many ranks, which may be lost before its commit or with some steps before it."""
@@ -190,7 +190,7 @@ def _all_comes_back(state: WorkState, generation: int, restore: int) -> WorkStat
     return settle(state, generation, 0)
 
 
-def _forgets_too_soon(state: WorkState, durable: int) -> tuple[WorkState, tuple[work_queue.Put, ...]]:
+def _forgets_too_soon(state: WorkState, durable: int) -> tuple[WorkState, tuple[queue_state.PutBatch, ...]]:
     return forget(state, 2**62)
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from samebits import config
 from samebits.account.event_log import line_of
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.config import Settings
 from samebits.core import records
 from samebits.core.messages import Process, RoundId
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobCreated, PointCommitted, Record, SeatGranted, TermStarted
-from samebits.store.event_log import EventLog
 from samebits.store.journal import Journal
+from samebits.store.text_log import EventLog
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGAN = 1_700_000_000.0
@@ -37,31 +37,33 @@ def environment_of(settings: Settings) -> dict[str, str]:
     }
 
 
-def told(kind: Kind, after_s: float, step: int = 0, node: str = "", text: str = "", **more: object) -> Event:
-    return Event(kind, BEGAN + after_s, 1, 1, step, node, text, more)
+def told(kind: EventKind, after_s: float, step: int = 0, node: str = "", text: str = "", **more: object) -> JobEvent:
+    return JobEvent(kind, BEGAN + after_s, 1, 1, step, node, text, more)
 
 
-def events_of_a_job(workers: int = 2) -> list[Event]:
+def events_of_a_job(workers: int = 2) -> list[JobEvent]:
     """Events of a job that forms, trains 100 steps a second, and loses worker 1 after 10 and 20 s."""
     events = [
-        told(Kind.JOB, 0, text="train.py", job="job-1", settings={"WORKER_NUM": str(workers)}),
-        told(Kind.SCHEDULER, 0, text="the scheduler starts", job="job-1"),
-        *(told(Kind.SEATED, 2, node=str(node), slot=node) for node in range(workers)),
-        told(Kind.ROUND, 2, text="all are registered", round="1.1", missing="", gently=False),
-        told(Kind.GENERATION, 3, members=workers, restore=None, last="0", after_ms=1000.0),
-        told(Kind.TRAINING, 4, text="every member trains", last="1", after_ms=2000.0),
+        told(EventKind.JOB, 0, text="train.py", job="job-1", settings={"WORKER_NUM": str(workers)}),
+        told(EventKind.SCHEDULER, 0, text="the scheduler starts", job="job-1"),
+        *(told(EventKind.SEATED, 2, node=str(node), slot=node) for node in range(workers)),
+        told(EventKind.ROUND, 2, text="all are registered", round="1.1", missing="", gently=False),
+        told(EventKind.GENERATION, 3, members=workers, restore=None, last="0", after_ms=1000.0),
+        told(EventKind.TRAINING, 4, text="every member trains", last="1", after_ms=2000.0),
     ]
     for second in range(1, 30):
-        events.append(told(Kind.STEP, 4 + second, 100 * second))
+        events.append(told(EventKind.STEP, 4 + second, 100 * second))
         if second % 10 == 0:
             at, step = 4 + second, 100 * second
             events += [
-                told(Kind.LOST, at, step, node="1", text="its <process> ended", slot=1, silent_ms=2.0),
-                told(Kind.ROUND, at + 0.001, step, text="worker 1 is lost", round="1.2", missing="1", gently=False),
-                told(Kind.PROMOTED, at + 0.002, step, node="2", text="the spare takes a slot", slot=1),
-                told(Kind.GENERATION, at + 0.02, step, restore=step, members=workers, last="2", after_ms=20.0),
-                told(Kind.TRAINING, at + 0.05, step, last="0", after_ms=50.0),
-                told(Kind.COMMITTED, at + 0.1, step, point=step),
+                told(EventKind.LOST, at, step, node="1", text="its <process> ended", slot=1, silent_ms=2.0),
+                told(
+                    EventKind.ROUND, at + 0.001, step, text="worker 1 is lost", round="1.2", missing="1", gently=False
+                ),
+                told(EventKind.PROMOTED, at + 0.002, step, node="2", text="the spare takes a slot", slot=1),
+                told(EventKind.GENERATION, at + 0.02, step, restore=step, members=workers, last="2", after_ms=20.0),
+                told(EventKind.TRAINING, at + 0.05, step, last="0", after_ms=50.0),
+                told(EventKind.COMMITTED, at + 0.1, step, point=step),
             ]
     return events
 

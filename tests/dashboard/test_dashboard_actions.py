@@ -17,17 +17,17 @@ import pytest
 from starlette.testclient import TestClient
 
 from samebits.account.event_log import merged, read_events
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.account.goodput import goodput_of
 from samebits.config import Settings
 from samebits.dashboard import actions
 from samebits.dashboard.actions import MOST_BYTES, Actions, Deed, act, order_in
 from samebits.dashboard.guard import ACTION, Guard, action_token_of
-from samebits.dashboard.server import Pages, app_of
-from samebits.dashboard.watching import Watch
+from samebits.dashboard.watching import JobWatch
+from samebits.dashboard.web_app import Pages, app_of
 from samebits.errors import UsageError
 from samebits.net.curve import derive_keys
-from samebits.store import event_log
+from samebits.store import text_log
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 
 HOST = "http://127.0.0.1:8265"
@@ -44,7 +44,7 @@ def settings(make_folder: Callable[..., Settings]) -> Settings:
 @contextmanager
 def opened(settings: Settings, guard: Guard, *, acts: bool = True) -> Iterator[TestClient]:
     actions = Actions(settings) if acts else None
-    app = app_of(Pages(Watch(settings, None)), guard, lambda: "", actions)
+    app = app_of(Pages(JobWatch(settings, None)), guard, lambda: "", actions)
     with TestClient(app, base_url=HOST) as client:
         yield client
 
@@ -67,8 +67,8 @@ def worker(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     started.wait()
 
 
-def asked(settings: Settings) -> list[Event]:
-    return [event for event in read_events(settings.recovery_path) if event.kind is Kind.ASKED]
+def asked(settings: Settings) -> list[JobEvent]:
+    return [event for event in read_events(settings.recovery_path) if event.kind is EventKind.ASKED]
 
 
 # ---- permission
@@ -199,12 +199,12 @@ def test_kill_is_in_the_history_with_its_origin_and_hits_the_jobs_own_process(
 def test_request_is_shown_at_once_and_after_the_pages_restart(
     client: TestClient, settings: Settings, worker: subprocess.Popen[bytes]
 ) -> None:
-    watch = Watch(settings, None)
-    assert Kind.ASKED not in [event.kind for event in watch.look().events]
+    watch = JobWatch(settings, None)
+    assert EventKind.ASKED not in [event.kind for event in watch.look().events]
     client.post(ACTION, json=WORKER_1, headers=RIGHT)
-    assert [event.kind for event in watch.look().events] == [Kind.ASKED]
+    assert [event.kind for event in watch.look().events] == [EventKind.ASKED]
     assert watch.look().events == []
-    assert [event.kind for event in Watch(settings, None).look().events].count(Kind.ASKED) == 1
+    assert [event.kind for event in JobWatch(settings, None).look().events].count(EventKind.ASKED) == 1
 
 
 @pytest.mark.parametrize("node", ["0", "7", "", "../1", "scheduler"])
@@ -227,7 +227,7 @@ def test_reused_pid_is_left_alone(settings: Settings, worker: subprocess.Popen[b
 def test_action_that_cannot_be_recorded_is_not_done(
     settings: Settings, worker: subprocess.Popen[bytes], client: TestClient
 ) -> None:
-    (settings.recovery_path / event_log.ASKED_FILE).mkdir()
+    (settings.recovery_path / text_log.ASKED_FILE).mkdir()
     assert client.post(ACTION, json=WORKER_1, headers=RIGHT).status_code == HTTPStatus.CONFLICT
     assert worker.poll() is None
 
@@ -264,23 +264,23 @@ def test_drill_hits_one_of_the_local_ranks(
 
 
 def test_requests_are_bounded_and_the_newest_kept(tmp_path: Path) -> None:
-    for number in range(event_log.MOST_LINES + 1):
-        event_log.append_asked(tmp_path, f"line {number}")
-    lines = event_log.read_asked(tmp_path)
-    assert len(lines) == event_log.MOST_LINES // 2
-    assert lines[-1] == f"line {event_log.MOST_LINES}"
-    assert (tmp_path / event_log.ASKED_FILE).stat().st_mode & 0o777 == 0o600
+    for number in range(text_log.MOST_LINES + 1):
+        text_log.append_asked(tmp_path, f"line {number}")
+    lines = text_log.read_asked(tmp_path)
+    assert len(lines) == text_log.MOST_LINES // 2
+    assert lines[-1] == f"line {text_log.MOST_LINES}"
+    assert (tmp_path / text_log.ASKED_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_torn_line_costs_only_itself(tmp_path: Path) -> None:
-    event_log.append_asked(tmp_path, "whole")
-    with (tmp_path / event_log.ASKED_FILE).open("ab") as file:
+    text_log.append_asked(tmp_path, "whole")
+    with (tmp_path / text_log.ASKED_FILE).open("ab") as file:
         file.write(b"torn")
-    event_log.append_asked(tmp_path, "more")
-    assert event_log.read_asked(tmp_path) == ["whole", "torn", "more"]
+    text_log.append_asked(tmp_path, "more")
+    assert text_log.read_asked(tmp_path) == ["whole", "torn", "more"]
 
 
 def test_request_appears_where_it_was_made_and_keeps_the_schedulers_order() -> None:
-    told = [Event(Kind.STEP, 5.0), Event(Kind.STEP, 3.0), Event(Kind.STEP, 9.0)]
-    found = merged(told, [Event(Kind.ASKED, 7.0)])
+    told = [JobEvent(EventKind.STEP, 5.0), JobEvent(EventKind.STEP, 3.0), JobEvent(EventKind.STEP, 9.0)]
+    found = merged(told, [JobEvent(EventKind.ASKED, 7.0)])
     assert [event.at for event in found] == [5.0, 3.0, 7.0, 9.0]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from samebits.account.event_log import read_events
-from samebits.account.events import Kind
+from samebits.account.events import EventKind
 from samebits.config import Settings
 from samebits.dashboard.report import html_of_folder
 from samebits.launcher.processes import name_of
@@ -203,11 +203,12 @@ def test_no_text_of_a_job_becomes_markup_in_the_page_or_the_report(
     settings = make_folder(
         2, port=free_port(), first=f"{HOSTILE[1]}{HOSTILE[2]}", name=tags, host=tags.replace("#", "")
     )
-    told_of = [told(Kind.LOST, 50 + n, 1, node=text, text=text, slot=0) for n, text in enumerate(HOSTILE)]
+    told_of = [told(EventKind.LOST, 50 + n, 1, node=text, text=text, slot=0) for n, text in enumerate(HOSTILE)]
     told_of += [
-        told(Kind.ROUND, 60 + n, 1, text=text, round="1.9", missing=text, last=text) for n, text in enumerate(HOSTILE)
+        told(EventKind.ROUND, 60 + n, 1, text=text, round="1.9", missing=text, last=text)
+        for n, text in enumerate(HOSTILE)
     ]
-    told_of.append(told(Kind.COMMITTED, 80, 1, point=tags, **{text: text for text in HOSTILE[:6]}))
+    told_of.append(told(EventKind.COMMITTED, 80, 1, point=tags, **{text: text for text in HOSTILE[:6]}))
     with (settings.recovery_path / "events.jsonl").open("a") as file:
         file.writelines(json.dumps(event.plain()) + "\n" for event in told_of)
     log = settings.log_dir / f"{name_of(f'{HOSTILE[1]}{HOSTILE[2]}')}.log"
@@ -361,7 +362,7 @@ def test_kill_needs_the_own_page_the_token_and_enabled_actions(
             assert posted and all(status in (401, 403, 405, 415) for status in posted), (who, answers)
         assert acts == "actions" or own.page.is_hidden("#kill")
         assert worker.poll() is None
-        assert [event for event in read_events(settings.recovery_path) if event.kind is Kind.ASKED] == []
+        assert [event for event in read_events(settings.recovery_path) if event.kind is EventKind.ASKED] == []
     finally:
         served.close()
 

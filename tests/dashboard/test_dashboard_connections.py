@@ -21,8 +21,8 @@ from samebits.dashboard.actions import Actions
 from samebits.dashboard.command import _listen, server_of
 from samebits.dashboard.connections import DESCRIPTORS_EACH, Connections, _network_of
 from samebits.dashboard.guard import ACTION, Ends, Guard
-from samebits.dashboard.server import Pages, app_of
-from samebits.dashboard.watching import Watch
+from samebits.dashboard.watching import JobWatch
+from samebits.dashboard.web_app import Pages, app_of
 
 MOST = 16
 WAIT_S = 60
@@ -40,7 +40,7 @@ class Served:
         self._stack = ExitStack()
         self._listener = self._stack.enter_context(_listen("127.0.0.1", 0))
         guard = Guard(frozenset(), None, TOKEN, TOKEN)
-        app = app_of(Pages(Watch(settings, None)), guard, lambda: "", Actions(settings))
+        app = app_of(Pages(JobWatch(settings, None)), guard, lambda: "", Actions(settings))
         self._server = server_of(app, Connections(MOST * DESCRIPTORS_EACH, self._uids))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._thread.start()

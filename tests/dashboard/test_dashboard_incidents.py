@@ -19,17 +19,17 @@ import pytest
 from msgspec.structs import replace
 
 from samebits.account.event_log import line_of
-from samebits.account.events import Event, Kind
-from samebits.account.job_view import JobView, Presence, Stall, WorkerView
+from samebits.account.events import EventKind, JobEvent
+from samebits.account.job_view import JobView, PresenceState, Stall, WorkerView
 from samebits.config import Settings
 from samebits.core.ends import EndKind
 from samebits.core.messages import Process
 from samebits.dashboard.command import server_of
 from samebits.dashboard.connections import Connections
 from samebits.dashboard.guard import Guard
-from samebits.dashboard.server import Pages, app_of
-from samebits.dashboard.watching import Watch
-from samebits.launcher.scheduler_link import SchedulerLink, Told, Unlinked
+from samebits.dashboard.watching import JobWatch
+from samebits.dashboard.web_app import Pages, app_of
+from samebits.launcher.scheduler_link import LinkNews, SchedulerLink, Unlinked
 from samebits.net.descriptors import raise_descriptor_limit
 from samebits.store.process_identity import ProcessIdentity, host_id
 from samebits.store.progress_report import ProgressReport, write_report
@@ -49,14 +49,14 @@ pytestmark = [
 class Link(SchedulerLink):
     """Gives what the test pushes."""
 
-    def __init__(self, *news: Told) -> None:
+    def __init__(self, *news: LinkNews) -> None:
         self.news = list(news)
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def fileno(self) -> int:
         return self._readable
 
-    def take(self) -> list[Told]:
+    def take(self) -> list[LinkNews]:
         news, self.news = self.news, []
         return news
 
@@ -72,22 +72,26 @@ class Link(SchedulerLink):
 class State:
     """One state of a job: what its scheduler pushed last, its newest events, and what must be read where."""
 
-    news: list[Told]
-    events: list[Event] = field(default_factory=list)
+    news: list[LinkNews]
+    events: list[JobEvent] = field(default_factory=list)
     reads: dict[str, Sequence[str]] = field(default_factory=dict)
     hides: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def ago(kind: Kind, seconds: float, step: int = 0, node: str = "", text: str = "", **more: object) -> Event:
-    return Event(kind, time.time() - seconds, 1, 1, step, node, text, more)
+def ago(kind: EventKind, seconds: float, step: int = 0, node: str = "", text: str = "", **more: object) -> JobEvent:
+    return JobEvent(kind, time.time() - seconds, 1, 1, step, node, text, more)
 
 
-def training_until(seconds: float) -> list[Event]:
+def training_until(seconds: float) -> list[JobEvent]:
     """Return the events of a job that makes ten steps a second until so many seconds ago."""
-    began = [ago(Kind.JOB, AGO_S, text="train.py", job="job-1"), ago(Kind.TRAINING, AGO_S, last="1", after_ms=9.0)]
+    began = [
+        ago(EventKind.JOB, AGO_S, text="train.py", job="job-1"),
+        ago(EventKind.TRAINING, AGO_S, last="1", after_ms=9.0),
+    ]
     return began + [
-        ago(Kind.STEP, at, round(10 * (AGO_S - at))) for at in (AGO_S - n for n in range(1, int(AGO_S - seconds) + 1))
+        ago(EventKind.STEP, at, round(10 * (AGO_S - at)))
+        for at in (AGO_S - n for n in range(1, int(AGO_S - seconds) + 1))
     ]
 
 
@@ -95,7 +99,9 @@ def ranks(count: int = 4, lost: dict[int, str] | None = None) -> tuple[WorkerVie
     lost = lost or {}
     return tuple(
         replace(
-            worker(node, Presence.LOST if node in lost else Presence.ALIVE, PIDS[node], f"host-{node // 64}#1"),
+            worker(
+                node, PresenceState.LOST if node in lost else PresenceState.ALIVE, PIDS[node], f"host-{node // 64}#1"
+            ),
             reason=lost.get(node, ""),
             step=400,
         )
@@ -107,11 +113,11 @@ KILLED = "was killed by SIGKILL"
 JUDGED = f"{KILLED} (node; a new process takes its place)"
 
 
-def lost() -> list[Event]:
+def lost() -> list[JobEvent]:
     """Return the events of rank 2 being killed."""
     return [
-        ago(Kind.LOST, 5, 350, "2", KILLED, slot=2, silent_ms=2.0),
-        ago(Kind.ROUND, 4.9, 350, text=f"worker 2 (pid 2345602) is lost: {KILLED}", missing="2", gently=False),
+        ago(EventKind.LOST, 5, 350, "2", KILLED, slot=2, silent_ms=2.0),
+        ago(EventKind.ROUND, 4.9, 350, text=f"worker 2 (pid 2345602) is lost: {KILLED}", missing="2", gently=False),
     ]
 
 
@@ -160,7 +166,7 @@ def killed_without_a_spare() -> State:
     here = tuple(replace(one, host=host_id()) for one in ranks(lost={2: KILLED}))
     return State(
         [lost_view(workers=here)],
-        [*training_until(5), *lost(), ago(Kind.CAUSE, 1, 350, "2", JUDGED, slot=2)],
+        [*training_until(5), *lost(), ago(EventKind.CAUSE, 1, 350, "2", JUDGED, slot=2)],
         {
             "#i-title": ["1 of the ranks is lost"],
             "#i-rank": ["rank 2, .*pid 2345602"],
@@ -225,7 +231,7 @@ def hang() -> State:
 
 
 def checkpoint_stall() -> State:
-    waits = [ago(Kind.STEP, 9 - n, 390 + n, stalled_ms=3000.0) for n in range(4)]
+    waits = [ago(EventKind.STEP, 9 - n, 390 + n, stalled_ms=3000.0) for n in range(4)]
     return State(
         [live()],
         training_until(10) + waits,
@@ -240,9 +246,9 @@ def checkpoint_stall() -> State:
 
 def recovered() -> State:
     back = [
-        ago(Kind.SEATED, 4, 350, "2.1", "pid 7", slot=2),
-        ago(Kind.GENERATION, 3.9, 350, restore=340, members=4, last="2.1", after_ms=1000.0),
-        ago(Kind.TRAINING, 3.8, 340, last="0", after_ms=12_300.0),
+        ago(EventKind.SEATED, 4, 350, "2.1", "pid 7", slot=2),
+        ago(EventKind.GENERATION, 3.9, 350, restore=340, members=4, last="2.1", after_ms=1000.0),
+        ago(EventKind.TRAINING, 3.8, 340, last="0", after_ms=12_300.0),
     ]
     return State(
         [live()],
@@ -261,7 +267,7 @@ def recovered() -> State:
 def finished() -> State:
     return State(
         [live(job_finished=True, training_finished=True, phase="finished", step=1000)],
-        [*training_until(5), ago(Kind.FINISHED, 2, 1000, text="the job is finished")],
+        [*training_until(5), ago(EventKind.FINISHED, 2, 1000, text="the job is finished")],
         {
             "#i-title": ["The job is finished at step 1000"],
             "#i-next": ["Nothing runs"],
@@ -275,7 +281,7 @@ def stopped() -> State:
     end = interruption("stopped by Ctrl-C", 400, EndKind.STOPPED)
     return State(
         [live(ended=end, phase="ending")],
-        [*training_until(5), ago(Kind.INTERRUPTED, 2, 400, text="stopped by Ctrl-C", end="stopped")],
+        [*training_until(5), ago(EventKind.INTERRUPTED, 2, 400, text="stopped by Ctrl-C", end="stopped")],
         {
             "#i-title": ["Stopped by you at step 400"],
             "#i-why": ["stopped by Ctrl-C"],
@@ -292,7 +298,7 @@ def failed() -> State:
     end = interruption(cause, 400, EndKind.SCRIPT_FAILED)
     return State(
         [lost_view(ended=end, phase="ending")],
-        [*training_until(5), *lost(), ago(Kind.INTERRUPTED, 2, 400, text=cause, end="script_failed")],
+        [*training_until(5), *lost(), ago(EventKind.INTERRUPTED, 2, 400, text=cause, end="script_failed")],
         {
             "#i-title": ["The job failed at step 400"],
             "#i-rank": ["rank 2"],
@@ -342,7 +348,7 @@ def serve(make_folder: Callable[..., Settings]) -> Iterator[Callable[[State], st
         for old in settings.recovery_path.glob("events*.jsonl"):
             old.write_text("".join(f"{line_of(event)}\n" for event in state.events))
         link = Link(*state.news)
-        watch = Watch(settings, link)
+        watch = JobWatch(settings, link)
         watch.look()
         write_report(settings.log_dir, "0", ProgressReport(400, 1000, {"loss": 0.25}))
         app = app_of(Pages(watch), Guard(frozenset(), None), lambda: "")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.config import Settings
 from samebits.dashboard import watching
-from samebits.dashboard.watching import NAMES_S, NAMES_SOON_S, Watch
-from samebits.launcher.scheduler_link import SchedulerLink, Told
+from samebits.dashboard.watching import NAMES_S, NAMES_SOON_S, JobWatch
+from samebits.launcher.scheduler_link import LinkNews, SchedulerLink
 from samebits.service.status import LISTED_WORKERS
 from tests.launcher.views import view, worker
 
@@ -24,10 +24,10 @@ class Link(SchedulerLink):
     """Returns what it is given, and counts requests."""
 
     def __init__(self) -> None:
-        self.news: list[Told] = []
+        self.news: list[LinkNews] = []
         self.asked = 0
 
-    def take(self) -> list[Told]:
+    def take(self) -> list[LinkNews]:
         news, self.news = self.news, []
         return news
 
@@ -41,7 +41,7 @@ def test_ranks_of_a_large_job_are_kept_and_a_change_is_requested_soon(
     now = 100.0
     monkeypatch.setattr(watching.time, "monotonic", lambda: now)
     link = Link()
-    watch = Watch(make_folder(2), link)
+    watch = JobWatch(make_folder(2), link)
 
     def ranks(told: JobView) -> list[str]:
         link.news.append(told)
@@ -56,7 +56,7 @@ def test_ranks_of_a_large_job_are_kept_and_a_change_is_requested_soon(
     assert len(ranks(replace(PUSHED, **fewer))) == RANKS and link.asked == 2, "at once: a worker was lost"
     now += NAMES_SOON_S
     assert len(ranks(replace(PUSHED, **fewer))) == RANKS and link.asked == 3, "until an answer names it"
-    lost = (*WHOLE.workers[:-1], replace(WHOLE.workers[-1], presence=Presence.LOST))
+    lost = (*WHOLE.workers[:-1], replace(WHOLE.workers[-1], presence=PresenceState.LOST))
     assert ranks(replace(WHOLE, workers=lost, **fewer))[-1] == "lost"
     now += NAMES_SOON_S
     assert ranks(replace(PUSHED, **fewer))[-1] == "lost" and link.asked == 3
@@ -64,7 +64,7 @@ def test_ranks_of_a_large_job_are_kept_and_a_change_is_requested_soon(
 
 def test_ranks_of_another_job_are_not_kept(make_folder: Callable[..., Settings]) -> None:
     link = Link()
-    watch = Watch(make_folder(2), link)
+    watch = JobWatch(make_folder(2), link)
     link.news += [WHOLE, replace(PUSHED, job="another")]
     watch.look()
     assert watch.state()["ranks"] == []

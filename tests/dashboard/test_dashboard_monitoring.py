@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from samebits.config import Settings
 from samebits.dashboard.metrics import exposition
-from samebits.dashboard.watching import Watch
+from samebits.dashboard.watching import JobWatch
 
 PLACE = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 METRIC = re.compile(r"\bsamebits_\w+")
@@ -22,7 +22,7 @@ METRIC = re.compile(r"\bsamebits_\w+")
 @pytest.fixture
 def samples(make_folder: Callable[..., Settings]) -> dict[str, set[str]]:
     """Return the labels of every sample's name."""
-    watch = Watch(make_folder(), None)
+    watch = JobWatch(make_folder(), None)
     watch.look()
     families = text_string_to_metric_families(exposition(watch.state()))
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}

@@ -11,10 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from samebits.config import Settings
-from samebits.dashboard import server
+from samebits.dashboard import web_app
 from samebits.dashboard.guard import Guard, uid_of
-from samebits.dashboard.server import Pages, app_of
-from samebits.dashboard.watching import Watch
+from samebits.dashboard.watching import JobWatch
+from samebits.dashboard.web_app import Pages, app_of
 
 CLIENT, SERVER = ("127.0.0.1", 0x1F90), ("127.0.0.1", 0x2049)
 ROW = "   0: {} {} 01 00000000:00000000 00:00000000 00000000  {}        0 12345\n"
@@ -63,10 +63,10 @@ def test_connection_in_no_table_has_no_known_owner(text: str, tmp_path: Path) ->
 def test_other_user_sees_only_the_metrics_and_everything_with_the_token(
     uid: int | None, is_shown: bool, make_folder: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "uid_of", lambda *_: uid)
+    monkeypatch.setattr(web_app, "uid_of", lambda *_: uid)
     guard = Guard(frozenset(), None, others_token="m4de")
     with TestClient(
-        app_of(Pages(Watch(make_folder(), None)), guard, lambda: ""), base_url="http://127.0.0.1"
+        app_of(Pages(JobWatch(make_folder(), None)), guard, lambda: ""), base_url="http://127.0.0.1"
     ) as client:
         for path in ("/", "/api/everything", "/api/log?name=worker_0", "/api/health", "/report"):
             answer = client.get(path)

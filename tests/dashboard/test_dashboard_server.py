@@ -20,20 +20,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from samebits.account.events import Kind
+from samebits.account.events import EventKind
 from samebits.account.goodput import Bucket
 from samebits.account.job_view import JobView
 from samebits.account.recoveries import Recovery
 from samebits.config import Settings
 from samebits.core.messages import Process
-from samebits.dashboard import command, server, watching
+from samebits.dashboard import command, watching, web_app
 from samebits.dashboard.guard import Guard
 from samebits.dashboard.incident import without_remedy
 from samebits.dashboard.metrics import exposition
 from samebits.dashboard.report import gathered, html_of_folder
-from samebits.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
-from samebits.dashboard.watching import LOG_BYTES, Watch
-from samebits.launcher.scheduler_link import Linked, SchedulerLink, Told, Unlinked
+from samebits.dashboard.watching import LOG_BYTES, JobWatch
+from samebits.dashboard.web_app import FILES, MAX_URL, STATIC, Pages, app_of
+from samebits.launcher.scheduler_link import Linked, LinkNews, SchedulerLink, Unlinked
 from samebits.printable import printable
 from samebits.store.process_identity import ProcessIdentity, host_id
 from samebits.store.progress_report import ProgressReport, report_file, write_report
@@ -51,7 +51,7 @@ def settings(make_folder: Callable[..., Settings]) -> Settings:
 
 @pytest.fixture
 def client(settings: Settings) -> Iterator[TestClient]:
-    app = app_of(Pages(Watch(settings, None)), Guard(frozenset(), None), lambda: html_of_folder(settings))
+    app = app_of(Pages(JobWatch(settings, None)), Guard(frozenset(), None), lambda: html_of_folder(settings))
     with TestClient(app, base_url=HOST) as opened:
         yield opened
 
@@ -69,7 +69,7 @@ def test_first_data_of_a_page(client: TestClient) -> None:
 
 
 def test_loss_comes_from_this_jobs_reports_only(settings: Settings) -> None:
-    watch = Watch(settings, None)
+    watch = JobWatch(settings, None)
     write_report(settings.log_dir, "0", ProgressReport(20, 100, {"loss": 0.5}))
     os.utime(report_file(settings.log_dir, "0"), (BEGAN - 1, BEGAN - 1))
     watch.look()
@@ -83,7 +83,7 @@ def test_loss_comes_from_this_jobs_reports_only(settings: Settings) -> None:
 
 def test_health_warnings_are_in_the_metrics(settings: Settings) -> None:
     ill = "host here: the disk of /logs has 3 MiB left for logs (limit 64 MiB, HEALTH=logs)"
-    watch = Watch(settings, Gives(view(job="job-1", ailments=(ill,))))
+    watch = JobWatch(settings, Gives(view(job="job-1", ailments=(ill,))))
     watch.look()
     families = {one.name: one for one in text_string_to_metric_families(exposition(watch.state()))}
     (sample,) = families["samebits_host_ailments"].samples
@@ -98,7 +98,7 @@ def test_dead_process_is_noticed_while_no_scheduler_answers(
     try:
         own = ProcessIdentity.of_child(child.pid)
         settings = make_folder(2, process=Process(host_id(), own.pid, own.started_at, "cpu"))
-        watch = Watch(settings, Gives(Linked(), Unlinked()))
+        watch = JobWatch(settings, Gives(Linked(), Unlinked()))
         watch.look()
         assert watch.state()["incident"]["kind"] == "no_scheduler"
     finally:
@@ -180,7 +180,7 @@ def test_nothing_can_be_sent(client: TestClient) -> None:
 
 
 def test_token_opens_the_page_and_stays_in_no_address(settings: Settings) -> None:
-    app = app_of(Pages(Watch(settings, None)), Guard(frozenset(), "t0ken"), lambda: "")
+    app = app_of(Pages(JobWatch(settings, None)), Guard(frozenset(), "t0ken"), lambda: "")
     with TestClient(app, base_url=HOST) as client:
         for path in ("/", "/page.js", "/metrics", "/api/everything", "/api/stream", "/report"):
             assert client.get(path).status_code == 401
@@ -195,7 +195,7 @@ def test_token_opens_the_page_and_stays_in_no_address(settings: Settings) -> Non
 def test_invalid_token_becomes_no_cookie(settings: Settings, wrong: str) -> None:
     """A foreign link may contain one, which must not replace the right one."""
     for guard in (Guard(frozenset(), None), Guard(frozenset(), None, "t0ken")):
-        with TestClient(app_of(Pages(Watch(settings, None)), guard, lambda: ""), base_url=HOST) as client:
+        with TestClient(app_of(Pages(JobWatch(settings, None)), guard, lambda: ""), base_url=HOST) as client:
             answer = client.get(f"/?token={wrong}", follow_redirects=False)
             assert answer.status_code == 303
             assert "set-cookie" not in answer.headers
@@ -203,7 +203,7 @@ def test_invalid_token_becomes_no_cookie(settings: Settings, wrong: str) -> None
 
 def test_lingering_page_ends_once_it_is_not_needed(settings: Settings) -> None:
     left = threading.Event()
-    pages = Pages(Watch(settings, None), linger_s=0.0)
+    pages = Pages(JobWatch(settings, None), linger_s=0.0)
     pages.leave = left.set
     with TestClient(app_of(pages, Guard(frozenset(), None), lambda: ""), base_url=HOST):
         assert left.wait(60)
@@ -212,7 +212,7 @@ def test_lingering_page_ends_once_it_is_not_needed(settings: Settings) -> None:
 def test_page_that_can_no_longer_read_ends_instead_of_showing_old_data(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left, pages = threading.Event(), Pages(Watch(settings, None))
+    left, pages = threading.Event(), Pages(JobWatch(settings, None))
     pages.leave = left.set
     with TestClient(app_of(pages, Guard(frozenset(), None), lambda: ""), base_url=HOST):
         monkeypatch.setattr(pages.watch, "_take_news", lambda: 1 // 0)
@@ -223,10 +223,10 @@ def test_page_that_can_no_longer_read_ends_instead_of_showing_old_data(
 class Gives(SchedulerLink):
     """A link that gives these news, once."""
 
-    def __init__(self, *news: Told) -> None:
+    def __init__(self, *news: LinkNews) -> None:
         self._told = list(news)
 
-    def take(self) -> list[Told]:
+    def take(self) -> list[LinkNews]:
         told, self._told = self._told, []
         return told
 
@@ -257,9 +257,9 @@ class Rung(SchedulerLink):
 def test_schedulers_news_is_in_the_page_without_waiting_for_the_next_poll(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_S", 3600.0)
+    monkeypatch.setattr(web_app, "LOOK_S", 3600.0)
     link = Rung()
-    pages = Pages(Watch(settings, link))
+    pages = Pages(JobWatch(settings, link))
 
     async def told_of_the_death() -> bool:
         looking = asyncio.create_task(pages.run())
@@ -300,11 +300,11 @@ def test_every_bucket_and_phase_has_a_colour_and_a_name_in_both_languages() -> N
 
 
 def test_watch_reads_what_is_appended(settings: Settings) -> None:
-    watch = Watch(settings, None)
+    watch = JobWatch(settings, None)
     assert watch.look().is_anew
     assert not watch.look().events
     with (settings.recovery_path / "events.jsonl").open("a") as file:
-        file.write(json.dumps(told(Kind.STEP, 40, 5000).plain()) + "\n{broken\n[]\n")
+        file.write(json.dumps(told(EventKind.STEP, 40, 5000).plain()) + "\n{broken\n[]\n")
     changed = watch.look()
     assert ([event.step for event in changed.events], changed.is_anew) == ([5000], False)
     assert watch.steps()[-1][1] == 5000
@@ -313,14 +313,14 @@ def test_watch_reads_what_is_appended(settings: Settings) -> None:
 def test_empty_folder_is_no_reason_to_fail(settings: Settings) -> None:
     for path in [*settings.recovery_path.iterdir(), *settings.log_dir.iterdir()]:
         path.unlink()
-    watch = Watch(settings, None)
+    watch = JobWatch(settings, None)
     watch.look()
     assert (watch.state()["job"], watch.losses(), watch.log_end("scheduler")) == (None, [], "")
 
 
 def test_log_of_a_replaced_worker_is_in_the_page_and_in_the_report(settings: Settings) -> None:
     (settings.log_dir / "worker_1.1.log").write_text("an error of the one before\n")
-    watch = Watch(settings, None)
+    watch = JobWatch(settings, None)
     watch.look()
     assert watch.log_end("worker_1.1") == gathered(settings)["logs"]["worker_1.1"] == "an error of the one before\n"
     assert watch.log_end("worker_1.2") is None
@@ -341,8 +341,10 @@ def test_report_is_self_contained_and_no_log_escapes_into_it(settings: Settings,
 
 def test_invalid_utf8_ends_neither_the_page_nor_its_stream(settings: Settings) -> None:
     with (settings.recovery_path / "events.jsonl").open("a") as file:
-        file.write(json.dumps(told(Kind.LOST, 40, node="\ud800", text="an error of \udcff\u2028\0").plain()) + "\n")
-    pages = Pages(Watch(settings, None))
+        file.write(
+            json.dumps(told(EventKind.LOST, 40, node="\ud800", text="an error of \udcff\u2028\0").plain()) + "\n"
+        )
+    pages = Pages(JobWatch(settings, None))
     app = app_of(pages, Guard(frozenset(), None), lambda: html_of_folder(settings))
     with TestClient(app, base_url=HOST) as client:
         everything = client.get("/api/everything")
@@ -351,14 +353,14 @@ def test_invalid_utf8_ends_neither_the_page_nor_its_stream(settings: Settings) -
             assert client.get(path).status_code == 200
     queue: asyncio.Queue[bytes | None] = asyncio.Queue()
     pages._queues.add(queue)
-    pages._tell("events", [told(Kind.LOST, 40, text="\ud800").plain()])
+    pages._tell("events", [told(EventKind.LOST, 40, text="\ud800").plain()])
     assert json.loads((queue.get_nowait() or b"").partition(b"data: ")[2])[0]["text"] == printable("\ud800")
 
 
 def test_pages_of_two_jobs_keep_each_others_tokens(settings: Settings) -> None:
     jar: dict[str, str] = {}  # a browser's, of one address, for all of its ports
     for port in (8265, 8266):
-        app = app_of(Pages(Watch(settings, None)), Guard(frozenset(), f"token{port}"), lambda: "")
+        app = app_of(Pages(JobWatch(settings, None)), Guard(frozenset(), f"token{port}"), lambda: "")
         with TestClient(app, base_url=f"http://127.0.0.1:{port}") as client:
             first = client.get(f"/?token=token{port}", follow_redirects=False)
             name, _, value = first.headers["set-cookie"].partition(";")[0].partition("=")

@@ -123,7 +123,7 @@ def held(device: torch.device) -> dict[str, int]:
 
 
 def main() -> None:
-    count, device = int(sys.argv[1]), devices.choose(sys.argv[2] if len(sys.argv) > 2 else None, 0)
+    count, device = int(sys.argv[1]), devices.choose_device(sys.argv[2] if len(sys.argv) > 2 else None, 0)
     for _ in range(WARM):
         cycle(device)
     left_s = break_while_it_connects(device) if device.type in TWO_RANKS_IN_A_PROCESS else None

@@ -19,7 +19,7 @@ TIMEOUT_S = 20.0
 
 def main() -> None:
     rank, file = int(sys.argv[1]), sys.argv[2]
-    device = devices.choose(None, 0)
+    device = devices.choose_device(None, 0)
     torch.get_device_module(device).set_device(device)
     dist.init_process_group(
         devices.backend_of(device),

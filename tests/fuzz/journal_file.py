@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import xxhash
 
 from samebits.store import journal_format
-from samebits.store.journal_format import BATCH_HEAD_BYTES, FILE_HEAD_BYTES, Contents, JournalFormatError
+from samebits.store.journal_format import BATCH_HEAD_BYTES, FILE_HEAD_BYTES, JournalFormatError, JournalPayloads
 from tests.fuzz.draws import Draws
 
 NONCE = 0x0123456789ABCDEF
@@ -42,7 +42,7 @@ def check(data: bytes) -> None:
     kinds[data[0] % len(kinds) if data else 0](data[1:])
 
 
-def decode(data: bytes) -> Contents | None:
+def decode(data: bytes) -> JournalPayloads | None:
     """Read a file and check the promises that hold for every file; None if it is refused."""
     try:
         contents = journal_format.decode_file(data)
@@ -54,7 +54,7 @@ def decode(data: bytes) -> Contents | None:
     assert (contents.torn is None) == (contents.end == len(data))
     assert contents.born_bytes <= contents.end, "a file that was renamed into place complete is never cut"
     cut = journal_format.decode_file(data[: contents.end])
-    assert cut == Contents(contents.nonce, contents.born_bytes, contents.payloads, contents.end, None)
+    assert cut == JournalPayloads(contents.nonce, contents.born_bytes, contents.payloads, contents.end, None)
     return contents
 
 

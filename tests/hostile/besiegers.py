@@ -34,14 +34,14 @@ from samebits.core.messages import (
     Process,
     Publish,
     Register,
+    ReportEnvelope,
     RoundId,
-    Said,
     StatusQuery,
 )
 from samebits.core.point import Point
 from samebits.core.reports import LastWords, PeerGone, SavedPoints
 from samebits.net.copies import SCHEMA as COPIES
-from samebits.net.copies import Offer, Piece
+from samebits.net.copies import PointOffer, StreamChunk
 from samebits.net.curve import derive_keys
 from samebits.service.host import this_process
 from tests.hostile.attackers import dealers, say_if_open
@@ -171,10 +171,10 @@ class Besiegers:
             Heartbeat(sender, 1, chance.choice(list(Activity)), chance.randrange(4), RoundId(1, 1), 10**6),
             Join(sender, RoundId(1, chance.randrange(3)), Holdings((Point(10**9, 1),), True, (("threads", "9"),))),
             Publish(sender, 1, b"somewhere else"),
-            Said(sender, SavedPoints((Point(10**9, 9),))),
-            Said(sender, LastWords("nothing of the kind"), step=1),
+            ReportEnvelope(sender, SavedPoints((Point(10**9, 9),))),
+            ReportEnvelope(sender, LastWords("nothing of the kind"), step=1),
             Leave(sender, True, "status 0"),
-            Said(sender, PeerGone(session)),
+            ReportEnvelope(sender, PeerGone(session)),
         ]
         return chance.choice(lies)
 
@@ -214,10 +214,10 @@ class Besiegers:
         while self._comes("copies offered"):
             with dealers(chance.choice(self._target.others), [None]) as (liar,):
                 for slot in range(4):
-                    offer = Offer(b"t" * 16, 1, self._target.job, slot, Point(1, 2**40), b"d" * 16, 100, 1000)
+                    offer = PointOffer(b"t" * 16, 1, self._target.job, slot, Point(1, 2**40), b"d" * 16, 100, 1000)
                     say_if_open(liar, COPIES.pack(offer))
                     with suppress(zmq.Again):
-                        liar.send_multipart([COPIES.pack(Piece(1, 0)), bytes(100)], zmq.NOBLOCK)
+                        liar.send_multipart([COPIES.pack(StreamChunk(1, 0)), bytes(100)], zmq.NOBLOCK)
                 time.sleep(0.05)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.messages import Credential, Said
+from samebits.core.messages import Credential, ReportEnvelope
 from samebits.core.point import Point
 from samebits.core.reports import (
     MAX_DIGESTS,
@@ -33,8 +33,10 @@ def part(name: str = "model.weight", value: str = "00") -> Part:
 def test_valid_report_is_accepted() -> None:
     most = Digest(POINT, 1, bytes(16), bytes(16), True, (part("x" * MAX_PART_CHARS),) * MAX_PARTS)
     few = Digest(POINT, 1, bytes(16))
-    assert objection(Said(SENDER, Digests((most, *(few,) * (MAX_DIGESTS - 1))))) is None  # one is explained at a time
-    assert objection(Said(SENDER, SavedPoints((POINT,) * MAX_SAVED_POINTS))) is None
+    assert (
+        objection(ReportEnvelope(SENDER, Digests((most, *(few,) * (MAX_DIGESTS - 1))))) is None
+    )  # one is explained at a time
+    assert objection(ReportEnvelope(SENDER, SavedPoints((POINT,) * MAX_SAVED_POINTS))) is None
 
 
 @pytest.mark.parametrize(
@@ -51,19 +53,19 @@ def test_valid_report_is_accepted() -> None:
     ids=["many", "long", "long loose", "parts", "long name", "escape", "lines"],
 )
 def test_invalid_report_is_rejected(digests: tuple[Digest, ...]) -> None:
-    assert objection(Said(SENDER, Digests(digests))) is not None
+    assert objection(ReportEnvelope(SENDER, Digests(digests))) is not None
 
 
 def test_too_many_points_are_rejected() -> None:
-    assert objection(Said(SENDER, SavedPoints((POINT,) * (MAX_SAVED_POINTS + 1)))) is not None
+    assert objection(ReportEnvelope(SENDER, SavedPoints((POINT,) * (MAX_SAVED_POINTS + 1)))) is not None
 
 
 STILL = Progress(Phase.USER, 1, 1, 2.0, 1.0, rests=True, place="train.py:46 (time.sleep)")
 
 
 def test_valid_position_is_accepted() -> None:
-    assert objection(Said(SENDER, StallReport(STILL), 1, 1)) is None
-    assert objection(Said(SENDER, StallReport(None), 1, 1)) is None
+    assert objection(ReportEnvelope(SENDER, StallReport(STILL), 1, 1)) is None
+    assert objection(ReportEnvelope(SENDER, StallReport(None), 1, 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -80,4 +82,4 @@ def test_valid_position_is_accepted() -> None:
     ],
 )
 def test_impossible_position_is_rejected(progress: Progress) -> None:
-    assert objection(Said(SENDER, StallReport(progress), 1, 1)) is not None
+    assert objection(ReportEnvelope(SENDER, StallReport(progress), 1, 1)) is not None

@@ -21,7 +21,7 @@ from samebits import config
 from samebits.core import messages, records
 from samebits.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, Status, StatusQuery
 from samebits.core.point import Point
-from samebits.core.ready import Ended
+from samebits.core.ready import JobEnded
 from samebits.core.records import GenerationCommitted, SeatLost
 from samebits.errors import RefusedError, SecretError
 from samebits.net.curve import derive_keys
@@ -46,7 +46,7 @@ class Attacked:
         self.house = House(path, WORKERS, NODE_TIMEOUT="3", HEARTBEAT_INTERVAL="0.2", **environ)
         self.fixed = config.fixed_settings(self.house.settings("scheduler"))
         self.port = int(self.house.environ["SCHED_PORT"])
-        self.served: Future[Ended] = self.house.scheduler()
+        self.served: Future[JobEnded] = self.house.scheduler()
         self.agents = self.house.seated("0", "1")
         self.broken: list[str] = []
         for agent in self.agents:

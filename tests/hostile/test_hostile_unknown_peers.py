@@ -20,7 +20,7 @@ from samebits.core.messages import (
     protocol_of,
 )
 from samebits.core.point import Point
-from samebits.core.ready import Level, Note
+from samebits.core.ready import Note, Severity
 from samebits.core.values import MAX_ITEMS, replace
 from samebits.errors import ProtocolError
 from samebits.net.server import Rejection
@@ -95,7 +95,7 @@ def test_counts_are_reported_before_the_end() -> None:
 
 def test_refusals_are_reported_singly_up_to_a_hosts_worth() -> None:
     strangers = UnknownPeers()
-    note = Note(Level.WARNING, "refused pid 7 (ALIVE): …")
+    note = Note(Severity.WARNING, "refused pid 7 (ALIVE): …")
     said = [strangers.refused("10.0.0.7", [note], now=1.0) for _ in range(REFUSALS_SAID + 10)]
     assert said == [[note]] * REFUSALS_SAID + [[]] * 10
     assert [*texts(strangers, 1.0), *texts(strangers, 2.0)][0].startswith("refused 10 more registrations: 10 from 10.")

@@ -10,7 +10,7 @@ import pytest
 from samebits.__main__ import main
 from samebits.errors import SettingsError
 from samebits.exit_codes import codes_to_give_up_at
-from samebits.hosts.slurm import MOST_HOSTS, Placed, Share, hosts_of, placed, plan, port_of, share_of
+from samebits.hosts.slurm import MOST_HOSTS, Placed, SlurmStepOptions, hosts_of, placed, plan, port_of, share_of
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ STEP = {
 
 
 def test_task_of_a_step_knows_its_share() -> None:
-    assert share_of(STEP) == Share(hosts=2, node_rank=1, first_host="n1", port=10_007, job=20_007)
+    assert share_of(STEP) == SlurmStepOptions(hosts=2, node_rank=1, first_host="n1", port=10_007, job=20_007)
 
 
 def test_without_a_step_of_several_hosts_there_is_no_share() -> None:

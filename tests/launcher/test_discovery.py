@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from samebits import config
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.config import Settings
 from samebits.hosts.discovery import (
     LAUNCHER_FAILED,
@@ -157,7 +157,7 @@ def test_process_that_holds_on_to_a_vacated_seat_is_ended(folder: Folder, monkey
     sent: list[signal.Signals] = []
     monkeypatch.setattr("samebits.hosts.discovery.send_signal", lambda _, number: sent.append(number))
     job_spec.keep(folder.log_dir, replace(folder.kept, nodes=("0",), hosts={"0": "localhost", "1": "b"}))
-    left = changed(folder.view, workers=(worker(0),), retired=(worker(1, Presence.LEFT, slot=None),))
+    left = changed(folder.view, workers=(worker(0),), retired=(worker(1, PresenceState.LEFT, slot=None),))
     folder.says("localhost:1\n")
     driver = folder.driver()
     folder.until(driver, lambda turn: bool(turn.decisions))
@@ -283,7 +283,11 @@ def test_only_a_job_with_a_script_has_a_driver(folder: Folder) -> None:
 
 
 def test_number_of_a_lost_process_is_passed_to_its_replacement() -> None:
-    gone = (worker(1, Presence.LOST), worker("1.2", Presence.LOST, slot=1, pid=5), worker(2, Presence.LEFT))
+    gone = (
+        worker(1, PresenceState.LOST),
+        worker("1.2", PresenceState.LOST, slot=1, pid=5),
+        worker(2, PresenceState.LEFT),
+    )
     seen = changed(view(), workers=(worker(0), *gone))
     assert [name_for(number, seen) for number in "123"] == ["1.3", "2", "3"]
 

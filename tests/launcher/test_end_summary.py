@@ -12,17 +12,17 @@ import pytest
 
 from samebits import config
 from samebits.account.event_log import line_of
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.core.ends import EndKind
-from samebits.core.watch.audits import Fault, Follows, Known, Roles, sentence, why_it_ends
+from samebits.core.watch.audits import AuditResult, Follows, Known, Roles, sentence, why_it_ends
 from samebits.errors import UnequalError
 from samebits.launcher import job_spec
 from samebits.launcher.end_summary import _fix, say
-from samebits.launcher.exit_report import Verdict
-from samebits.launcher.following import Following, Result
+from samebits.launcher.exit_report import JobOutcome
+from samebits.launcher.following import Following, FollowResult
 from samebits.launcher.job_spec import JobSpec
-from samebits.launcher.progress import Screen
-from samebits.store.event_log import EventLog
+from samebits.launcher.progress_line import Screen
+from samebits.store.text_log import EventLog
 
 FULL = "worker 1 (pid 7) ended with status 71: the state of step 9 could not be saved in /full: make room; twice"
 THREADS = "worker 1 (pid 7) ended with status 69: threads is 2 here and 1 there. Start it with the same values"
@@ -31,13 +31,16 @@ THREADS = "worker 1 (pid 7) ended with status 69: threads is 2 here and 1 there.
 @pytest.mark.parametrize(
     ("verdict", "told"),
     [
-        (Verdict.unfinished(EndKind.SCRIPT_FAILED, "worker 1 failed at train.py:3: ValueError: x"), "correct the scri"),
-        (Verdict.unfinished(EndKind.SCRIPT_FAILED, FULL), "do what that message says, then "),
-        (Verdict(EndKind.INTERRUPTED, THREADS, 69), "do what that message says, then "),
-        (Verdict(EndKind.INTERRUPTED, "every worker was killed", EndKind.INTERRUPTED.exit_code), "bash "),
+        (
+            JobOutcome.unfinished(EndKind.SCRIPT_FAILED, "worker 1 failed at train.py:3: ValueError: x"),
+            "correct the scri",
+        ),
+        (JobOutcome.unfinished(EndKind.SCRIPT_FAILED, FULL), "do what that message says, then "),
+        (JobOutcome(EndKind.INTERRUPTED, THREADS, 69), "do what that message says, then "),
+        (JobOutcome(EndKind.INTERRUPTED, "every worker was killed", EndKind.INTERRUPTED.exit_code), "bash "),
     ],
 )
-def test_runtime_error_is_not_blamed_on_the_script(tmp_path: Path, verdict: Verdict, told: str) -> None:
+def test_runtime_error_is_not_blamed_on_the_script(tmp_path: Path, verdict: JobOutcome, told: str) -> None:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     fix = _fix(verdict, following, settings)
@@ -49,15 +52,18 @@ LOST = "worker 1: train.py:24: state.best changed after state.commit(). Fix: cha
 
 @pytest.mark.parametrize(
     "verdict",
-    [Verdict.unfinished(EndKind.SCRIPT_FAILED, LOST, 95), Verdict(EndKind.INTERRUPTED, f"{LOST}; ended with 64", 64)],
+    [
+        JobOutcome.unfinished(EndKind.SCRIPT_FAILED, LOST, 95),
+        JobOutcome(EndKind.INTERRUPTED, f"{LOST}; ended with 64", 64),
+    ],
 )
 def test_error_that_every_retry_repeats_is_a_failure_with_one_fix(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: Verdict
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: JobOutcome
 ) -> None:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     view = SimpleNamespace(step=0, ended=object(), generation=0)
     following = cast(Following, cast(Any, SimpleNamespace(view=view, first_death=lambda cause: "")))
-    say(Result(verdict), following, settings, Screen(io.StringIO()))
+    say(FollowResult(verdict), following, settings, Screen(io.StringIO()))
     assert capsys.readouterr().err == f"samebits: the job failed: {verdict.cause}\n"
 
 
@@ -67,7 +73,7 @@ def test_error_that_every_retry_repeats_is_a_failure_with_one_fix(
 def test_cause_with_its_own_fix_gets_no_other(tmp_path: Path, cause: str, told: str) -> None:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
-    fix = _fix(Verdict.unfinished(EndKind.UNEQUAL, cause), following, settings)
+    fix = _fix(JobOutcome.unfinished(EndKind.UNEQUAL, cause), following, settings)
     assert fix.startswith(told) and bool(fix) == bool(told)
 
 
@@ -76,8 +82,8 @@ def test_audit_that_ends_the_job_has_one_fix(tmp_path: Path, kind: EndKind) -> N
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     who = Roles(0, 1, 2)
-    text = why_it_ends(40, sentence(who, Fault.AUDITED, "weight", Follows.STOP), who, Known(30, 20))
-    verdict = Verdict.unfinished(kind, f"worker 0 (pid 7) ended with status {UnequalError.exit_code}: {text}")
+    text = why_it_ends(40, sentence(who, AuditResult.AUDITED, "weight", Follows.STOP), who, Known(30, 20))
+    verdict = JobOutcome.unfinished(kind, f"worker 0 (pid 7) ended with status {UnequalError.exit_code}: {text}")
     assert verdict.cause.count("Fix: ") == 1 and _fix(verdict, following, settings) == ""
 
 
@@ -87,14 +93,14 @@ def test_script_that_rejected_its_arguments_is_shown_with_all_of_them(tmp_path: 
     words = ("-n", "2", "train.py", "--lrr", "3")
     job_spec.keep(tmp_path, JobSpec(tmp_path, "python", "train.py", words[3:], {}, words=words))
     cause = "workers 0, 1 ended with status 2: train.py: error: unrecognized arguments: --lrr 3"
-    fix = _fix(Verdict.unfinished(EndKind.SCRIPT_FAILED, cause), following, settings)
+    fix = _fix(JobOutcome.unfinished(EndKind.SCRIPT_FAILED, cause), following, settings)
     assert fix.startswith("correct the script's arguments: ") and fix.endswith("samebits run -n 2 train.py --lrr 3")
 
 
 def test_lost_restore_points_have_their_own_code_and_fix(tmp_path: Path) -> None:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
-    verdict = Verdict.unfinished(EndKind.POINTS_LOST, "no restore point is left. Fix: bring the checkpoints back")
+    verdict = JobOutcome.unfinished(EndKind.POINTS_LOST, "no restore point is left. Fix: bring the checkpoints back")
     assert verdict.exit_code == 94 and _fix(verdict, following, settings) == ""
 
 
@@ -106,9 +112,14 @@ def test_stopped_job_gives_the_latest_step_on_record(
     asked = {"ENABLE_RECOVERY": "1", "RECOVERY_PATH": str(tmp_path), "LOG_DIR": str(tmp_path)}
     settings = config.read(asked, role_required=False)[0]
     with contextlib.closing(EventLog(tmp_path, lambda lines: "", print)) as kept:
-        kept.append([line_of(Event(Kind.LEFT, 9.0, 1, 1, 75, "0", "left on purpose"))])
+        kept.append([line_of(JobEvent(EventKind.LEFT, 9.0, 1, 1, 75, "0", "left on purpose"))])
     view = SimpleNamespace(step=heard, ended=object(), generation=1)
     following = cast(Following, cast(Any, SimpleNamespace(view=view, first_death=lambda cause: "")))
-    say(Result(Verdict.unfinished(EndKind.STOPPED, "stopped by Ctrl-C")), following, settings, Screen(io.StringIO()))
+    say(
+        FollowResult(JobOutcome.unfinished(EndKind.STOPPED, "stopped by Ctrl-C")),
+        following,
+        settings,
+        Screen(io.StringIO()),
+    )
     said = capsys.readouterr().err
     assert f"the job was stopped at step {max(heard, 75)}: stopped" in said and f"{max(heard, 75)} steps in" in said

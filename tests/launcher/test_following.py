@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from samebits.account.job_view import JOURNAL, JobView, Presence
+from samebits.account.job_view import JOURNAL, JobView, PresenceState
 from samebits.core.ends import EndKind
 from samebits.launcher.exit_report import (
     GATHER_OWN_S,
     GATHER_S,
     MOST_WAYS,
     NAMED,
-    End,
-    Verdict,
+    JobOutcome,
+    WorkerExit,
     sentence,
     sentences,
 )
-from samebits.launcher.following import Following, Result
+from samebits.launcher.following import Following, FollowResult
 from samebits.launcher.processes import Death
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure
@@ -115,7 +115,7 @@ class Scene:
     def said(self) -> str:
         return "\n".join(self.lines)
 
-    def result(self) -> Result:
+    def result(self) -> FollowResult:
         assert self.following.result is not None, self.said()
         return self.following.result
 
@@ -379,7 +379,7 @@ def test_finished_script_has_time_to_write_its_results() -> None:
 
 def test_late_exit_status_counts_only_for_a_worker_with_a_slot() -> None:
     """A worker that left for a smaller world exits with 143 after the others have finished. That is no failure."""
-    members = (worker(0, Presence.LEFT), worker(1, Presence.LEFT), worker(2, Presence.LEFT, slot=None))
+    members = (worker(0, PresenceState.LEFT), worker(1, PresenceState.LEFT), worker(2, PresenceState.LEFT, slot=None))
     for late, outcome in ((2, (None, 0)), (1, (EndKind.SCRIPT_FAILED, 143))):
         scene = Scene()
         scene.heard(view(training_finished=True, job_finished=True, workers=members[:2], retired=members[2:]))
@@ -582,7 +582,7 @@ def test_equal_simultaneous_deaths_are_one_line() -> None:
 
 @pytest.mark.parametrize(("count", "more"), [(NAMED, ""), (NAMED + 1, " and 1 more")])
 def test_named_deaths_are_bounded_and_the_rest_counted(count: int, more: str) -> None:
-    alike = [End(str(number), 100 + number, Death(signal=9)) for number in reversed(range(count))]
+    alike = [WorkerExit(str(number), 100 + number, Death(signal=9)) for number in reversed(range(count))]
     names = ", ".join(map(str, range(NAMED)))
     assert sentence(alike) == f"workers {names}{more} were killed by signal 9 (SIGKILL)"
 
@@ -593,12 +593,12 @@ def test_death_is_reported_before_its_consequence() -> None:
     scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
     scene.dies(1, alone=False)
     taken = (worker(0), worker(3, slot=1), worker(2))
-    scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),)))
+    scene.heard(view(workers=taken, retired=(worker(1, PresenceState.LOST, slot=None),)))
     assert "worker 1 (pid 101) was killed" in scene.lines[0] and "; a spare takes its place" in scene.lines[0]
     assert "took the place of worker 1" in scene.lines[1]
     scene = Scene()
     scene.following.found("worker_3", process(103), is_own=True)
-    scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),)))
+    scene.heard(view(workers=taken, retired=(worker(1, PresenceState.LOST, slot=None),)))
     scene.dies(1)
     assert "wait for it" not in scene.said(), "the scheduler reported it first"
 
@@ -634,7 +634,7 @@ def test_replacements_still_starting_when_the_scheduler_gave_up_are_not_ended() 
         scene.all_die(KILLED)
         for node in range(3):
             scene.following.found(f"worker_{node}", process(200 + node), is_own=own)
-        lost = tuple(worker(node, Presence.LOST) for node in range(3))
+        lost = tuple(worker(node, PresenceState.LOST) for node in range(3))
         scene.heard(view(ended=interruption("no worker is left"), workers=lost, phase="ending"))
         assert scene.following.result is None
         scene.scheduler_dies(Death(status=77))
@@ -654,7 +654,7 @@ def test_supervisor_continues_with_its_replacements_or_ends_them(cause: str) -> 
     scene.all_die(KILLED)
     for node in range(3):
         scene.following.found(f"worker_{node}", process(200 + node), is_own=True)
-    lost = tuple(worker(node, Presence.LOST) for node in range(3))
+    lost = tuple(worker(node, PresenceState.LOST) for node in range(3))
     scene.heard(view(ended=interruption(cause), workers=lost, phase="ending"))
     scene.following.supervised = False  # it stops supervising once the job is over
     scene.scheduler_dies(Death(status=77))
@@ -677,14 +677,14 @@ def test_start_is_announced_only_for_restarted_processes() -> None:
 
 def test_different_failures_of_workers_are_all_named_up_to_a_bound() -> None:
     scene = Scene()
-    lost = tuple(worker(node, Presence.LOST) for node in range(3))
+    lost = tuple(worker(node, PresenceState.LOST) for node in range(3))
     scene.heard(view(generation=0, phase="filling", alive=0, workers=lost))
     for node, place in enumerate(("train.py:3", "train.py:9", "train.py:3")):
         scene.dies(node, Death(status=1), Failure("ValueError: x", place), alone=False)
     assert scene.stop_by == (
         "workers 0, 2 failed at train.py:3: ValueError: x; worker 1 (pid 101) failed at train.py:9: ValueError: x"
     )
-    many = [End(str(node), node, Death(status=node)) for node in range(1, MOST_WAYS + 3)]
+    many = [WorkerExit(str(node), node, Death(status=node)) for node in range(1, MOST_WAYS + 3)]
     assert sentences(many).endswith(
         f"worker {MOST_WAYS} (pid {MOST_WAYS}) ended with status {MOST_WAYS}; 2 more ended in other ways"
     )
@@ -714,7 +714,7 @@ def test_promotion_of_a_spare_is_reported_and_a_dead_spare_is_called_one() -> No
     assert scene.following.running() == 3
     scene.dies(1)
     taken = (worker(0), worker(3, slot=1), worker(2))
-    scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),), generation=1))
+    scene.heard(view(workers=taken, retired=(worker(1, PresenceState.LOST, slot=None),), generation=1))
     assert scene.lines[-1] == "spare 3 (pid 103) took the place of worker 1; once it is restarted, worker 1 is a spare"
     assert scene.following.running() == 3
     again = Scene()
@@ -758,6 +758,6 @@ def test_deaths_in_words() -> None:
 @pytest.mark.parametrize(("exit_code", "told"), [(64, 64), (EndKind.INTERRUPTED.exit_code, 0)])
 def test_scheduler_is_told_the_code_of_an_error_that_every_retry_repeats(exit_code: int, told: int) -> None:
     scene = Scene(restarts=True)
-    scene.following.give_up(Verdict(EndKind.INTERRUPTED, "worker 1 ended with status 64", exit_code), scene.now)
+    scene.following.give_up(JobOutcome(EndKind.INTERRUPTED, "worker 1 ended with status 64", exit_code), scene.now)
     orders = scene.following.passed(scene.now)
     assert (orders.stop_by, orders.stop_status) == ("worker 1 ended with status 64", told)

@@ -11,12 +11,12 @@ from msgspec.structs import replace as changed
 
 from samebits import config
 from samebits.account.job_view import JobView
-from samebits.launcher.interrupts import ASK_S, Answer, Question
-from samebits.launcher.progress import (
+from samebits.launcher.interrupts import ASK_S, InterruptAnswer, Question
+from samebits.launcher.progress_line import (
     Pace,
+    ProgressFacts,
     Screen,
     Showing,
-    Standing,
     line_of,
     phase_text,
     seconds,
@@ -26,7 +26,7 @@ from samebits.launcher.progress import (
 from samebits.store.progress_report import ProgressReport, read_report, report_file, write_report
 from tests.launcher.views import view, worker
 
-FULL = Standing(
+FULL = ProgressFacts(
     script="train.py",
     world="4/4 workers, 1 spare",
     step=1180,
@@ -46,7 +46,7 @@ def test_line_has_all_parts_in_order() -> None:
 
 
 def test_unknown_parts_are_omitted() -> None:
-    assert line_of(Standing("train.py", "0/2 workers")) == "train.py · 0/2 workers"
+    assert line_of(ProgressFacts("train.py", "0/2 workers")) == "train.py · 0/2 workers"
     forming = replace(FULL, phase="filling; waiting for 2, 5", phase_s=12.0, step=0, values={}, recoveries=0, lost_s=0)
     assert line_of(forming) == "train.py · filling; waiting for 2, 5 · 12 s · step 0/3,000 · 4/4 workers, 1 spare"
     assert forming.left_s is None, "it stands still"
@@ -61,10 +61,10 @@ def test_unknown_parts_are_omitted() -> None:
         FULL,
         replace(FULL, script="a/very/long/name_of_a_script_that_nobody_wants_to_read.py"),
         replace(FULL, phase="filling; waiting for " + ", ".join(map(str, range(100))), phase_s=99.0),
-        Standing("train.py", "4/4 workers"),
+        ProgressFacts("train.py", "4/4 workers"),
     ],
 )
-def test_line_never_wraps(standing: Standing, columns: int) -> None:
+def test_line_never_wraps(standing: ProgressFacts, columns: int) -> None:
     assert len(line_of(standing, columns)) < max(columns, 21)
 
 
@@ -226,8 +226,10 @@ def test_awaited_workers_do_not_count_as_ready() -> None:
 
 
 def test_time_lost_before_a_recovery_is_over_is_no_recovery_yet() -> None:
-    assert line_of(Standing("train.py", "2/3 workers", lost_s=40.8)).endswith("2/3 workers · 40.8 s lost so far")
-    assert line_of(Standing("train.py", "3/3 workers", recoveries=1, lost_s=2.0)).endswith("1 recovery, 2.0 s lost")
+    assert line_of(ProgressFacts("train.py", "2/3 workers", lost_s=40.8)).endswith("2/3 workers · 40.8 s lost so far")
+    assert line_of(ProgressFacts("train.py", "3/3 workers", recoveries=1, lost_s=2.0)).endswith(
+        "1 recovery, 2.0 s lost"
+    )
 
 
 def test_notice_is_shown_once_from_scheduler_or_log(tmp_path: Path) -> None:
@@ -279,9 +281,9 @@ def test_report_round_trip_without_control_characters(tmp_path: Path) -> None:
 
 def test_second_ctrl_c_within_three_seconds_ends_the_job() -> None:
     question = Question()
-    assert question.interrupted(10.0) is Answer.ASKED
+    assert question.interrupted(10.0) is InterruptAnswer.ASKED
     assert question.wake_at() == 10.0 + ASK_S
-    assert question.interrupted(12.9) is Answer.END
+    assert question.interrupted(12.9) is InterruptAnswer.END
     assert question.wake_at() is None
 
 
@@ -290,10 +292,10 @@ def test_single_ctrl_c_ends_nothing() -> None:
     assert question.passed(0.0) is None
     question.interrupted(10.0)
     assert question.passed(12.9) is None
-    assert question.passed(13.0) is Answer.GO_ON
-    assert question.interrupted(13.5) is Answer.ASKED, "it asks again"
+    assert question.passed(13.0) is InterruptAnswer.GO_ON
+    assert question.interrupted(13.5) is InterruptAnswer.ASKED, "it asks again"
     assert question.pressed(b"") is None
-    assert question.pressed(b"x") is Answer.GO_ON
+    assert question.pressed(b"x") is InterruptAnswer.GO_ON
     assert question.pressed(b"d") is None, "the question has expired"
 
 
@@ -301,11 +303,11 @@ def test_single_ctrl_c_ends_nothing() -> None:
 def test_d_leaves_the_job_running(key: bytes) -> None:
     question = Question()
     question.interrupted(10.0)
-    assert question.pressed(key) is Answer.LEAVE
+    assert question.pressed(key) is InterruptAnswer.LEAVE
     assert question.wake_at() is None
 
 
 def test_job_that_dies_with_its_starter_cannot_be_left_running() -> None:
     question = Question(may_leave=False)
     question.interrupted(10.0)
-    assert question.pressed(b"d") is Answer.GO_ON
+    assert question.pressed(b"d") is InterruptAnswer.GO_ON

@@ -8,8 +8,8 @@ import pytest
 
 from samebits.core.causes.kinds import Observation, Retry
 from samebits.core.causes.table import DEFAULT as TABLE
-from samebits.launcher.logs import LogEnds
 from samebits.launcher.processes import Death
+from samebits.launcher.worker_logs import LogEnds
 from samebits.tracebacks import Failure
 
 THREAD = """\

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.launcher.following import changes
 from tests.launcher.views import view, worker
 
-LOST = Presence.LOST
+LOST = PresenceState.LOST
 BEFORE = view(spares=(worker(3, slot=None),))
 WORKERS = BEFORE.workers
 ELASTIC = replace(BEFORE, min_world_size=1, max_world_size=5, spares=(worker(5, slot=None),))

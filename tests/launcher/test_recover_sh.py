@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from samebits import config
-from samebits.account.job_view import Presence
+from samebits.account.job_view import PresenceState
 from samebits.config import fixed_settings
 from samebits.core.messages import PROTOCOL, SCHEMA, Admitted, Credential, Leave, Process, Refused, Register
 from samebits.store.process_identity import ProcessIdentity, host_id
@@ -122,7 +122,7 @@ def test_stopped_worker_that_counts_as_lost_is_ended_and_replaced(job: ShellJob)
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     stopped = job.kill("worker_2", signal.SIGSTOP)
-    job.wait_view(lambda view: view.workers[2].presence is Presence.LOST)
+    job.wait_view(lambda view: view.workers[2].presence is PresenceState.LOST)
     assert stopped.is_alive()  # run.sh's follower ends no process on its own
     recover = job.recover()
     job.wait_training(generation=2)
@@ -277,7 +277,7 @@ def give_itself_out_for(job: ShellJob, node: str, victim: ProcessIdentity) -> No
             elif isinstance(answer, Admitted):
                 sender = Credential(answer.job, node, session, answer.incarnation)
                 stranger.send(SCHEMA.pack(Leave(sender, False, "gone")))
-                job.wait_view(lambda view: view.workers[1].presence is not Presence.ALIVE)
+                job.wait_view(lambda view: view.workers[1].presence is not PresenceState.ALIVE)
                 return
     raise AssertionError("the stranger was not seated")
 

@@ -9,16 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from samebits import config
-from samebits.account.job_view import JOURNAL, JobView, Presence, WorkerView
+from samebits.account.job_view import JOURNAL, JobView, PresenceState, WorkerView
 from samebits.core.ends import EndKind
 from samebits.core.point import Point
 from samebits.errors import JobFailedError
-from samebits.launcher.recovering import Recovery, Remains, plan_recovery, verified_candidate
+from samebits.launcher.recovering import RecoveryPlan, Remains, plan_recovery, verified_candidate
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.views import HOST, interruption, process, view, worker
 from tests.store.points import change_byte, save
 
-ALIVE, LOST, LEFT = Presence.ALIVE, Presence.LOST, Presence.LEFT
+ALIVE, LOST, LEFT = PresenceState.ALIVE, PresenceState.LOST, PresenceState.LEFT
 SCHEDULER_PID = 99
 NODES = ("0", "1", "2")
 STARTED = {"scheduler": SCHEDULER_PID, "worker_0": 100, "worker_1": 101, "worker_2": 102}
@@ -33,7 +33,7 @@ def plan(
     recovery: bool = True,
     nodes: tuple[str, ...] = NODES,
     **started: int | None,
-) -> Recovery:
+) -> RecoveryPlan:
     """Plan a recovery.
 
     ``dead``: pids that do not run; ``started``: pid files that differ from the usual ones, None: missing.
@@ -61,12 +61,12 @@ def plan(
 @dataclass(frozen=True)
 class Case:
     name: str
-    recovery: Recovery
+    recovery: RecoveryPlan
     start: tuple[str, ...] = ()
     end: tuple[int, ...] = ()
 
 
-def workers(*presences: Presence) -> JobView:
+def workers(*presences: PresenceState) -> JobView:
     return view(workers=tuple(worker(node, presence) for node, presence in enumerate(presences)))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from samebits import config
-from samebits.account.job_view import Presence
+from samebits.account.job_view import PresenceState
 from samebits.errors import SettingsError, StoreError
 from samebits.launcher.follower import naming_what_runs_on
 from samebits.net.address import check_free
@@ -463,7 +463,7 @@ def test_followers_report_lost_workers_like_the_scheduler(job: ShellJob) -> None
     shell.wait_for(
         rf"worker 2 \(pid {pid}\) was killed by signal 9 \(SIGKILL\).*Fix: bash .*recover\.sh brings it back"
     )
-    lost = job.wait_view(lambda view: any(worker.presence is Presence.LOST for worker in view.workers))
+    lost = job.wait_view(lambda view: any(worker.presence is PresenceState.LOST for worker in view.workers))
     assert lost.alive == 2
     shell.send(signal.SIGINT)
     assert shell.end() == 78

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 
@@ -53,7 +53,7 @@ def test_spare_takes_a_dead_workers_place_without_delay(job: ShellJob) -> None:
     )
     seen = job.wait_view(lambda view: view.generation == 2 and trains(view, 3, {"0", "2", "3"}))
     assert [(worker.slot, worker.node) for worker in seen.workers] == [(0, "0"), (1, "3"), (2, "2")]
-    assert [(node.node, node.presence) for node in seen.retired] == [("1", Presence.LOST)]
+    assert [(node.node, node.presence) for node in seen.retired] == [("1", PresenceState.LOST)]
     status = job.tool("status")
     assert status.end() == 0
     assert "3/3 workers ·" in status.text

@@ -20,7 +20,7 @@ from samebits.launcher import spawning
 from samebits.launcher.interrupts import Signals
 from samebits.launcher.job_spec import JobSpec
 from samebits.launcher.processes import Death, process_names, read_pid_files, reap
-from samebits.launcher.recovering import Lost, Recovery
+from samebits.launcher.recovering import LostProcess, RecoveryPlan
 from samebits.launcher.spawning import Program, StartLock, launch, reserved
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 
@@ -135,7 +135,7 @@ def test_start_that_cannot_be_recorded_changes_nothing(
         raise StoreError("no space left")
 
     logs = tmp_path / "logs"
-    recovery = Recovery(start=("worker_0", "worker_1"), end=(Lost("worker_0", sleeping, "is lost"),))
+    recovery = RecoveryPlan(start=("worker_0", "worker_1"), end=(LostProcess("worker_0", sleeping, "is lost"),))
     with monkeypatch.context() as patch:
         patch.setattr(spawning.durable, "write_temporary", full)
         with pytest.raises(StoreError, match="no space left"):

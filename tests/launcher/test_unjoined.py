@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from samebits.launcher.stalls import LEAST_READ_BYTES, LONGEST_S, LOOK_S, PATIENCE_S, Silence, bytes_read
+from samebits.launcher.hang_stacks import LEAST_READ_BYTES, LONGEST_S, LOOK_S, PATIENCE_S, UnjoinedProcesses, bytes_read
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.views import process
 
 
-def named_at(silence: Silence, until: float) -> dict[str, float]:
+def named_at(silence: UnjoinedProcesses, until: float) -> dict[str, float]:
     """Examine the workers whenever due; return the names, each with its time."""
     found: dict[str, float] = {}
     while (at := silence.wake_at()) is not None and at <= until:
@@ -23,7 +23,7 @@ def test_importing_process_is_named_only_once_it_stops_reading() -> None:
     def read(identity: ProcessIdentity) -> int:
         return reads[identity.pid]
 
-    silence = Silence(read)
+    silence = UnjoinedProcesses(read)
     for node in (0, 1):
         silence.began(f"worker_{node}", process(100 + node), 0.0)
     assert named_at(silence, PATIENCE_S - LOOK_S) == {}
@@ -37,7 +37,7 @@ def test_importing_process_is_named_only_once_it_stops_reading() -> None:
 
 def test_process_that_reads_forever_is_named_after_all() -> None:
     read = iter(range(0, 1 << 40, LEAST_READ_BYTES))
-    silence = Silence(lambda _: next(read))
+    silence = UnjoinedProcesses(lambda _: next(read))
     silence.began("worker_0", process(100), 0.0)
     assert named_at(silence, 2 * LONGEST_S) == {"worker_0": LONGEST_S}
 

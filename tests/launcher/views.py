@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samebits.account.job_view import SCHEDULER, Interruption, JobView, Presence, WorkerView
+from samebits.account.job_view import SCHEDULER, Interruption, JobView, PresenceState, WorkerView
 from samebits.core.ends import EndKind
 from samebits.store.process_identity import ProcessIdentity
 
@@ -18,7 +18,7 @@ def process(pid: int) -> ProcessIdentity:
 
 def worker(
     node: int | str,
-    presence: Presence = Presence.ALIVE,
+    presence: PresenceState = PresenceState.ALIVE,
     pid: int = 0,
     host: str = HOST,
     *,
@@ -34,7 +34,7 @@ def worker(
         slot=int(node) if slot == -1 else slot,
         incarnation=1,
         presence=presence,
-        reason="silent for 5 s (NODE_TIMEOUT)" if presence is Presence.LOST else "",
+        reason="silent for 5 s (NODE_TIMEOUT)" if presence is PresenceState.LOST else "",
         host=host,
         pid=(pid or 100 + int(node)),
         started_at=10 * (pid or 100 + int(node)),

@@ -20,19 +20,19 @@ from samebits.net.copies import (
     PIECE_BYTES,
     SCHEMA,
     TICKET_BYTES,
+    BuddyAddress,
+    BytesReceived,
+    CopyMessage,
     Declined,
-    Keeper,
     KeeperSocket,
-    Offer,
-    Piece,
-    Said,
+    PointOffer,
     SenderSocket,
-    Taken,
+    StreamChunk,
     Whole,
 )
 
 WAIT_MS = 10_000
-OFFER = Offer(b"t" * 16, 1, "job", 0, Point(1, 1), b"d" * 16, 100, 1000)
+OFFER = PointOffer(b"t" * 16, 1, "job", 0, Point(1, 1), b"d" * 16, 100, 1000)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def listening() -> tuple[int, str]:
     return listener.detach(), f"tcp://127.0.0.1:{port}"
 
 
-def next_of(keeper: KeeperSocket) -> Said:
+def next_of(keeper: KeeperSocket) -> CopyMessage:
     while keeper.socket.poll(WAIT_MS):
         for said in keeper.drain(1):
             return said
@@ -63,10 +63,10 @@ def test_both_ends_understand_each_other(context: zmq.Context[Any], listening: t
     keeper, sender = KeeperSocket(context, listening[0], None), SenderSocket(context, listening[1], None)
     sender.send(OFFER)
     assert next_of(keeper).message == OFFER
-    sender.send_piece(Piece(1, 0), b"x" * PIECE_BYTES)
+    sender.send_piece(StreamChunk(1, 0), b"x" * PIECE_BYTES)
     said = next_of(keeper)
-    assert (said.message, bytes(said.data)) == (Piece(1, 0), b"x" * PIECE_BYTES)
-    answers = [Taken(1, 5), Whole(1), Declined(1, "no", again=True)]
+    assert (said.message, bytes(said.data)) == (StreamChunk(1, 0), b"x" * PIECE_BYTES)
+    answers = [BytesReceived(1, 5), Whole(1), Declined(1, "no", again=True)]
     heard = []
     for answer in answers:
         keeper.send(said.sender, answer)
@@ -83,8 +83,8 @@ def test_invalid_message_is_dropped(context: zmq.Context[Any], listening: tuple[
         [b""],
         [b"\xc1"],
         [offer, b"a frame too many"],
-        [SCHEMA.pack(Piece(1, 0))],
-        [SCHEMA.pack(Piece(1, 0)), b"", b""],
+        [SCHEMA.pack(StreamChunk(1, 0))],
+        [SCHEMA.pack(StreamChunk(1, 0)), b"", b""],
         [SCHEMA.pack(Whole(1))],
         [msgpack.packb([1, "not a number", "job", 0, [1, 1], b"", 1, 1])],
         [msgpack.packb([1] + [[[]]] * 7)],
@@ -101,7 +101,7 @@ def test_oversized_piece_ends_its_connection(context: zmq.Context[Any], listenin
     keeper, stranger = KeeperSocket(context, listening[0], None), context.socket(zmq.DEALER)
     monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     stranger.connect(listening[1])
-    stranger.send_multipart([SCHEMA.pack(Piece(1, 0)), b"x" * (2 * PIECE_BYTES)])
+    stranger.send_multipart([SCHEMA.pack(StreamChunk(1, 0)), b"x" * (2 * PIECE_BYTES)])
     assert monitor.poll(WAIT_MS)
     assert not keeper.socket.poll(0)
     stranger.disable_monitor()
@@ -174,8 +174,8 @@ def test_keeper_sends_nothing_to_a_closed_connection(context: zmq.Context[Any], 
 
 
 def test_keepers_address_is_read_as_it_was_written() -> None:
-    keeper = Keeper("tcp://127.0.0.1:1", b"t" * TICKET_BYTES)
-    assert Keeper.of(str(keeper)) == keeper
+    keeper = BuddyAddress("tcp://127.0.0.1:1", b"t" * TICKET_BYTES)
+    assert BuddyAddress.of(str(keeper)) == keeper
     for text in ("", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1/zz", f"{keeper}00", f"udp://127.0.0.1:1/{'0' * 32}"):
         with pytest.raises(ProtocolError, match="is not a keeper's address"):
-            Keeper.of(text)
+            BuddyAddress.of(text)

@@ -17,7 +17,7 @@ from samebits.errors import ListenError
 from samebits.net import address
 from samebits.net.address import cannot_listen, check_free, endpoint, folder_of_holder, listening, port_holder
 from samebits.net.client import Down, Got, Up
-from samebits.net.server import Arrived, Garbled, Incoming, Lost, Server
+from samebits.net.server import Arrived, ConnectionLost, Garbled, Incoming, Server
 from tests.net.ends import PATIENCE_S, Ends, free_port, listened, until
 
 PORT = 8118
@@ -44,8 +44,8 @@ def test_close_is_reported_after_the_messages_of_the_connection(ends: Ends) -> N
     client.send(StatusQuery(follow=False))
     client.close()
     ends.clients.remove(client)
-    seen = until(ends.heard, lambda item: isinstance(item, Lost))
-    assert seen == [Arrived("session-a", StatusQuery(follow=False)), Lost("session-a")]
+    seen = until(ends.heard, lambda item: isinstance(item, ConnectionLost))
+    assert seen == [Arrived("session-a", StatusQuery(follow=False)), ConnectionLost("session-a")]
 
 
 def test_close_of_a_silent_peer_is_not_reported(ends: Ends) -> None:
@@ -54,8 +54,8 @@ def test_close_of_a_silent_peer_is_not_reported(ends: Ends) -> None:
     silent.close()
     speaking.close()
     ends.clients.clear()
-    seen = until(ends.heard, lambda item: item == Lost("speaking"))
-    assert Lost("silent") not in seen
+    seen = until(ends.heard, lambda item: item == ConnectionLost("speaking"))
+    assert ConnectionLost("silent") not in seen
 
 
 def test_client_learns_that_the_server_is_gone_and_that_one_is_back(ends: Ends) -> None:

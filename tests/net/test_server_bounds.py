@@ -22,7 +22,7 @@ from samebits.core import messages
 from samebits.core.messages import Pending, StatusQuery, StopJob
 from samebits.net import gate, server
 from samebits.net.curve import derive_keys
-from samebits.net.server import PEER_TURNS, Arrived, Garbled, Incoming, Lost, Rejected, Rejection
+from samebits.net.server import PEER_TURNS, Arrived, ConnectionLost, Garbled, Incoming, Rejected, Rejection
 from tests.hostile.attackers import bare_dealer, dealers, half_open, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
 
@@ -47,7 +47,7 @@ def test_flooding_peer_does_not_keep_others_from_being_heard(ends: Ends) -> None
             for _ in range(20_000):
                 flooder.send(ASKED)
         honest = ends.connected("honest")
-        assert not [item for item in ends.aside if isinstance(item, Lost)]
+        assert not [item for item in ends.aside if isinstance(item, ConnectionLost)]
         honest.send(StopJob("honest"))
         drains: list[list[Incoming]] = []
         while not any(item == Arrived("honest", StopJob("honest")) for drain in drains for item in drain):
@@ -109,8 +109,8 @@ def test_tables_hold_only_connected_peers(ends: Ends) -> None:
             heard: list[object] = []
             while len({item.peer for item in heard if isinstance(item, Arrived)}) < len(names):
                 heard += until(ends.heard, lambda item: isinstance(item, Arrived))
-        while sum(isinstance(item, Lost) for item in heard) < len(names):
-            heard += until(ends.heard, lambda item: isinstance(item, Lost))
+        while sum(isinstance(item, ConnectionLost) for item in heard) < len(names):
+            heard += until(ends.heard, lambda item: isinstance(item, ConnectionLost))
     ends.heard()
     assert len(ends.server._descriptor_of) <= len(ends.server._peer_of) <= 40
     assert ends.server.connections == 0
@@ -149,7 +149,7 @@ def test_with_a_secret_one_message_is_enough_to_stay() -> None:
                 seen += until(ends.heard, lambda item: isinstance(item, Rejected))
             client.send(StatusQuery(follow=True))
             seen += until(ends.heard, lambda item: item == Arrived("first", StatusQuery(follow=True)))
-        assert Lost("first") not in seen
+        assert ConnectionLost("first") not in seen
     finally:
         ends.close()
 
@@ -302,7 +302,7 @@ def test_next_connection_with_the_same_descriptor_is_not_closed_with_the_last(en
     assert ends.server._descriptor_of == {"session-b": accepted}, "the case under test did not occur"
     assert [type(item) for item in seen] == [Rejected, Arrived]
     speaker.communicate("go\n", timeout=PATIENCE_S)
-    assert until(ends.heard, lambda item: item == Lost("session-b"))
+    assert until(ends.heard, lambda item: item == ConnectionLost("session-b"))
     assert ends.server._descriptor_of == ends.server._peer_of == {}
     stranger.close()
 
@@ -327,7 +327,7 @@ def test_close_is_reported_even_if_the_next_user_of_its_number_is_heard_first(
     second.stdin.flush()
     seen = until(ends.heard, lambda item: isinstance(item, Arrived))
     assert ends.server._descriptor_of == {"session-b": before["session-a"]}, "the case under test did not occur"
-    assert seen == [Arrived("session-b", StatusQuery(follow=False)), Lost("session-a")]
+    assert seen == [Arrived("session-b", StatusQuery(follow=False)), ConnectionLost("session-a")]
     second.communicate("go\n", timeout=PATIENCE_S)
 
 
@@ -345,7 +345,7 @@ def test_remains_of_a_reconnected_peers_connection_are_not_counted_against_it(en
             ends.server._socket.poll(0)
             time.sleep(0.005)
         seen = until(ends.heard, lambda item: item == Arrived("session-a", StopJob("the new one")))
-    assert {type(item) for item in seen} <= {Arrived, Lost}
+    assert {type(item) for item in seen} <= {Arrived, ConnectionLost}
 
 
 def descriptors() -> set[int]:

@@ -14,7 +14,7 @@ from samebits.core.messages import Activity, AddressMap, Credential, Heartbeat, 
 from samebits.core.values import MAX_ID_CHARS, MAX_NODE_CHARS, replace
 from samebits.net.address import endpoint
 from samebits.net.client import Got
-from samebits.net.server import MAX_REPEATED_BYTES, SHARED_BYTES, Arrived, Garbled, Lost
+from samebits.net.server import MAX_REPEATED_BYTES, SHARED_BYTES, Arrived, ConnectionLost, Garbled
 from tests.hostile.attackers import bare_dealer, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
 
@@ -109,10 +109,10 @@ def test_connection_without_a_byte_is_closed_and_one_with_heartbeats_is_not() ->
         until(ends.heard, lambda item: isinstance(item, Arrived))
         with bare_dealer(ends.port, b"x") as silent:
             silent.sendall(b"\0" + bytes([len(body := messages.SCHEMA.pack(StopJob("silent")))]) + body)
-            seen = until(ends.heard, lambda item: item == Lost("x"))
+            seen = until(ends.heard, lambda item: item == ConnectionLost("x"))
             assert hangs_up(silent, PATIENCE_S)
         assert Arrived("x", StopJob("silent")) in seen
-        assert Lost("beats") not in seen
+        assert ConnectionLost("beats") not in seen
         assert ends.server.connections == 1
     finally:
         ends.close()

@@ -13,7 +13,7 @@ from samebits import config
 from samebits.config import Settings
 from samebits.core.messages import GenerationStarted, Holdings
 from samebits.core.point import Point
-from samebits.core.ready import Ended
+from samebits.core.ready import JobEnded
 from samebits.core.reports import FINAL, Digest
 from samebits.service.agent import Agent
 from samebits.service.scheduling.loop import SchedulerService
@@ -60,7 +60,7 @@ class House:
         settings, _ = config.read({**self.environ, "ROLE": role, "NODE_ID": node})
         return settings
 
-    def scheduler(self) -> Future[Ended]:
+    def scheduler(self) -> Future[JobEnded]:
         """Start serving; the future holds the result."""
         self.service = SchedulerService(self.settings("scheduler"))
         return self.pool.submit(self.service.serve)

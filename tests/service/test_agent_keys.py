@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.agent.key_calls import MAX_OPEN_CALLS
 from samebits.core.messages import KeyAnswer, KeyOp, KeyOutcome
-from samebits.core.ready import Ended
+from samebits.core.ready import JobEnded
 from samebits.errors import GenerationEndedError, KeyValueError, KeyValueTimeoutError, SchedulerLeftError
 from samebits.service.agent import Agent
 from tests.service.house import PATIENCE_S, House, remove_folder
@@ -30,7 +30,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     house.close()
 
 
-def started_again(house: House, served: Future[Ended]) -> Future[Ended]:
+def started_again(house: House, served: Future[JobEnded]) -> Future[JobEnded]:
     assert house.service is not None
     house.service.abandon()
     with pytest.raises(SchedulerLeftError):

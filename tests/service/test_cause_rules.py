@@ -8,12 +8,12 @@ import string
 import pytest
 
 from samebits.core.causes.restarts import Sort, sort_of
-from samebits.core.causes.table import DEFAULT, CauseClass, Observation, Retry, Strategy
+from samebits.core.causes.table import DEFAULT, CauseClass, Observation, Remedy, Retry
 from samebits.core.hangs import Hang
-from samebits.core.watch.progress import Cure, cure_of
+from samebits.core.watch.hang_judge import Cure, cure_of
 from samebits.errors import SettingsError
 from samebits.service.cause_file import MAX_BYTES, MAX_CHARS, MAX_ROWS, read_rules
-from tests.core.test_core_progress import SLEEPS, ended, pass_time, training_for_a_while
+from tests.core.test_core_hang_judge import SLEEPS, ended, pass_time, training_for_a_while
 
 LICENSE = """
 # ours
@@ -39,7 +39,7 @@ def failure(error: str) -> Observation:
 def test_users_rows_come_first_and_the_others_stay() -> None:
     table = read_rules(LICENSE, "causes.toml")
     row = table.of(failure("x.licenseerror: none left"))
-    assert (row.cause, row.retry, row.strategies) == (CauseClass.NETWORK, Retry.YES, (Strategy.WAIT,))
+    assert (row.cause, row.retry, row.strategies) == (CauseClass.NETWORK, Retry.YES, (Remedy.WAIT,))
     assert (row.fault, row.fix) == ("the license server is away", "call the license desk")
     assert table.of(failure("KeyError: 1")) is DEFAULT.of(failure("KeyError: 1"))
     assert sort_of(failure("LicenseError"), table) is Sort.OUTSIDE and sort_of(failure("LicenseError")) is Sort.OWN

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from samebits.core.messages import Credential, Said, StopJob
+from samebits.core.messages import Credential, ReportEnvelope, StopJob
 from samebits.core.reports import LastWords
-from samebits.core.scheduler import Closed, Event, Received, Stalled
+from samebits.core.scheduler import Closed, Received, SchedulerEvent, Stalled
 from samebits.service.scheduling.loop import closes_first
 
 
 def said(session: str, step: int = 0) -> Received:
-    return Received(session, Said(Credential("job", session, session, 1), LastWords(""), step=step))
+    return Received(session, ReportEnvelope(Credential("job", session, session, 1), LastWords(""), step=step))
 
 
 def test_messages_of_closed_connections_come_first_then_closes_then_others() -> None:
-    events: list[Event] = [
+    events: list[SchedulerEvent] = [
         said("b"),
         said("a", 1),
         said("c"),
@@ -28,11 +28,11 @@ def test_messages_of_closed_connections_come_first_then_closes_then_others() -> 
 
 
 def test_event_without_a_sender_keeps_its_place_before_the_closes() -> None:
-    events: list[Event] = [Stalled(3.0), StopJob("somebody"), said("b"), Closed("a", gone=True)]
+    events: list[SchedulerEvent] = [Stalled(3.0), StopJob("somebody"), said("b"), Closed("a", gone=True)]
     assert closes_first(events) == [[Stalled(3.0), StopJob("somebody"), Closed("a", gone=True)], [said("b")]]
 
 
 def test_without_a_close_the_order_is_unchanged() -> None:
-    events: list[Event] = [Stalled(3.0), said("b"), said("a")]
+    events: list[SchedulerEvent] = [Stalled(3.0), said("b"), said("a")]
     assert closes_first(events) == [events]
     assert closes_first([]) == [[]]

@@ -16,7 +16,7 @@ import zmq
 from samebits.core.point import Point
 from samebits.core.values import replace
 from samebits.errors import LockedError
-from samebits.net.copies import Declined, Keeper, Offer, Piece, SenderSocket, Taken
+from samebits.net.copies import BuddyAddress, BytesReceived, Declined, PointOffer, SenderSocket, StreamChunk
 from samebits.net.curve import derive_keys
 from samebits.service.copies import sender
 from samebits.service.copies.buddy import Brief, CopyListener, brief_of
@@ -50,7 +50,9 @@ class End:
             lambda *words: self.told.put(words),
         )
 
-    def brief(self, keeper: Keeper | str = "", *, keeps: tuple[int, ...] = (), secret: bytes | None = None) -> None:
+    def brief(
+        self, keeper: BuddyAddress | str = "", *, keeps: tuple[int, ...] = (), secret: bytes | None = None
+    ) -> None:
         keys = None if secret is None else derive_keys(secret)
         ticket = self.listener.keeper.ticket
         self.copies.brief(brief_of(keys, str(self.base), JOB, str(keeper), "rank 1", keeps, ticket).pack())
@@ -307,7 +309,7 @@ def stranger(pair: tuple[End, End]) -> Iterator[SenderSocket]:
     context.destroy(linger=0)
 
 
-def answer_to(stranger: SenderSocket, offer: Offer) -> object:
+def answer_to(stranger: SenderSocket, offer: PointOffer) -> object:
     stranger.send(offer)
     assert stranger.socket.poll(WAIT_S * 1000)
     (answer,) = stranger.drain()
@@ -339,14 +341,14 @@ def test_false_offer_costs_no_copy_and_no_transfer(
         rank.save(step)
         assert rank.heard() == ("copied", step, "")
     ticket = buddy.listener.keeper.ticket if knows_the_ticket else b"t" * 16
-    good = Offer(ticket, 1, JOB, 0, Point(3, 1), b"d" * 16, 100, 1000)
+    good = PointOffer(ticket, 1, JOB, 0, Point(3, 1), b"d" * 16, 100, 1000)
     for lie in LIES:
         answer = answer_to(stranger, replace(good, **lie))  # type: ignore[arg-type]
-        assert isinstance(answer, Declined) or (knows_the_ticket and isinstance(answer, Taken)), lie
+        assert isinstance(answer, Declined) or (knows_the_ticket and isinstance(answer, BytesReceived)), lie
         assert buddy.kept() == [2, 1]
     answer = answer_to(stranger, good)
-    assert isinstance(answer, Taken if knows_the_ticket else Declined)
-    assert stranger.send_piece(Piece(1, 0), b"no manifest".ljust(100))
+    assert isinstance(answer, BytesReceived if knows_the_ticket else Declined)
+    assert stranger.send_piece(StreamChunk(1, 0), b"no manifest".ljust(100))
     rank.save(3)
     assert rank.heard() == ("copied", 3, "")
     assert buddy.kept() == [3, 2]

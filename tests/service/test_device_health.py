@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from samebits.service.health import vendor_tool
-from samebits.service.health.device_health import AscendTool, Device, NvidiaTool, devices
-from samebits.service.health.vendor_tool import Told, VendorTool, ascend, ascend_errors, nvidia
+from samebits.service.health.device_health import AscendTool, DeviceHealth, NvidiaTool, devices
+from samebits.service.health.vendor_tool import ToolReadings, VendorTool, ascend, ascend_errors, nvidia
 
 Tool = Callable[[str, str], None]
 OF_910B = """\
@@ -97,7 +97,7 @@ def test_without_a_tool_no_device_is_reported(tool: Tool) -> None:
 )
 def test_nvidia_smi_line(mask: str, is_slowed: bool | None) -> None:
     assert nvidia(f"{H100}, {mask}\n") == [
-        Told(
+        ToolReadings(
             *("NVIDIA 0", "NVIDIA H100 80GB HBM3"),
             bus="00000000:65:00.0",
             celsius=41,
@@ -112,7 +112,7 @@ def test_nvidia_smi_line(mask: str, is_slowed: bool | None) -> None:
 
 def test_readable_half_of_a_line_counts() -> None:
     (told,) = nvidia("2, NVIDIA GeForce RTX 4090, [N/A], 4e9, 99999, 24564, 101, [N/A]\n")
-    assert told == Told("NVIDIA 2", "NVIDIA GeForce RTX 4090", bus="[N/A]")
+    assert told == ToolReadings("NVIDIA 2", "NVIDIA GeForce RTX 4090", bus="[N/A]")
     text = f"a line of something else\n{H100[:30]}\nx, y, z, 1, 2, 3, 4, 5\n\x00\n"
     assert nvidia(text) == []
     assert len(nvidia(f"{H100}\n" * 1000)) == 64
@@ -120,8 +120,8 @@ def test_readable_half_of_a_line_counts() -> None:
 
 def test_npu_smi_tables() -> None:
     assert ascend(OF_910B) == [
-        Told("Ascend 0", "910B2C", "0", celsius=35, used_mib=59356, total_mib=65536, busy=0.0, state="OK"),
-        Told("Ascend 3", "910B2C", "3", celsius=37, used_mib=3351, total_mib=65536, busy=1.0, state="Alarm"),
+        ToolReadings("Ascend 0", "910B2C", "0", celsius=35, used_mib=59356, total_mib=65536, busy=0.0, state="OK"),
+        ToolReadings("Ascend 3", "910B2C", "3", celsius=37, used_mib=3351, total_mib=65536, busy=1.0, state="Alarm"),
     ]
     assert [(one.name, one.number, one.celsius, one.used_mib, one.busy) for one in ascend(OF_910C)] == [
         ("Ascend 4", "4", 49, 51255, 0.0),
@@ -133,7 +133,7 @@ def test_chips_before_the_end_of_a_truncated_table_count() -> None:
     assert [one.name for one in ascend(OF_910B[: OF_910B.index("0000:19")])] == ["Ascend 0"]
     for end in range(len(OF_910C)):
         assert len(ascend(OF_910C[:end])) + len(ascend(OF_910C[end:])) <= 2
-    assert ascend("| 0 x | OK | - |\n| 0 | y | |") == [Told("Ascend 0", "x", "0", state="OK")]
+    assert ascend("| 0 x | OK | - |\n| 0 | y | |") == [ToolReadings("Ascend 0", "x", "0", state="OK")]
 
 
 def test_only_uncorrected_errors_count() -> None:
@@ -146,8 +146,8 @@ def test_nvidia_device_with_uncorrected_errors_is_unhealthy(tool: Tool) -> None:
     sick = H100.replace("0, NVIDIA", "1, NVIDIA").replace("97, 0", "0, 3")
     tool("nvidia-smi", printing(f"{H100}, 0x1\n{sick}, 0x1"))
     assert devices() == [
-        Device("NVIDIA 0", "NVIDIA H100 80GB HBM3, 41 °C, 1024 of 81559 MiB taken"),
-        Device(
+        DeviceHealth("NVIDIA 0", "NVIDIA H100 80GB HBM3, 41 °C, 1024 of 81559 MiB taken"),
+        DeviceHealth(
             "NVIDIA 1",
             "NVIDIA H100 80GB HBM3, 41 °C, 1024 of 81559 MiB taken",
             "3 uncorrected memory errors since it was started",

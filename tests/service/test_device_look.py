@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from samebits.core.reports import Ailment, HealthReport, Sign
-from samebits.core.watch.health import HealthWatch, Reading, said
+from samebits.core.watch.health_limits import HealthReading, HealthWatch, said
 from samebits.errors import PreflightError
-from samebits.service.health import host_health
+from samebits.service.health import host_sensor
 from samebits.service.health.device_look import DeviceMemory, DeviceReadings, WatchedDevice, limits_of
-from samebits.service.health.host_health import HealthLook
+from samebits.service.health.host_sensor import HealthLook
 from samebits.service.health.kernel_log import KernelLog, bus_of
 from tests.service.house import PATIENCE_S
 from tests.service.test_device_health import ECC, H100, OF_910B, Tool, printing, tool
@@ -31,7 +31,7 @@ class Card:
         self.watched = WatchedDevice("cuda:0", uuid, place, lambda: self.memory)
 
 
-def shares(readings: list[Reading]) -> dict[Sign, float]:
+def shares(readings: list[HealthReading]) -> dict[Sign, float]:
     return {one.sign: round(one.share, 3) for one in readings}
 
 
@@ -74,7 +74,7 @@ def test_device_of_another_vendor_has_only_its_memory() -> None:
     readings = DeviceReadings(card.watched)
     assert readings.look() == []
     card.memory = DeviceMemory(100, 4, 90, 90)
-    assert readings.look() == [Reading(Sign.DEVICE_MEMORY, "cuda:0", 0.96)]
+    assert readings.look() == [HealthReading(Sign.DEVICE_MEMORY, "cuda:0", 0.96)]
 
 
 def test_xid_of_this_device_is_a_fault_and_a_programs_is_not(tool: Tool, tmp_path: Path) -> None:
@@ -207,14 +207,14 @@ def test_disabled_check_is_not_made(tool: Tool, tmp_path: Path) -> None:
 def test_worker_on_a_refused_device_asks_for_no_seat(tool: Tool, tmp_path: Path) -> None:
     tool("nvidia-smi", f'echo "{H100[:-1]}2, 0x1"')
     tells = settings_with(tmp_path)
-    assert not host_health.may_refuse(tells)
+    assert not host_sensor.may_refuse(tells)
     settings = settings_with(tmp_path, HEALTH="device_errors=refuse")
-    assert host_health.may_refuse(settings)
+    assert host_sensor.may_refuse(settings)
     with pytest.raises(
         PreflightError, match=r"the host of 0 is not healthy, .*: NVIDIA 0 has uncorrected .*\. Fix: start"
     ):
-        host_health.require(settings, Card().watched)
-    host_health.require(settings, None)
+        host_sensor.require(settings, Card().watched)
+    host_sensor.require(settings, None)
     full = settings_with(tmp_path, HEALTH="disk=refuse:0.000001")
     with pytest.raises(PreflightError, match="HEALTH=disk"):
-        host_health.require(full, None)
+        host_sensor.require(full, None)

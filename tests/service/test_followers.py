@@ -9,7 +9,7 @@ import pytest
 
 from samebits.core.messages import Status, StatusQuery
 from samebits.net.client import Got
-from samebits.net.server import Arrived, Lost
+from samebits.net.server import Arrived, ConnectionLost
 from samebits.service import clock
 from samebits.service.scheduling.followers import FOLLOW_INTERVAL_S, Followers
 from tests.core.house import training_house
@@ -39,7 +39,7 @@ def test_late_close_of_an_old_connection_ends_no_following_but_a_real_one_does(e
     assert len(followers) == 1
     client.close()
     ends.clients.remove(client)
-    until(ends.heard, lambda item: item == Lost("follower"))
+    until(ends.heard, lambda item: item == ConnectionLost("follower"))
     followers.doubt("follower")
 
     def looked_and_heard() -> list[object]:

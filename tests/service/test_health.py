@@ -11,8 +11,8 @@ import pytest
 
 from samebits import config
 from samebits.core.reports import Ailment, Figure, HealthReport, Sign
-from samebits.core.watch.health import HealthWatch
-from samebits.service.health.host_health import SHARED_MEMORY, HealthLook, Usage, limits_of, places_of, readings
+from samebits.core.watch.health_limits import HealthWatch
+from samebits.service.health.host_sensor import SHARED_MEMORY, HealthLook, Usage, limits_of, places_of, readings
 from samebits.store.checkpoint.memory_buffer import taken_share
 from tests.service.house import PATIENCE_S, House
 

@@ -6,7 +6,7 @@ import pytest
 
 from samebits.core.causes.kinds import Observation
 from samebits.core.hangs import Doing, ProcessState
-from samebits.core.messages import SCHEMA, Decision, ProcessEnded
+from samebits.core.messages import SCHEMA, OperatorDecision, ProcessEnded
 from samebits.core.values import replace
 from samebits.net.server import Arrived
 from samebits.service import clock
@@ -24,8 +24,8 @@ def test_decisions_are_rate_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     inbound = Inbound(Line(), Followers(), UnknownPeers())
 
     def taken() -> int:
-        events = [inbound.event_of(Arrived("peer", Decision("text", ()))) for _ in range(2 * MOST_DECISIONS)]
-        assert {event for event in events if event is not None} <= {Decision("text", ())}
+        events = [inbound.event_of(Arrived("peer", OperatorDecision("text", ()))) for _ in range(2 * MOST_DECISIONS)]
+        assert {event for event in events if event is not None} <= {OperatorDecision("text", ())}
         return sum(event is not None for event in events)
 
     assert taken() == MOST_DECISIONS

@@ -22,7 +22,7 @@ from samebits.core import records
 from samebits.core.ends import EndKind
 from samebits.core.messages import GenerationStarted, Holdings, Status, StatusQuery, StopJob
 from samebits.core.point import Point
-from samebits.core.ready import Ended
+from samebits.core.ready import JobEnded
 from samebits.core.records import JobCreated, Record, SeatGranted, SeatLost
 from samebits.errors import (
     ForeignFolderError,
@@ -66,7 +66,7 @@ def test_recovery_path_that_others_may_write_is_refused(house: House, mode: int)
     assert list(path.iterdir()) == []
 
 
-def training(house: House) -> tuple[Future[Ended], list[Agent]]:
+def training(house: House) -> tuple[Future[JobEnded], list[Agent]]:
     served = house.scheduler()
     agents = house.seated("0", "1", "2")
     house.mapped(agents, house.generation(*agents))
@@ -125,7 +125,7 @@ def test_scheduler_that_started_meanwhile_is_not_overwritten(house: House) -> No
         assert (recovery / "journal").read_bytes() == written
 
 
-def abandoned(house: House, served: Future[Ended]) -> None:
+def abandoned(house: House, served: Future[JobEnded]) -> None:
     """Let the scheduler leave as if killed."""
     assert house.service is not None
     house.service.abandon()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.service.stacks import Silence, ask
+from samebits.service.stacks import NoStackReason, ask
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import place_in_dump
 
@@ -34,7 +34,7 @@ def test_process_reports_its_line_in_any_state(does: str, line: int, start: Star
 
 def test_process_without_the_handler_is_not_sent_a_fatal_signal(start: Start) -> None:
     identity = start(SAYS + SLEEPS)
-    assert ask(identity).silence is Silence.NO_CHANNEL
+    assert ask(identity).silence is NoStackReason.NO_CHANNEL
     assert identity.is_alive()
 
 
@@ -42,9 +42,9 @@ def test_stopped_process_is_reported_as_stopped(start: Start) -> None:
     identity = start(OPENS + SAYS + SLEEPS)
     os.kill(identity.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, identity.pid, os.WSTOPPED | os.WNOWAIT)
-    assert ask(identity).silence is Silence.STOPPED
+    assert ask(identity).silence is NoStackReason.STOPPED
 
 
 def test_other_process_with_the_same_pid_is_not_asked(start: Start) -> None:
     identity = start(OPENS + SAYS + SLEEPS)
-    assert ask(ProcessIdentity(identity.pid, identity.started_at + 1)).silence is Silence.GONE
+    assert ask(ProcessIdentity(identity.pid, identity.started_at + 1)).silence is NoStackReason.GONE

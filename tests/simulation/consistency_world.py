@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from samebits.core.agent.agent import AgentCore, AgentPolicy
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_core import AgentCore, AgentPolicy
+from samebits.core.agent.agent_events import (
     AgentEvent,
     Began,
     BreakGroup,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samebits.store import durable, journal
-from samebits.store.quorum import log
+from samebits.store.quorum import quorum_log
 
 SECTOR_BYTES = 512
 ABOVE = ".."  # the folder's own folder: it exists, and nothing ever happens to it
@@ -237,7 +237,7 @@ class Disk:
 class Mounted:
     """Puts a disk's ``os`` into the modules that write the journal, and restores them."""
 
-    MODULES: tuple[Any, ...] = (journal, durable, log)
+    MODULES: tuple[Any, ...] = (journal, durable, quorum_log)
 
     def __init__(self, memory_os: MemoryOs) -> None:
         self._os = memory_os

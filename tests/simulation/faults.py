@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from samebits.core.lines import may_be_replaced, number_of, root_of, successor_of
 from samebits.core.membership.replacements import proof_of
 from samebits.core.messages import (
     Activity,
@@ -24,10 +23,11 @@ from samebits.core.messages import (
     Leave,
     Publish,
     Register,
+    ReportEnvelope,
     RoundId,
-    Said,
 )
 from samebits.core.point import Point
+from samebits.core.replacement_names import may_be_replaced, number_of, root_of, successor_of
 from samebits.core.reports import LastWords, PeerGone
 from tests.simulation.main_thread import ENDED_KINDS, FIRST_STEPS, PAUSE_S, Kind
 from tests.simulation.mix import Mix, Naming
@@ -312,11 +312,11 @@ def _forged(world: World, rng: random.Random, sender: Credential) -> FromWorker:
         case 2:
             return Publish(sender, generation, b"nobody#0")
         case 3:
-            return Said(sender, LastWords("it was another process"))
+            return ReportEnvelope(sender, LastWords("it was another process"))
         case 4:
             return Leave(sender, rng.random() < 0.5, "it was another process")
         case 5:
-            return Said(sender, PeerGone(rng.choice(sorted(seat.session for seat in state.seats.values()))))
+            return ReportEnvelope(sender, PeerGone(rng.choice(sorted(seat.session for seat in state.seats.values()))))
         case _:
             there = process_on("host-9", 9)
             incarnation = max(1, sender.incarnation)

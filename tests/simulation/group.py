@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from samebits.core.messages import Place
+from samebits.core.messages import RankPosition
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker
@@ -20,7 +20,7 @@ FORMS_S = (0.003, 0.05)
 NOTICES_S = (0.005, 0.1)
 
 
-def blob_of(session: str, place: Place) -> bytes:
+def blob_of(session: str, place: RankPosition) -> bytes:
     """A member's part of the address map, made for one place."""
     return f"{session}|{place.slot}.{place.rank}.{place.world_size}".encode()
 

@@ -16,12 +16,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from samebits.core.ledger import Policy
-from samebits.core.messages import Activity, GiveUp, Heartbeat, Said
+from samebits.core.messages import Activity, GiveUp, Heartbeat, ReportEnvelope
 from samebits.core.records import SeatLost
 from samebits.core.reports import Phase, Progress, Sign, StallReport
 from samebits.core.scheduler import Received, SchedulerCore, Stalled, Tick
 from samebits.core.watch.anomalies import Band
-from samebits.core.watch.health import HealthWatch, Limit, Reading
+from samebits.core.watch.health_limits import HealthReading, HealthWatch, Limit
 from tests.core.house import House, policy
 
 RANKS = 4
@@ -150,7 +150,8 @@ class Job:
             self._longest_s[rank] = max(self._longest_s[rank], lasts_s)
             if told[rank]:
                 self._take(
-                    self._senders[rank].session, Said(self._senders[rank], StallReport(None), self._number, self.step)
+                    self._senders[rank].session,
+                    ReportEnvelope(self._senders[rank], StallReport(None), self._number, self.step),
                 )
         self.step += 1
         self._beat()
@@ -164,7 +165,7 @@ class Job:
         phase, rests = (Phase.COMMUNICATION, True) if noise is None else (noise.phase, noise.rests)
         launched = self.step + (phase is Phase.COMMUNICATION)
         progress = Progress(phase, launched, self.step, still_s, self._longest_s[rank], rests, "train.py:1")
-        self._take(sender.session, Said(sender, StallReport(progress), self._number, self.step))
+        self._take(sender.session, ReportEnvelope(sender, StallReport(progress), self._number, self.step))
         return True
 
     def _stand_still(self) -> None:
@@ -185,7 +186,7 @@ class Job:
         for number in range(LOOKS):
             share = 0.97 if number == spike else self.draw.uniform(0.3, CALM_SHARE)
             self.seen.full_looks += number == spike
-            self._health.look((Reading(Sign.DISK, "/ckpt", share), Reading(Sign.MEMORY, "", share)))
+            self._health.look((HealthReading(Sign.DISK, "/ckpt", share), HealthReading(Sign.MEMORY, "", share)))
             self.seen.costs += [f"{one} after one full look" for one in self._health.ailments if one.drains]
 
     def _report(self) -> None:
@@ -210,7 +211,7 @@ class Job:
         if wake_at is not None and wake_at <= self.now:
             self._decide(Tick())
 
-    def _take(self, session: str, message: Heartbeat | Said) -> None:
+    def _take(self, session: str, message: Heartbeat | ReportEnvelope) -> None:
         self._decide(Received(session, message))
 
     def _decide(self, event: Received | Tick | Stalled) -> None:

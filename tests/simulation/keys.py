@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from samebits.core.agent import events
-from samebits.core.agent.events import Answered, GaveUp, KeyAsk
+from samebits.core.agent import agent_events
+from samebits.core.agent.agent_events import Answered, GaveUp, KeyAsk
 from samebits.core.keys.key_records import SCHEMA, KeyRecord
 from samebits.core.messages import KeyAnswer, KeyOp
 from samebits.core.scheduler import SchedulerCore
@@ -106,7 +106,7 @@ class Keys:
         self.history[ask.key].append(called)
         self._under_way[worker.session, self._tickets] = called
         ticket = self._tickets
-        worker.says(events.Called(ticket, ask))
+        worker.says(agent_events.Called(ticket, ask))
         if self._chance.random() < P_GIVES_UP:
             self._world.after(self._chance.uniform(0.1, 5.0), self._give_up, worker, ticket)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.core.ready import Ready
 from samebits.core.records import Record
-from samebits.core.scheduler import Event, SchedulerCore
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent
 
 if TYPE_CHECKING:
     from tests.simulation.group import Group
@@ -27,8 +27,10 @@ class Places:
     """``watch_…`` for all of a kind, ``when_…`` by type."""
 
     watch_loaded: list[Callable[[SchedulerCore], None]] = field(default_factory=list)
-    watch_decided: list[Callable[[Event | None, Ready], None]] = field(default_factory=list)  # if there is anything
-    watch_echo: list[Callable[[Event, Ready], None]] = field(default_factory=list)
+    watch_decided: list[Callable[[SchedulerEvent | None, Ready], None]] = field(
+        default_factory=list
+    )  # if there is anything
+    watch_echo: list[Callable[[SchedulerEvent, Ready], None]] = field(default_factory=list)
     watch_durable: list[Callable[[list[Record]], None]] = field(default_factory=list)
     watch_agent: list[Callable[[Worker], None]] = field(default_factory=list)
     watch_trained: list[Callable[[Group], None]] = field(default_factory=list)
@@ -39,7 +41,7 @@ class Places:
     when_event: dict[type, list[Callable[[Any], None]]] = field(default_factory=_by_type)
     when_decided: dict[type, list[Callable[[Any, Ready], None]]] = field(default_factory=_by_type)
     # A record is decided; it is durable.
-    when_recorded: dict[type, list[Callable[[Event | None, Any], None]]] = field(default_factory=_by_type)
+    when_recorded: dict[type, list[Callable[[SchedulerEvent | None, Any], None]]] = field(default_factory=_by_type)
     when_durable: dict[type, list[Callable[[Any], None]]] = field(default_factory=_by_type)
     # A process sends something, whether or not it arrives.
     when_sent: dict[type, list[Callable[[Worker, Any], None]]] = field(default_factory=_by_type)

@@ -19,9 +19,9 @@ import msgspec
 from samebits.errors import StoreError, SupersededError
 from samebits.etcd_place import EtcdAccess, EtcdPlace
 from samebits.store.journal import Journal
-from samebits.store.quorum import log as log_module
+from samebits.store.quorum import quorum_log as log_module
 from samebits.store.quorum.gateway import EtcdGateway, _PassingError
-from samebits.store.quorum.log import QuorumClaim, QuorumLog
+from samebits.store.quorum.quorum_log import QuorumClaim, QuorumLog
 from tests.simulation.disk import Disk
 from tests.simulation.trace import Violation
 from tests.store.quorum.etcd_model import Etcd

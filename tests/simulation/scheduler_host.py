@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from samebits.core.ends import EndKind
 from samebits.core.hangs import Doing, ProcessState
 from samebits.core.keys.key_records import KeyRecord
-from samebits.core.messages import Decision, FromScheduler, FromWorker, StopJob
-from samebits.core.ready import Ended, Ready, Send
+from samebits.core.messages import FromScheduler, FromWorker, OperatorDecision, StopJob
+from samebits.core.ready import JobEnded, Ready, Send
 from samebits.core.records import Record
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Seen, Stalled, Tick
 from samebits.core.state import JobState
 from samebits.errors import StoreError, SupersededError
 from tests.simulation.disk import Killed
@@ -38,7 +38,7 @@ P_LOOKS = 0.7
 P_CUT_SHORT = 0.3  # how often a drain with several events leaves some for the next
 CLOCK_STEP_S = 1e-6  # a timer fires a little after its deadline, never before it
 
-Queue: TypeAlias = deque[tuple[Connection | None, Event]]
+Queue: TypeAlias = deque[tuple[Connection | None, SchedulerEvent]]
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Batch:
     records: list[Record] = field(default_factory=list)
     key_records: list[KeyRecord] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
-    ended: Ended | None = None
+    ended: JobEnded | None = None
 
 
 class SchedulerHost:
@@ -251,14 +251,14 @@ class SchedulerHost:
     def drain(self, nodes: tuple[str, ...]) -> None:
         """An operator drains these nodes."""
         if self.core is not None:
-            self._push(None, Decision("", nodes))
+            self._push(None, OperatorDecision("", nodes))
 
     def forge(self, session: str, message: FromWorker) -> None:
         """A foreign process sends over its own connection."""
         if self.core is not None:
             self._push(None, Received(session, message))
 
-    def _push(self, connection: Connection | None, event: Event) -> None:
+    def _push(self, connection: Connection | None, event: SchedulerEvent) -> None:
         self._queue.append((connection, event))
         if not self.is_paused and self._batch is None:
             self._drain()
@@ -353,7 +353,7 @@ class SchedulerHost:
         newest = self._connections.get(session)
         return newest is connection or (newest is not None and self.world.rng.random() < P_MIXED_UP)
 
-    def _step(self, event: Event, batch: Batch, *, is_echo: bool = False) -> None:
+    def _step(self, event: SchedulerEvent, batch: Batch, *, is_echo: bool = False) -> None:
         assert self.core is not None
         world = self.world
         world.happens(event)
@@ -363,7 +363,7 @@ class SchedulerHost:
                 watch_echo(event, ready)
         self._take(ready, batch, event)
 
-    def _take(self, ready: Ready, batch: Batch, event: Event | None) -> None:
+    def _take(self, ready: Ready, batch: Batch, event: SchedulerEvent | None) -> None:
         if not ready.is_empty:
             batch.records += ready.records
             batch.key_records += ready.key_records
@@ -462,7 +462,7 @@ class SchedulerHost:
         if connection is not None and connection.is_open:
             self.world.network.down(connection, message)
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: JobEnded) -> None:
         self.world.note("scheduler", f"leaves: {ended.kind.name}, {ended.text}")
         self.ended = ended.kind
         self.world.after(0.1, self._leave, self.life)  # sent messages are delivered first

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from samebits.core.ledger import Trust, Witnesses
-from samebits.core.messages import Said
+from samebits.core.messages import ReportEnvelope
 from samebits.core.point import Point
 from samebits.core.records import JobInterrupted, Record, RolledBack
 from samebits.core.reports import Digests
@@ -16,8 +16,8 @@ from samebits.core.rounds.rendezvous import Rendezvous
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState, Seat
 from samebits.core.watch import consistency
-from samebits.core.watch.consistency import Consistency
-from samebits.core.watch.equality import Difference, Equality
+from samebits.core.watch.consistency import ConsistencyJudge
+from samebits.core.watch.equality import Equality, RankDifference
 from tests.simulation.consistency_world import ConsistencyWorld, Plan, Wrong, drawn, hunt
 
 SEEDS = 60
@@ -85,7 +85,7 @@ class _ComparesTheFirstTwo(Equality):
 class _NeverAnswers(Equality):
     """Finds differences and forgets them."""
 
-    def difference(self) -> Difference | None:
+    def difference(self) -> RankDifference | None:
         self._differs = None
         return None
 
@@ -93,19 +93,19 @@ class _NeverAnswers(Equality):
 class _HearsTheOldLine(Equality):
     """Accepts reports as usual while all roll back."""
 
-    def take(self, seat: Seat, body: Digests, said: Said) -> None:
+    def take(self, seat: Seat, body: Digests, said: ReportEnvelope) -> None:
         state = self._ledger.state
         back, state.rolled_back = state.rolled_back, None
         super().take(seat, body, said)
         state.rolled_back = back
 
 
-class _GoesBackToTheNewest(Consistency):
+class _GoesBackToTheNewest(ConsistencyJudge):
     """Rolls all back to the point just before the difference, whether or not it was found equal."""
 
-    def judge(self, found: Difference) -> str:
+    def judge(self, found: RankDifference) -> str:
         near = Point(found.step - 1, found.one.point.generation)
-        return super().judge(Difference(found.judgement, found.one, found.other, found.values, near))
+        return super().judge(RankDifference(found.judgement, found.one, found.other, found.values, near))
 
 
 MUTANTS: Mapping[str, type[SchedulerCore]] = {

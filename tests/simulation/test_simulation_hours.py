@@ -33,7 +33,7 @@ def test_hasty_detector_is_caught(changes: dict[str, float], cost: str) -> None:
 
 
 def test_single_reading_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samebits.core.watch.health.LOOKS", 1)
+    monkeypatch.setattr("samebits.core.watch.health_limits.LOOKS", 1)
     assert any("full look" in one for one in run_hours(200).costs)
 
 

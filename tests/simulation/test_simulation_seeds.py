@@ -10,9 +10,9 @@ import os
 
 import pytest
 
-from samebits.core.lines import replaces
 from samebits.core.records import SeatGranted
-from samebits.core.scheduler import Event
+from samebits.core.replacement_names import replaces
+from samebits.core.scheduler import SchedulerEvent
 from tests.simulation.mix import LATER_EVERY_S, USUALLY_EVERY_S
 from tests.simulation.mutants.of_points import SHARDED
 from tests.simulation.runs import first_seed_of_today, run_seeds
@@ -74,7 +74,7 @@ def test_replacement_after_training_has_no_cool_down() -> None:
     world = World(16, changes=SHARDED)
     seated: list[SeatGranted] = []
 
-    def watch(_: Event | None, record: SeatGranted) -> None:
+    def watch(_: SchedulerEvent | None, record: SeatGranted) -> None:
         witness = world.witness
         lost = [old for old in witness.retired if old.slot == record.slot and replaces(record.node, old.node)]
         if any(world.host.clock - old.quiet_since < world.policy.cool_down_s for old in lost):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.core.agent.events import Observed
+from samebits.core.agent.agent_events import Observed
 from samebits.core.reports import HealthReport, Sign
-from samebits.core.watch.health import HealthWatch, Limit, Reading
+from samebits.core.watch.health_limits import HealthReading, HealthWatch, Limit
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker
@@ -74,5 +74,5 @@ class Unwell:
             self._unwell.add(worker.session)
         elif max(looks) < LIMIT - CALM_SHARE:
             self._unwell.discard(worker.session)
-        if watch.look([Reading(Sign.DISK, "/ckpt", share)]) or watch.ailments:
+        if watch.look([HealthReading(Sign.DISK, "/ckpt", share)]) or watch.ailments:
             worker.says(Observed(HealthReport(watch.ailments)))

@@ -11,10 +11,11 @@ import enum
 from collections import deque
 from typing import TYPE_CHECKING
 
-from samebits.core.agent.agent import AgentPolicy
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_core import AgentPolicy
+from samebits.core.agent.agent_events import (
     Addressed,
     AgentEvent,
+    AgentNotice,
     Answered,
     AskedToLeave,
     Began,
@@ -31,7 +32,6 @@ from samebits.core.agent.events import (
     Leaving,
     Mapped,
     MustEnd,
-    Notice,
     Observed,
     Over,
     Passed,
@@ -42,7 +42,6 @@ from samebits.core.agent.events import (
     Trains,
 )
 from samebits.core.ends import EndKind
-from samebits.core.lines import number_of
 from samebits.core.membership.replacements import proof_of
 from samebits.core.messages import (
     PROTOCOL,
@@ -50,12 +49,13 @@ from samebits.core.messages import (
     FromWorker,
     Holdings,
     Pairs,
-    Place,
     Process,
+    RankPosition,
     Register,
     RoundId,
 )
 from samebits.core.point import Point
+from samebits.core.replacement_names import number_of
 from samebits.core.reports import FINAL, Digest, Digests, LastWords, PeerGone, SavedPoints, StallReport, StopsAfter
 from samebits.core.values import replace
 from tests.simulation.group import blob_of
@@ -425,7 +425,7 @@ class Worker:
         self._agent_step(Observed(StallReport(self.thread.progress() if trains else None)))
         self._agent_step(Passed(self.step))
 
-    def _obey(self, notice: Notice) -> None:
+    def _obey(self, notice: AgentNotice) -> None:
         self.world.note("is told", self, notice)
         for watch in self.world.when_noticed.get(type(notice), ()):
             watch(self, notice)
@@ -528,16 +528,18 @@ class Worker:
             self.memory, self._is_dirty = None, False
         self._come(self.agent.offered_place, look=not self.world.mix.has_memory)
 
-    def _enter_again(self, place: Place | None, look: bool, committed: Point | None, offered: RoundId | None) -> None:
+    def _enter_again(
+        self, place: RankPosition | None, look: bool, committed: Point | None, offered: RoundId | None
+    ) -> None:
         """The round needs another answer."""
         if self._held(self._enter_again, place, look, committed, offered) or self.stage is not Stage.RENDEZVOUS:
             return
         if offered == self.agent.offered:
             self._come(place, look=look or not self.world.mix.has_memory, committed=committed)
 
-    def _come(self, place: Place | None, *, look: bool, committed: Point | None = None) -> None:
+    def _come(self, place: RankPosition | None, *, look: bool, committed: Point | None = None) -> None:
         mix, slot = self.world.mix, self.agent.slot
-        full = None if slot is None else Place(slot, slot, mix.world_size)
+        full = None if slot is None else RankPosition(slot, slot, mix.world_size)
         place = place if self._knows_place else None
         made_for = place or full
         blob = blob_of(self.session, made_for) if self._addresses_early and made_for is not None else b""
@@ -583,7 +585,9 @@ class Worker:
         if self._held(self._publish, generation) or not self.is_forming_in(generation):
             return
         assert self.slot is not None
-        self._agent_step(Addressed(generation, blob_of(self.session, Place(self.slot, self.rank, self.world_size))))
+        self._agent_step(
+            Addressed(generation, blob_of(self.session, RankPosition(self.slot, self.rank, self.world_size)))
+        )
 
     def group_stands(self, generation: int) -> None:
         """Connected to every member, and restored."""

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from samebits.core.agent.agent import AgentCore
+from samebits.core.agent.agent_core import AgentCore
 from samebits.core.ends import EndKind
 from samebits.core.ledger import Policy
 from samebits.core.membership.replacements import TOKEN_BYTES
 from samebits.core.ready import Ready
 from samebits.core.records import JobRebuilt, Record
-from samebits.core.scheduler import Event, SchedulerCore
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent
 from tests.simulation.checkers.witness import Witness
 from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.copies import Copies
@@ -203,13 +203,13 @@ class World(Places):
 
     # ---- objects
 
-    def happens(self, event: Event) -> None:
+    def happens(self, event: SchedulerEvent) -> None:
         """An event is about to be handed to the core."""
         self.note("decides", event)
         for watch in self.when_event.get(type(event), ()):
             watch(event)
 
-    def decided(self, event: Event | None, ready: Ready) -> None:
+    def decided(self, event: SchedulerEvent | None, ready: Ready) -> None:
         """The core has processed an event (None: its start); nothing of it is durable or sent yet."""
         self.witness.decided(event, ready)
         for watch in self.when_decided.get(type(event), ()):

@@ -23,8 +23,8 @@ from samebits.store.collective_ring import (
     OTHER_DTYPE,
     RECORDS,
     CollectiveRing,
-    Contents,
-    Place,
+    LaunchLine,
+    RecordedCollectives,
     contents_of,
     read,
 )
@@ -48,7 +48,7 @@ class Ring:
         return self.ring.launch(self.world, self.sequence, OPS.index(op), shape, FLOAT32, shape, FLOAT32)
 
     @property
-    def contents(self) -> Contents:
+    def contents(self) -> RecordedCollectives:
         found = contents_of(bytes(self.memory))
         assert found is not None
         return found
@@ -103,7 +103,7 @@ def test_number_of_lines_is_bounded_and_a_generation_keeps_them(ring: Ring) -> N
     ring.world = ring.ring.add_group(*WORLD)
     ring.ring.launch(ring.world or 0, 1, 0, (8,), FLOAT32, (8,), FLOAT32, NOBODY, 3)
     (one,) = ring.contents.launched
-    assert one.place == Place("/job/2.py", 1, "<module>") and one.peer is None
+    assert one.place == LaunchLine("/job/2.py", 1, "<module>") and one.peer is None
 
 
 SEES = {"frame": lambda: sys._getframe(1)}

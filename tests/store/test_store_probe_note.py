@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import StoreError
-from samebits.store.probe_note import SILENT_S, ProbeNote, State, is_alive, is_ready, read
+from samebits.store.probe_note import SILENT_S, ProbeNote, ProbeState, is_alive, is_ready, read
 from samebits.store.process_identity import ProcessIdentity
 
 NOW_S = 1000.0
 ME = ProcessIdentity(7, 42)
 
 
-def note(state: State, silent_s: float = 1.0) -> ProbeNote:
+def note(state: ProbeState, silent_s: float = 1.0) -> ProbeNote:
     return ProbeNote(ME, state, NOW_S - silent_s)
 
 
@@ -22,15 +22,21 @@ def note(state: State, silent_s: float = 1.0) -> ProbeNote:
     ("found", "lives", "alive", "ready", "says"),
     [
         (None, False, False, False, "has not reached samebits.init"),
-        (note(State.WAITING), True, True, False, "waits for its seat"),
-        (note(State.READY), True, True, True, "is in the job"),
-        (note(State.READY), False, False, False, "is gone and did not report"),
-        (note(State.WAITING), False, False, False, "is gone and did not report"),
-        (note(State.ENDED), False, True, False, "has ended by itself"),
-        (note(State.ENDED), True, True, False, "has ended by itself"),  # another process has its pid, or it is ending
-        (note(State.READY, SILENT_S), True, True, True, "is in the job"),
-        (note(State.READY, SILENT_S + 1), True, False, False, "silent for 61 s"),
-        (note(State.READY, -5), True, True, True, "is in the job"),  # written between the two checks
+        (note(ProbeState.WAITING), True, True, False, "waits for its seat"),
+        (note(ProbeState.READY), True, True, True, "is in the job"),
+        (note(ProbeState.READY), False, False, False, "is gone and did not report"),
+        (note(ProbeState.WAITING), False, False, False, "is gone and did not report"),
+        (note(ProbeState.ENDED), False, True, False, "has ended by itself"),
+        (
+            note(ProbeState.ENDED),
+            True,
+            True,
+            False,
+            "has ended by itself",
+        ),  # another process has its pid, or it is ending
+        (note(ProbeState.READY, SILENT_S), True, True, True, "is in the job"),
+        (note(ProbeState.READY, SILENT_S + 1), True, False, False, "silent for 61 s"),
+        (note(ProbeState.READY, -5), True, True, True, "is in the job"),  # written between the two checks
     ],
 )
 def test_judgement(found: ProbeNote | None, lives: bool, alive: bool, ready: bool, says: str) -> None:
@@ -41,7 +47,7 @@ def test_judgement(found: ProbeNote | None, lives: bool, alive: bool, ready: boo
 
 
 def test_note_round_trip(tmp_path: Path) -> None:
-    written = ProbeNote(ProcessIdentity(7, 42), State.READY, 12.5)
+    written = ProbeNote(ProcessIdentity(7, 42), ProbeState.READY, 12.5)
     written.write(tmp_path / "probe")
     assert read(tmp_path / "probe") == written
     assert (tmp_path / "probe").stat().st_mode & 0o777 == 0o600
@@ -73,7 +79,7 @@ def test_invalid_note_is_refused(nonsense: bytes, tmp_path: Path) -> None:
 
 def test_note_that_others_may_write_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "probe"
-    ProbeNote(ME, State.READY, 1).write(path)
+    ProbeNote(ME, ProbeState.READY, 1).write(path)
     path.chmod(0o666)
     with pytest.raises(StoreError, match="others may write"):
         read(path)

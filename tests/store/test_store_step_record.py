@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from samebits.store import step_record
 from samebits.store.step_record import (
-    Entry,
     History,
     LateSamples,
     LogHeader,
     NewLine,
+    StepEntry,
     StepEntryError,
     StepRecord,
     difference,
@@ -30,7 +30,7 @@ def record(step: int = 7, **values: object) -> StepRecord:
 @pytest.mark.parametrize(
     "entry", [record(), record(samples=(), weights=None, learning_rates=()), LateSamples(3, (2, 7)), NewLine(8, "why")]
 )
-def test_entry_round_trip(entry: Entry) -> None:
+def test_entry_round_trip(entry: StepEntry) -> None:
     assert step_record.unpack(step_record.pack(entry)) == entry
 
 

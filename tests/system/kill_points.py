@@ -38,7 +38,7 @@ import samebits
 from samebits.core.point import Point
 from samebits.service.agent import Agent
 from samebits.store import durable
-from samebits.store.checkpoint import Outcome, Writer, folder
+from samebits.store.checkpoint import SaveOutcome, Writer, folder
 
 POLL_S = 0.002
 TOGETHER_WITHIN_S = 60.0
@@ -161,7 +161,7 @@ class KillPoints:
             inner_submit(writer, name, sequence, point)
             self.here("saving", point.step)
 
-        def outcome(writer: Writer, *, wait: bool) -> Outcome | None:
+        def outcome(writer: Writer, *, wait: bool) -> SaveOutcome | None:
             found = inner_outcome(writer, wait=wait)
             if found is not None and found.problem is None:
                 self.here("saved", found.point.step)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from samebits.account.event_log import read_events
-from samebits.account.events import Kind
+from samebits.account.events import EventKind
 from tests.store.quorum.etcd_cluster import ETCD, cluster_in
 from tests.system.job import Job
 from tests.system.processes import free_port
@@ -48,7 +48,7 @@ def test_scheduler_started_without_its_folder_continues_the_job_from_the_etcd(
         assert job.wait_finished() == undisturbed(*TRAINED)
         for rank in job.ranks:
             assert [step.number for step in job.steps(rank)] == list(range(1, 61)), "a step was repeated"
-        started = [event for event in read_events(job.recovery) if event.kind is Kind.SCHEDULER]
+        started = [event for event in read_events(job.recovery) if event.kind is EventKind.SCHEDULER]
         assert len(started) == 2, "the events of the first scheduler came back from the etcd"
 
 
@@ -115,7 +115,7 @@ def test_outage_of_the_whole_etcd_loses_nothing_and_is_reported(
             job.start_worker(1)
             job.open_gates(GATE)
             assert job.wait_finished() == undisturbed(*TRAINED)
-        lost = [event.node for event in read_events(job.recovery) if event.kind is Kind.LOST]
+        lost = [event.node for event in read_events(job.recovery) if event.kind is EventKind.LOST]
         assert lost.count("1") == 1, lost
         for rank in (0, 2, 3):
             assert [step.number for step in job.steps(rank)] == list(range(1, 61)), "a step was repeated"

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from samebits.core.agent import agent as core_agent
+from samebits.core.agent import agent_core as core_agent
 from samebits.core.messages import PROTOCOL
 from samebits.launcher.kept_scheduler import LOG_NAME
 from samebits.service import log

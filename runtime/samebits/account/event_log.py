@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from samebits import strict_json
-from samebits.account.events import Chronicle, Event, Kind, event_in
+from samebits.account.events import Chronicle, EventKind, JobEvent, event_in
 from samebits.account.goodput import goodput_of
-from samebits.core.messages import Decision
+from samebits.core.messages import OperatorDecision
 from samebits.core.ready import Note, Send
 from samebits.core.records import Record
-from samebits.core.scheduler import Event as CoreEvent
 from samebits.core.scheduler import Received, SchedulerCore
-from samebits.store import event_log
-from samebits.store.event_log import EventLog, read_lines
+from samebits.core.scheduler import SchedulerEvent as CoreEvent
+from samebits.store import text_log
 from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.text_log import EventLog, read_lines
 
 
 class EventWriter:
@@ -54,7 +54,7 @@ class EventWriter:
         """Record an event that the core has processed."""
         if self._log is not None and type(event) is Received:
             self._chronicle.heard(event.message, now)
-        elif self._log is not None and type(event) is Decision:
+        elif self._log is not None and type(event) is OperatorDecision:
             self._chronicle.decided(event.text, event.drain, now)
 
     def write(self, records: Iterable[Record], sends: Iterable[Send], notes: list[Note], now: float) -> None:
@@ -76,12 +76,12 @@ class EventWriter:
             self._log.end()
 
 
-def line_of(event: Event) -> str:
+def line_of(event: JobEvent) -> str:
     """Return an event's line."""
     return strict_json.dumps(event.plain(), is_compact=True)
 
 
-def events_in(lines: Iterable[str]) -> list[Event]:
+def events_in(lines: Iterable[str]) -> list[JobEvent]:
     """Return the events in these lines; lines without a valid event are skipped."""
     found = []
     for line in lines:
@@ -94,7 +94,7 @@ def events_in(lines: Iterable[str]) -> list[Event]:
     return found
 
 
-def read_events(recovery_path: Path) -> list[Event]:
+def read_events(recovery_path: Path) -> list[JobEvent]:
     """Return the job's events and user requests, oldest first; empty if there are none.
 
     Raises:
@@ -103,20 +103,20 @@ def read_events(recovery_path: Path) -> list[Event]:
     return merged(events_in(read_lines(recovery_path)), asked_events(recovery_path))
 
 
-def asked_events(recovery_path: Path) -> list[Event]:
+def asked_events(recovery_path: Path) -> list[JobEvent]:
     """Return the users' requests to the job, oldest first.
 
     Raises:
         StoreError: as :func:`read_events`.
     """
-    return [event for event in events_in(event_log.read_asked(recovery_path)) if event.kind is Kind.ASKED]
+    return [event for event in events_in(text_log.read_asked(recovery_path)) if event.kind is EventKind.ASKED]
 
 
-def merged(events: Iterable[Event], asked: Iterable[Event]) -> list[Event]:
+def merged(events: Iterable[JobEvent], asked: Iterable[JobEvent]) -> list[JobEvent]:
     """Merge both by time, keeping the order within each."""
     return list(heapq.merge(events, asked, key=lambda event: event.at))
 
 
 def _carried(lines: list[str]) -> str:
     fold = goodput_of(events_in(lines))
-    return line_of(Event(Kind.CARRIED, fold.seen_us / 1e6, more=fold.carried()))
+    return line_of(JobEvent(EventKind.CARRIED, fold.seen_us / 1e6, more=fold.carried()))

@@ -12,8 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from samebits.core.messages import Activity, Credential, GenerationStarted, Heartbeat, Join, RoundId, RoundOpened, Said
-from samebits.core.ready import Level, Note, Send
+from samebits.core.messages import (
+    Activity,
+    Credential,
+    GenerationStarted,
+    Heartbeat,
+    Join,
+    ReportEnvelope,
+    RoundId,
+    RoundOpened,
+)
+from samebits.core.ready import Note, Send, Severity
 from samebits.core.records import (
     CauseFound,
     GenerationCommitted,
@@ -45,7 +54,7 @@ SAMPLES_A_STRETCH = 100
 """Steps are recorded at intervals of 1/100 of the time since training began, so ever more rarely."""
 
 
-class Kind(enum.StrEnum):
+class EventKind(enum.StrEnum):
     """Subject of an event."""
 
     JOB = "job"
@@ -75,7 +84,7 @@ class Kind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JobEvent:
     """One event of a job.
 
     Attributes:
@@ -84,7 +93,7 @@ class Event:
         more: plain values only.
     """
 
-    kind: Kind
+    kind: EventKind
     at: float
     term: int = 0
     generation: int = 0
@@ -105,13 +114,13 @@ class Event:
         return {**head, **{name: value for name, value in tail.items() if value}, **self.more}
 
 
-STALLS_TOLD = frozenset({Kind.STEP, Kind.COMMITTED, Kind.TRAINED})
+STALLS_TOLD = frozenset({EventKind.STEP, EventKind.COMMITTED, EventKind.TRAINED})
 """Events that state in ``stalled_ms`` how long steps have waited for saves since the last such event."""
-_KINDS = frozenset(map(str, Kind))
+_KINDS = frozenset(map(str, EventKind))
 _HEAD = ("kind", "at", "term", "generation", "step", "node", "text")
 
 
-def event_in(plain: object) -> Event | None:
+def event_in(plain: object) -> JobEvent | None:
     """Return the event read from JSON; None if it is unknown to this version or invalid."""
     if not isinstance(plain, dict) or not isinstance(plain.get("kind"), str) or plain["kind"] not in _KINDS:
         return None
@@ -126,7 +135,7 @@ def event_in(plain: object) -> Event | None:
         return None
     term, generation, step = numbers
     node, text = texts
-    return Event(Kind(plain["kind"]), float(at or 0), term, generation, step, node, text, more)
+    return JobEvent(EventKind(plain["kind"]), float(at or 0), term, generation, step, node, text, more)
 
 
 def _sound(value: Any) -> Any:
@@ -169,7 +178,7 @@ class Chronicle:
         self._waited_s: dict[str, float] = {}  # by node: the share of this generation
         self._waits_told_s = 0.0  # already in events of this generation
         self._causes = {(cause.generation, cause.node) for cause in state.causes}  # already known
-        self._events: list[Event] = []
+        self._events: list[JobEvent] = []
 
     def heard(self, message: object, now: float) -> None:
         """Process a worker's message."""
@@ -177,33 +186,39 @@ class Chronicle:
             self._joined_last = message.sender.node
         elif type(message) is Heartbeat and message.activity is Activity.TRAINING:
             self._trains(message, now)
-        elif type(message) is Said and type(message.body) is SavedPoints:
+        elif type(message) is ReportEnvelope and type(message.body) is SavedPoints:
             self._take_stall(message.sender, message.body.stalled_s)
 
     def decided(self, text: str, drain: Sequence[str], now: float) -> None:
         """Record a decision of an operator or launcher."""
         if text:
             self._look()
-            self._add(Kind.DECIDED, now, text=text, more={"drain": list(drain[:NAMED])} if drain else None)
+            self._add(EventKind.DECIDED, now, text=text, more={"drain": list(drain[:NAMED])} if drain else None)
 
-    def take(self, records: Iterable[Record], sends: Iterable[Send], notes: Sequence[Note], now: float) -> list[Event]:
+    def take(
+        self, records: Iterable[Record], sends: Iterable[Send], notes: Sequence[Note], now: float
+    ) -> list[JobEvent]:
         """Return the events of one pass, in order."""
         if self._trains_since is not None and now >= self._sample_at():
             self._look()
-            self._add(Kind.STEP, now)
+            self._add(EventKind.STEP, now)
             self._sampled_at = now
             self._tell_committed(now)
-        counts: dict[Kind, int] = {}
+        counts: dict[EventKind, int] = {}
         for record in records:
             self._note(record, now, counts)
         for kind, count in counts.items():
             if count > NAMED:
                 self._add(kind, now, text=f"{count - NAMED} more", more={"count": count - NAMED})
         self._note_round(sends, now)
-        reasons = [event.text for event in self._events if event.kind in (Kind.LOST, Kind.CAUSE, Kind.ROLLED_BACK)]
+        reasons = [
+            event.text
+            for event in self._events
+            if event.kind in (EventKind.LOST, EventKind.CAUSE, EventKind.ROLLED_BACK)
+        ]
         for note in notes[: 2 * NAMED]:
-            if note.level is Level.WARNING and not any(reason in note.text for reason in reasons):
-                self._add(Kind.NOTE, now, text=note.text)
+            if note.level is Severity.WARNING and not any(reason in note.text for reason in reasons):
+                self._add(EventKind.NOTE, now, text=note.text)
         events, self._events = self._events, []
         return events
 
@@ -227,7 +242,7 @@ class Chronicle:
         if grown > 0:
             self._waited_s[node] = self._waited_s.get(node, 0.0) + grown
 
-    def _stalls(self, kind: Kind) -> dict[str, float]:
+    def _stalls(self, kind: EventKind) -> dict[str, float]:
         """Return how long the slowest rank's steps waited for saves, beyond what earlier events state."""
         if kind not in STALLS_TOLD:
             return {}
@@ -238,7 +253,7 @@ class Chronicle:
     def _tell_committed(self, now: float) -> None:
         """Record the committed point. Points may come many times a second, so they are sampled like steps."""
         if self._committed is not None:
-            self._add(Kind.COMMITTED, now, more={"point": self._committed})
+            self._add(EventKind.COMMITTED, now, more={"point": self._committed})
             self._committed, self._committed_at = None, now
 
     def _look(self) -> None:
@@ -248,12 +263,12 @@ class Chronicle:
         self._step = max((self._step_of(node) for node, _ in members), default=0)
 
     def _add(
-        self, kind: Kind, now: float, node: str = "", text: str = "", more: Mapping[str, Any] | None = None
+        self, kind: EventKind, now: float, node: str = "", text: str = "", more: Mapping[str, Any] | None = None
     ) -> None:
         state, at = self._state, self._wall_s + now
         text = shortened(text, MAX_TEXT, IN_LOGS)
         more = {**(more or {}), **self._stalls(kind)}
-        self._events.append(Event(kind, at, state.term, state.generation_number, self._step, node, text, more))
+        self._events.append(JobEvent(kind, at, state.term, state.generation_number, self._step, node, text, more))
 
     def _trains(self, message: Heartbeat, now: float) -> None:
         node = message.sender.node
@@ -267,34 +282,36 @@ class Chronicle:
         began_here = self._began == committed.generation
         self._step = message.step if not began_here else committed.restore.step if committed.restore else 0
         waited_ms = {"after_ms": _ms(now - self._round_at)} if self._round_at else {}
-        self._add(Kind.TRAINING, now, text="every member trains", more={"last": node, **waited_ms})
+        self._add(EventKind.TRAINING, now, text="every member trains", more={"last": node, **waited_ms})
 
-    def _note(self, record: Record, now: float, counts: dict[Kind, int]) -> None:
+    def _note(self, record: Record, now: float, counts: dict[EventKind, int]) -> None:
         match record:
             case SeatGranted(node, slot, incarnation, _, process):
                 self._stalled_s[node] = incarnation, 0.0
-                self._seat(Kind.SEATED, now, counts, node, str(process), {"slot": slot, "incarnation": incarnation})
+                self._seat(
+                    EventKind.SEATED, now, counts, node, str(process), {"slot": slot, "incarnation": incarnation}
+                )
             case SpareAdmitted(node, incarnation, _, process):
                 self._stalled_s[node] = incarnation, 0.0
-                self._seat(Kind.SPARE, now, counts, node, str(process), {"incarnation": incarnation})
+                self._seat(EventKind.SPARE, now, counts, node, str(process), {"incarnation": incarnation})
             case SlotGiven(node, slot):
-                self._seat(Kind.PROMOTED, now, counts, node, "the spare takes a slot", {"slot": slot})
+                self._seat(EventKind.PROMOTED, now, counts, node, "the spare takes a slot", {"slot": slot})
             case SeatResumed(node, _):
-                self._seat(Kind.RETURNED, now, counts, node, "heard again", self._slot(node))
+                self._seat(EventKind.RETURNED, now, counts, node, "heard again", self._slot(node))
             case SeatLost(node, _, since, reason):
                 self._stalled_s.pop(node, None)
                 silent_ms = {"silent_ms": _ms(now - since)}
                 self._look()
-                self._seat(Kind.LOST, now, counts, node, reason, {**self._slot(node), **silent_ms})
+                self._seat(EventKind.LOST, now, counts, node, reason, {**self._slot(node), **silent_ms})
             case CauseFound(generation, _, node, _, _, _, text):
                 if (generation, node) in self._causes:
-                    self._seat(Kind.CAUSE, now, counts, node, text, self._slot(node))
+                    self._seat(EventKind.CAUSE, now, counts, node, text, self._slot(node))
                 self._causes = {one for one in self._causes if one[0] == generation} | {(generation, node)}
             case SeatLeft(node, _):
                 self._look()
-                self._seat(Kind.LEFT, now, counts, node, "left the job", self._slot(node))
+                self._seat(EventKind.LEFT, now, counts, node, "left the job", self._slot(node))
             case SeatRetired(node, slot):
-                self._seat(Kind.RETIRED, now, counts, node, "its slot may go to another", {"slot": slot})
+                self._seat(EventKind.RETIRED, now, counts, node, "its slot may go to another", {"slot": slot})
             case GenerationCommitted():
                 self._begin_generation(record, now)
             case PointCommitted(point):
@@ -302,31 +319,31 @@ class Chronicle:
                 if now >= self._committed_at + self._pause_s(self._trains_since or now):
                     self._tell_committed(now)
             case JobCreated(job, name, settings):
-                self._add(Kind.JOB, now, text=name, more={"job": job, "settings": dict(settings)})
+                self._add(EventKind.JOB, now, text=name, more={"job": job, "settings": dict(settings)})
             case TermStarted():
-                self._add(Kind.SCHEDULER, now, text="the scheduler starts", more={"job": self._state.job})
+                self._add(EventKind.SCHEDULER, now, text="the scheduler starts", more={"job": self._state.job})
             case JobRebuilt(job=job):
                 self._awaited = _members(self._state.generation)
-                self._add(Kind.REBUILT, now, text="the journal was rebuilt from the workers", more={"job": job})
+                self._add(EventKind.REBUILT, now, text="the journal was rebuilt from the workers", more={"job": job})
             case RolledBack():
                 self._look()
                 nodes = [node for node, _ in record.suspects[:NAMED]]
                 more = {"back_to": record.to.step, "suspects": nodes, "seen_at": record.step}
-                self._add(Kind.ROLLED_BACK, now, text=record.text, more=more)
+                self._add(EventKind.ROLLED_BACK, now, text=record.text, more=more)
             case TrainingFinished(point):
                 self._tell_committed(now)
                 self._look()
                 self._step, self._trains_since = max(self._step, point.step), None
-                self._add(Kind.TRAINED, now, text="training is finished")
+                self._add(EventKind.TRAINED, now, text="training is finished")
             case JobInterrupted(kind, step, cause, _, status):
                 self._tell_committed(now)
                 self._step, self._trains_since = max(self._step, step), None
-                self._add(Kind.INTERRUPTED, now, text=cause, more={"end": kind.label, "status": status})
+                self._add(EventKind.INTERRUPTED, now, text=cause, more={"end": kind.label, "status": status})
             case JobFinished():
-                self._add(Kind.FINISHED, now, text="the job is finished")
+                self._add(EventKind.FINISHED, now, text="the job is finished")
 
     def _seat(
-        self, kind: Kind, now: float, counts: dict[Kind, int], node: str, text: str, more: Mapping[str, Any]
+        self, kind: EventKind, now: float, counts: dict[EventKind, int], node: str, text: str, more: Mapping[str, Any]
     ) -> None:
         counts[kind] = counts.get(kind, 0) + 1
         if counts[kind] <= NAMED:
@@ -345,7 +362,7 @@ class Chronicle:
         self._waits_told_s = 0.0
         self._look()
         self._add(
-            Kind.GENERATION,
+            EventKind.GENERATION,
             now,
             more={
                 "members": len(record.members),
@@ -369,8 +386,8 @@ class Chronicle:
         if restores is None:
             return
         for place, event in enumerate(self._events):
-            if event.kind is Kind.GENERATION:
-                self._events[place] = Event(
+            if event.kind is EventKind.GENERATION:
+                self._events[place] = JobEvent(
                     event.kind, event.at, event.term, event.generation, event.step, "", restores.text, event.more
                 )
 
@@ -383,7 +400,7 @@ class Chronicle:
             self._look()
             self._trains_since = None
         more = {"round": str(message.round), "missing": message.missing, "gently": message.gently}
-        self._add(Kind.ROUND, now, text=message.text, more=more)
+        self._add(EventKind.ROUND, now, text=message.text, more=more)
 
 
 def _members(committed: GenerationCommitted | None) -> set[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from samebits.account.events import STALLS_TOLD, Event, Kind
+from samebits.account.events import STALLS_TOLD, EventKind, JobEvent
 
 
 class Bucket(enum.StrEnum):
@@ -53,12 +53,12 @@ class Goodput:
     missing: set[int] = field(default_factory=set)
     totals_us: dict[str, int] = field(default_factory=dict)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: JobEvent) -> None:
         """Add one event; a clock that was set back counts as paused."""
         at = max(self.seen_us, round(event.at * 1e6))
-        if event.kind is Kind.ASKED:
+        if event.kind is EventKind.ASKED:
             return
-        if event.kind is Kind.CARRIED:
+        if event.kind is EventKind.CARRIED:
             self._carry(event.more)
             return
         if self.began_us is None:
@@ -67,25 +67,25 @@ class Goodput:
         if event.kind in STALLS_TOLD:
             self.owed_us += _us_of(event.more.get("stalled_ms"))
         match event.kind:
-            case Kind.SCHEDULER:
+            case EventKind.SCHEDULER:
                 self._start_scheduler(at, before)
-            case Kind.ROUND if not event.more.get("gently"):
+            case EventKind.ROUND if not event.more.get("gently"):
                 self._break(at, event.step)
-            case Kind.GENERATION:
+            case EventKind.GENERATION:
                 self._break(at, event.step)
                 self.missing.clear()
                 if self.stage != _Stage.STARTING:
                     self.stage = _Stage.RESTORING
-            case Kind.TRAINING:
+            case EventKind.TRAINING:
                 self._train(at, event.step)
-            case Kind.STEP if self.stage == _Stage.TRAINING:
+            case EventKind.STEP if self.stage == _Stage.TRAINING:
                 self._pass_training(at, event.step)
-            case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
+            case EventKind.TRAINED | EventKind.INTERRUPTED | EventKind.FINISHED:
                 self._break(at, event.step)
                 self.stage = _Stage.OVER
-            case Kind.LOST | Kind.LEFT | Kind.RETIRED:
+            case EventKind.LOST | EventKind.LEFT | EventKind.RETIRED:
                 self._set_missing(at, event, missing=True)
-            case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED:
+            case EventKind.SEATED | EventKind.PROMOTED | EventKind.RETURNED:
                 self._set_missing(at, event, missing=False)
 
     def buckets(self, until: float | None = None) -> dict[Bucket, int]:
@@ -205,7 +205,7 @@ class Goodput:
         self._pass(at)
         self.stage = _Stage.STARTING if is_anew else _Stage.FORMING
 
-    def _set_missing(self, at: int, event: Event, *, missing: bool) -> None:
+    def _set_missing(self, at: int, event: JobEvent, *, missing: bool) -> None:
         slot = event.more.get("slot")
         if type(slot) is not int:
             return
@@ -216,7 +216,7 @@ class Goodput:
         (self.missing.add if missing else self.missing.discard)(slot)
 
 
-def goodput_of(events: Iterable[Event]) -> Goodput:
+def goodput_of(events: Iterable[JobEvent]) -> Goodput:
     """Return the account of these events."""
     fold = Goodput()
     for event in events:

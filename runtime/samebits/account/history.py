@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from samebits.account.event_log import asked_events, events_in, merged, read_events
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.account.goodput import Bucket, goodput_of
 from samebits.account.recoveries import Recoveries, Recovery, loss_of, recoveries_of
 from samebits.core.ends import EndKind
-from samebits.core.lines import root_of, titled
+from samebits.core.replacement_names import root_of, titled
 from samebits.errors import StoreError, UsageError
 from samebits.printable import counted, listed
-from samebits.store.event_log import Tail
+from samebits.store.text_log import Tail
 
 LOOK_S = 0.25
 PATIENCE_LOOKS = 4  # without news after the job's end, before reading stops
@@ -35,7 +35,7 @@ class EventStream:
         self._last = ""
         self._asked = 0
 
-    def new(self) -> list[Event]:
+    def new(self) -> list[JobEvent]:
         """Return the events since the last call; all of them at the first.
 
         Raises:
@@ -48,15 +48,17 @@ class EventStream:
             self._last = lines[-1]
         asked = asked_events(self._path)
         new, self._asked = asked[min(self._asked, len(asked)) :], len(asked)
-        return [event for event in merged(events_in(lines), new) if event.kind is not Kind.CARRIED]
+        return [event for event in merged(events_in(lines), new) if event.kind is not EventKind.CARRIED]
 
-    def all(self, *, follows: bool, sleep: Callable[[float], object] = time.sleep) -> Iterator[Event]:
+    def all(self, *, follows: bool, sleep: Callable[[float], object] = time.sleep) -> Iterator[JobEvent]:
         """Yield every event; with ``follows``, also new ones until the job is finished."""
         quiet, is_finished = 0, False
         while True:
             events = self.new()
             for event in events:
-                is_finished = event.kind is Kind.FINISHED or (is_finished and event.kind is not Kind.SCHEDULER)
+                is_finished = event.kind is EventKind.FINISHED or (
+                    is_finished and event.kind is not EventKind.SCHEDULER
+                )
                 yield event
             quiet = 0 if events else quiet + 1
             if not follows or (is_finished and quiet >= PATIENCE_LOOKS):
@@ -85,7 +87,7 @@ class RecoveryFeed:
         with contextlib.suppress(StoreError):
             for event in self._stream.new():
                 self._fold.add(event)
-                if event.kind is Kind.TRAINING:
+                if event.kind is EventKind.TRAINING:
                     self.trained = event.generation
         over = [row for row in self._fold.rows if row.total_ms is not None]
         new, self._told = over[self._told :], len(over)
@@ -93,11 +95,11 @@ class RecoveryFeed:
         return new
 
 
-_QUIET = {Kind.STEP, Kind.CARRIED}
+_QUIET = {EventKind.STEP, EventKind.CARRIED}
 _SHOWN_RECOVERIES = 3
 
 
-def required_events(recovery_path: Path) -> list[Event]:
+def required_events(recovery_path: Path) -> list[JobEvent]:
     """Return the job's events.
 
     Raises:
@@ -112,7 +114,7 @@ def required_events(recovery_path: Path) -> list[Event]:
     return events
 
 
-def account(events: Sequence[Event], now: float | None = None) -> dict[str, Any]:
+def account(events: Sequence[JobEvent], now: float | None = None) -> dict[str, Any]:
     """Return the job's statistics as plain values: identity, time, progress, buckets and recoveries.
 
     Args:
@@ -122,18 +124,18 @@ def account(events: Sequence[Event], now: float | None = None) -> dict[str, Any]
     wall_us = fold.wall_us(now)
     buckets_s = {str(bucket): us / 1e6 for bucket, us in fold.buckets(now).items()}
     jobs = [str(event.more["job"]) for event in events if event.more.get("job")]
-    points = [event for event in events if event.kind is Kind.COMMITTED]
-    ends = [event for event in events if event.kind in (Kind.FINISHED, Kind.INTERRUPTED, Kind.SCHEDULER)]
+    points = [event for event in events if event.kind is EventKind.COMMITTED]
+    ends = [event for event in events if event.kind in (EventKind.FINISHED, EventKind.INTERRUPTED, EventKind.SCHEDULER)]
     return {
         "job": jobs[-1] if jobs else "",
-        "name": next((event.text for event in events if event.kind is Kind.JOB), ""),
+        "name": next((event.text for event in events if event.kind is EventKind.JOB), ""),
         "began_at": None if fold.began_us is None else fold.began_us / 1e6,
         "wall_s": wall_us / 1e6,
         "step": max((event.step for event in events), default=0),
         "generation": max((event.generation for event in events), default=0),
         "terms": max((event.term for event in events), default=0),
-        "losses": sum(event.kind is Kind.LOST for event in events),
-        "end": str(ends[-1].kind) if ends and ends[-1].kind is not Kind.SCHEDULER else None,
+        "losses": sum(event.kind is EventKind.LOST for event in events),
+        "end": str(ends[-1].kind) if ends and ends[-1].kind is not EventKind.SCHEDULER else None,
         "committed_step": max((_whole(event.more.get("point")) for event in points), default=0),
         "committed_at": max((event.at for event in points), default=None),
         "goodput": buckets_s[Bucket.PRODUCTIVE] * 1e6 / wall_us if wall_us else None,
@@ -142,7 +144,9 @@ def account(events: Sequence[Event], now: float | None = None) -> dict[str, Any]
     }
 
 
-def summary(events: Sequence[Event], now: float | None = None, heard: int = 0, *, has_steps: bool = True) -> list[str]:
+def summary(
+    events: Sequence[JobEvent], now: float | None = None, heard: int = 0, *, has_steps: bool = True
+) -> list[str]:
     """Return a few lines for people: progress, time, the slowest recoveries and time buckets.
 
     Args:
@@ -205,33 +209,35 @@ class StepColumn:
 
     _reached: int = 0
 
-    def of(self, event: Event) -> int:
+    def of(self, event: JobEvent) -> int:
         """Take in the next event; return its step."""
         match event.kind:
-            case Kind.COMMITTED:
+            case EventKind.COMMITTED:
                 point = _whole(event.more.get("point"))
                 self._reached = max(self._reached, point)
                 return point
-            case Kind.GENERATION:
+            case EventKind.GENERATION:
                 self._reached = _whole(event.more.get("restore"))
             case _:
                 self._reached = max(self._reached, event.step)
         return self._reached
 
 
-def line(event: Event, *, step: int | None) -> str:
+def line(event: JobEvent, *, step: int | None) -> str:
     """Return one event as a line; ``step`` is from ``StepColumn``, or None in a job whose script alone counts steps."""
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f".{int(event.at % 1 * 1000):03d}"
     parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}"]
     if step is not None:
         parts.append(f"step {step:<7}")
     text = loss_of(event) if event.node else event.text
-    if event.kind is Kind.INTERRUPTED:
+    if event.kind is EventKind.INTERRUPTED:
         kind = EndKind.__members__.get(str(event.more.get("end")).upper(), EndKind.INTERRUPTED)
         text = f"the job {kind.words_with(_whole(event.more.get('status')))}: {text}"
     after = event.more.get("after_ms")
     tail = f" (after {duration(after / 1000)})" if isinstance(after, int | float) else ""
-    point = f"step {_whole(event.more.get('point'))} is on every rank's disk" if event.kind is Kind.COMMITTED else ""
+    point = (
+        f"step {_whole(event.more.get('point'))} is on every rank's disk" if event.kind is EventKind.COMMITTED else ""
+    )
     return titled("  ".join([*parts, f"{text or point}{tail}"]).rstrip())
 
 

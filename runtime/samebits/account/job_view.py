@@ -21,7 +21,7 @@ _OF_A_JOURNAL = ("losses", "last_losses")
 JOURNAL, SCHEDULER = "journal", "scheduler"
 
 
-class Presence(Enum):
+class PresenceState(Enum):
     """A worker's presence, as its scheduler sees it; the last two only if no scheduler runs (``seen_view``)."""
 
     ALIVE = "alive"
@@ -44,7 +44,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     slot: int | None
     incarnation: int
-    presence: Presence = msgspec.field(name="state")
+    presence: PresenceState = msgspec.field(name="state")
     reason: str
     host: str
     pid: int

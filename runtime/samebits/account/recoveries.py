@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 
 
 @dataclass(slots=True)
@@ -89,82 +89,82 @@ class Recoveries:
     _absent: set[object] = field(default_factory=set)  # slots without a holder in the open recovery
     _has_left: bool = False  # such a node, since every member trained
 
-    def add(self, event: Event) -> None:
+    def add(self, event: JobEvent) -> None:
         """Add one event."""
         self._reach(event)
         match event.kind:
-            case Kind.DECIDED:
+            case EventKind.DECIDED:
                 drain = event.more.get("drain")
                 self._leaving.update(map(str, drain) if isinstance(drain, list) else ())
-            case Kind.LEFT if event.node in self._leaving and self._open is None:
+            case EventKind.LEFT if event.node in self._leaving and self._open is None:
                 self._leaving.discard(event.node)
                 self._has_left = True
-            case Kind.TRAINING:
+            case EventKind.TRAINING:
                 self._has_left = False
                 self._close(event)
-            case Kind.ROUND if self._open is None and (self._leaving or self._has_left):
+            case EventKind.ROUND if self._open is None and (self._leaving or self._has_left):
                 pass  # the world changes as requested
-            case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
+            case EventKind.TRAINED | EventKind.INTERRUPTED | EventKind.FINISHED:
                 self._open, self._has_trained = None, False
-            case Kind.CAUSE:  # it may come after the recovery
+            case EventKind.CAUSE:  # it may come after the recovery
                 self._explain(event)
-            case Kind.LOST | Kind.ROUND if self._open is None and self._has_trained:
+            case EventKind.LOST | EventKind.ROUND if self._open is None and self._has_trained:
                 if not event.more.get("spare"):
                     self._begin(event)
             case _ if self._open is not None:
                 self._go_on(self._open, event)
 
-    def _reach(self, event: Event) -> None:
+    def _reach(self, event: JobEvent) -> None:
         """Update the highest known step, which a scheduler that starts with all workers does not know."""
         match event.kind:
-            case Kind.TRAINING:
+            case EventKind.TRAINING:
                 self._reached = event.step
-            case Kind.STEP:
+            case EventKind.STEP:
                 self._reached = max(self._reached, event.step)
-            case Kind.COMMITTED:
+            case EventKind.COMMITTED:
                 self._reached = max(self._reached, int(_number(event.more.get("point"))))
 
-    def _begin(self, event: Event) -> None:
+    def _begin(self, event: JobEvent) -> None:
         self._leaving.discard(event.node)
-        if event.kind is Kind.ROUND and event.more.get("gently"):
+        if event.kind is EventKind.ROUND and event.more.get("gently"):
             return
         row = Recovery(len(self.rows) + 1, event.text, [], event.at, max(event.step, self._reached))
-        if event.kind is Kind.LOST:
+        if event.kind is EventKind.LOST:
             row.lost, row.silent_ms = [event.node], _number(event.more.get("silent_ms"))
             row.cause = loss_of(event)
         self._open = row
         self._absent.clear()
         self._go_on(row, event)
 
-    def _explain(self, event: Event) -> None:
+    def _explain(self, event: JobEvent) -> None:
         """Replace the cause of the last recovery that began with this node's loss."""
         rows = [*self.rows, *([self._open] if self._open is not None else [])]
         row = next((one for one in reversed(rows) if one.lost[:1] == [event.node]), None)
         if row is not None:
             row.cause = loss_of(event)
 
-    def _go_on(self, row: Recovery, event: Event) -> None:
+    def _go_on(self, row: Recovery, event: JobEvent) -> None:
         match event.kind:
-            case Kind.LOST:
+            case EventKind.LOST:
                 if event.node not in row.lost:
                     row.lost.append(event.node)
                 row.step = max(row.step, event.step)
                 self._absent.add(event.more.get("slot"))
-            case Kind.LEFT | Kind.RETIRED:
+            case EventKind.LEFT | EventKind.RETIRED:
                 self._absent.add(event.more.get("slot"))
-            case Kind.ROUND:
+            case EventKind.ROUND:
                 if row not in self.rows:  # losing a node that is not a member yet begins no recovery
                     self.rows.append(row)
                 row.decided_at = row.decided_at or event.at
                 row.missing = str(event.more.get("missing", ""))
                 row.step = max(row.step, event.step)
-            case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED if event.more.get("slot") in self._absent:
+            case EventKind.SEATED | EventKind.PROMOTED | EventKind.RETURNED if event.more.get("slot") in self._absent:
                 self._absent.discard(event.more.get("slot"))
                 row.decided_at = (
                     row.decided_at or row.noticed_at
                 )  # all members were lost, so none was left to begin the round
                 row.seated_at = event.at
-            case Kind.GENERATION:
+            case EventKind.GENERATION:
                 row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text
                 restore = event.more.get("restore")
                 row.restore_step = restore if type(restore) is int else 0
@@ -172,19 +172,19 @@ class Recoveries:
                 row.members = int(_number(event.more.get("members")))
                 row.last_to_join = str(event.more.get("last", ""))
 
-    def _close(self, event: Event) -> None:
+    def _close(self, event: JobEvent) -> None:
         row, self._open, self._has_trained = self._open, None, True
         if row is not None and row.formed_at is not None:
             row.trains_at, row.last_to_train = event.at, str(event.more.get("last", ""))
 
 
-def loss_of(event: Event) -> str:
+def loss_of(event: JobEvent) -> str:
     """Return a loss as a sentence: ``worker 1 was killed by …`` or ``worker 1: its process is gone``."""
     is_predicate = event.text.startswith(("was ", "is ", "ended ", "failed "))
     return f"worker {event.node}{' ' if is_predicate else ': '}{event.text}"
 
 
-def recoveries_of(events: Iterable[Event]) -> list[Recovery]:
+def recoveries_of(events: Iterable[JobEvent]) -> list[Recovery]:
     """Return the recoveries in these events."""
     fold = Recoveries()
     for event in events:

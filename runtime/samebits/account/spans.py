@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.account.recoveries import Recoveries, Recovery
 
 
@@ -35,38 +35,38 @@ class Spans:
     _told: int = 0  # recoveries already returned
     _recoveries: Recoveries = field(default_factory=Recoveries)
 
-    def add(self, event: Event) -> list[Span]:
+    def add(self, event: JobEvent) -> list[Span]:
         """Add one event; return the spans that it ends."""
         if type(job := event.more.get("job")) is str:
             self.job = job
         self._recoveries.add(event)
         match event.kind:
-            case Kind.SCHEDULER:
+            case EventKind.SCHEDULER:
                 self._seated_from = event.at
-            case Kind.ROUND:
+            case EventKind.ROUND:
                 return self._round(event)
-            case Kind.GENERATION:
+            case EventKind.GENERATION:
                 return self._generation(event)
-            case Kind.TRAINING:
+            case EventKind.TRAINING:
                 self._committed_at = event.at
                 return self._recovered()
-            case Kind.COMMITTED:
+            case EventKind.COMMITTED:
                 return self._committed(event)
         return []
 
-    def _span(self, name: str, began_at: float, event: Event, **more: str | int | float) -> Span:
+    def _span(self, name: str, began_at: float, event: JobEvent, **more: str | int | float) -> Span:
         shared: dict[str, str | int | float] = {"samebits.job": self.job, "samebits.generation": event.generation}
         mine = {f"samebits.{key}": value for key, value in more.items()}
         return Span(name, min(began_at, event.at), event.at, shared | mine)
 
-    def _round(self, event: Event) -> list[Span]:
+    def _round(self, event: JobEvent) -> list[Span]:
         if event.more.get("gently"):
             return []
         self._round_at = event.at
         began_at, self._seated_from = self._seated_from, None
         return [] if began_at is None else [self._span("register", began_at, event, term=event.term)]
 
-    def _generation(self, event: Event) -> list[Span]:
+    def _generation(self, event: JobEvent) -> list[Span]:
         began_at, self._round_at = self._round_at, None
         if began_at is None:
             return []
@@ -74,7 +74,7 @@ class Spans:
         more = {"members": members} if type(members) is int else {}
         return [self._span("form", began_at, event, last_to_join=str(event.more.get("last", "")), **more)]
 
-    def _committed(self, event: Event) -> list[Span]:
+    def _committed(self, event: JobEvent) -> list[Span]:
         """Return the span from the last point, or the start of training, with the time steps waited."""
         began_at, self._committed_at = self._committed_at, event.at
         if began_at is None:
@@ -91,7 +91,7 @@ class Spans:
         return [_recovery(row, self.job) for row in rows]
 
 
-def spans_of(events: Iterable[Event]) -> list[Span]:
+def spans_of(events: Iterable[JobEvent]) -> list[Span]:
     """Return the spans of these events, ordered by their ends."""
     fold = Spans()
     return [span for event in events for span in fold.add(event)]

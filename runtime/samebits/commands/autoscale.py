@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samebits import config
-from samebits.account.job_view import JobView, Presence, WorkerView
+from samebits.account.job_view import JobView, PresenceState, WorkerView
 from samebits.commands.recover import look
 from samebits.commands.scale import bring_to, view_of
 from samebits.config import Settings
 from samebits.errors import SameBitsError, UsageError
-from samebits.hosts.autoscale import Autoscaler, Decision, Limits, Reading
+from samebits.hosts.autoscale import Autoscaler, Limits, LoadReading, ScalingDecision
 from samebits.hosts.autoscale_export import KINDS, manifest
 from samebits.hosts.discovery import ask, words_of
 from samebits.launcher import job_spec
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         shrink_after_s=options.shrink_after,
         least_gain=options.least_gain,
     )
-    scaler, meter, said, trouble = Autoscaler(limits), Meter(options.queue_file), Decision(0, ""), ""
+    scaler, meter, said, trouble = Autoscaler(limits), Meter(options.queue_file), ScalingDecision(0, ""), ""
     _say(
         f"{limits.least} to {limits.most} workers, checked every {options.every:g} s; Ctrl-C stops this command, not "
         "the job"
@@ -215,7 +215,7 @@ class Meter:
         self._queue_file = queue_file
         self._before: tuple[float, int, int] | None = None  # time, generation and step of the last look
 
-    def read(self, view: JobView, now_s: float, room: int | None) -> Reading:
+    def read(self, view: JobView, now_s: float, room: int | None) -> LoadReading:
         """Return the current reading. Speed is steps per second times workers; None after a change of generation.
 
         Speed is also None if nothing waits in the queue, since workers may then take steps without work.
@@ -224,9 +224,9 @@ class Meter:
         speed = None
         if before is not None and before[1] == view.generation and now_s > before[0]:
             speed = (view.step - before[2]) / (now_s - before[0]) * view.world_size
-        alive = [one for one in view.workers if one.presence is Presence.ALIVE and not one.is_joining]
+        alive = [one for one in view.workers if one.presence is PresenceState.ALIVE and not one.is_joining]
         waits = self._in_file() if self._queue_file is not None else _reported(alive)
-        return Reading(
+        return LoadReading(
             now_s,
             view.world_size,
             cpu=_mean([one.figures["cpu"] for one in alive if "cpu" in one.figures]),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from samebits.hosts import local_cluster
 from samebits.hosts.local_cluster import Cluster, Power, Way
-from samebits.launcher.page import NEEDED
+from samebits.launcher.dashboard_process import NEEDED
 from samebits.net.address import loopback
 from samebits.option_types import whole
 from samebits.printable import counted

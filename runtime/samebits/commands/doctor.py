@@ -104,7 +104,7 @@ ANSWER_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """The result of one check; ``fix`` is empty if nothing is wrong."""
 
     what: str
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = job_spec.settings_here(only_looks=True)
     except SettingsError as error:
-        findings += [Finding("environment", problem, "as it says") for problem in error.problems]
+        findings += [DoctorFinding("environment", problem, "as it says") for problem in error.problems]
     else:
         findings += [
             *(folder(name, path) for name, path in folders(settings)),
@@ -145,12 +145,14 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if any(finding.fix for finding in findings) else 0
 
 
-def preflight(settings: Settings) -> list[Finding]:
+def preflight(settings: Settings) -> list[DoctorFinding]:
     """Run a worker's checks before registration on each of this machine's devices."""
     from samebits.training.process import preflight as looked
 
     return [
-        Finding(one.what, f"{one.found}{f': {one.problem}' if one.problem else ''}", one.problem and _PREFLIGHT_FIX)
+        DoctorFinding(
+            one.what, f"{one.found}{f': {one.problem}' if one.problem else ''}", one.problem and _PREFLIGHT_FIX
+        )
         for one in looked.of_host(settings)
     ]
 
@@ -158,70 +160,74 @@ def preflight(settings: Settings) -> list[Finding]:
 _PREFLIGHT_FIX = "leave this host out of the job, or have it looked at"
 
 
-def python() -> Finding:
+def python() -> DoctorFinding:
     """Check the interpreter's version."""
     found = f"{sys.version.split()[0]} ({sys.executable})"
-    return Finding("python", found, "" if sys.version_info >= OLDEST_PYTHON else "install Python 3.11 or newer")
+    return DoctorFinding("python", found, "" if sys.version_info >= OLDEST_PYTHON else "install Python 3.11 or newer")
 
 
-def torch() -> Finding:
+def torch() -> DoctorFinding:
     """Check the installed torch by its metadata, since importing torch takes seconds."""
     fix = "bash scripts/setup.sh"
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("torch", "not installed for this Python", fix)
+        return DoctorFinding("torch", "not installed for this Python", fix)
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
-    return Finding("torch", version, "" if numbers >= OLDEST_TORCH else fix)
+    return DoctorFinding("torch", version, "" if numbers >= OLDEST_TORCH else fix)
 
 
-def import_name(path: Sequence[str]) -> list[Finding]:
+def import_name(path: Sequence[str]) -> list[DoctorFinding]:
     """Check that ``import samebits`` finds this package, and that ``path`` has no other file of that name."""
     ours = Path(__file__).resolve().parents[1]
     names = ("samebits.py", "samebits/__init__.py")
     found = [file for entry in path if entry for name in names if (file := Path(entry, name).resolve()).is_file()]
     rival = next((file for file in found if not file.is_relative_to(ours)), None)
     if rival is None:
-        return [Finding("import samebits", str(ours))]
-    return [Finding("import samebits", f"{ours}, but {rival} has the same name", f"move {rival} away")]
+        return [DoctorFinding("import samebits", str(ours))]
+    return [DoctorFinding("import samebits", f"{ours}, but {rival} has the same name", f"move {rival} away")]
 
 
-def commands() -> list[Finding]:
+def commands() -> list[DoctorFinding]:
     """Check for the programs that the scripts call."""
     names = ("bash", "setsid", "flock")
     return [
-        Finding(name, found)
+        DoctorFinding(name, found)
         if (found := shutil.which(name))
-        else Finding(name, "not found", "install util-linux and bash")
+        else DoctorFinding(name, "not found", "install util-linux and bash")
         for name in names
     ]
 
 
-def folder(name: str, path: Path | str) -> Finding:
+def folder(name: str, path: Path | str) -> DoctorFinding:
     """Check that this user can write to the folder or create it; for a remote folder, that it can be listed."""
     if isinstance(path, str):
         try:
             slots = slots_at(path, patience_s=ANSWER_TIMEOUT_S)
         except StoreError as error:
-            return Finding(name, str(error), "as it says")
-        return Finding(name, f"{path} can be listed, {len(slots)} ranks have saved there")
+            return DoctorFinding(name, str(error), "as it says")
+        return DoctorFinding(name, f"{path} can be listed, {len(slots)} ranks have saved there")
     try:
         existing = next(parent for parent in (path, *path.parents) if parent.exists())
         is_folder = existing.is_dir()
     except OSError as error:
-        return Finding(name, f"{path} cannot be looked at ({error.strerror})", f"export {name}=<a folder of yours>")
+        return DoctorFinding(
+            name, f"{path} cannot be looked at ({error.strerror})", f"export {name}=<a folder of yours>"
+        )
     if not is_folder:
-        return Finding(name, f"{existing} is not a folder", f"export {name}=<a folder>")
+        return DoctorFinding(name, f"{existing} is not a folder", f"export {name}=<a folder>")
     try:
         Path(
             tempfile.mkdtemp(prefix=".samebits-", dir=existing)
         ).rmdir()  # access(2) does not detect /proc or a full disk
     except OSError as error:
-        return Finding(name, f"{existing} cannot be written ({error.strerror})", f"export {name}=<a folder of yours>")
-    return Finding(name, f"{path} can be {'written' if existing == path else 'made'}")
+        return DoctorFinding(
+            name, f"{existing} cannot be written ({error.strerror})", f"export {name}=<a folder of yours>"
+        )
+    return DoctorFinding(name, f"{path} can be {'written' if existing == path else 'made'}")
 
 
-def scheduler(settings: Settings) -> list[Finding]:
+def scheduler(settings: Settings) -> list[DoctorFinding]:
     """Check the scheduler's possible addresses: one, or each that SCHED_HOST names."""
     if names_one(settings.sched_host):
         return [port(settings)]
@@ -229,32 +235,32 @@ def scheduler(settings: Settings) -> list[Finding]:
     try:
         named = addresses_now(settings.sched_host, settings.sched_port)
     except NotHostsError as error:
-        return [Finding(name, str(error), "as it says")]
+        return [DoctorFinding(name, str(error), "as it says")]
     found = [_at(settings, one) for one in named]
     try:
         addresses, own = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
     except ListenError:
-        return [*found, Finding(name, "none of these hosts is this one: its scheduler runs elsewhere")]
-    return [*found, Finding(name, f"a scheduler of this host listens on {', '.join(addresses)}, port {own}")]
+        return [*found, DoctorFinding(name, "none of these hosts is this one: its scheduler runs elsewhere")]
+    return [*found, DoctorFinding(name, f"a scheduler of this host listens on {', '.join(addresses)}, port {own}")]
 
 
-def _at(settings: Settings, address: SchedulerAddress) -> Finding:
+def _at(settings: Settings, address: SchedulerAddress) -> DoctorFinding:
     name = f"SCHED_HOST {address}"
     try:
         resolved = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(address.host, address.port)})
     except socket.gaierror as error:
-        return Finding(name, f"it has no address ({error.strerror})", "write a name that this host can look up")
+        return DoctorFinding(name, f"it has no address ({error.strerror})", "write a name that this host can look up")
     try:
         told = ask_once(at_address(settings, address), ANSWER_TIMEOUT_S)
     except SecretError as error:
-        return Finding(name, str(error), "as it says")
+        return DoctorFinding(name, str(error), "as it says")
     if told is not None:
-        return Finding(name, f"the scheduler of job {told.job} answers there, term {told.term}")
+        return DoctorFinding(name, f"the scheduler of job {told.job} answers there, term {told.term}")
     whose = "this host" if any(is_local(one) for one in resolved) else "another host"
-    return Finding(name, f"{whose} ({', '.join(resolved)}); no scheduler answers there now")
+    return DoctorFinding(name, f"{whose} ({', '.join(resolved)}); no scheduler answers there now")
 
 
-def network(settings: Settings) -> list[Finding]:
+def network(settings: Settings) -> list[DoctorFinding]:
     """Return the network interface of a job on several hosts; a negative finding if another one is much faster."""
     try:
         used = address_towards(settings.sched_host, settings.sched_port)
@@ -266,11 +272,11 @@ def network(settings: Settings) -> list[Finding]:
     found = next((f"{one.name} ({used})" for one in known if used in one.addresses), used)
     speeds = slower(used, known)
     if speeds is None:
-        return [Finding("network", f"gradients go over {found}, which leads to SCHED_HOST")]
+        return [DoctorFinding("network", f"gradients go over {found}, which leads to SCHED_HOST")]
     ours, faster = speeds
     better = min(faster.addresses, key=lambda one: (":" in one, one))
     return [
-        Finding(
+        DoctorFinding(
             "network",
             f"gradients go over {found} with {ours.mbit} Mbit/s, and {faster.name} ({better}) has {faster.mbit}",
             f"export SCHED_HOST=<the scheduler's address in the network of {faster.name}>, in every process",
@@ -278,22 +284,22 @@ def network(settings: Settings) -> list[Finding]:
     ]
 
 
-def port(settings: Settings) -> Finding:
+def port(settings: Settings) -> DoctorFinding:
     """Check that a scheduler could listen on the port, or that a job's scheduler does."""
     name = f"SCHED_PORT={settings.sched_port}"
     try:
         if ask_once(settings, ANSWER_TIMEOUT_S) is not None:
-            return Finding(name, "a job's scheduler answers there")
+            return DoctorFinding(name, "a job's scheduler answers there")
     except SecretError as error:
-        return Finding(name, str(error), "as it says")
+        return DoctorFinding(name, str(error), "as it says")
     try:
         check_free(*listening(settings.sched_host, settings.sched_port, settings.sched_bind))
     except ListenError as error:
-        return Finding(name, str(error), "as it says")
-    return Finding(name, "free")
+        return DoctorFinding(name, str(error), "as it says")
+    return DoctorFinding(name, "free")
 
 
-def reach(settings: Settings) -> Finding:
+def reach(settings: Settings) -> DoctorFinding:
     """Describe which hosts reach the job's ports, and which ports the secret protects."""
     name = "open to"
     try:
@@ -310,18 +316,18 @@ def reach(settings: Settings) -> Finding:
         if has_secret
         else "the scheduler accepts every process (no CLUSTER_SECRET)"
     )
-    return Finding(
+    return DoctorFinding(
         name,
         f"{who}, at {', '.join(addresses)}: {scheduler}; gloo's ports are open (docs/how-to/secure-a-job.md)",
     )
 
 
-def descriptors(settings: Settings) -> Finding:
+def descriptors(settings: Settings) -> DoctorFinding:
     """Check that the scheduler can open a connection for every worker; it raises its soft limit by itself."""
     needed = needed_descriptors(settings.max_worker_num + settings.spare_num)
     found = f"{hard_limit()}, {needed} needed"
     fix = "" if hard_limit() >= needed else f"raise the hard limit: ulimit -Hn {needed} (as root)"
-    return Finding("open files", found, fix)
+    return DoctorFinding("open files", found, fix)
 
 
 def folders(settings: Settings) -> list[tuple[str, Path | str]]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.commands.scale import view_of
 from samebits.config import Settings
 from samebits.errors import UsageError
@@ -91,7 +91,7 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
     Raises:
         UsageError: a word names no living node.
     """
-    alive = [one for one in view.nodes if one.presence is Presence.ALIVE]
+    alive = [one for one in view.nodes if one.presence is PresenceState.ALIVE]
     nodes: list[str] = []
     hosts: list[str] = []
     for name in names:
@@ -117,7 +117,7 @@ def require_enough(view: JobView, leaving: Collection[str]) -> None:
     Raises:
         UsageError: the job would have to wait.
     """
-    left = sum(one.presence is Presence.ALIVE and one.node not in leaving for one in (*view.workers, *view.spares))
+    left = sum(one.presence is PresenceState.ALIVE and one.node not in leaving for one in (*view.workers, *view.spares))
     is_worker = any(one.node in leaving for one in view.workers)
     if is_worker and left < view.min_world_size:
         raise UsageError(
@@ -140,9 +140,9 @@ def wait_until_left(settings: Settings, text: str, nodes: Sequence[str], timeout
         view = view_of(settings)
         for node in list(waits_for):
             known = view.node(node)
-            if known is None or known.presence is not Presence.ALIVE or view.job_finished:
+            if known is None or known.presence is not PresenceState.ALIVE or view.job_finished:
                 waits_for.remove(node)
-                has_left = known is not None and known.presence is Presence.LEFT
+                has_left = known is not None and known.presence is PresenceState.LEFT
                 _say(f"worker {node} {'has left' if has_left else 'is gone'}")
         if not waits_for:
             return

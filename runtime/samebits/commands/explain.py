@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from samebits import config, errors
-from samebits.core.causes.table import TABLE, CauseClass, Retry, Row, Strategy
+from samebits.core.causes.table import TABLE, CauseClass, Remedy, Retry, Row
 from samebits.core.hangs import Hang
 from samebits.errors import UsageError
 from samebits.exit_codes import EXIT_CODES, ExitCode, exit_code_table, exit_code_table_zh
@@ -40,13 +40,13 @@ _CLASSES_ZH = {
     CauseClass.UNKNOWN: "未知",
 }
 _STRATEGIES_ZH = {
-    Strategy.WAIT: "等待",
-    Strategy.SPARE: "热备接替",
-    Strategy.RESTART: "重启",
-    Strategy.SHRINK: "缩小",
-    Strategy.ROLL_BACK: "回滚",
-    Strategy.DRAIN: "撤出",
-    Strategy.STOP: "结束作业",
+    Remedy.WAIT: "等待",
+    Remedy.SPARE: "热备接替",
+    Remedy.RESTART: "重启",
+    Remedy.SHRINK: "缩小",
+    Remedy.ROLL_BACK: "回滚",
+    Remedy.DRAIN: "撤出",
+    Remedy.STOP: "结束作业",
 }
 _RETRIES = {Retry.YES: "forever", Retry.ONCE: "once", Retry.NO: "no", Retry.OVER: "–"}
 _RETRIES_ZH = {Retry.YES: "一直", Retry.ONCE: "一次", Retry.NO: "否", Retry.OVER: "–"}

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from samebits import strict_json
 from samebits.account.event_log import line_of
-from samebits.account.events import Kind
+from samebits.account.events import EventKind
 from samebits.account.history import EventStream, StepColumn, account, line, required_events, summary
 from samebits.launcher import job_spec
 from samebits.option_types import whole
 
-_QUIET = {Kind.STEP, Kind.CARRIED}
+_QUIET = {EventKind.STEP, EventKind.CARRIED}
 
 
 def main(arguments: Sequence[str]) -> int:

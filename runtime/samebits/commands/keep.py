@@ -18,9 +18,9 @@ from pathlib import Path
 
 from samebits import config
 from samebits.config import Role, Settings
-from samebits.core.causes.escalation import Escalation, Level, Step, Tried, levels_of
+from samebits.core.causes.escalation import Escalation, EscalationStep, RestartScope, Tried, levels_of
 from samebits.errors import LevelsSpentError, SameBitsError, StoreError, UsageError
-from samebits.exit_codes import EXIT_CODES, Again, codes_to_give_up_at
+from samebits.exit_codes import EXIT_CODES, Repeatable, codes_to_give_up_at
 from samebits.launcher.interrupts import Signals
 from samebits.service import log
 from samebits.store import durable, private, probe_note
@@ -29,7 +29,7 @@ from samebits.store.owner import read_owner
 from samebits.store.process_identity import ProcessIdentity, launcher_of_session
 
 _FINAL = frozenset((0, *codes_to_give_up_at()))
-_WORTH_RETRYING = frozenset(one.code for one in EXIT_CODES if one.again is Again.YES)
+_WORTH_RETRYING = frozenset(one.code for one in EXIT_CODES if one.again is Repeatable.YES)
 _LOOK_S = 1.0  # PROBE_FILE is written every second
 _MAX_BYTES = 64
 _STORE_S = 10.0  # torchrun's store is in a process of this machine
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         return _keep_rank(command)
     with Signals((signal.SIGCHLD,)) as signals:
         try:
-            keeper = Keeper(command, signals)
+            keeper = RestartLoop(command, signals)
             status = keeper.run()
         except SameBitsError as error:
             if not options.stay:
@@ -79,7 +79,7 @@ def _stay(status: int, signals: Signals) -> int:
     return 0
 
 
-class Keeper:
+class RestartLoop:
     """Runs one process after the other for one place in the job.
 
     Args:
@@ -114,7 +114,7 @@ class Keeper:
             self._remember()
             said = f"{self._who()}: {step.said}: {_what_follows(step)} after {_spoken(status)}"
             _say(said)
-            if step.level is not Level.PROCESS:
+            if step.level is not RestartScope.PROCESS:
                 self._tell(said)
                 return self._status_above(step, status)
             if self._wait(step.wait_s):
@@ -172,9 +172,9 @@ class Keeper:
     def _remember(self) -> None:
         _remember(self._settings, self._escalation.tried)
 
-    def _status_above(self, step: Step, status: int) -> int:
+    def _status_above(self, step: EscalationStep, status: int) -> int:
         """Return the status that requests the next level, or reports that there is none."""
-        return status if step.level is Level.POD else LevelsSpentError.exit_code
+        return status if step.level is RestartScope.POD else LevelsSpentError.exit_code
 
     def _reaped(self, pid: int) -> int | None:
         """Return the child's status once it has ended. Also reap orphans, as the first process of a container must."""
@@ -207,7 +207,7 @@ class Keeper:
             _say(f"not kept in the history: {error}")
 
 
-class RankKeeper(Keeper):
+class RankKeeper(RestartLoop):
     """The child of a torchrun agent that runs a ported script (``service.torchrun_seat``).
 
     Its own child holds the rank's seat. A child that is killed, or ends with a status at which a restart helps, is
@@ -220,7 +220,7 @@ class RankKeeper(Keeper):
         super().__init__(command, signals)
         settings = self._settings
         most = levels_of({"process": settings.recover_strategy.attempts.get("process")})
-        self._escalation = Escalation({Level.PROCESS: most[Level.PROCESS]})
+        self._escalation = Escalation({RestartScope.PROCESS: most[RestartScope.PROCESS]})
         self._signal = 0  # the signal that ended the last child
         self._failure: SameBitsError | None = None
         private.make_folder(settings.log_dir)
@@ -284,7 +284,7 @@ class RankKeeper(Keeper):
     def _remember(self) -> None:
         """Do nothing, because torchrun's own restarts begin a new record of attempts."""
 
-    def _status_above(self, step: Step, status: int) -> int:
+    def _status_above(self, step: EscalationStep, status: int) -> int:
         return status
 
     def _fail(self, error: SameBitsError) -> None:
@@ -347,16 +347,16 @@ def _holds_its_seat(path: Path, pid: int) -> bool:
         note = probe_note.read(path)
     except StoreError:
         return False
-    return note is not None and note.identity.pid == pid and note.state is probe_note.State.READY
+    return note is not None and note.identity.pid == pid and note.state is probe_note.ProbeState.READY
 
 
-def _what_follows(step: Step) -> str:
+def _what_follows(step: EscalationStep) -> str:
     match step.level:
-        case Level.PROCESS:
+        case RestartScope.PROCESS:
             return "started again in its place"
-        case Level.POD:
+        case RestartScope.POD:
             return "its container has to start again"
-        case Level.JOB:
+        case RestartScope.JOB:
             return f"the whole job has to start again (status {LevelsSpentError.exit_code})"
     return f"given up (status {LevelsSpentError.exit_code})"
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from samebits.core.lines import root_of
+from samebits.core.replacement_names import root_of
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.logs import READ_BYTES, LogLines, size_of
 from samebits.launcher.processes import SCHEDULER, name_of, node_of, process_names, replaced_names
+from samebits.launcher.worker_logs import READ_BYTES, LogLines, size_of
 from samebits.option_types import whole
 from samebits.store import durable
 

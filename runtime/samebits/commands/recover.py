@@ -19,13 +19,12 @@ from samebits.errors import ForeignFolderError, ListenError, StoreError, UsageEr
 from samebits.hosts.discovery import discovery_for
 from samebits.launcher import job_spec, recovering
 from samebits.launcher.follower import Follower, naming_what_runs_on
-from samebits.launcher.following import Result
+from samebits.launcher.following import FollowResult
 from samebits.launcher.interrupts import Signals
 from samebits.launcher.job_spec import JobSpec, change, program_of, version_of
-from samebits.launcher.logs import LogEnds
 from samebits.launcher.processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, runs_in, spoken
-from samebits.launcher.progress import keep_going_without_output
-from samebits.launcher.recovering import Recovery, Remains, plan_recovery
+from samebits.launcher.progress_line import keep_going_without_output
+from samebits.launcher.recovering import RecoveryPlan, Remains, plan_recovery
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
 from samebits.launcher.spawning import (
     Listener,
@@ -38,6 +37,7 @@ from samebits.launcher.spawning import (
     reserved,
 )
 from samebits.launcher.supervising import can_replace, start_in_place, supervisor_for
+from samebits.launcher.worker_logs import LogEnds
 from samebits.net.descriptors import require_descriptors
 from samebits.service.job_journal import refresh
 from samebits.service.status import stored_view
@@ -110,7 +110,7 @@ def _moved_in() -> tuple[Path, JobSpec]:
     return log_dir, moved
 
 
-def _bring_back(log_dir: Path, kept: JobSpec) -> Result | None:
+def _bring_back(log_dir: Path, kept: JobSpec) -> FollowResult | None:
     """Restart what is gone and follow the job; return None if the job is over."""
     present = config.whole_environment()
     secrets = job_spec.secrets_for(kept, present)
@@ -249,7 +249,7 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
     )
 
 
-def _script_change(kept: JobSpec, remains: Remains, recovery: Recovery) -> str:
+def _script_change(kept: JobSpec, remains: Remains, recovery: RecoveryPlan) -> str:
     """Describe how the script has changed, if workers that read it are started; else return an empty string."""
     if not any(name != SCHEDULER for name in recovery.start):
         return ""
@@ -260,7 +260,7 @@ def _script_change(kept: JobSpec, remains: Remains, recovery: Recovery) -> str:
 
 
 def start_again(
-    log_dir: Path, recovery: Recovery, program: Program, in_place: Callable[[Sequence[str]], object] | None = None
+    log_dir: Path, recovery: RecoveryPlan, program: Program, in_place: Callable[[Sequence[str]], object] | None = None
 ) -> None:
     """Start processes that are gone, after ending those that are in the way.
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samebits import config
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.commands.recover import look
 from samebits.config import Settings
 from samebits.errors import UsageError
@@ -178,7 +178,7 @@ def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> l
         nodes: node ids that belong to this machine.
         running: node ids whose process runs on this machine.
     """
-    alive = [one.node for one in view.workers if one.presence is Presence.ALIVE]
+    alive = [one.node for one in view.workers if one.presence is PresenceState.ALIVE]
     staying = [
         node for node in alive if node in nodes or node not in running
     ]  # a node that runs here but no longer belongs to this machine is leaving
@@ -231,7 +231,7 @@ def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count:
     """
     if count < 1:
         raise UsageError(f"{count} workers to add: expected 1 or more")
-    elsewhere = {one.node for one in view.nodes if one.presence is Presence.ALIVE}
+    elsewhere = {one.node for one in view.nodes if one.presence is PresenceState.ALIVE}
     numbers = map(str, range(settings.max_worker_num))
     free = [node for node in numbers if node not in nodes and node not in elsewhere]
     if len(free) < count:
@@ -251,7 +251,7 @@ def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -
     strangers = [node for node in leaving if node not in nodes]
     if strangers:
         raise UsageError(f"no worker {', '.join(strangers)} of this job runs here: expected some of {', '.join(nodes)}")
-    alive = {one.node for one in view.nodes if one.presence is Presence.ALIVE and one.node not in leaving}
+    alive = {one.node for one in view.nodes if one.presence is PresenceState.ALIVE and one.node not in leaving}
     workers = sum(worker.node in alive for worker in view.workers)
     spares = sum(spare.node in alive for spare in view.spares)
     gone = [worker.node for worker in view.workers if worker.node in leaving]

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from samebits.account.job_view import JobView, Presence, WorkerView
+from samebits.account.job_view import JobView, PresenceState, WorkerView
 from samebits.commands import status
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.option_types import whole
 from samebits.service import stacks
 from samebits.store import collective_ring, durable, private
-from samebits.store.collective_ring import Contents, Launched
+from samebits.store.collective_ring import Launched, RecordedCollectives
 from samebits.store.process_identity import host_id
 from samebits.tracebacks import place_in_dump
 
@@ -28,7 +28,7 @@ PREFIX = "rank_"
 BACKEND = "gloo"
 
 
-def keep(folder: Path, contents: Contents) -> Path:
+def keep(folder: Path, contents: RecordedCollectives) -> Path:
     """Write one rank's file, readable by this user only; replaces an earlier file.
 
     Raises:
@@ -40,7 +40,7 @@ def keep(folder: Path, contents: Contents) -> Path:
     return path
 
 
-def dump_of(contents: Contents) -> dict[str, Any]:
+def dump_of(contents: RecordedCollectives) -> dict[str, Any]:
     """Return the content of the file."""
     groups = {group.name: (group.description, group.ranks) for group in contents.groups}
     entries: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ def dump_of(contents: Contents) -> dict[str, Any]:
     }
 
 
-def _comparable(contents: Contents) -> Iterator[tuple[int, Launched]]:
+def _comparable(contents: RecordedCollectives) -> Iterator[tuple[int, Launched]]:
     """Yield the launches that other ranks have on record too, each with the number of the world collective before it.
 
     By that number, torchfrtrace leaves out launches older than the oldest one that every rank has, since ranks launch
@@ -156,7 +156,7 @@ def ranked(view: JobView) -> list[tuple[int, WorkerView]]:
 def told(rank: int, worker: WorkerView) -> list[str]:
     """Format one worker: its place in one line, then the output of Python's fault handler."""
     who = f"worker {worker.node} (rank {rank}, {worker.identity})"
-    if worker.presence is not Presence.ALIVE:
+    if worker.presence is not PresenceState.ALIVE:
         return [
             f"{who}: {worker.presence.value}: {worker.reason}" if worker.reason else f"{who}: {worker.presence.value}"
         ]
@@ -178,7 +178,7 @@ def recorded(rank: int, worker: WorkerView, folder: Path) -> str:
         StoreError: the folder cannot be used.
     """
     who = f"worker {worker.node} (rank {rank}, {worker.identity})"
-    if worker.presence is Presence.ALIVE and worker.host != host_id():
+    if worker.presence is PresenceState.ALIVE and worker.host != host_id():
         return _is_elsewhere(who, worker, f"samebits stack {rank} --fr {folder}")
     contents = collective_ring.read(worker.identity)
     if contents is None:

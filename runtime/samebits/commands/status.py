@@ -13,13 +13,13 @@ import msgspec
 
 from samebits import strict_json
 from samebits.account.history import summary_of_folder
-from samebits.account.job_view import JobView, Presence, WorkerView
+from samebits.account.job_view import JobView, PresenceState, WorkerView
 from samebits.commands.clean import memory_line
 from samebits.config import Settings
-from samebits.core.lines import number_of, title_of, titled
+from samebits.core.replacement_names import number_of, title_of, titled
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.progress import phase_text, world_text
+from samebits.launcher.progress_line import phase_text, world_text
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from samebits.launcher.supervising import supervisor_of
 from samebits.printable import counted, listed
@@ -122,9 +122,9 @@ def _without_scheduler(view: JobView, settings: Settings) -> list[str]:
     if view.job_finished:
         return [f"the job is over: {says}"]
     told = [f"no scheduler answers at {shown(settings.sched_host, settings.sched_port)}: {says}"]
-    counts = {one: sum(node.presence is one for node in view.nodes) for one in Presence}
-    alive, gone = counts[Presence.ALIVE], counts[Presence.GONE]
-    hosts = sorted({one.host.partition("#")[0] for one in view.nodes if one.presence is Presence.UNKNOWN})
+    counts = {one: sum(node.presence is one for node in view.nodes) for one in PresenceState}
+    alive, gone = counts[PresenceState.ALIVE], counts[PresenceState.GONE]
+    hosts = sorted({one.host.partition("#")[0] for one in view.nodes if one.presence is PresenceState.UNKNOWN})
     if why := outage(settings):
         told.append(why)
     if hosts:
@@ -149,7 +149,7 @@ def _reported(view: JobView) -> list[str]:
     """Return the workers' reports; for each name, the value of the worker with the lowest slot."""
     found: dict[str, str] = {}
     for worker in view.workers:
-        if worker.presence is Presence.ALIVE:
+        if worker.presence is PresenceState.ALIVE:
             for name, value in worker.figures.items():
                 if name not in status.MEASURED:
                     found.setdefault(name, f"{name} {value:,.6g} (worker {worker.node})")
@@ -168,7 +168,7 @@ def _row(view: JobView, slot: str, worker: WorkerView, settings: Settings) -> tu
 
 
 def _doing(view: JobView, worker: WorkerView) -> str:
-    if view.from_journal or worker.presence is not Presence.ALIVE:
+    if view.from_journal or worker.presence is not PresenceState.ALIVE:
         return ""
     if worker in view.spares:
         return {"seated": "warming up", "waiting": "warm"}.get(worker.activity, worker.activity)

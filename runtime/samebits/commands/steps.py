@@ -21,7 +21,7 @@ from samebits.store import durable
 from samebits.store.checkpoint.folder import rank_directory, slots_in
 from samebits.store.checkpoint.point_store import local_folder
 from samebits.store.step_log import STEPS_FOLDER, FoundLog, read_step_log
-from samebits.store.step_record import Difference, StepRecord, difference
+from samebits.store.step_record import RecordDifference, StepRecord, difference
 
 DIFFERENT = 1
 SHOWN_SAMPLES = 6
@@ -64,7 +64,7 @@ class Comparison:
     other: RankLog
     shared: list[int]
     step: int | None
-    differs: Difference | None
+    differs: RecordDifference | None
 
     def __str__(self) -> str:
         names = f"{self.one.folder} and {self.other.folder}"

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.commands.clean import memory_line
 from samebits.commands.drain import ASK_AGAIN_S, wait_until_left
 from samebits.commands.recover import look
@@ -132,7 +132,7 @@ def _stop_at_commit(settings: Settings, timeout_s: float) -> None:
 
 def _drain(settings: Settings, view: JobView, timeout_s: float) -> None:
     """Make every worker leave; the end of the job takes those that have not."""
-    nodes = [one.node for one in view.nodes if one.presence is Presence.ALIVE]
+    nodes = [one.node for one in view.nodes if one.presence is PresenceState.ALIVE]
     if nodes:
         text = f"{counted(len(nodes), 'worker')} must leave: the job is drained ({BY} --drain)"
         wait_until_left(settings, text, nodes, timeout_s)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgpack
 import xxhash
 
-from samebits.core.keys.key_store import Versioned, newest
+from samebits.core.keys.key_store import StoredValue, newest
 from samebits.core.watch.equality import Judgement, judge
 from samebits.errors import UnequalError, UsageError
 
@@ -54,7 +54,7 @@ class StateSynchronization:
     """
 
     def __init__(self) -> None:
-        self._state: dict[bytes, Versioned] = {}
+        self._state: dict[bytes, StoredValue] = {}
         self.version = 0
 
     @property
@@ -123,7 +123,7 @@ class StateSynchronization:
         """Set a value and return its version, which is one above the last version of this name."""
         key = name.encode()
         version = self._state[key].version + 1 if key in self._state else 1
-        self._state[key] = Versioned(_packed(name, value), version)
+        self._state[key] = StoredValue(_packed(name, value), version)
         self.version += 1
         return version
 
@@ -148,7 +148,9 @@ class StateSynchronization:
         """
         try:
             found = msgpack.unpackb(exported, raw=True, strict_map_key=False)
-            theirs = {bytes(key): Versioned(bytes(value), _version(version)) for key, (value, version) in found.items()}
+            theirs = {
+                bytes(key): StoredValue(bytes(value), _version(version)) for key, (value, version) in found.items()
+            }
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
             raise UsageError(f"StateSynchronization.merge: these are not the bytes of an export ({error})") from None
         ties = {

@@ -1,6 +1,6 @@
 """``samebits.HealthChecker``: find problems of this host, without a job.
 
-The sensors are those of ``service.health``. The limits and their hysteresis are those of ``core.watch.health``.
+The sensors are those of ``service.health``. The limits and their hysteresis are those of ``core.watch.health_limits``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samebits.core.reports import Sign
-from samebits.core.watch.health import HealthWatch, Limit, said
+from samebits.core.watch.health_limits import HealthWatch, Limit, said
 from samebits.errors import UsageError
-from samebits.service.health.host_health import nearest, readings
+from samebits.service.health.host_sensor import nearest, readings
 
 __all__ = ["HealthChecker"]
 

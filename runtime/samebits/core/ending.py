@@ -17,7 +17,7 @@ from samebits.core.ledger import NAMED, Ledger
 from samebits.core.membership.admission import Admission
 from samebits.core.membership.world import World
 from samebits.core.messages import EndJob
-from samebits.core.ready import Ended, Level
+from samebits.core.ready import JobEnded, Severity
 from samebits.core.records import CauseFound, JobFinished, JobInterrupted
 from samebits.core.rounds.first_losses import Causes
 from samebits.core.rounds.rendezvous import Rendezvous
@@ -43,7 +43,7 @@ class Ending:
         self._empty_since: float | None = None
         self._deserted_at = 0.0  # when the last worker left; announced replacements do not move it
         self._leave_by: float | None = None  # deadline for processes told to leave, and for a finished job's spares
-        self.ended: Ended | None = None
+        self.ended: JobEnded | None = None
         self._left_with = ""
         self._causes = Causes(ledger.state.causes)
 
@@ -93,7 +93,7 @@ class Ending:
         self._ledger.ready.send(session, self._last_word(self.ended))
         return True
 
-    def _last_word(self, ended: Ended) -> EndJob:
+    def _last_word(self, ended: JobEnded) -> EndJob:
         state = self._ledger.state
         return EndJob(state.job, state.term, ended.kind, ended.text)
 
@@ -306,7 +306,7 @@ class Ending:
     def _job_finished(self) -> None:
         self._ledger.write(JobFinished())
         self._ledger.ready.say("job finished")
-        self.ended = self._ledger.ready.ended = Ended(EndKind.FINISHED, "job finished")
+        self.ended = self._ledger.ready.ended = JobEnded(EndKind.FINISHED, "job finished")
         self._tell_waiting_sessions()
 
     def end_job(self, kind: EndKind, text: str, status: int = 0) -> None:
@@ -323,8 +323,8 @@ class Ending:
         saved = [point.step for point in (ledger.state.committed_point, ledger.state.final) if point is not None]
         step = max((0, *saved, *(presence.step for presence in ledger.presences.values())))
         ledger.write(JobInterrupted(kind, step, text, ledger.state.generation_number, status))
-        ledger.ready.say(f"the job ends: {text}", Level.WARNING)
-        self.ended, self._leave_by = Ended(kind, text), ledger.now + END_GRACE_S
+        ledger.ready.say(f"the job ends: {text}", Severity.WARNING)
+        self.ended, self._leave_by = JobEnded(kind, text), ledger.now + END_GRACE_S
         message = self._last_word(self.ended)
         for seat in ledger.live_seats_and_spares():
             ledger.tell(seat.node, message)

@@ -10,7 +10,7 @@ A generation counts its own commits, so a loss in between only delays the stop: 
 from __future__ import annotations
 
 from samebits.core.ledger import Ledger
-from samebits.core.messages import Said, StopAt
+from samebits.core.messages import ReportEnvelope, StopAt
 from samebits.core.records import GenerationCommitted, StopPlanned
 from samebits.core.reports import StopsAfter
 from samebits.core.state import Seat
@@ -60,7 +60,7 @@ class JointStop:
         if seat.node not in self._there if plan.commits else seat.node not in self._commits:
             self._ledger.tell(seat.node, StopAt(state.job, state.term, committed.generation, plan.commits))
 
-    def take(self, seat: Seat, body: StopsAfter, said: Said) -> None:
+    def take(self, seat: Seat, body: StopsAfter, said: ReportEnvelope) -> None:
         """Take the commit after which a member stops."""
         ledger, committed = self._ledger, self._ledger.state.generation
         if committed is None or said.generation != committed.generation or not body.commits:

@@ -16,10 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from samebits.core.causes.table import DEFAULT, CauseTable, Notice
+from samebits.core.causes.table import DEFAULT, CauseTable, LossDetection
 from samebits.core.hangs import Hang, ProcessState
 from samebits.core.messages import Activity, FromScheduler, Pairs, Process, ProcessEnded, Refusal, Refused, RoundId
-from samebits.core.ready import Level, Ready, Send
+from samebits.core.ready import Ready, Send, Severity
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from samebits.core.reports import Figure
 from samebits.core.state import JobState, Seat
@@ -121,7 +121,7 @@ class Policy:
 
 
 @dataclass(slots=True)
-class Presence:
+class Liveness:
     """Volatile facts about a seated node."""
 
     lease_until: float
@@ -134,7 +134,7 @@ class Presence:
     step: int = 0
     last_words: str = ""
     ended: ProcessEnded | None = None  # its launcher's report of its end, if no message has arrived since
-    noticed_by: Notice | None = None  # how its loss was noticed, if nothing else is known about it
+    noticed_by: LossDetection | None = None  # how its loss was noticed, if nothing else is known about it
     status_by: float | None = None  # after its script has left: deadline for its launcher to report the exit status
     is_gone: bool = False  # it announced its end or its process was seen dead: messages that still arrive are old
     process_state: ProcessState | None = None  # the process state seen while it was silent
@@ -162,7 +162,7 @@ class Ledger:
     loaded_at: float
     now: float
     ready: Ready = field(default_factory=Ready)
-    presences: dict[str, Presence] = field(default_factory=dict)
+    presences: dict[str, Liveness] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)  # session → node, for seats
     absent: dict[int, float] = field(default_factory=dict)
     """Expected slots without a live holder → how long an elastic world waits for one."""
@@ -190,7 +190,7 @@ class Ledger:
 
     def announce(self, text: str) -> None:
         """Log a warning and show it once to each follower of the job."""
-        self.ready.say(text, Level.WARNING)
+        self.ready.say(text, Severity.WARNING)
         self.show(text)
 
     def show(self, text: str) -> None:

@@ -3,7 +3,7 @@
 After admission a worker's messages carry its :class:`Credential`, which the scheduler compares with the seat first.
 Messages may be repeated, late or lost: each heartbeat holds the complete state of one agent, so the next heartbeat
 makes up for a lost message and none needs an acknowledgement. Reports of sensors (``core.reports``) are sent in one
-envelope, :class:`Said`.
+envelope, :class:`ReportEnvelope`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from samebits.core.values import (
     MAX_NODE_CHARS,
     Count,
     Few,
-    Host,
+    HostName,
     Id,
     Int,
     Many,
     Meta,
     Name,
-    Node,
+    NodeId,
     Schema,
     Seconds,
     Text,
-    Told,
+    TextValue,
     Value,
     line,
 )
@@ -41,7 +41,7 @@ PROTOCOL = 4
 MAX_STOPPED_BY = 600
 """Most characters of ``StopJob.by``."""
 MAX_DECISION = 400
-"""Most characters of ``Decision.text``."""
+"""Most characters of ``OperatorDecision.text``."""
 MAX_END_CHARS = 400
 """Most characters of ``ProcessEnded.text`` and ``ProcessEnded.error``."""
 MAX_FOLDER_CHARS = 400
@@ -52,12 +52,12 @@ MAX_KEY_BYTES = 256  # of a key, in UTF-8
 MAX_VALUE_BYTES = 1 << 16  # of a key's value, as msgpack
 
 Pairs = Few[tuple[str, str]]
-Settings = Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=MAX_SETTINGS)]
+FixedSettings = Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=MAX_SETTINGS)]
 Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 OwnNode = Annotated[str, line(MAX_NODE_CHARS, least=1, pattern="^[^ /]*$")]
 """A node id that a process may choose. It becomes a folder's name, so it has no "/"."""
 Key = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
-KeyValue = Annotated[bytes, Meta(max_length=MAX_VALUE_BYTES)]
+ValueBytes = Annotated[bytes, Meta(max_length=MAX_VALUE_BYTES)]
 
 
 class Activity(enum.IntEnum):
@@ -118,7 +118,7 @@ class RoundId(NamedTuple):
 class Process(NamedTuple):
     """Where a session runs."""
 
-    host: Host  # its name, plus "#" and a suffix that distinguishes hosts of the same name
+    host: HostName  # its name, plus "#" and a suffix that distinguishes hosts of the same name
     pid: Int
     started_at: Int  # clock ticks after boot, which distinguishes a reused pid
     device: Id
@@ -131,12 +131,12 @@ class Credential(Value, frozen=True):
     """The sender's identity, compared with its seat before anything else is read."""
 
     job: Id
-    node: Node
+    node: NodeId
     session: Id
     incarnation: Int
 
 
-class Standing(Value, frozen=True):
+class MemberRecord(Value, frozen=True):
     """A member's knowledge of its job, from which a lost journal can be rebuilt."""
 
     term: Int  # the latest that the scheduler sent it
@@ -149,7 +149,7 @@ class Standing(Value, frozen=True):
     rank: Int
 
 
-class Place(Value, frozen=True):
+class RankPosition(Value, frozen=True):
     """A worker's position in a generation."""
 
     slot: Int
@@ -237,13 +237,13 @@ class Sharding(Value, frozen=True):
 
 
 class Holdings(Value, frozen=True):
-    """The state that a process brings into a round; ``restore.choose`` weighs it."""
+    """The state that a process brings into a round; ``restore.choose_restore_point`` weighs it."""
 
     points: Few[Point]  # verified, on its disk
     own_parts: bool  # it has state that only its own points contain (saved RNG state)
     numerics: Pairs
     blob: bytes = b""  # its part of the next generation's address map; b"": sent later
-    place: Place | None = None  # the place that ``blob`` is valid for
+    place: RankPosition | None = None  # the place that ``blob`` is valid for
     live: Point | None = None  # the complete commit that it holds in memory
     looked: bool = True  # False: the process has not read its disk, which takes a while
     commits: Int = 0  # commits on the line of ``live``; distinguishes several commits after one step
@@ -271,8 +271,8 @@ class Register(Value, frozen=True, tag=1):
     session: Id
     incarnation: Count
     process: Process
-    settings: Settings
-    standing: Standing | None = None  # of a current or former member of a generation
+    settings: FixedSettings
+    standing: MemberRecord | None = None  # of a current or former member of a generation
     proof: Annotated[bytes, Meta(max_length=PROOF_BYTES)] = b""  # of a replacement: the job's launcher started it
     term: Int = 0  # the latest of this job that it was sent; a spare has no ``standing`` to hold it
 
@@ -304,7 +304,7 @@ class Publish(Value, frozen=True, tag=4):
     blob: bytes
 
 
-class Said(Value, frozen=True, tag=48):
+class ReportEnvelope(Value, frozen=True, tag=48):
     """Envelope of a report, with the sender's generation and step at the time."""
 
     sender: Credential
@@ -313,7 +313,7 @@ class Said(Value, frozen=True, tag=48):
     step: Int = 0  # completed optimizer steps
 
 
-class Leave(Told, frozen=True, tag=6):
+class Leave(TextValue, frozen=True, tag=6):
     """The sender gives up its seat. ``on_purpose``: its program is done, or it was asked to stop."""
 
     sender: Credential
@@ -334,7 +334,7 @@ class KeyCall(Value, frozen=True, tag=40):
     floor: Count  # its lowest unanswered call that changes something; all calls below are settled
     op: KeyOp
     key: Key
-    value: KeyValue = b""  # of PUT and COMPARE_AND_SET, one msgpack value
+    value: ValueBytes = b""  # of PUT and COMPARE_AND_SET, one msgpack value
     version: Count = 0  # COMPARE_AND_SET, DELETE: the key's expected version (0: absent; any). WAIT: see KeyOp.WAIT
     amount: Int = 0  # of ADD
     is_durable: bool = False  # the key outlives the scheduler's process from now on
@@ -361,21 +361,21 @@ class StopJob(Value, frozen=True, tag=8):
     at_commit: bool = False
 
 
-class Decision(Value, frozen=True, tag=13):
+class OperatorDecision(Value, frozen=True, tag=13):
     """An operator's or launcher's decision, for the history; nodes in ``drain`` leave at their next commit.
 
     The decision is repeated, without its text, until these nodes have left.
     """
 
     text: Annotated[str, line(MAX_DECISION)]  # includes the reason
-    drain: Few[Node] = ()
+    drain: Few[NodeId] = ()
 
 
 class ProcessSeen(Value, frozen=True, tag=15):
     """State of a worker's process as its host's follower sees it. Informational only."""
 
-    node: Node
-    host: Host
+    node: NodeId
+    host: HostName
     pid: Int
     started_at: Int  # as in Process
     doing: Doing
@@ -392,8 +392,8 @@ class Restarting(Value, frozen=True, tag=16):
 class ProcessEnded(Value, frozen=True, tag=14):
     """How a worker's process ended, as its launcher reports it. Informational only."""
 
-    node: Node
-    host: Host
+    node: NodeId
+    host: HostName
     pid: Int
     started_at: Int  # as in Process
     text: Annotated[str, line(MAX_END_CHARS)]  # ``was killed by signal 11 (SIGSEGV)``
@@ -429,7 +429,7 @@ class Pending(Value, frozen=True, tag=21):
     world_size: Int
 
 
-class Refused(Told, frozen=True, tag=22):
+class Refused(TextValue, frozen=True, tag=22):
     """Not admitted. ``retry_after_s``: seconds until admission is possible; 0: waiting cannot help."""
 
     session: str
@@ -440,7 +440,7 @@ class Refused(Told, frozen=True, tag=22):
     term: Int = 0
 
 
-class Fenced(Told, frozen=True, tag=23):
+class Fenced(TextValue, frozen=True, tag=23):
     """The seat belongs to a later incarnation or to another node; the receiver must exit."""
 
     job: str
@@ -451,7 +451,7 @@ class Fenced(Told, frozen=True, tag=23):
     term: Int = 0
 
 
-class RoundOpened(Told, frozen=True, tag=24):
+class RoundOpened(TextValue, frozen=True, tag=24):
     """Invitation to leave the current generation and join this round."""
 
     job: str
@@ -460,14 +460,14 @@ class RoundOpened(Told, frozen=True, tag=24):
     round: RoundId
     text: Text  # the reason
     missing: Text  # the missing nodes; "": none
-    place: Place | None = None  # the receiver's, if the round closes with its present members; None: unchanged
+    place: RankPosition | None = None  # the receiver's, if the round closes with its present members; None: unchanged
     look: bool = False  # no memory holds enough: join with the content of the disk
     gently: bool = False  # no rank is lost, the world only grows: leave at the next commit
     committed: Point | None = None  # every member held it; with ``look``, older points need not be read
     back_to: Point | None = None  # newer points are unreliable: join with this one or an older one
 
 
-class GenerationStarted(Told, frozen=True, tag=25):
+class GenerationStarted(TextValue, frozen=True, tag=25):
     """The generation is durable; gives the receiver's place in it."""
 
     job: str
@@ -529,7 +529,7 @@ class EqualPoint(Value, frozen=True, tag=34):
     point: Point
 
 
-class GiveUp(Told, frozen=True, tag=32):
+class GiveUp(TextValue, frozen=True, tag=32):
     """The receiver's main thread is stuck: report where, give up the seat and exit."""
 
     job: str
@@ -538,7 +538,7 @@ class GiveUp(Told, frozen=True, tag=32):
     text: Text  # the reason
 
 
-class KeyAnswer(Told, frozen=True, tag=41):
+class KeyAnswer(TextValue, frozen=True, tag=41):
     """The answer to a :class:`KeyCall`, sent once the change is made (and durable, for a durable key)."""
 
     session: Id
@@ -546,11 +546,11 @@ class KeyAnswer(Told, frozen=True, tag=41):
     term: Int  # answers of an earlier term are void: changes that were not durable are lost with it
     outcome: KeyOutcome
     version: Count = 0  # of the key now, or of its deletion
-    value: KeyValue = b""  # GET, WAIT: the key's; ADD: the sum
+    value: ValueBytes = b""  # GET, WAIT: the key's; ADD: the sum
     text: Text = ""  # the reason of a refusal
 
 
-class Depart(Told, frozen=True, tag=33):
+class Depart(TextValue, frozen=True, tag=33):
     """Request to leave the job on purpose, at the next commit."""
 
     job: str
@@ -579,7 +579,7 @@ class Finished(Value, frozen=True, tag=27):
     point: Point
 
 
-class EndJob(Told, frozen=True, tag=28):
+class EndJob(TextValue, frozen=True, tag=28):
     """The job is over for all processes, for this reason."""
 
     job: str
@@ -594,7 +594,7 @@ class Status(Value, frozen=True, tag=29):
     packed: bytes
 
 
-FromWorker = Register | Heartbeat | Join | Publish | Leave | KeyCall | Said
+FromWorker = Register | Heartbeat | Join | Publish | Leave | KeyCall | ReportEnvelope
 FromScheduler = (
     Admitted
     | Pending
@@ -615,7 +615,9 @@ FromScheduler = (
     | StopAt
 )
 
-Message = FromWorker | FromScheduler | StatusQuery | StopJob | Decision | ProcessEnded | ProcessSeen | Restarting
+Message = (
+    FromWorker | FromScheduler | StatusQuery | StopJob | OperatorDecision | ProcessEnded | ProcessSeen | Restarting
+)
 
 SCHEMA: Schema[Message] = Schema(Message)
 

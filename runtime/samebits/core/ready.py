@@ -16,7 +16,7 @@ from samebits.core.messages import FromScheduler, KeyAnswer
 from samebits.core.records import Record
 
 
-class Level(enum.IntEnum):
+class Severity(enum.IntEnum):
     """Severity of a note."""
 
     INFO = 1
@@ -27,7 +27,7 @@ class Level(enum.IntEnum):
 class Note:
     """One decision and its reason, for the log, the status and tests."""
 
-    level: Level
+    level: Severity
     text: str
 
 
@@ -39,7 +39,7 @@ class Send(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class JobEnded:
     """The job is over: the shell delivers ``sends`` and exits."""
 
     kind: EndKind
@@ -53,7 +53,7 @@ class Ready:
     records: list[Record] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    ended: Ended | None = None
+    ended: JobEnded | None = None
     key_records: list[KeyRecord] = field(default_factory=list)  # for the keys' own journal
 
     @property
@@ -68,7 +68,7 @@ class Ready:
         """Return whether there is nothing to carry out."""
         return not (self.records or self.sends or self.notes or self.ended or self.key_records)
 
-    def say(self, text: str, level: Level = Level.INFO) -> None:
+    def say(self, text: str, level: Severity = Severity.INFO) -> None:
         """Add a note."""
         self.notes.append(Note(level, text))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from samebits.core.ends import EndKind
 from samebits.core.messages import Pairs, Process, RoundId
 from samebits.core.point import Cut, Point
-from samebits.core.values import Int, Schema, Text, Told, Value
+from samebits.core.values import Int, Schema, Text, TextValue, Value
 
 MAX_TERM = 2**30
 """Highest term; versions of keys begin with it. One scheduler start per second takes 34 years to reach it."""
@@ -54,7 +54,7 @@ class SeatResumed(Value, frozen=True, tag=4):
     incarnation: Int
 
 
-class SeatLost(Told, frozen=True, tag=5):
+class SeatLost(TextValue, frozen=True, tag=5):
     """This incarnation's lease ended; its cool-down runs from ``since``."""
 
     node: str
@@ -64,7 +64,7 @@ class SeatLost(Told, frozen=True, tag=5):
     status: Int = 0  # not 0: the script exited with this status
 
 
-class CauseFound(Told, frozen=True, tag=18):
+class CauseFound(TextValue, frozen=True, tag=18):
     """The loss of a member that ended its generation; one record for each member lost at once.
 
     A later record about the same member, with more details, replaces the earlier one.
@@ -170,7 +170,7 @@ class PointCommitted(Value, frozen=True, tag=16):
     point: Point
 
 
-class RolledBack(Told, frozen=True, tag=19):
+class RolledBack(TextValue, frozen=True, tag=19):
     """The ranks of ``generation`` differed; the next generation starts at ``to`` or earlier.
 
     ``to`` is the last point where all digests matched. ``suspects`` are the (node, incarnation) pairs that take their
@@ -191,7 +191,7 @@ class RolledBack(Told, frozen=True, tag=19):
         return f"all ranks roll back to step {self.to.step}: {who} differed after step {self.step}"
 
 
-class JobInterrupted(Told, frozen=True, tag=10):
+class JobInterrupted(TextValue, frozen=True, tag=10):
     """The job ended unfinished and can be resumed."""
 
     kind: EndKind
@@ -201,7 +201,7 @@ class JobInterrupted(Told, frozen=True, tag=10):
     status: Int = 0  # not 0: exit status of the script that did not reach its end
 
 
-class StopPlanned(Told, frozen=True, tag=20):
+class StopPlanned(TextValue, frozen=True, tag=20):
     """An operator asked the job to stop at a commit that every rank has made.
 
     A later record replaces the earlier one. A new generation must agree again, because it counts its own commits.

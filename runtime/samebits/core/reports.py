@@ -1,8 +1,8 @@
 """Reports of a worker: one frozen struct per kind.
 
-A sensor creates a body once. The worker's agent wraps it in the envelope ``messages.Said`` and repeats it according to
-its class (:class:`Delivery`); the scheduler passes it to the judge registered for its type. Each body is complete, so
-any of them may be lost, duplicated or late. The field types hold the limits.
+A sensor creates a body once. The worker's agent wraps it in the envelope ``messages.ReportEnvelope`` and repeats it
+according to its class (:class:`Delivery`); the scheduler passes it to the judge registered for its type. Each body is
+complete, so any of them may be lost, duplicated or late. The field types hold the limits.
 
 A new kind needs one class here, its name in :data:`Report`, a sensor, and a judge in ``scheduler.SchedulerCore``.
 """
@@ -14,7 +14,21 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar, NamedTuple
 
 from samebits.core.point import Point
-from samebits.core.values import Count, Finite, Hash, Id, Int, Meta, Seconds, Share, Text, Told, Value, line, replace
+from samebits.core.values import (
+    Count,
+    Finite,
+    Hash,
+    Id,
+    Int,
+    Meta,
+    Seconds,
+    Share,
+    Text,
+    TextValue,
+    Value,
+    line,
+    replace,
+)
 
 MAX_SAVED_POINTS = 8
 MAX_DIGESTS = 16
@@ -279,7 +293,7 @@ class StopsAfter(Body, frozen=True, tag=49):
     in_training: ClassVar[bool] = True
 
 
-class LastWords(Body, Told, frozen=True, tag=5):
+class LastWords(Body, TextValue, frozen=True, tag=5):
     """The fatal error of a sender that is about to exit, shown to all as the cause.
 
     Attributes:

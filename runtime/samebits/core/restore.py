@@ -117,7 +117,7 @@ def must_look(
     )
 
 
-def choose(
+def choose_restore_point(
     joined: Mapping[int, Holdings],
     committed: GenerationCommitted | None,
     slots: Sequence[int] | None = None,

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from samebits.core.causes.table import CauseClass, Means, Notice, Observation, Retry, Row, judged
+from samebits.core.causes.table import CauseClass, LossDetection, Means, Observation, Retry, Row, judged
 from samebits.core.ending import Ending
 from samebits.core.ends import EndKind
 from samebits.core.hangs import ProcessState
 from samebits.core.joint_stop import JointStop
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
-from samebits.core.ledger import Ledger, Policy, Presence
+from samebits.core.ledger import Ledger, Liveness, Policy
 from samebits.core.membership.admission import Admission
 from samebits.core.membership.departures import ask_to_leave
 from samebits.core.membership.leases import Leases
@@ -27,24 +27,24 @@ from samebits.core.membership.world import World
 from samebits.core.messages import (
     Activity,
     Credential,
-    Decision,
     Finished,
     FromWorker,
     Heartbeat,
     Join,
     KeyCall,
     Leave,
+    OperatorDecision,
     Process,
     ProcessEnded,
     ProcessSeen,
     Publish,
     Register,
+    ReportEnvelope,
     Restarting,
-    Said,
     StopJob,
 )
 from samebits.core.point import Point
-from samebits.core.ready import Level, Ready
+from samebits.core.ready import Ready, Severity
 from samebits.core.records import CauseFound, JobCreated, TermStarted, TrainingFinished
 from samebits.core.reports import (
     Anomaly,
@@ -64,11 +64,11 @@ from samebits.core.rounds.first_losses import observed
 from samebits.core.rounds.lost_records import told_more
 from samebits.core.rounds.rendezvous import Rendezvous
 from samebits.core.state import JobState, Seat
-from samebits.core.watch.consistency import Consistency
+from samebits.core.watch.consistency import ConsistencyJudge
 from samebits.core.watch.equality import Equality
-from samebits.core.watch.host_health import HostHealth
-from samebits.core.watch.progress import Watch
-from samebits.core.watch.standstill import Standstill
+from samebits.core.watch.hang_culprits import Standstill
+from samebits.core.watch.hang_judge import HangJudge
+from samebits.core.watch.health_judge import HostHealth
 from samebits.core.watch.stragglers import Stragglers
 
 MAX_FENCED = 1000
@@ -111,9 +111,9 @@ class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-FromAnyProcess = StopJob | Decision | ProcessEnded | ProcessSeen | Restarting
+FromAnyProcess = StopJob | OperatorDecision | ProcessEnded | ProcessSeen | Restarting
 """Messages from operators and launchers. Any process that can connect may send them."""
-Event = Received | Closed | Stalled | Seen | FromAnyProcess | Tick
+SchedulerEvent = Received | Closed | Stalled | Seen | FromAnyProcess | Tick
 
 
 class SchedulerCore:
@@ -133,14 +133,14 @@ class SchedulerCore:
     ) -> None:
         self._ledger = ledger = Ledger(policy, state, boot_id, loaded_at=now, now=now)
         self._leases = Leases(ledger)
-        self._watch = Watch(ledger)
+        self._watch = HangJudge(ledger)
         self._repeats = Repeats(ledger)
         self._host_health = HostHealth(ledger)
         self._world = World(ledger, self._host_health.is_to_leave)
         self._admission = Admission(ledger, self._leases, self._world, self._give_slots)
         self._rendezvous = Rendezvous(ledger, self._world)
         self._equality = Equality(ledger)
-        self._consistency = Consistency(ledger)
+        self._consistency = ConsistencyJudge(ledger)
         self._durable_points = DurablePoints(ledger, self._equality)
         self._rebuild = Rebuild(ledger)
         self._new_job_id = new_job_id
@@ -157,7 +157,7 @@ class SchedulerCore:
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
         self._joint_stop = JointStop(ledger)
         self._handlers: dict[type[FromWorker], Callable[[Seat, Any], None]] = {}
-        self._judges: dict[type[Report], Callable[[Seat, Any, Said], None]] = {}
+        self._judges: dict[type[Report], Callable[[Seat, Any, ReportEnvelope], None]] = {}
 
     # ---- the contract
 
@@ -173,7 +173,7 @@ class SchedulerCore:
         for seat in state.seats.values():
             ledger.sessions[seat.session] = seat.node
             if not seat.is_held or seat.is_retired:
-                ledger.presences[seat.node] = Presence(ledger.now)
+                ledger.presences[seat.node] = Liveness(ledger.now)
             else:
                 self._leases.begin(seat, heard=False)
         self._compare_with_generation()
@@ -183,7 +183,7 @@ class SchedulerCore:
                 self._ending.judge_emptiness()
         return self._finish_step()
 
-    def step(self, event: Event, now: float) -> Ready:
+    def step(self, event: SchedulerEvent, now: float) -> Ready:
         """Process one event. After all pending events a Tick is due, at the latest at ``wake_at``."""
         self._ledger.now = now
         match event:
@@ -201,7 +201,7 @@ class SchedulerCore:
                 self._seen(session, process_state)
             case StopJob():
                 self._stop(event)
-            case Decision(text, drain):
+            case OperatorDecision(text, drain):
                 ask_to_leave(self._ledger, drain, text)
             case ProcessEnded():
                 self._hear_of_end(event)
@@ -305,7 +305,7 @@ class SchedulerCore:
         """Return the job's settings."""
         return self._ledger.policy
 
-    def presence(self, node: str) -> Presence | None:
+    def presence(self, node: str) -> Liveness | None:
         """Return the volatile facts about a node's present session; read-only."""
         return self._ledger.presences.get(node)
 
@@ -340,7 +340,7 @@ class SchedulerCore:
         ready, self._ledger.ready = self._ledger.ready, Ready()
         return ready
 
-    def _remember(self, event: Event, ready: Ready) -> None:
+    def _remember(self, event: SchedulerEvent, ready: Ready) -> None:
         """Remember a heartbeat without effect, so that ``repeats`` can skip its repetitions."""
         accepted, self._accepted = self._accepted, None
         if isinstance(event, Received) and isinstance(event.message, KeyCall) and ready.is_about_keys:
@@ -352,7 +352,11 @@ class SchedulerCore:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
         elif not (
             isinstance(event, Tick | Seen | ProcessSeen | Restarting)
-            or (isinstance(event, Received) and isinstance(event.message, Said) and event.message.body.is_aside)
+            or (
+                isinstance(event, Received)
+                and isinstance(event.message, ReportEnvelope)
+                and event.message.body.is_aside
+            )
         ):
             self._repeats.forget()
 
@@ -377,7 +381,7 @@ class SchedulerCore:
             Publish: self._rendezvous.publish,
             Leave: self._leave,
             KeyCall: self._call_keys,
-            Said: self._hear,
+            ReportEnvelope: self._hear,
         }
         self._judges = {
             StallReport: self._watch.take,
@@ -392,23 +396,23 @@ class SchedulerCore:
             StopsAfter: self._take_stop,
         }
 
-    def _hear(self, seat: Seat, said: Said) -> None:
+    def _hear(self, seat: Seat, said: ReportEnvelope) -> None:
         """Pass a worker's report to the judge of its type."""
         self._judges[type(said.body)](seat, said.body, said)
 
-    def _take_digests(self, seat: Seat, body: Digests, said: Said) -> None:
+    def _take_digests(self, seat: Seat, body: Digests, said: ReportEnvelope) -> None:
         self._equality.take(seat, body, said)
         self._durable_points.commit_newest({digest.point for digest in body.digests})
         self._judge_equality()
 
-    def _take_timing(self, seat: Seat, body: StepTiming, said: Said) -> None:
+    def _take_timing(self, seat: Seat, body: StepTiming, said: ReportEnvelope) -> None:
         self._stragglers.take(seat, body, said)
         self._host_health.remind(seat)
 
-    def _take_figures(self, seat: Seat, body: Figures, _said: Said) -> None:
+    def _take_figures(self, seat: Seat, body: Figures, _said: ReportEnvelope) -> None:
         self._ledger.presences[seat.node].figures = body.figures
 
-    def _note_anomaly(self, seat: Seat, body: Anomaly, _said: Said) -> None:
+    def _note_anomaly(self, seat: Seat, body: Anomaly, _said: ReportEnvelope) -> None:
         self._host_health.note(seat, body, self._rendezvous.rank_of(seat))
 
     def _stop(self, asked: StopJob) -> None:
@@ -419,7 +423,7 @@ class SchedulerCore:
         else:
             self._ending.stop(asked.by, asked.status)
 
-    def _take_stop(self, seat: Seat, body: StopsAfter, said: Said) -> None:
+    def _take_stop(self, seat: Seat, body: StopsAfter, said: ReportEnvelope) -> None:
         self._joint_stop.take(seat, body, said)
         if (by := self._joint_stop.stopped_by) and self._ending.ended is None and self._rendezvous.round is None:
             self._ending.stop(by)
@@ -497,7 +501,7 @@ class SchedulerCore:
             self._ledger.ready.send(session, fenced)
             if session not in self._fenced and len(self._fenced) < MAX_FENCED:
                 self._fenced.add(session)
-                self._ledger.ready.say(f"fenced: {fenced.text}", Level.WARNING)
+                self._ledger.ready.say(f"fenced: {fenced.text}", Severity.WARNING)
         return None
 
     def _join(self, seat: Seat, message: Join) -> None:
@@ -666,14 +670,14 @@ class SchedulerCore:
             self._lose(seat, message.text, spoke=True, status=message.status or 0 if is_own else 0)
         self._ending.finish_if_all_left()
 
-    def _hear_last_words(self, seat: Seat, body: LastWords, said: Said) -> None:
+    def _hear_last_words(self, seat: Seat, body: LastWords, said: ReportEnvelope) -> None:
         """Record the error that a worker is dying of. Its seat is lost when it leaves."""
         presence = self._ledger.presences[seat.node]
         presence.last_words, presence.step = body.text, said.step
         if self._ends_job(seat, body.text, body.status):
             return
         if seat.is_held and self._blame_member(seat, body.text, spoke=True):
-            self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {body.text}", Level.WARNING)
+            self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {body.text}", Severity.WARNING)
 
     def _ends_job(self, seat: Seat, text: str, status: int) -> bool:
         """End the job if a retry would meet the same error; return whether the job has ended."""
@@ -705,11 +709,11 @@ class SchedulerCore:
             return
         if seat.is_held:
             presence.ended = end
-        elif presence.noticed_by in (Notice.GONE, Notice.CLOSED):
+        elif presence.noticed_by in (LossDetection.GONE, LossDetection.CLOSED):
             presence.ended = end
             text = f"{end.text} ({self._judged(seat, '')[1]})"
             if self._ending.explain(seat, text):
-                self._ledger.ready.say(f"{seat.title} ({seat.process}) {text}", Level.WARNING)
+                self._ledger.ready.say(f"{seat.title} ({seat.process}) {text}", Severity.WARNING)
 
     def _is_status_wanted(self, seat: Seat) -> bool:
         """Return whether a finished script's exit status is unknown and its process cannot report it."""
@@ -736,7 +740,7 @@ class SchedulerCore:
         if seat is not None and presence is not None and seat.process[:3] == (told.host, told.pid, told.started_at):
             presence.process_state, presence.seen_at = ProcessState(told.doing, told.quiet_s), self._ledger.now
 
-    def _peer_gone(self, witness: Seat, body: PeerGone, _said: Said) -> None:
+    def _peer_gone(self, witness: Seat, body: PeerGone, _said: ReportEnvelope) -> None:
         """Process a worker's report that a process on its host died, before its connection closes."""
         session = body.session
         process = self.process_of_session(session)
@@ -785,7 +789,7 @@ class SchedulerCore:
         self._equality.shift(gap_s)
         self._world.shift(gap_s)
         text = f"this scheduler was paused for {gap_s:.1f} s; no lease expires because of it"
-        self._ledger.ready.say(text, Level.WARNING)
+        self._ledger.ready.say(text, Severity.WARNING)
 
     def _tick(self) -> None:
         ledger = self._ledger

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from samebits.core.ends import EndKind
-from samebits.core.lines import number_of, root_of
 from samebits.core.messages import Pairs, Process
 from samebits.core.point import Cut, Point
 from samebits.core.records import (
@@ -40,6 +39,7 @@ from samebits.core.records import (
     TermStarted,
     TrainingFinished,
 )
+from samebits.core.replacement_names import number_of, root_of
 
 KEPT_CUTS = 256
 KEPT_INTERRUPTIONS = 2

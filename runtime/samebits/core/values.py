@@ -24,18 +24,18 @@ __all__ = [
     "Few",
     "Finite",
     "Hash",
-    "Host",
+    "HostName",
     "Id",
     "Int",
     "Many",
     "Meta",
     "Name",
-    "Node",
+    "NodeId",
     "Schema",
     "Seconds",
     "Share",
     "Text",
-    "Told",
+    "TextValue",
     "Value",
     "line",
     "replace",
@@ -72,10 +72,10 @@ Finite = Annotated[float, Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]  # neithe
 Hash = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
 Id = Annotated[str, line(MAX_ID_CHARS)]
 Name = Annotated[str, line(MAX_NAME_CHARS)]
-Node = Annotated[str, line(MAX_NODE_CHARS)]
-Host = Annotated[str, line(MAX_HOST_CHARS)]
+NodeId = Annotated[str, line(MAX_NODE_CHARS)]
+HostName = Annotated[str, line(MAX_HOST_CHARS)]
 Text = Annotated[str, Meta(extra={"kind": _TEXT})]
-"""Text for people in a :class:`Told`: made into one printable line when created or read.
+"""Text for people in a :class:`TextValue`: made into one printable line when created or read.
 
 Its length has no limit, so that there is room for escapes.
 """
@@ -93,7 +93,7 @@ class Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """
 
 
-class Told(Value, frozen=True):
+class TextValue(Value, frozen=True):
     """Base of values with a field of type :data:`Text`."""
 
     def __post_init__(self) -> None:

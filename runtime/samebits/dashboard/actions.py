@@ -18,8 +18,8 @@ from http import HTTPStatus
 from starlette.requests import ClientDisconnect, Request
 
 from samebits import strict_json
-from samebits.account.events import MAX_TEXT, Event, Kind
-from samebits.account.job_view import Presence
+from samebits.account.events import MAX_TEXT, EventKind, JobEvent
+from samebits.account.job_view import PresenceState
 from samebits.commands import scale
 from samebits.config import Settings
 from samebits.dashboard.guard import uid_of
@@ -28,7 +28,7 @@ from samebits.launcher import job_spec
 from samebits.launcher.processes import name_of, read_pid_files, send_signal
 from samebits.launcher.spawning import BusyError, StartLock
 from samebits.printable import shortened
-from samebits.store import event_log
+from samebits.store import text_log
 from samebits.store.process_identity import ProcessIdentity
 
 
@@ -97,7 +97,7 @@ def _running(settings: Settings) -> dict[str, ProcessIdentity]:
 
 def _ranks(settings: Settings, running: Mapping[str, ProcessIdentity]) -> Sequence[str]:
     workers = scale.view_of(settings).workers
-    ranks = [one.node for one in workers if one.presence is Presence.ALIVE and one.node in running]
+    ranks = [one.node for one in workers if one.presence is PresenceState.ALIVE and one.node in running]
     if not ranks:
         raise UsageError("no rank of this job runs on this machine. Fix: use the page on a host that has one")
     return ranks
@@ -105,8 +105,8 @@ def _ranks(settings: Settings, running: Mapping[str, ProcessIdentity]) -> Sequen
 
 def _write_down(settings: Settings, deed: Deed, node: str, identity: ProcessIdentity, asker: str) -> None:
     text = shortened(f"{deed.text} worker {node} ({identity}), requested by {asker}", MAX_TEXT)
-    event = Event(Kind.ASKED, time.time(), node=node, text=text, more={"deed": str(deed)})
-    event_log.append_asked(settings.recovery_path, strict_json.dumps(event.plain()))
+    event = JobEvent(EventKind.ASKED, time.time(), node=node, text=text, more={"deed": str(deed)})
+    text_log.append_asked(settings.recovery_path, strict_json.dumps(event.plain()))
 
 
 MOST_BYTES = 512

@@ -15,7 +15,7 @@ from samebits.config import Settings, is_loopback
 from samebits.dashboard.guard import Guard, action_token_of, others_token_of, token_of
 from samebits.errors import ListenError, SettingsError, UsageError
 from samebits.launcher import job_spec
-from samebits.launcher.page import NEEDED
+from samebits.launcher.dashboard_process import NEEDED
 from samebits.launcher.scheduler_link import SchedulerLink, known_addresses
 from samebits.net.address import loopback
 from samebits.net.curve import cluster_keys
@@ -91,12 +91,12 @@ def _serve(settings: Settings, host: str, listener: socket.socket, guard: Guard,
     from samebits.dashboard.actions import Actions
     from samebits.dashboard.connections import Connections
     from samebits.dashboard.report import html_of_folder
-    from samebits.dashboard.server import Pages, app_of
-    from samebits.dashboard.watching import Watch
+    from samebits.dashboard.watching import JobWatch
+    from samebits.dashboard.web_app import Pages, app_of
 
     link = SchedulerLink(settings)
     try:
-        pages = Pages(Watch(settings, link), linger_s)
+        pages = Pages(JobWatch(settings, link), linger_s)
         actions = Actions(settings) if guard.action_token is not None else None
         app = app_of(pages, guard, lambda: html_of_folder(settings), actions)
         shown = f"[{host}]" if ":" in host else host

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from samebits.net.curve import ClusterKeys
 
-End = tuple[str, int]
-Ends = tuple[End | None, tuple[str, int | None] | None]
+Endpoint = tuple[str, int]
+Ends = tuple[Endpoint | None, tuple[str, int | None] | None]
 PROC_NET = Path("/proc/net")
 
 
-def uid_of(client: End | None, server: tuple[str, int | None] | None, folder: Path = PROC_NET) -> int | None:
+def uid_of(client: Endpoint | None, server: tuple[str, int | None] | None, folder: Path = PROC_NET) -> int | None:
     """Return the user id of the client's socket, or None if unknown.
 
     Args:
@@ -60,7 +60,7 @@ def uids_of(connections: Sequence[Ends], folder: Path = PROC_NET) -> list[int | 
     return found
 
 
-def _as_there(end: End, version: int) -> str:
+def _as_there(end: Endpoint, version: int) -> str:
     """Return the end as that version's table shows it: hexadecimal 4-byte numbers in host byte order.
 
     A socket of version 6 shows an IPv4 address as ``::ffff:127.0.0.1`` (RFC 4291, section 2.5.5.2).
@@ -94,7 +94,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RequestRefused:
     """The reason why a request is refused; the text is for the user and contains no secret."""
 
     status: HTTPStatus
@@ -119,17 +119,17 @@ class Guard:
 
     def judge(
         self, method: str, headers: Mapping[str, str], token: str | None, *, is_anothers: bool = False
-    ) -> Refused | None:
+    ) -> RequestRefused | None:
         """Return why the request is refused, or None. ``headers`` have lower-case names."""
         if method not in ("GET", "HEAD") and (self.action_token is None or method != "POST"):
-            return Refused(
+            return RequestRefused(
                 HTTPStatus.METHOD_NOT_ALLOWED,
                 "this page is read-only: only GET and HEAD are answered. Fix: start it with DASHBOARD=actions to "
                 "allow actions",
             )
         host = headers.get("host", "")
         if not self._is_own(host):
-            return Refused(
+            return RequestRefused(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "this server is not known under that name. Fix: use its address, as http://127.0.0.1",
             )
@@ -137,29 +137,31 @@ class Guard:
         from_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         is_click = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
         if (origin is not None and origin.lower() != f"http://{host.lower()}") or (from_elsewhere and not is_click):
-            return Refused(HTTPStatus.FORBIDDEN, "another site may not read this page. Fix: open it by its address")
+            return RequestRefused(
+                HTTPStatus.FORBIDDEN, "another site may not read this page. Fix: open it by its address"
+            )
         if self.token is not None and not _shows(self.token, headers, token):
-            return Refused(
+            return RequestRefused(
                 HTTPStatus.UNAUTHORIZED,
                 "the job has a CLUSTER_SECRET, and this request has no token derived from it. Fix: open the address "
                 "that `samebits dashboard` printed",
             )
         if is_anothers and self.others_token is not None and not _shows(self.others_token, headers, token):
-            return Refused(
+            return RequestRefused(
                 HTTPStatus.UNAUTHORIZED,
                 "only the job's owner may read this page without a token, and this connection is another user's. "
                 "Fix: ask that user for the address with a token that `samebits dashboard` printed",
             )
         return self._judge_action(headers) if method == "POST" else None
 
-    def _judge_action(self, headers: Mapping[str, str]) -> Refused | None:
+    def _judge_action(self, headers: Mapping[str, str]) -> RequestRefused | None:
         """Judge an action; its token must be in a header or cookie, not in a URL, which others may have seen."""
         if headers.get("origin") is None:
-            return Refused(HTTPStatus.FORBIDDEN, "an action needs an Origin header, and this request has none")
+            return RequestRefused(HTTPStatus.FORBIDDEN, "an action needs an Origin header, and this request has none")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != ACTION_TYPE:
-            return Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"an action must be {ACTION_TYPE}")
+            return RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"an action must be {ACTION_TYPE}")
         if not self.may_act(headers):
-            return Refused(
+            return RequestRefused(
                 HTTPStatus.UNAUTHORIZED,
                 "an action needs the page's token. Fix: open the address that `samebits dashboard` printed",
             )

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from samebits.account.events import STALLS_TOLD, Event, Kind
-from samebits.account.job_view import JobView, Presence, WorkerView
+from samebits.account.events import STALLS_TOLD, EventKind, JobEvent
+from samebits.account.job_view import JobView, PresenceState, WorkerView
 from samebits.account.recoveries import Recovery
 from samebits.config import Settings
 from samebits.spelling import spelled
@@ -104,7 +104,7 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class IncidentState:
     """What is known at one moment.
 
     Attributes:
@@ -120,7 +120,7 @@ class Scene:
     view: JobView | None
     settings: Settings
     now: float
-    events: Sequence[Event]
+    events: Sequence[JobEvent]
     recoveries: Sequence[Recovery]
     is_away: bool = False
     away_since: float | None = None
@@ -131,7 +131,7 @@ class Scene:
     reported: tuple[int, float] | None = None
 
 
-def incident_of(scene: Scene) -> Incident | None:
+def incident_of(scene: IncidentState) -> Incident | None:
     """Return what a person must know first; None while the job trains undisturbed."""
     view = scene.view
     if view is None:
@@ -140,7 +140,7 @@ def incident_of(scene: Scene) -> Incident | None:
         return Incident(
             Trouble.FINISHED,
             Next.OVER,
-            since=_last(scene.events, Kind.FINISHED),
+            since=_last(scene.events, EventKind.FINISHED),
             facts={"step": _step(scene, view)},
             command=spelled("history"),
         )
@@ -150,7 +150,7 @@ def incident_of(scene: Scene) -> Incident | None:
         return _away(scene, view)
     if view.from_journal:
         return None  # nothing was asked for its present state
-    lost = [one for one in view.workers if one.presence in (Presence.LOST, Presence.GONE)]
+    lost = [one for one in view.workers if one.presence in (PresenceState.LOST, PresenceState.GONE)]
     if lost and not view.training_finished:
         return _lost(scene, view, lost)
     last = scene.recoveries[-1] if scene.recoveries else None
@@ -190,14 +190,14 @@ def without_remedy(text: str) -> str:
     return text
 
 
-def _ended(scene: Scene, view: JobView) -> Incident:
+def _ended(scene: IncidentState, view: JobView) -> Incident:
     assert view.ended is not None
     kind = Trouble.STOPPED if view.ended.label == "stopped" else Trouble.FAILED
     recovers = scene.settings.enable_recovery
     return Incident(
         kind,
         Next.CAN_CONTINUE if recovers else Next.CANNOT_CONTINUE,
-        since=_last(scene.events, Kind.INTERRUPTED),
+        since=_last(scene.events, EventKind.INTERRUPTED),
         ranks=() if kind is Trouble.STOPPED else tuple(_who(one) for one in _lost_of(view)[:NAMED]),
         why=without_remedy(view.ended.cause),
         facts={"step": _step(scene, view), "label": view.ended.label},
@@ -205,11 +205,11 @@ def _ended(scene: Scene, view: JobView) -> Incident:
     )
 
 
-def _away(scene: Scene, view: JobView) -> Incident:
+def _away(scene: IncidentState, view: JobView) -> Incident:
     members = [*view.workers, *view.spares]
-    runs = [one for one in members if one.presence is Presence.ALIVE]
-    gone = [one for one in members if one.presence in (Presence.GONE, Presence.LOST)]
-    elsewhere = sorted({_host(one) for one in members if one.presence is Presence.UNKNOWN})
+    runs = [one for one in members if one.presence is PresenceState.ALIVE]
+    gone = [one for one in members if one.presence in (PresenceState.GONE, PresenceState.LOST)]
+    elsewhere = sorted({_host(one) for one in members if one.presence is PresenceState.UNKNOWN})
     is_over = not runs and not elsewhere
     step, at = scene.reported or (0, None)
     is_new = at is not None and (scene.away_since is None or at > scene.away_since)
@@ -233,11 +233,11 @@ def _away(scene: Scene, view: JobView) -> Incident:
     return _of_ranks(Incident(kind, follows, since=since, facts=facts, command=command), gone)
 
 
-def _lost(scene: Scene, view: JobView, lost: list[WorkerView]) -> Incident:
+def _lost(scene: IncidentState, view: JobView, lost: list[WorkerView]) -> Incident:
     """Describe lost workers whose places are empty, and what, if anything, fills them."""
     settings, count = scene.settings, len(lost)
-    since = max((one.at for one in scene.events if one.kind is Kind.LOST), default=None)
-    opened = max((one.at for one in scene.events if one.kind is Kind.ROUND), default=since)
+    since = max((one.at for one in scene.events if one.kind is EventKind.LOST), default=None)
+    opened = max((one.at for one in scene.events if one.kind is EventKind.ROUND), default=since)
     until: dict[str, float] = {} if scene.seat_free_at is None else {Until.SEAT: scene.seat_free_at}
     strangers = sorted({_host(one) for one in lost if one.host != scene.host})
     facts: dict[str, Any] = {"count": count, "elsewhere": ", ".join(strangers), "step": view.committed_step or 0}
@@ -246,7 +246,7 @@ def _lost(scene: Scene, view: JobView, lost: list[WorkerView]) -> Incident:
         follows = Next.JOB_ENDS
     elif view.spares_alive >= count:
         follows = Next.SPARE
-        facts["spares"] = [one.node for one in view.spares if one.presence is Presence.ALIVE][:count]
+        facts["spares"] = [one.node for one in view.spares if one.presence is PresenceState.ALIVE][:count]
     elif scene.seat_free_at is not None:
         follows = Next.SEAT
     elif scene.is_supervised and not strangers:
@@ -270,9 +270,9 @@ def _lost(scene: Scene, view: JobView, lost: list[WorkerView]) -> Incident:
     )
 
 
-def _rejoining(scene: Scene, view: JobView, row: Recovery) -> Incident:
+def _rejoining(scene: IncidentState, view: JobView, row: Recovery) -> Incident:
     """Describe a recovery whose members are all present."""
-    came = [one for one in scene.events if one.kind is Kind.PROMOTED and one.at >= row.noticed_at]
+    came = [one for one in scene.events if one.kind is EventKind.PROMOTED and one.at >= row.noticed_at]
     facts = {"spares": [one.node for one in came][:NAMED], "step": row.restore_step}
     return Incident(
         Trouble.REJOINING,
@@ -285,7 +285,7 @@ def _rejoining(scene: Scene, view: JobView, row: Recovery) -> Incident:
     )
 
 
-def _hang(scene: Scene, view: JobView) -> Incident:
+def _hang(scene: IncidentState, view: JobView) -> Incident:
     settings = scene.settings.hang
     culprits = [one for node in (view.stall.culprits if view.stall else ()) if (one := view.node(node)) is not None]
     ends = settings.policy == "end" and bool(culprits)
@@ -308,7 +308,7 @@ def _hang(scene: Scene, view: JobView) -> Incident:
     )
 
 
-def _recovered(scene: Scene, view: JobView, row: Recovery) -> Incident:
+def _recovered(scene: IncidentState, view: JobView, row: Recovery) -> Incident:
     return Incident(
         Trouble.RECOVERED,
         Next.TRAINS,
@@ -326,7 +326,7 @@ def still_since(standstill: str, now: float) -> float:
     return now - (float(found[1]) if found else 0.0)
 
 
-def _waited_for_saves(scene: Scene) -> tuple[float, float]:
+def _waited_for_saves(scene: IncidentState) -> tuple[float, float]:
     """Return how long steps have waited for saves lately, and the length of that time."""
     waited_ms, oldest = 0.0, scene.now
     for event in reversed(scene.events):
@@ -343,10 +343,12 @@ def _of_ranks(incident: Incident, workers: Sequence[WorkerView]) -> Incident:
     return replace(incident, ranks=ranks, more=len(workers) - len(ranks))
 
 
-def _ranks_in(row: Recovery, events: Iterable[Event], view: JobView) -> tuple[dict[str, Any], ...]:
+def _ranks_in(row: Recovery, events: Iterable[JobEvent], view: JobView) -> tuple[dict[str, Any], ...]:
     """Return the ranks that a recovery lost, which other processes may hold by now."""
     slots = {
-        one.node: one.more.get("slot") for one in events if one.kind is Kind.LOST and one.at >= row.noticed_at - 1.0
+        one.node: one.more.get("slot")
+        for one in events
+        if one.kind is EventKind.LOST and one.at >= row.noticed_at - 1.0
     }
     known = [view.node(node) for node in row.lost[:NAMED]]
     return tuple(
@@ -364,14 +366,14 @@ def _host(worker: WorkerView) -> str:
 
 
 def _lost_of(view: JobView) -> list[WorkerView]:
-    return [one for one in view.workers if one.presence in (Presence.LOST, Presence.GONE) and one.reason]
+    return [one for one in view.workers if one.presence in (PresenceState.LOST, PresenceState.GONE) and one.reason]
 
 
-def _last(events: Sequence[Event], kind: Kind) -> float | None:
+def _last(events: Sequence[JobEvent], kind: EventKind) -> float | None:
     return next((one.at for one in reversed(events) if one.kind is kind), None)
 
 
-def _step(scene: Scene, view: JobView) -> int:
+def _step(scene: IncidentState, view: JobView) -> int:
     """Return the highest known step, since a journal knows only saved ones."""
     told = next((one.step for one in reversed(scene.events) if one.step), 0)
     return max(view.step, told, scene.reported[0] if scene.reported else 0)

@@ -17,7 +17,7 @@ from typing import Any
 from samebits import strict_json
 from samebits.account.history import account, required_events
 from samebits.config import Settings, fixed_settings
-from samebits.dashboard.watching import Watch, shown_events
+from samebits.dashboard.watching import JobWatch, shown_events
 from samebits.errors import StoreError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import process_names, replaced_names
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def gathered(settings: Settings) -> dict[str, Any]:
     """Return the report's data as plain values."""
-    watch = Watch(settings, None)
+    watch = JobWatch(settings, None)
     watch.look()
     nodes = job_spec.nodes_of(settings.log_dir, settings)
     names = [*process_names(nodes), *replaced_names(settings.log_dir, nodes)][: MOST_LOGS + 1]

@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from samebits.account.event_log import asked_events, events_in, merged
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.account.goodput import Bucket, Goodput
 from samebits.account.job_view import JobView, WorkerView
 from samebits.account.recoveries import Recoveries
 from samebits.config import Settings
-from samebits.dashboard.incident import Incident, Scene, incident_of, still_since, without_remedy
+from samebits.dashboard.incident import Incident, IncidentState, incident_of, still_since, without_remedy
 from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import SCHEDULER, name_of, replaced_names
-from samebits.launcher.progress import shown_value
+from samebits.launcher.progress_line import shown_value
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
 from samebits.launcher.supervising import supervisor_of
 from samebits.service.status import seen_view
-from samebits.store import event_log
-from samebits.store.event_log import Tail
+from samebits.store import text_log
 from samebits.store.process_identity import host_id
 from samebits.store.progress_report import ProgressReport, read_report, report_file
+from samebits.store.text_log import Tail
 
 MOST_EVENTS = 5000
 NAMES_S, NAMES_SOON_S = 2.0, 0.2
@@ -40,7 +40,7 @@ NAMES_S, NAMES_SOON_S = 2.0, 0.2
 MOST_POINTS = 1500  # per line of a plot
 LOG_BYTES = 64 << 10
 PACE_S = 120.0  # the speed is that of the last two minutes
-STEPPED = frozenset({Kind.STEP, Kind.ROUND, Kind.TRAINING, Kind.TRAINED, Kind.INTERRUPTED})
+STEPPED = frozenset({EventKind.STEP, EventKind.ROUND, EventKind.TRAINING, EventKind.TRAINED, EventKind.INTERRUPTED})
 AWAY_AFTER_S = 3.0  # how long this server tries to reach a scheduler before it reports that none answers
 JOURNAL_S = 1.0  # how often processes are looked at while no scheduler answers
 
@@ -49,12 +49,12 @@ JOURNAL_S = 1.0  # how often processes are looked at while no scheduler answers
 class Changed:
     """The result of ``look``: new events, whether they replace all earlier ones, whether anything else changed."""
 
-    events: list[Event]
+    events: list[JobEvent]
     is_anew: bool
     is_told: bool
 
 
-class Watch:
+class JobWatch:
     """Observe one job. One thread calls these methods.
 
     Args:
@@ -65,7 +65,7 @@ class Watch:
     def __init__(self, settings: Settings, link: SchedulerLink | None) -> None:
         self._settings, self._link = settings, link
         self._tail = Tail(settings.recovery_path)
-        self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self.events: deque[JobEvent] = deque(maxlen=MOST_EVENTS)
         self._goodput, self._recoveries = Goodput(), Recoveries()
         self._steps: list[tuple[float, int | None]] = []  # None: training stopped
         self._view: JobView | None = None
@@ -110,10 +110,10 @@ class Watch:
         self._read_report()
         return Changed(events, is_anew, is_told or bool(events))
 
-    def _asked_since(self, known: int) -> list[Event]:
+    def _asked_since(self, known: int) -> list[JobEvent]:
         """Return operators' requests after the first ``known`` ones."""
         try:
-            path = self._settings.recovery_path / event_log.ASKED_FILE
+            path = self._settings.recovery_path / text_log.ASKED_FILE
             size = _size_of(path)
             if size == self._asked_bytes and known:
                 return []
@@ -158,18 +158,18 @@ class Watch:
             self._names_asked_at = now
             self._link.ask()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: JobEvent) -> None:
         self.events.append(event)
         self._goodput.add(event)
         self._recoveries.add(event)
         self._began_at = self._began_at or event.at
         if event.kind in STEPPED:
-            is_gentle = event.kind is Kind.ROUND and event.more.get("gently")
-            is_stop = event.kind not in (Kind.STEP, Kind.TRAINING) and not is_gentle
+            is_gentle = event.kind is EventKind.ROUND and event.more.get("gently")
+            is_stop = event.kind not in (EventKind.STEP, EventKind.TRAINING) and not is_gentle
             self._steps.append((event.at, event.step))
             if is_stop:
                 self._steps.append((event.at, None))
-        elif event.kind is Kind.SCHEDULER and self._steps:
+        elif event.kind is EventKind.SCHEDULER and self._steps:
             self._steps.append((event.at, None))  # nothing was recorded while it was away
         if len(self._steps) > 2 * MOST_POINTS:
             older, newer = self._steps[: -MOST_POINTS // 2], self._steps[-MOST_POINTS // 2 :]
@@ -230,7 +230,7 @@ class Watch:
         free_in_s = self._view.seat_free_in_s if self._is_linked and self._view is not None else None
         free_at = None if free_in_s is None else self._viewed_at + free_in_s
         return incident_of(
-            Scene(
+            IncidentState(
                 view,
                 self._settings,
                 now,
@@ -305,13 +305,13 @@ class Watch:
             "wall_s": wall_us / 1e6,
             "buckets_s": {str(bucket): us / 1e6 for bucket, us in buckets.items()},
             "goodput": buckets[Bucket.PRODUCTIVE] / wall_us if wall_us else None,
-            "committed_at": max((event.at for event in self.events if event.kind is Kind.COMMITTED), default=None),
+            "committed_at": max((event.at for event in self.events if event.kind is EventKind.COMMITTED), default=None),
             "committed_step": max(
                 (point for event in self.events if type(point := event.more.get("point")) is int), default=None
             ),
             "recoveries": [{**row.plain(), "cause": without_remedy(row.cause)} for row in self._recoveries.rows[-200:]],
             "recovery_count": len(self._recoveries.rows),
-            "losses": sum(event.kind is Kind.LOST for event in self.events),
+            "losses": sum(event.kind is EventKind.LOST for event in self.events),
         }
 
     def steps(self) -> list[tuple[float, int | None]]:
@@ -333,7 +333,7 @@ class Watch:
         return _end_of(settings.log_dir / f"{name}.log", LOG_BYTES).decode(errors="replace")
 
 
-def shown_events(events: Iterable[Event]) -> list[dict[str, Any]]:
+def shown_events(events: Iterable[JobEvent]) -> list[dict[str, Any]]:
     """Return events for the page, without remedies that were only expected when a cause was recorded."""
     return [
         {**event.plain(), "text": without_remedy(event.text)} if event.kind in _WITH_CAUSES else event.plain()
@@ -341,7 +341,7 @@ def shown_events(events: Iterable[Event]) -> list[dict[str, Any]]:
     ]
 
 
-_WITH_CAUSES = frozenset({Kind.CAUSE, Kind.INTERRUPTED, Kind.NOTE})
+_WITH_CAUSES = frozenset({EventKind.CAUSE, EventKind.INTERRUPTED, EventKind.NOTE})
 
 
 def _size_of(path: Path) -> int:

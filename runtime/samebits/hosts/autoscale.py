@@ -70,7 +70,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LoadReading:
     """Measurements since the last reading; None: not measured.
 
     Attributes:
@@ -92,7 +92,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScalingDecision:
     """The wanted size, and the reason."""
 
     size: int
@@ -112,7 +112,7 @@ class Autoscaler:
     _can: dict[int, float] = field(default_factory=dict)  # by size: its speed when work was waiting last
     _queue: float | None = None  # queue length at the last reading of this size
 
-    def decide(self, reading: Reading) -> Decision:
+    def decide(self, reading: LoadReading) -> ScalingDecision:
         """Decide on one more reading; readings come in order of time."""
         limits, size = self.limits, reading.workers
         if size != self._size:  # changed by the policy or anything else
@@ -153,7 +153,7 @@ class Autoscaler:
         nearest = min(self._can, key=lambda seen: (abs(seen - size), seen))
         return self._can[nearest] * size / nearest
 
-    def _judge_growth(self, reading: Reading) -> Decision | None:
+    def _judge_growth(self, reading: LoadReading) -> ScalingDecision | None:
         """Return to the size before the last growth if that did not pay. Checked once.
 
         Skipped if the load is below its target now, since the growth has then served its purpose, at any arrival rate.
@@ -175,7 +175,7 @@ class Autoscaler:
             size, f"{reading.workers} workers brought {max(gain, 0):.0%} of what they cost beside {size}", reading
         )
 
-    def _grow(self, wanted: int, load: float, name: str, reading: Reading) -> Decision:
+    def _grow(self, wanted: int, load: float, name: str, reading: LoadReading) -> ScalingDecision:
         if self._enough_at is not None:
             size, then = self._enough_at
             if load * reading.workers <= then * (1 + self.limits.tolerance):
@@ -187,7 +187,7 @@ class Autoscaler:
             self._before = (reading.workers, reading.speed)
         return decision
 
-    def _shrink(self, load: float, name: str, reading: Reading) -> Decision:
+    def _shrink(self, load: float, name: str, reading: LoadReading) -> ScalingDecision:
         since = reading.at_s - self.limits.shrink_after_s
         is_old_enough = self._enough[0][0] <= since
         while len(self._enough) > 1 and self._enough[1][0] <= since:
@@ -202,7 +202,7 @@ class Autoscaler:
             reading,
         )
 
-    def _within(self, size: int, reason: str, reading: Reading) -> Decision:
+    def _within(self, size: int, reason: str, reading: LoadReading) -> ScalingDecision:
         """Limit a size to the bounds, and growth to the available room."""
         limits = self.limits
         bound = max(limits.least, min(limits.most, size))
@@ -210,10 +210,10 @@ class Autoscaler:
             bound = max(reading.workers, min(bound, reading.room))
         if bound != size:
             reason += f"; {size} would be {'above' if size > bound else 'below'} the limits or the available room"
-        return Decision(bound, reason)
+        return ScalingDecision(bound, reason)
 
 
-def _load(reading: Reading, limits: Limits) -> tuple[float, str]:
+def _load(reading: LoadReading, limits: Limits) -> tuple[float, str]:
     """Return the highest load relative to its target, and its name; 1 and "" without targets."""
     loads = [
         (min(value / target / count, _MOST_LOAD), name)

@@ -21,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from samebits import config
-from samebits.account.job_view import JobView, Presence
+from samebits.account.job_view import JobView, PresenceState
 from samebits.config import OF_A_SHELL, Settings
 from samebits.core.causes.restarts import Backoff
-from samebits.core.lines import number_of, root_of, successor_of
-from samebits.core.messages import Decision
+from samebits.core.messages import OperatorDecision
+from samebits.core.replacement_names import number_of, root_of, successor_of
 from samebits.errors import SameBitsError, UsageError
 from samebits.hosts.host_list import Host, Resting, parse
 from samebits.hosts.placement import Placement
@@ -45,7 +45,7 @@ MAX_OUTPUT_BYTES = 1 << 20
 CLOSING_LOOK_S = 0.25
 _SHOWN_CHARACTERS = 200
 
-Answer = tuple[Host, ...] | str
+DiscoveryResult = tuple[Host, ...] | str
 """The current hosts, or the reason why the script gave none."""
 
 
@@ -77,7 +77,7 @@ def ask(
     slots: int,
     timeout_s: float = TIMEOUT_S,
     closing: threading.Event | None = None,
-) -> Answer:
+) -> DiscoveryResult:
     """Run the script once, to its end; stop it early if ``closing`` is set."""
     try:
         # In a session of its own: Ctrl-C in the terminal is for the job, and the whole session can be ended.
@@ -160,7 +160,7 @@ class DiscoveryScript:
 
     def __init__(self, words: Sequence[str], folder: Path, slots: int) -> None:
         self._words, self._folder, self._slots = words, folder, slots
-        self._answers: collections.deque[Answer] = collections.deque(maxlen=1)  # only the newest answer counts
+        self._answers: collections.deque[DiscoveryResult] = collections.deque(maxlen=1)  # only the newest answer counts
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="samebits-discovery", daemon=True)
@@ -170,7 +170,7 @@ class DiscoveryScript:
         """Return a descriptor that is readable while ``take`` has an answer."""
         return self._readable
 
-    def take(self) -> Answer | None:
+    def take(self) -> DiscoveryResult | None:
         """Return a new answer, or None."""
         try:
             os.read(self._readable, 4096)
@@ -276,7 +276,7 @@ class Discovery:
         host = None if kept is None else kept.hosts.get(node)
         if kept is None or host is None or node not in (kept.nodes or ()):
             return False
-        reason: Decision | None
+        reason: OperatorDecision | None
         if status == LAUNCHER_FAILED and not is_here(host):
             why = f"what starts it there ended with status {status}"
             reason = self._placement.failed(node, host, now, why)
@@ -320,7 +320,7 @@ class Discovery:
         turn, self._turn = self._turn, Turn()
         return turn
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: DiscoveryResult) -> None:
         if isinstance(answer, str):
             so_far = "the hosts before stay" if self._answer is not None else "nothing is changed until it does"
             self._say_problem(f"the discovery script: {answer}; {so_far}")
@@ -358,8 +358,8 @@ class Discovery:
         nodes = kept.nodes or ()
         running = {node: kept.hosts[node] for node in nodes if node in kept.hosts}
         leaving = {node: host for node, host in kept.hosts.items() if node not in nodes}
-        alive = [one.node for one in view.nodes if one.presence is Presence.ALIVE]
-        lost = [one.node for one in view.nodes if one.presence is Presence.LOST]
+        alive = [one.node for one in view.nodes if one.presence is PresenceState.ALIVE]
+        lost = [one.node for one in view.nodes if one.presence is PresenceState.LOST]
         orders = self._placement.next(
             running,
             leaving,
@@ -413,7 +413,7 @@ class Discovery:
             )
         if due:
             text = self._turn.lines[-1] if new else ""
-            self._turn.decisions.append(Decision(text, tuple(due)))
+            self._turn.decisions.append(OperatorDecision(text, tuple(due)))
 
     def _ask_to_leave(self, leaving: Mapping[str, str], now_asked: Iterable[str], now: float) -> None:
         """Send local nodes a signal, once; ask remote ones through the scheduler until they are gone."""
@@ -431,7 +431,7 @@ class Discovery:
         ]
         self._told |= dict.fromkeys([*due, *asked], now)
         if due:
-            self._turn.decisions.append(Decision("", tuple(due)))
+            self._turn.decisions.append(OperatorDecision("", tuple(due)))
 
     def _forget_gone(self, kept: JobSpec, view: JobView, now: float) -> JobSpec:
         """Forget leaving nodes whose process has ended, and end processes that hold an empty seat."""
@@ -445,7 +445,7 @@ class Discovery:
             identity, known = there.get(name_of(node)), view.node(node)
             if identity is None or not identity.is_alive():
                 gone.append(node)
-            elif known is not None and known.presence is Presence.ALIVE:
+            elif known is not None and known.presence is PresenceState.ALIVE:
                 self._seated.add(node)
                 self._vacant.pop(node, None)
             elif node not in self._seated:
@@ -466,10 +466,10 @@ class Discovery:
     def _keep(self, kept: JobSpec) -> None:
         job_spec.keep(self._settings.log_dir, kept)
 
-    def _decide(self, reason: Decision, elsewhere: Collection[str] = ()) -> None:
+    def _decide(self, reason: OperatorDecision, elsewhere: Collection[str] = ()) -> None:
         self._say(reason.text)
         drain = tuple(node for node in reason.drain if node in elsewhere)  # local nodes get a signal
-        self._turn.decisions.append(Decision(reason.text, drain))
+        self._turn.decisions.append(OperatorDecision(reason.text, drain))
 
     def _say(self, text: str) -> None:
         self._turn.lines.append(text)
@@ -487,7 +487,7 @@ def name_for(number: str, view: JobView) -> str:
     if not line:
         return number
     last = max(line, key=lambda one: number_of(one.node))
-    return last.node if last.presence is Presence.LEFT else successor_of(last.node)
+    return last.node if last.presence is PresenceState.LEFT else successor_of(last.node)
 
 
 def _without(kept: JobSpec, nodes: Iterable[str], *, keep_hosts: bool = False) -> JobSpec:

@@ -93,7 +93,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class HostListPlan:
     """Hosts to start a worker on, once per worker, and nodes to leave at their next commit."""
 
     start: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class Hosts:
             (one.rests_until for one in self._known.values() if one.is_there and one.rests_until > now_s), default=None
         )
 
-    def plan(self, size: int, running: Mapping[str, str], now_s: float) -> Plan:
+    def plan(self, size: int, running: Mapping[str, str], now_s: float) -> HostListPlan:
         """Plan the change from the running workers to ``size`` workers on usable hosts.
 
         A worker leaves if its host is gone or has fewer slots than workers; the newest leaves first. Workers on a
@@ -168,4 +168,4 @@ class Hosts:
         for usable in self.usable(now_s):
             free = min(usable.slots - taken[usable.name], size - len(stay) - len(start))
             start += [usable.name] * max(0, free)
-        return Plan(tuple(start), tuple(drain))
+        return HostListPlan(tuple(start), tuple(drain))

@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from samebits.core.lines import root_of
-from samebits.core.messages import Decision
+from samebits.core.messages import OperatorDecision
+from samebits.core.replacement_names import root_of
 from samebits.hosts.host_list import Host, Hosts, Resting
 from samebits.printable import counted
 
@@ -20,12 +20,12 @@ MOST_DEATHS, DEATHS_S = 3, 60.0
 
 
 @dataclass(slots=True)
-class Orders:
+class PlacementOrders:
     """Actions to take now: workers to start, as (number, host), and nodes to leave."""
 
     start: list[tuple[str, str]] = field(default_factory=list)
     drain: list[str] = field(default_factory=list)
-    reasons: list[Decision] = field(default_factory=list)
+    reasons: list[OperatorDecision] = field(default_factory=list)
 
 
 class Placement:
@@ -43,7 +43,7 @@ class Placement:
         self._deaths: dict[str, deque[float]] = {}
         self._rests: set[str] = set()
 
-    def seen(self, hosts: Iterable[Host], drained: Collection[str] = ()) -> list[Decision]:
+    def seen(self, hosts: Iterable[Host], drained: Collection[str] = ()) -> list[OperatorDecision]:
         """Record the script's answer: exactly these hosts, except those in ``drained``."""
         found = [host for host in hosts if host.name not in drained]
         self._hosts.seen(found)
@@ -60,9 +60,9 @@ class Placement:
         for name in before:
             if name not in now:
                 texts.append(f"host {name} {'is to be left' if name in drained else 'is gone'}")
-        return [Decision("; ".join(texts))]
+        return [OperatorDecision("; ".join(texts))]
 
-    def died(self, node: str, host: str, now_s: float, *, has_joined: bool) -> Decision | None:
+    def died(self, node: str, host: str, now_s: float, *, has_joined: bool) -> OperatorDecision | None:
         """Handle a worker's death by an external cause; return None if the worker is restarted in place.
 
         ``has_joined``: the worker had a seat, so the way it was started works.
@@ -74,12 +74,12 @@ class Placement:
         why = f"{MOST_DEATHS} workers died there within {DEATHS_S:g} s" if has_joined else "it ended before it joined"
         return self.failed(node, host, now_s, why)
 
-    def failed(self, node: str, host: str, now_s: float, why: str) -> Decision:
+    def failed(self, node: str, host: str, now_s: float, why: str) -> OperatorDecision:
         """Suspend a host on which a worker could not start or stay; another host takes the worker."""
         rests_s = self._hosts.failed(host, now_s) - now_s
         self._deaths.pop(host, None)
         self._rests.add(host)
-        return Decision(f"host {host} is not used for {rests_s:.3g} s: worker {node}: {why}")
+        return OperatorDecision(f"host {host} is not used for {rests_s:.3g} s: worker {node}: {why}")
 
     def next(
         self,
@@ -90,7 +90,7 @@ class Placement:
         wish: int | None = None,
         used: Collection[str] = (),
         lost: Collection[str] = (),
-    ) -> Orders:
+    ) -> PlacementOrders:
         """Return the actions that bring the workers to usable hosts.
 
         Args:
@@ -101,14 +101,14 @@ class Placement:
             used: numbers that other nodes have.
             lost: numbers whose last process was lost, and that may have to wait for a cool-down.
         """
-        orders = Orders()
+        orders = PlacementOrders()
         if self._there is None:
             return orders
         for host in dict.fromkeys(running.values()):
             self._hosts.worked(host, now_s)
         usable = {host.name for host in self._hosts.usable(now_s)}
         for host in sorted(self._rests & usable):
-            orders.reasons.append(Decision(f"host {host} is used again"))
+            orders.reasons.append(OperatorDecision(f"host {host} is used again"))
         self._rests -= usable
         size = self._most if wish is None else min(wish, self._most)
         plan = self._hosts.plan(size, running, now_s)
@@ -124,14 +124,16 @@ class Placement:
             where = ", ".join(f"{count} on {host}" for host, count in counts.items())
             total = len(running) - len(plan.drain) + len(orders.start)
             bound = f"{size} are wanted" if wish is not None else f"there is room for {sum(self._there.values())}"
-            orders.reasons.append(Decision(f"starting {where}: {total} workers, and {bound}, at most {self._most}"))
+            orders.reasons.append(
+                OperatorDecision(f"starting {where}: {total} workers, and {bound}, at most {self._most}")
+            )
         return orders
 
     def wake_at(self, now_s: float) -> float | None:
         """Return when ``next`` is due even if nothing happens, or None."""
         return self._hosts.next_change_s(now_s)
 
-    def _why_drained(self, nodes: Sequence[str], running: Mapping[str, str], size: int) -> list[Decision]:
+    def _why_drained(self, nodes: Sequence[str], running: Mapping[str, str], size: int) -> list[OperatorDecision]:
         assert self._there is not None
         by_reason: dict[str, list[str]] = {}
         left = Counter(running.values())
@@ -148,7 +150,9 @@ class Placement:
         reasons = []
         for why, names in by_reason.items():
             leaves = "leaves" if len(names) == 1 else "leave"
-            reasons.append(Decision(f"worker {', '.join(names)} {leaves} at the next commit: {why}", tuple(names)))
+            reasons.append(
+                OperatorDecision(f"worker {', '.join(names)} {leaves} at the next commit: {why}", tuple(names))
+            )
         return reasons
 
 

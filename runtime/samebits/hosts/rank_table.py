@@ -32,7 +32,7 @@ _ADDRESS = re.compile(r"^\s*address_([0-9]{1,9})\s*=\s*(\S+)\s*$", re.MULTILINE)
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankTableDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     """One NPU; all values are strings, as in the file."""
 
     device_id: str
@@ -41,11 +41,11 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     super_device_id: str = ""
 
 
-class Server(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankTableServer(msgspec.Struct, frozen=True, omit_defaults=True):
     """One host with its NPUs."""
 
     server_id: str
-    device: tuple[Device, ...]
+    device: tuple[RankTableDevice, ...]
     host_ip: str = ""
 
 
@@ -67,7 +67,7 @@ class RankTable(msgspec.Struct, frozen=True, omit_defaults=True):
 
     version: str
     server_count: str
-    server_list: tuple[Server, ...]
+    server_list: tuple[RankTableServer, ...]
     status: str = ""
     super_pod_list: tuple[SuperPod, ...] = ()
 
@@ -78,14 +78,14 @@ class RankTable(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CheckedRankTable:
     """A table, and the requirements of HCCL that it does not meet."""
 
     table: RankTable
     lacks: tuple[str, ...]
 
 
-def parse(text: bytes, name: str, *, strict: bool) -> Found:
+def parse(text: bytes, name: str, *, strict: bool) -> CheckedRankTable:
     """Parse a rank table.
 
     Args:
@@ -109,7 +109,7 @@ def parse(text: bytes, name: str, *, strict: bool) -> Found:
     lacks = tuple(_lacks(table))
     if faults or (strict and lacks):
         raise SettingsError([f"{name}: {one}" for one in (*faults, *(lacks if strict else ()))])
-    return Found(table, lacks)
+    return CheckedRankTable(table, lacks)
 
 
 def _faults(table: RankTable) -> Iterable[str]:
@@ -167,8 +167,8 @@ def _is_address(text: str) -> bool:
 
 def made(server_id: str, devices: Sequence[int], addresses: dict[int, str], host_ip: str = "") -> RankTable:
     """Return the table of one server, with its devices ranked in this order."""
-    entries = tuple(Device(str(one), str(rank), addresses.get(one, "")) for rank, one in enumerate(devices))
-    return RankTable("1.0", "1", (Server(server_id, entries, host_ip),), COMPLETED)
+    entries = tuple(RankTableDevice(str(one), str(rank), addresses.get(one, "")) for rank, one in enumerate(devices))
+    return RankTable("1.0", "1", (RankTableServer(server_id, entries, host_ip),), COMPLETED)
 
 
 def joined(tables: Sequence[RankTable]) -> RankTable:
@@ -195,7 +195,7 @@ def addresses_in(hccn: str) -> dict[int, str]:
     return {int(number): address for number, address in _ADDRESS.findall(hccn)}
 
 
-def read(path: Path, *, strict: bool) -> Found:
+def read(path: Path, *, strict: bool) -> CheckedRankTable:
     """Read the table at this path.
 
     Raises:

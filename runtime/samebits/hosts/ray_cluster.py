@@ -81,7 +81,7 @@ class HostPlan:
         return Path(self.folder, "device", "environment.json")
 
 
-class Host:
+class RayHost:
     """The actor of one host: runs its share of the job, and keeps the exit status for the driver.
 
     Args:
@@ -328,7 +328,7 @@ def _start(
     for rank in range(hosts):
         plan = HostPlan(str(folder), rank, tuple(words), nonce)
         actors.append(
-            ray.remote(Host)
+            ray.remote(RayHost)
             .options(
                 name=f"{name}-host{rank}",
                 namespace=NAMESPACE,

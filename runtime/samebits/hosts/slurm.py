@@ -140,7 +140,7 @@ def plan(environ: Mapping[str, str], spare_hosts: int = 0) -> list[Placed]:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SlurmStepOptions:
     """Options that a Slurm step's environment provides on each host.
 
     Attributes:
@@ -158,7 +158,7 @@ class Share:
     job: int
 
 
-def share_of(environ: Mapping[str, str]) -> Share | None:
+def share_of(environ: Mapping[str, str]) -> SlurmStepOptions | None:
     """Return this task's share of its Slurm step (srun(1), output environment variables).
 
     Returns None outside a step, and in a step with a single host, which needs none of this.
@@ -195,7 +195,7 @@ def share_of(environ: Mapping[str, str]) -> Share | None:
                 "SLURM_STEP_NODELIST do not agree. Fix: srun samebits run"
             ]
         )
-    return Share(hosts, node_rank, names_of_hosts[0], port_of(job), job)
+    return SlurmStepOptions(hosts, node_rank, names_of_hosts[0], port_of(job), job)
 
 
 def port_of(job: int) -> int:

@@ -12,13 +12,13 @@ from samebits.account.history import summary_of_folder
 from samebits.config import Settings
 from samebits.core.ends import EndKind
 from samebits.launcher import job_spec
-from samebits.launcher.exit_report import CORRECT_ARGUMENTS, OWN_ADVICE, Verdict, correction, missing
-from samebits.launcher.following import Following, Result
-from samebits.launcher.progress import JsonScreen, Screen
+from samebits.launcher.exit_report import CORRECT_ARGUMENTS, OWN_ADVICE, JobOutcome, correction, missing
+from samebits.launcher.following import Following, FollowResult
+from samebits.launcher.progress_line import JsonScreen, Screen
 from samebits.spelling import spelled
 
 
-def say(result: Result, following: Following, settings: Settings, screen: Screen) -> None:
+def say(result: FollowResult, following: Following, settings: Settings, screen: Screen) -> None:
     """Print how the job ended."""
     screen.close()
     if result.call_again:
@@ -38,7 +38,9 @@ def say(result: Result, following: Following, settings: Settings, screen: Screen
         screen.end(kind, verdict.exit_code, step, verdict.cause)
 
 
-def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, step: int, cost: Sequence[str]) -> None:
+def _say_unfinished(
+    verdict: JobOutcome, following: Following, settings: Settings, step: int, cost: Sequence[str]
+) -> None:
     errors, view = Screen(sys.stderr), following.view
     assert verdict.kind is not None, "it is not finished"
     if view is not None and view.ended is None:  # training may have continued after the scheduler's last message
@@ -56,7 +58,7 @@ def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, 
         errors.say(f"Fix: {fix}")
 
 
-def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
+def _fix(verdict: JobOutcome, following: Following, settings: Settings) -> str:
     """Return the command to type next; empty if the cause names one, or there is nothing to recover."""
     view = following.view
     has_begun = view is not None and view.generation > 0
@@ -86,7 +88,7 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
     return f"{OWN_ADVICE}, then {recover}" if verdict.kind is EndKind.INTERRUPTED and has_own_advice else recover
 
 
-def _is_unequal(verdict: Verdict) -> bool:
+def _is_unequal(verdict: JobOutcome) -> bool:
     """Return whether a rank ended the job because the ranks' states are in doubt, as an audit does."""
     code = EndKind.UNEQUAL.exit_code
     return verdict.exit_code == code or f"ended with status {code}:" in verdict.cause

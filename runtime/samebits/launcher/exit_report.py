@@ -34,7 +34,7 @@ CORRECT_ARGUMENTS = "correct the script's arguments"
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class WorkerExit:
     """How one worker or spare ended.
 
     ``cause`` is the error in its log, if any. ``has_joined``: it has called ``samebits.init()``.
@@ -97,7 +97,7 @@ class End:
         return f"{self.death}: {said}" if said else str(self.death)
 
 
-def has_no_slot(end: End, view: JobView | None) -> bool:
+def has_no_slot(end: WorkerExit, view: JobView | None) -> bool:
     """Return whether the process's exit says nothing about the job, because the process has no slot.
 
     It was a spare, another process has taken its slot, or the world shrank without it.
@@ -106,7 +106,7 @@ def has_no_slot(end: End, view: JobView | None) -> bool:
     return end.is_spare or (known is not None and known.slot is None)
 
 
-def sentence(alike: Sequence[End]) -> str:
+def sentence(alike: Sequence[WorkerExit]) -> str:
     """Describe one process with its pid, or several processes with equal ends by their names."""
     first = alike[0]
     if len(alike) == 1:
@@ -130,7 +130,7 @@ def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking:
     return f"; the others wait for {them} {waiting}"
 
 
-def advice(alike: Sequence[End], recover: str) -> str:
+def advice(alike: Sequence[WorkerExit], recover: str) -> str:
     """Return what the user can do; empty if the process itself said so or ended as its program intended."""
     end = alike[0]
     if end.is_stranger:
@@ -174,11 +174,11 @@ class Deaths:
     """Deaths that are not reported yet."""
 
     def __init__(self) -> None:
-        self._unsaid: list[End] = []
+        self._unsaid: list[WorkerExit] = []
         self._is_held = False
         self._first_at = self._due_at = 0.0
 
-    def add(self, end: End, now: float) -> None:
+    def add(self, end: WorkerExit, now: float) -> None:
         """Add a death; it is reported together with the earlier ones."""
         self.hold(now, GATHER_S if end.death.signal is not None else GATHER_OWN_S)
         self._unsaid.append(end)
@@ -193,21 +193,21 @@ class Deaths:
         """Return when to report the deaths, or None if there are none."""
         return self._due_at if self._is_held else None
 
-    def take(self) -> list[list[End]]:
+    def take(self) -> list[list[WorkerExit]]:
         """Return and remove all deaths, grouped by equal ends, in the order of arrival."""
         unsaid, self._unsaid, self._is_held = self._unsaid, [], False
         return alike(unsaid)
 
 
-def alike(ends: Sequence[End]) -> list[list[End]]:
+def alike(ends: Sequence[WorkerExit]) -> list[list[WorkerExit]]:
     """Group ends that one sentence can describe, in the order of each group's first end."""
-    groups: dict[tuple[bool, str, str], list[End]] = {}
+    groups: dict[tuple[bool, str, str], list[WorkerExit]] = {}
     for end in ends:
         groups.setdefault((end.is_spare, end.words, end.follows), []).append(end)
     return list(groups.values())
 
 
-def sentences(ends: Sequence[End]) -> str:
+def sentences(ends: Sequence[WorkerExit]) -> str:
     """Return a sentence for each kind of end, in order of appearance, ``MOST_WAYS`` at most."""
     found = alike([replace(end, follows="") for end in ends])
     more = sum(map(len, found[MOST_WAYS:]))
@@ -215,7 +215,7 @@ def sentences(ends: Sequence[End]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class JobOutcome:
     """How the job ended; ``kind`` is None if it finished."""
 
     kind: EndKind | None
@@ -234,27 +234,27 @@ class Verdict:
         return self.kind is not None and self.kind.is_permanent(self.exit_code)
 
     @classmethod
-    def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> Verdict:
+    def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> JobOutcome:
         """Return the verdict on an unfinished job; ``status`` is the script's own, then also the job's exit code."""
         return cls(kind, cause, status or kind.exit_code)
 
 
-FINISHED = Verdict(None, "", 0)
+FINISHED = JobOutcome(None, "", 0)
 
 
-def verdict_of(given_up: GivenUp) -> Verdict:
+def verdict_of(given_up: GivenUp) -> JobOutcome:
     """Return the verdict on a job in which one place gets no new process."""
     dead, cause = given_up.dead, f"{given_up.dead.said}; {given_up.why}"
     match dead.loss.sort:
         case Sort.HOPELESS if dead.status is not None:
-            return Verdict(EndKind.INTERRUPTED, dead.said, dead.status)
+            return JobOutcome(EndKind.INTERRUPTED, dead.said, dead.status)
         case Sort.OWN | Sort.ARGUMENTS:
-            return Verdict.unfinished(EndKind.SCRIPT_FAILED, cause)
+            return JobOutcome.unfinished(EndKind.SCRIPT_FAILED, cause)
         case _:
-            return Verdict.unfinished(EndKind.INTERRUPTED, cause)
+            return JobOutcome.unfinished(EndKind.INTERRUPTED, cause)
 
 
-def verdict_of_all(ends: Sequence[End], view: JobView | None, *, is_trained: bool = False) -> Verdict | None:
+def verdict_of_all(ends: Sequence[WorkerExit], view: JobView | None, *, is_trained: bool = False) -> JobOutcome | None:
     """Return the verdict if all workers were on this machine and each was ended by its own program, else None.
 
     Args:
@@ -265,12 +265,12 @@ def verdict_of_all(ends: Sequence[End], view: JobView | None, *, is_trained: boo
     if view is None or view.alive or len(workers) < max(view.wanted_size, 1) or not all(end.is_own for end in ends):
         return None
     if all(end.is_stranger for end in workers):
-        return Verdict.unfinished(EndKind.UNTRAINED, sentence(workers))
+        return JobOutcome.unfinished(EndKind.UNTRAINED, sentence(workers))
     failed = next((end for end in workers if end.is_failure), None) or next(e for e in workers if not e.is_stranger)
     text = sentences(sorted(workers, key=lambda end: end.words != failed.words))
     status = failed.death.status
     if is_trained:
-        return Verdict.unfinished(EndKind.SCRIPT_FAILED, text, status or 0)
+        return JobOutcome.unfinished(EndKind.SCRIPT_FAILED, text, status or 0)
     if status is not None and failed.has_own_advice:
-        return None if view.workers else Verdict(EndKind.INTERRUPTED, text, status)
-    return Verdict.unfinished(EndKind.SCRIPT_FAILED, text)
+        return None if view.workers else JobOutcome(EndKind.INTERRUPTED, text, status)
+    return JobOutcome.unfinished(EndKind.SCRIPT_FAILED, text)

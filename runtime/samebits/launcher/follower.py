@@ -26,13 +26,13 @@ from samebits.account.job_view import JobView
 from samebits.config import Settings
 from samebits.core.causes.restarts import Sort, loss_of
 from samebits.core.causes.table import Observation
-from samebits.core.messages import Decision
+from samebits.core.messages import OperatorDecision
 from samebits.errors import ForeignFolderError, JournalDamagedError, SameBitsError, StoreError
 from samebits.launcher import end_summary, job_spec
-from samebits.launcher.exit_report import Verdict, verdict_of
-from samebits.launcher.following import NEW_PROCESS, Following, Result
-from samebits.launcher.interrupts import CTRL_C, Answer, Asking, Signals
-from samebits.launcher.logs import LogEnds
+from samebits.launcher.exit_report import JobOutcome, verdict_of
+from samebits.launcher.following import NEW_PROCESS, Following, FollowResult
+from samebits.launcher.hang_stacks import HangStacks, UnjoinedProcesses
+from samebits.launcher.interrupts import CTRL_C, Asking, InterruptAnswer, Signals
 from samebits.launcher.processes import (
     OUT_OF_MEMORY,
     SCHEDULER,
@@ -49,10 +49,10 @@ from samebits.launcher.processes import (
     spoken,
     watch,
 )
-from samebits.launcher.progress import LOOK_S, JsonScreen, Screen, Showing
+from samebits.launcher.progress_line import LOOK_S, JsonScreen, Screen, Showing
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
-from samebits.launcher.stalls import Silence, Stalls
 from samebits.launcher.supervising import Dead, Supervisor
+from samebits.launcher.worker_logs import LogEnds
 from samebits.service import cause_file, status
 from samebits.service.process_state import ProcessObserver
 from samebits.service.status import stored_view
@@ -94,7 +94,7 @@ REPORTS_A_LEASE = 4
 NAMED = 6
 MOST_UNDELIVERED = 256  # decisions kept until a scheduler answers; older ones are dropped
 
-LEFT = Verdict(None, "left running", 0)
+LEFT = JobOutcome(None, "left running", 0)
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ class Turn:
     """The result of a driver's turn: lines to print, decisions for the scheduler's history, and started workers."""
 
     lines: list[str] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[OperatorDecision] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
 
 
@@ -188,10 +188,10 @@ class Follower:
         self._look_at = 0.0  # when to check next whether the folder has a supervisor
         self._report_restarts_at = 0.0  # when to report again to the scheduler that replacements are starting
         self._start_failed = False  # whether a start failed and this was reported
-        self._silence = Silence()
+        self._silence = UnjoinedProcesses()
         self._memory_kills = MemoryKills()
         self._causes = cause_file.table_of(settings)
-        self._stalls = Stalls(settings, self._causes)
+        self._stalls = HangStacks(settings, self._causes)
         self._observer = ProcessObserver(settings.node_timeout_s)
         self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
         kept = job_spec.read(settings.log_dir)
@@ -226,7 +226,7 @@ class Follower:
             clock_time=_clock_time,
         )
 
-    def run(self, *, stop_by: str | None = None) -> Result:
+    def run(self, *, stop_by: str | None = None) -> FollowResult:
         """Follow the job to its end. On return everything is reported, and every process that had to end has ended.
 
         ``stop_by`` requests the job's end at once.
@@ -248,7 +248,7 @@ class Follower:
         if result is None:
             self._screen.close()
             self._screen.say("the job continues without this command; `samebits follow` follows it again")
-            return Result(LEFT)
+            return FollowResult(LEFT)
         end_summary.say(result, self._following, self._settings, self._screen)
         return result
 
@@ -270,7 +270,7 @@ class Follower:
             self._memory_kills.look(time.monotonic())
             for by in self._signals.take():
                 self._take_signal(by)
-            self._has_left = self._asking.answer(ready, time.monotonic()) is Answer.LEAVE
+            self._has_left = self._asking.answer(ready, time.monotonic()) is InterruptAnswer.LEAVE
             self._supervise()
             self._carry_out()
 

@@ -11,16 +11,16 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from samebits.account.job_view import JobView, Presence, WorkerView, names_spare
+from samebits.account.job_view import JobView, PresenceState, WorkerView, names_spare
 from samebits.core.causes.restarts import NO_WORKER_LEFT
 from samebits.core.ends import EndKind
-from samebits.core.lines import replaces, title_of
+from samebits.core.replacement_names import replaces, title_of
 from samebits.launcher.exit_report import (
     FINISHED,
     MISSING_LINES,
     Deaths,
-    End,
-    Verdict,
+    JobOutcome,
+    WorkerExit,
     advice,
     has_no_slot,
     sentence,
@@ -81,7 +81,7 @@ def _joined(before: JobView, now: JobView) -> list[str]:
 
 def _spared(before: JobView, now: JobView) -> list[str]:
     known = {one.node for one in before.workers + before.retired}
-    return [one.node for one in now.spares if one.node in known and one.presence is Presence.ALIVE]
+    return [one.node for one in now.spares if one.node in known and one.presence is PresenceState.ALIVE]
 
 
 def _size(view: JobView) -> str:
@@ -101,10 +101,10 @@ TERM = signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class FollowResult:
     """How following ended. ``call_again``: processes of the job wait for a scheduler that gave the job up too early."""
 
-    verdict: Verdict
+    verdict: JobOutcome
     call_again: bool = False
 
 
@@ -113,11 +113,11 @@ class _Local:
     identity: ProcessIdentity
     is_own: bool
     runs: bool = True
-    end: End | None = None  # the end of a worker or spare
+    end: WorkerExit | None = None  # the end of a worker or spare
 
 
 @dataclass(slots=True)
-class Orders:
+class FollowOrders:
     """Actions for the caller, to be carried out in this order."""
 
     lines: list[str] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Following:
         self.view: JobView | None = None
         self.is_linked = False
         self.is_closing = False
-        self.result: Result | None = None
+        self.result: FollowResult | None = None
         self.supervised = False  # whether dead processes are restarted
         self.restarting = False  # whether a restart is pending
         self._recovery = recovery
@@ -181,7 +181,7 @@ class Following:
         self._scheduler_gone = False
         self._first_death = self._first_cause = ""
         self._is_judged_here = False  # judged by the processes' messages: the scheduler only carries the end out
-        self._verdict: Verdict | None = None
+        self._verdict: JobOutcome | None = None
         self._stop_by: str | None = None
         self._has_signalled = False
         self._starts_again = restarts  # at the end, when a supervisor has already released the folder
@@ -190,7 +190,7 @@ class Following:
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._deserted_at: float | None = None  # when the last worker was gone
-        self._orders = Orders()
+        self._orders = FollowOrders()
 
     # ---- events from the caller
 
@@ -233,14 +233,14 @@ class Following:
         if was_removed and not self.is_closing:
             self._say(f"{self._title(name)} (pid {identity.pid}), which was removed, {death}")
         elif name != SCHEDULER and (death.is_bad or not is_done):
-            end = End(node_of(name) or "", identity.pid, death, cause, self._is_spare(name), has_joined, follows)
+            end = WorkerExit(node_of(name) or "", identity.pid, death, cause, self._is_spare(name), has_joined, follows)
             self._worker_died(local, end, now)
 
     def forget(self, name: str) -> None:
         """Forget this name: its process is gone, and a process with another name was started in its place."""
         self._local.pop(name, None)
 
-    def give_up(self, verdict: Verdict, now: float) -> None:
+    def give_up(self, verdict: JobOutcome, now: float) -> None:
         """End the job, because its processes are not restarted any more."""
         self._stop_for(verdict)
         self._close(verdict, now, self._leave_s)
@@ -302,7 +302,7 @@ class Following:
         why = f"{who} {death}" + (f": {last_line}" if death.status is not None and last_line else "")
         if not self._recovery:
             self._first_death = self._first_death or why
-            self._close(Verdict.unfinished(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0: the job ends)"), now, 0.0)
+            self._close(JobOutcome.unfinished(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0: the job ends)"), now, 0.0)
         elif self._workers_run():
             self._first_death = self._first_death or why
             how = f"{death}: {last_line}" if death.status is not None and last_line else ""
@@ -323,7 +323,7 @@ class Following:
         if at_once and self._term_at is not None:
             self._term_at = now
 
-    def passed(self, now: float) -> Orders:
+    def passed(self, now: float) -> FollowOrders:
         """Return the actions that are due now, after all events were reported."""
         if self._workers_run():
             self._deserted_at = None
@@ -338,7 +338,7 @@ class Following:
         if self.is_closing:
             self._send_due_signals(now)
             self._judge_end()
-        orders, self._orders = self._orders, Orders()
+        orders, self._orders = self._orders, FollowOrders()
         return orders
 
     def wake_at(self) -> float | None:
@@ -349,7 +349,7 @@ class Following:
     def has_left(self, name: str) -> bool:
         """Return whether this worker gave its seat up on purpose."""
         known = None if self.view is None else self.view.node(node_of(name))
-        return known is not None and known.presence is Presence.LEFT
+        return known is not None and known.presence is PresenceState.LEFT
 
     def running(self) -> int:
         """Return how many workers of this machine run, not counting known spares."""
@@ -365,7 +365,7 @@ class Following:
 
     # ---- deaths
 
-    def _worker_died(self, local: _Local, end: End, now: float) -> None:
+    def _worker_died(self, local: _Local, end: WorkerExit, now: float) -> None:
         if self.is_closing:
             # The scheduler reported before the kernel did; a signal that is not ours is the cause of its report.
             if end.death.signal is not None and not self._has_signalled and self._stop_by is None:
@@ -373,7 +373,7 @@ class Following:
             is_script = bool(end.death.status) and not has_no_slot(end, self.view)
             if self._verdict == FINISHED and is_script and not self._has_signalled and self._stop_by is None:
                 # Its exit status came too late for the scheduler, which took the script as finished.
-                self._verdict = Verdict.unfinished(EndKind.SCRIPT_FAILED, str(end), end.death.status or 0)
+                self._verdict = JobOutcome.unfinished(EndKind.SCRIPT_FAILED, str(end), end.death.status or 0)
             if end.is_of_the_script and self._stop_by is None and not self._has_signalled:
                 self._deaths.add(end, now)
             return
@@ -385,7 +385,7 @@ class Following:
             self._deaths.add(end, now)
         elif end.death.is_bad:  # the scheduler knows whether any other end was intended
             self._say(f"{end} (ENABLE_RECOVERY=0: the job ends)")
-            self._close(Verdict.unfinished(EndKind.FAILED, str(end)), now, FAILED_LEAVE_S)
+            self._close(JobOutcome.unfinished(EndKind.FAILED, str(end)), now, FAILED_LEAVE_S)
 
     def _say_deaths(self, now: float) -> None:
         for alike in self._deaths.take():
@@ -414,7 +414,7 @@ class Following:
             if name != SCHEDULER or not self._fails_alike:
                 self._say(f"{self._title(name)} was started again (pid {self._local[name].identity.pid})")
 
-    def _what_follows(self, alike: list[End], now: float) -> str:
+    def _what_follows(self, alike: list[WorkerExit], now: float) -> str:
         """Return how the others continue and what the user can do; empty if the job ends."""
         if self.is_closing or not self._workers_run() or all(self._is_started_again(end) for end in alike):
             return ""
@@ -433,7 +433,7 @@ class Following:
             )
         return meanwhile + advice(alike, self._recover)
 
-    def _starts_again_said(self, alike: list[End]) -> str:
+    def _starts_again_said(self, alike: list[WorkerExit]) -> str:
         """Return how these processes are replaced: by spares while there are any, and by new processes."""
         if not alike[0].is_spare and all(has_no_slot(end, self.view) for end in alike):  # the slots are taken already
             return f"; {_AS_SPARE if len(alike) == 1 else _AS_SPARES}"
@@ -442,7 +442,7 @@ class Following:
             return f"; {alike[0].follows if len(alike) == 1 else NEW_PROCESSES}"
         return f"; {_SPARE if len(alike) == 1 else _SPARES}"
 
-    def _is_started_again(self, end: End) -> bool:
+    def _is_started_again(self, end: WorkerExit) -> bool:
         """Return whether a new process has taken over this process's name."""
         local = self._local.get(name_of(end.node))
         return local is not None and local.identity.pid != end.pid
@@ -456,17 +456,17 @@ class Following:
             self._verdict = FINISHED
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
         elif view.ended is not None:
-            self._verdict = Verdict.unfinished(view.ended.kind, view.ended.cause, view.ended.status)
+            self._verdict = JobOutcome.unfinished(view.ended.kind, view.ended.cause, view.ended.status)
             self._close(self._verdict, now, self._leave_s)
 
     def _judge_by_status(self, status: int, last_line: str, now: float) -> None:
         if (kind := EndKind.of_exit_code(status)) is not None:
-            self._close(Verdict.unfinished(kind, last_line), now, self._leave_s)
+            self._close(JobOutcome.unfinished(kind, last_line), now, self._leave_s)
         elif status == 0 and not self._recovery:
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
         elif status != 0 and not self._was_linked and not self._restarts:
             # The scheduler never served, so the workers started with it wait in vain.
-            self._close(Verdict(EndKind.FAILED, f"the scheduler could not start: {last_line}", status), now, 0.0)
+            self._close(JobOutcome(EndKind.FAILED, f"the scheduler could not start: {last_line}", status), now, 0.0)
 
     def _judge_by_processes(self, now: float) -> None:
         if self._workers_run():
@@ -483,18 +483,18 @@ class Following:
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)  # the journal is on another host
         elif self._scheduler_gone:
             gone = "every process of the job is gone"
-            self._close(Verdict.unfinished(EndKind.INTERRUPTED, self._first_death or gone), now, 0.0)
+            self._close(JobOutcome.unfinished(EndKind.INTERRUPTED, self._first_death or gone), now, 0.0)
         elif (due := self._deserted_by()) is not None and due <= now:
             cause = f"no worker is left, and none has registered; first cause: {self._first_death or 'unknown'}"
             self._is_judged_here, self._orders.stop_by = True, cause
-            self._close(Verdict.unfinished(EndKind.INTERRUPTED, cause), now, self._leave_s)
+            self._close(JobOutcome.unfinished(EndKind.INTERRUPTED, cause), now, self._leave_s)
 
-    def _stop_for(self, verdict: Verdict) -> None:
+    def _stop_for(self, verdict: JobOutcome) -> None:
         """Have the scheduler end the job as it was judged here."""
         self._is_judged_here, self._orders.stop_by = True, verdict.cause
         self._orders.stop_status = verdict.exit_code if verdict.is_permanent else 0
 
-    def _has_trained_here(self, ends: list[End]) -> bool:
+    def _has_trained_here(self, ends: list[WorkerExit]) -> bool:
         """Return whether training was last reported as finished, and all processes here have ended well since."""
         return self.view is not None and self.view.training_finished and all(end.death.status == 0 for end in ends)
 
@@ -506,7 +506,7 @@ class Following:
 
     # ---- closing
 
-    def _close(self, verdict: Verdict | None, now: float, leave_s: float) -> None:
+    def _close(self, verdict: JobOutcome | None, now: float, leave_s: float) -> None:
         """End the job, or record its end; remaining processes get ``leave_s`` seconds to exit by themselves."""
         self._verdict = self._verdict or verdict
         if self.is_closing:
@@ -557,9 +557,9 @@ class Following:
     def _judge_end(self) -> None:
         if any(local.runs for local in self._targets):
             return
-        verdict = self._verdict or Verdict.unfinished(EndKind.STOPPED, f"stopped by {self._stop_by or 'its user'}")
+        verdict = self._verdict or JobOutcome.unfinished(EndKind.STOPPED, f"stopped by {self._stop_by or 'its user'}")
         waiting = any(local.runs and self._is_spared(local) for local in self._local.values())
-        self.result = Result(verdict, call_again=self._starts_again and waiting)
+        self.result = FollowResult(verdict, call_again=self._starts_again and waiting)
 
     # ---- helpers
 

@@ -66,7 +66,7 @@ TEXT = f"Ctrl-C again within {ASK_S:g} s ends the job; d detaches and leaves it 
 TEXT_OF_STARTER = f"Ctrl-C again within {ASK_S:g} s ends the job; any other key continues (DIE_WITH_ME=1)"
 
 
-class Answer(Enum):
+class InterruptAnswer(Enum):
     """The outcome of the question."""
 
     ASKED = "asked"
@@ -82,27 +82,27 @@ class Question:
         self._may_leave = may_leave
         self._until: float | None = None
 
-    def interrupted(self, now: float) -> Answer:
+    def interrupted(self, now: float) -> InterruptAnswer:
         """Handle Ctrl-C: the first one asks, a second one confirms."""
         if self._until is not None and now < self._until:
             self._until = None
-            return Answer.END
+            return InterruptAnswer.END
         self._until = now + ASK_S
-        return Answer.ASKED
+        return InterruptAnswer.ASKED
 
-    def pressed(self, keys: bytes) -> Answer | None:
+    def pressed(self, keys: bytes) -> InterruptAnswer | None:
         """Return the answer that these keys give, or None if there are none."""
         if self._until is None or not keys:
             return None
         self._until = None
-        return Answer.LEAVE if self._may_leave and keys[:1] in (b"d", b"D") else Answer.GO_ON
+        return InterruptAnswer.LEAVE if self._may_leave and keys[:1] in (b"d", b"D") else InterruptAnswer.GO_ON
 
-    def passed(self, now: float) -> Answer | None:
+    def passed(self, now: float) -> InterruptAnswer | None:
         """Withdraw the question once its time is over."""
         if self._until is None or now < self._until:
             return None
         self._until = None
-        return Answer.GO_ON
+        return InterruptAnswer.GO_ON
 
     def wake_at(self) -> float | None:
         """Return when ``passed`` must be called next."""
@@ -168,14 +168,14 @@ class Asking:
 
     def asks(self, now: float) -> bool:
         """Handle Ctrl-C; return True if it only asks the question, and False if it is meant to end the job."""
-        if not self._keys.can_ask() or self._question.interrupted(now) is not Answer.ASKED:
+        if not self._keys.can_ask() or self._question.interrupted(now) is not InterruptAnswer.ASKED:
             return False
         self._keys.begin()
         self._poll.register(self._keys.fileno(), select.POLLIN)
         self._say(self._text)
         return True
 
-    def answer(self, ready: Container[int], now: float) -> Answer | None:
+    def answer(self, ready: Container[int], now: float) -> InterruptAnswer | None:
         """Return the outcome once; ``ready`` are the descriptors that can be read."""
         if self._question.wake_at() is None:
             return None
@@ -183,7 +183,7 @@ class Asking:
         answer = self._question.pressed(keys) or self._question.passed(now)
         if answer is not None:
             self.end()
-        if answer is Answer.GO_ON:
+        if answer is InterruptAnswer.GO_ON:
             self._say("the job continues")
         return answer
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from samebits.core.lines import number_of, root_of
+from samebits.core.replacement_names import number_of, root_of
 from samebits.errors import StoreError
 from samebits.printable import IN_LOGS, printable
 from samebits.store import durable

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samebits.account.job_view import Interruption, JobView, Presence, WorkerView
+from samebits.account.job_view import Interruption, JobView, PresenceState, WorkerView
 from samebits.config import Settings
 from samebits.core.ends import EndKind
 from samebits.core.point import Point
@@ -23,7 +23,7 @@ from samebits.service import job_journal
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable
-from samebits.store.checkpoint import Entry
+from samebits.store.checkpoint import FolderEntry
 from samebits.store.owner import OWNER_FILE, FolderOwner, encode_owner, read_owner
 from samebits.store.process_identity import ProcessIdentity
 
@@ -57,7 +57,7 @@ class Remains:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostProcess:
     """A process started here that still runs although the job counts it as lost; it is ended first."""
 
     name: str
@@ -66,16 +66,16 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryPlan:
     """The actions of ``samebits recover``; with nothing to start and ``over``, there is nothing to follow either."""
 
     start: tuple[str, ...] = ()
-    end: tuple[Lost, ...] = ()
+    end: tuple[LostProcess, ...] = ()
     lines: tuple[str, ...] = ()
     over: bool = False
 
 
-def plan_recovery(remains: Remains) -> Recovery:
+def plan_recovery(remains: Remains) -> RecoveryPlan:
     """Return the actions for this machine's processes that are gone, or that count as lost.
 
     Raises:
@@ -85,14 +85,16 @@ def plan_recovery(remains: Remains) -> Recovery:
     alive = [name for name in names if name in remains.started and remains.is_alive(remains.started[name])]
     if remains.view is not None and remains.view.job_finished:
         over = not alive and not remains.scheduler_serves
-        return Recovery(lines=(f"nothing to do: {remains.view} is finished at step {remains.view.step}",), over=over)
+        return RecoveryPlan(
+            lines=(f"nothing to do: {remains.view} is finished at step {remains.view.step}",), over=over
+        )
     if not remains.recovery:
         if not alive:
             raise JobFailedError(
                 "this job was started with ENABLE_RECOVERY=0 and has ended: nothing of it was kept. Fix: start it "
                 f"again with ENABLE_RECOVERY=1: `{remains.again}`"
             )
-        return Recovery(lines=("this job was started with ENABLE_RECOVERY=0: nothing can come back, only follow",))
+        return RecoveryPlan(lines=("this job was started with ENABLE_RECOVERY=0: nothing can come back, only follow",))
     recovery = _gone(remains, names)
     lines = list(recovery.lines)
     if recovery.start:
@@ -108,12 +110,12 @@ def plan_recovery(remains: Remains) -> Recovery:
             )
     else:
         lines.append("nothing to do: every process of the job is there")
-    return Recovery(recovery.start, recovery.end, tuple(lines))
+    return RecoveryPlan(recovery.start, recovery.end, tuple(lines))
 
 
-def _gone(remains: Remains, names: list[str]) -> Recovery:
+def _gone(remains: Remains, names: list[str]) -> RecoveryPlan:
     start: list[str] = []
-    end: list[Lost] = []
+    end: list[LostProcess] = []
     lines: list[str] = []
     known = {one.node: one for one in remains.view.nodes} if remains.view is not None else {}
     for name in names:
@@ -126,20 +128,20 @@ def _gone(remains: Remains, names: list[str]) -> Recovery:
         if worker is None:
             if not _runs(remains, name):
                 start.append(name)
-        elif worker.presence is Presence.ALIVE and worker.host != remains.host:
+        elif worker.presence is PresenceState.ALIVE and worker.host != remains.host:
             where = worker.host.partition("#")[0]
             lines.append(f"{spoken(name)} runs on {where} (pid {worker.identity.pid}): left alone")
         elif not _is_served(remains, name, worker):
             start.append(name)
             if remains.is_alive(worker.identity) and worker.host == remains.host:
                 if remains.started.get(name) == worker.identity:
-                    end.append(Lost(name, worker.identity, _why_lost(worker)))
+                    end.append(LostProcess(name, worker.identity, _why_lost(worker)))
                 else:  # a process may claim anything when it registers, even another process's name
                     lines.append(
                         f"{spoken(name)} last gave itself out for pid {worker.identity.pid}, which no script started "
                         "here: that process is left alone"
                     )
-    return Recovery(tuple(start), tuple(end), tuple(lines))
+    return RecoveryPlan(tuple(start), tuple(end), tuple(lines))
 
 
 def _is_served(remains: Remains, name: str, worker: WorkerView) -> bool:
@@ -148,14 +150,14 @@ def _is_served(remains: Remains, name: str, worker: WorkerView) -> bool:
     last = remains.started.get(name)
     if last is not None and last != worker.identity and remains.is_alive(last):
         return True  # a replacement that waits for its seat
-    if remains.view.training_finished and (worker.presence is Presence.LEFT or worker.slot is None):
+    if remains.view.training_finished and (worker.presence is PresenceState.LEFT or worker.slot is None):
         return True
-    return worker.presence is Presence.ALIVE and remains.is_alive(worker.identity)
+    return worker.presence is PresenceState.ALIVE and remains.is_alive(worker.identity)
 
 
 def _had_a_seat(view: JobView | None, name: str) -> bool:
     known = view.node(node_of(name)) if view is not None else None
-    return known is not None and known.presence is not Presence.LEFT
+    return known is not None and known.presence is not PresenceState.LEFT
 
 
 def _title(view: JobView | None, name: str) -> str:
@@ -177,7 +179,7 @@ def _runs(remains: Remains, name: str) -> bool:
 
 
 def _why_lost(worker: WorkerView) -> str:
-    if worker.presence is Presence.LEFT:
+    if worker.presence is PresenceState.LEFT:
         return "left the job"
     return f"counts as lost: {worker.reason}"
 
@@ -214,7 +216,7 @@ class Candidate:
     point: Point
     world_size: int
     top: int
-    entries: tuple[Entry, ...]
+    entries: tuple[FolderEntry, ...]
     folders: tuple[Path, ...]
 
 
@@ -262,7 +264,7 @@ def begin_journal(settings: Settings, candidate: Candidate) -> None:
     job_journal.begin_from(settings, candidate.job, candidate.point, candidate.top)
 
 
-def _newest(entries: list[Entry]) -> Candidate | None:
+def _newest(entries: list[FolderEntry]) -> Candidate | None:
     whole = [entry for entry in entries if entry.header is not None]
     folders = tuple(sorted({entry.path.parent for entry in entries}))
     jobs = {entry.header.job for entry in whole if entry.header is not None}
@@ -291,7 +293,7 @@ def _newest(entries: list[Entry]) -> Candidate | None:
     return Candidate(jobs.pop(), point, world_size, top, held, folders)
 
 
-def _is_whole(entry: Entry, say: Callable[[str], object]) -> bool:
+def _is_whole(entry: FolderEntry, say: Callable[[str], object]) -> bool:
     try:
         checkpoints.verify(checkpoints.point_in(entry.path))
     except CheckpointError as error:

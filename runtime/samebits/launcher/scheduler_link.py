@@ -43,7 +43,7 @@ class Unlinked:
     """The connection is lost, and retried until it is made again."""
 
 
-Told = Linked | Unlinked | JobView
+LinkNews = Linked | Unlinked | JobView
 
 
 class SchedulerLink:
@@ -58,7 +58,7 @@ class SchedulerLink:
         self._has_choice = not names_one(settings.sched_host)
         self._elsewhere = False
         self._terms: dict[str, int] = {}  # the highest term of each job, by job id
-        self._told: collections.deque[Told] = collections.deque()
+        self._told: collections.deque[LinkNews] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop: StopJob | None = None
         self._to_tell: collections.deque[status.ForHistory] = collections.deque()
@@ -73,7 +73,7 @@ class SchedulerLink:
         """Return a descriptor that is readable while ``take`` has something to return."""
         return self._readable
 
-    def take(self) -> list[Told]:
+    def take(self) -> list[LinkNews]:
         """Return what arrived since the last call, in order.
 
         Raises:
@@ -167,7 +167,7 @@ class SchedulerLink:
             self._shut_out = text
             self._ring()
 
-    def _tell(self, told: Told) -> None:
+    def _tell(self, told: LinkNews) -> None:
         self._told.append(told)
         self._ring()
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from samebits import config
 from samebits.account.job_view import names_spare
 from samebits.config import Settings
-from samebits.core.causes.restarts import Again, Backoff, Loss, Never, Restarts
-from samebits.core.lines import may_be_replaced, root_of, successor_of
+from samebits.core.causes.restarts import Backoff, Loss, Never, RestartAt, Restarts
+from samebits.core.replacement_names import may_be_replaced, root_of, successor_of
 from samebits.errors import SameBitsError
 from samebits.launcher import job_spec
 from samebits.launcher.job_spec import JobSpec, program_of
@@ -44,7 +44,7 @@ from samebits.launcher.spawning import (
     spawn,
 )
 from samebits.service import fork_orders
-from samebits.service.fork_orders import Answer, Order
+from samebits.service.fork_orders import ForkResult, Order
 from samebits.store import private
 from samebits.store.checkpoint.memory_buffer import available_bytes
 from samebits.store.owner import read_owner, read_token
@@ -124,7 +124,7 @@ class Zygote:
         order = Order(
             str(program.folder), program.interpreter, program.script, program.args, program.environment_of(name)
         )
-        answer: Answer | None = None
+        answer: ForkResult | None = None
         assert self._link is not None
         try:
             with _as_subreaper():
@@ -323,7 +323,7 @@ class Supervisor:
         if not self.holds or self._given_up is not None:
             return False
         match self._restarts.died(_place_of(dead.name), dead.loss, now):
-            case Again(at):
+            case RestartAt(at):
                 self._due[dead.name] = (at, dead.identity)
                 return True
             case Never(why, ends_job=True):

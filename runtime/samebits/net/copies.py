@@ -47,7 +47,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class BuddyAddress:
     """The keeper's address and its ticket; ``str`` gives the form that a generation's members receive."""
 
     endpoint: str
@@ -57,7 +57,7 @@ class Keeper:
         return f"{self.endpoint}/{self.ticket.hex()}"
 
     @classmethod
-    def of(cls, text: str) -> Keeper:
+    def of(cls, text: str) -> BuddyAddress:
         """Parse the text of ``str``; raises :class:`ProtocolError` for anything else."""
         where, _, ticket = text.rpartition("/")
         try:
@@ -69,7 +69,7 @@ class Keeper:
         return keeper
 
 
-class Offer(Value, frozen=True, tag=1):
+class PointOffer(Value, frozen=True, tag=1):
     """Sender: this point is for the keeper."""
 
     ticket: bytes  # the keeper's
@@ -82,14 +82,14 @@ class Offer(Value, frozen=True, tag=1):
     data_bytes: Int
 
 
-class Piece(Value, frozen=True, tag=2):
+class StreamChunk(Value, frozen=True, tag=2):
     """Sender: the next bytes of the stream, which follow as a frame of their own."""
 
     transfer: Int
     offset: Int
 
 
-class Taken(Value, frozen=True, tag=3):
+class BytesReceived(Value, frozen=True, tag=3):
     """Keeper: this many bytes were received; 0 means that there is room and the sender may begin."""
 
     transfer: Int
@@ -110,14 +110,14 @@ class Declined(Value, frozen=True, tag=5):
     again: bool  # a retry may succeed
 
 
-FromSender = Offer | Piece
-FromKeeper = Taken | Whole | Declined
+FromSender = PointOffer | StreamChunk
+FromKeeper = BytesReceived | Whole | Declined
 
 SCHEMA: Schema[FromSender | FromKeeper] = Schema(FromSender | FromKeeper)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CopyMessage:
     """A sender's message; ``data`` belongs to a piece."""
 
     sender: bytes
@@ -166,7 +166,7 @@ class KeeperSocket:
         """Return the seconds after which to call ``drain`` even if nothing is readable; None: not needed."""
         return CHECK_S if self._gate.has_guests else None
 
-    def drain(self, most: int = 2 * _QUEUE) -> Iterator[Said]:
+    def drain(self, most: int = 2 * _QUEUE) -> Iterator[CopyMessage]:
         """Yield the valid messages received, and close connections beyond the bound."""
         self._gate.take()
         for _ in range(most):
@@ -180,7 +180,7 @@ class KeeperSocket:
             with contextlib.suppress(ProtocolError):
                 yield _said(frames, connection)
 
-    def settle(self, said: Said) -> None:
+    def settle(self, said: CopyMessage) -> None:
         """Protect the connection of a sender that has shown the ticket from the bound on strangers."""
         if said.connection is not None:
             self._gate.settle(said.connection)
@@ -232,12 +232,12 @@ class SenderSocket:
                 if len(frames) == 1 and isinstance(message, FromKeeper):
                     yield message
 
-    def send(self, message: Offer) -> None:
+    def send(self, message: PointOffer) -> None:
         """Send the offer, or drop it if the queue is full."""
         with contextlib.suppress(zmq.Again):  # the missing answer is noticed
             self.socket.send(SCHEMA.pack(message), _NOW)
 
-    def send_piece(self, message: Piece, data: bytes) -> bool:
+    def send_piece(self, message: StreamChunk, data: bytes) -> bool:
         """Send a piece; return False, without sending anything, if the queue is full."""
         try:
             self.socket.send(SCHEMA.pack(message), _MORE)
@@ -251,10 +251,10 @@ class SenderSocket:
         self.socket.close()
 
 
-def _said(frames: list[Any], connection: int | None) -> Said:
+def _said(frames: list[Any], connection: int | None) -> CopyMessage:
     if len(frames) not in (2, 3):
         raise ProtocolError(f"{len(frames)} frames")
     message = SCHEMA.unpack(frames[1].buffer, MAX_WORDS_BYTES)
-    if not isinstance(message, FromSender) or (len(frames) == 3) is not isinstance(message, Piece):
+    if not isinstance(message, FromSender) or (len(frames) == 3) is not isinstance(message, StreamChunk):
         raise ProtocolError(f"{len(frames)} frames of {type(message).__name__}")
-    return Said(frames[0].bytes, message, frames[2].buffer if len(frames) == 3 else memoryview(b""), connection)
+    return CopyMessage(frames[0].bytes, message, frames[2].buffer if len(frames) == 3 else memoryview(b""), connection)

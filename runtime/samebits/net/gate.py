@@ -72,7 +72,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ConnectionEnded:
     """The end of a connection; ``is_counted`` if it was already reported as rejected."""
 
     descriptor: int
@@ -133,7 +133,7 @@ class Gate:
         self._guests: dict[int, _Guest] = {}  # by descriptor, oldest first
         self._words_settle = keys is not None
         self._turned_away: set[int] = set()
-        self._ended: list[Ended] = []
+        self._ended: list[ConnectionEnded] = []
         self._rejected: list[Rejected] = []
         self._failure: Rejection | None = None  # of the descriptor that the next DISCONNECTED event names
         self._zap: zmq.Socket[bytes] | None = None
@@ -163,7 +163,7 @@ class Gate:
         """Return the IP address that the connection comes from."""
         return self._address_of.get(descriptor, UNKNOWN)
 
-    def take(self, *, is_rung: bool = True) -> tuple[list[Ended], list[Rejected]]:
+    def take(self, *, is_rung: bool = True) -> tuple[list[ConnectionEnded], list[Rejected]]:
         """Process events; return the connections that ended, in order, and those rejected.
 
         Args:
@@ -211,7 +211,7 @@ class Gate:
                 self._unheard.pop(value, None)
                 self._guests.pop(value, None)
                 self._slices[value % SLICES].discard(value)
-                self._ended.append(Ended(value, address, is_counted=was_turned_away or failure is not None))
+                self._ended.append(ConnectionEnded(value, address, is_counted=was_turned_away or failure is not None))
             else:
                 self._failure = _why(event, value)
 

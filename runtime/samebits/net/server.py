@@ -12,9 +12,9 @@ and by name, which are removed with its connection. They hold its last heartbeat
 again.
 
 Descriptors are reused, and a close may be read before or after messages of the next connection with the same number. So
-``Lost`` may be reported for a peer that has already reconnected, which is then probed (``core.scheduler``); for a peer
-that is gone it is always reported. Unread messages of a connection whose peer has reconnected are dropped: they arrive
-under a name that no peer has, and the peer repeats what matters.
+``ConnectionLost`` may be reported for a peer that has already reconnected, which is then probed (``core.scheduler``);
+for a peer that is gone it is always reported. Unread messages of a connection whose peer has reconnected are dropped:
+they arrive under a name that no peer has, and the peer repeats what matters.
 
 A dead connection that was not closed is detected by its silence (``net.gate``), not by heartbeats that ZeroMQ sends
 from here: to cancel a timer, ZeroMQ searches the timers of all connections (``poller_base_t::cancel_timer`` in libzmq),
@@ -52,7 +52,7 @@ from samebits.net.descriptors import raise_descriptor_limit
 from samebits.net.gate import UNKNOWN, Gate, Rejected, Rejection
 from samebits.net.sockets import Waker, source_of
 
-__all__ = ["Arrived", "Garbled", "Incoming", "Lost", "Rejected", "Rejection", "Server"]
+__all__ = ["Arrived", "ConnectionLost", "Garbled", "Incoming", "Rejected", "Rejection", "Server"]
 
 MAX_INCOMING_BYTES = 1 << 20
 MAX_INCOMING_QUEUE = 32
@@ -96,13 +96,13 @@ class Garbled:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ConnectionLost:
     """The peer's connection closed, and the peer has not reconnected."""
 
     peer: str
 
 
-Incoming = Arrived | Garbled | Lost | Rejected
+Incoming = Arrived | Garbled | ConnectionLost | Rejected
 
 
 @dataclass(slots=True)
@@ -251,14 +251,14 @@ class Server:
             elif not end.is_counted:
                 yield Rejected(end.address, Rejection.SILENT)
         displaced, self._displaced = self._displaced, []
-        yield from (Lost(peer) for peer in displaced if peer not in self._descriptor_of)
+        yield from (ConnectionLost(peer) for peer in displaced if peer not in self._descriptor_of)
 
-    def _close(self, peer: str, descriptor: int, *, still_used: bool) -> Iterator[Lost]:
+    def _close(self, peer: str, descriptor: int, *, still_used: bool) -> Iterator[ConnectionLost]:
         if not still_used:
             self._peer_of.pop(descriptor, None)
         if self._descriptor_of.get(peer) == descriptor:
             del self._descriptor_of[peer]
-            yield Lost(peer)
+            yield ConnectionLost(peer)
 
     def _read(
         self, name: bytes, body: zmq.Frame, more: int, descriptor: int, owners: dict[int, list[str]]

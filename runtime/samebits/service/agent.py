@@ -23,10 +23,11 @@ from types import FrameType
 from typing import NoReturn, TypeVar
 
 from samebits.config import Settings, fixed_settings
-from samebits.core.agent.agent import AgentCore, AgentPolicy
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_core import AgentCore, AgentPolicy
+from samebits.core.agent.agent_events import (
     Addressed,
     AgentEvent,
+    AgentNotice,
     AgentReady,
     Answered,
     AskedToLeave,
@@ -49,7 +50,6 @@ from samebits.core.agent.events import (
     Leaving,
     Mapped,
     MustEnd,
-    Notice,
     Observed,
     Over,
     Passed,
@@ -65,7 +65,7 @@ from samebits.core.agent.events import (
 from samebits.core.agent.failover import TryNextAddress
 from samebits.core.agent.key_calls import MAX_OPEN_CALLS
 from samebits.core.ends import EndKind
-from samebits.core.messages import Admitted, GenerationStarted, Holdings, KeyAnswer, KeyOp, Place
+from samebits.core.messages import Admitted, GenerationStarted, Holdings, KeyAnswer, KeyOp, RankPosition
 from samebits.core.point import Point
 from samebits.core.reports import (
     MAX_ANOMALY_CHARS,
@@ -99,7 +99,7 @@ from samebits.printable import printable
 from samebits.scheduler_hosts import names_one, shown
 from samebits.service import clock, log
 from samebits.service.health.device_look import WatchedDevice
-from samebits.service.health.host_health import HealthLook
+from samebits.service.health.host_sensor import HealthLook
 from samebits.service.health.preemption import PreemptionLook
 from samebits.service.host import proof_for, this_process
 from samebits.service.process_state import DeathWatch, LifeSign, ProcessObserver, Whereabouts
@@ -219,7 +219,7 @@ class Agent:
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
 
     @property
-    def offered_place(self) -> Place | None:
+    def offered_place(self) -> RankPosition | None:
         """Return this process's place in the generation of the last round it was offered."""
         return self._core.offered_place
 
@@ -582,7 +582,7 @@ class Agent:
         for notice in ready.notices:
             self._notice(notice)
 
-    def _notice(self, notice: Notice) -> None:
+    def _notice(self, notice: AgentNotice) -> None:
         if self._is_dying and isinstance(notice, BreakGroup | Waits):
             return  # its last log line must be its own error
         match notice:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samebits.config import Role, Settings
-from samebits.core.ready import Ended
+from samebits.core.ready import JobEnded
 from samebits.errors import ListenError, SameBitsError, StoreError
 from samebits.net.address import free_port, loopback
 from samebits.service import log
@@ -61,7 +61,7 @@ class SchedulerThread:
 
     def _begin(self) -> None:
         self._error: BaseException | None = None
-        self._ended: Ended | None = None
+        self._ended: JobEnded | None = None
         self._known = threading.Event()  # set once it serves or has failed
         self._service = SchedulerService(
             replace(self.settings, role=Role.SCHEDULER), on_ready=self._known.set, is_guest=True

@@ -8,7 +8,7 @@ import tomllib
 from typing import Any
 
 from samebits.config import Settings
-from samebits.core.causes.table import DEFAULT, CauseClass, CauseTable, Retry, Row, Strategy
+from samebits.core.causes.table import DEFAULT, CauseClass, CauseTable, Remedy, Retry, Row
 from samebits.core.hangs import Hang
 from samebits.errors import SettingsError
 from samebits.named_file import read_named_file
@@ -20,11 +20,9 @@ KEYS = ("fault", "error", "exit_status", "signal", "hang", "class", "again", "st
 CONDITIONS = ("error", "exit_status", "signal", "hang")
 _CLASSES = {"unknown" if one is CauseClass.UNKNOWN else one.value: one for one in CauseClass}
 _RETRIES = {one.name.lower(): one for one in (Retry.YES, Retry.ONCE, Retry.NO)}
-_STRATEGIES = {one.value: one for one in Strategy}
+_STRATEGIES = {one.value: one for one in Remedy}
 _HANGS = {one.name.lower(): one for one in Hang}
-_OTHERWISE = dict.fromkeys(
-    (Strategy.SPARE, Strategy.SHRINK, Strategy.DRAIN, Strategy.RESTART), (Strategy.RESTART, Strategy.WAIT)
-)
+_OTHERWISE = dict.fromkeys((Remedy.SPARE, Remedy.SHRINK, Remedy.DRAIN, Remedy.RESTART), (Remedy.RESTART, Remedy.WAIT))
 """Fallback if a job cannot apply the strategy, for example without a spare."""
 _HEAD = re.compile(r"^\s*\[\[\s*cause\s*\]\]", re.MULTILINE)
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
@@ -81,11 +79,11 @@ def _row(row: dict[str, Any], name: str, line: int) -> Row:
         fix = f"add class, one of {', '.join(_CLASSES)}, and strategy, one of {', '.join(_STRATEGIES)}"
         raise _wrong(name, line, "a row without class or strategy", fix)
     hang = _one_of(row, "hang", _HANGS, name, line)
-    if hang is not None and strategy in (Strategy.STOP, Strategy.DRAIN, Strategy.SHRINK):
+    if hang is not None and strategy in (Remedy.STOP, Remedy.DRAIN, Remedy.SHRINK):
         done = "restart (it is ended and replaced), roll back (the group is formed again) or wait (it is only named)"
         raise _wrong(name, line, f"strategy = {_shown(strategy.value)} of a hang", f"write {done}")
     usual = Retry.ONCE if cause in (CauseClass.SOFTWARE, CauseClass.DATA) and hang is None else Retry.YES
-    retry = Retry.NO if strategy is Strategy.STOP else _one_of(row, "again", _RETRIES, name, line) or usual
+    retry = Retry.NO if strategy is Remedy.STOP else _one_of(row, "again", _RETRIES, name, line) or usual
     return Row(
         fault=row.get("fault", "as in your cause table"),
         cause=cause,

@@ -31,7 +31,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ForkResult:
     """The pid of the new process, or 0 with the reason."""
 
     pid: int
@@ -73,13 +73,13 @@ def receive_order(link: socket.socket) -> tuple[Order, int] | None:
     return Order(folder, interpreter, script, tuple(args), environment), descriptors[0]
 
 
-def send_answer(link: socket.socket, answer: Answer) -> None:
+def send_answer(link: socket.socket, answer: ForkResult) -> None:
     """Answer an order, or announce readiness (``READY``); lost if the other end is closed."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         link.send(msgpack.packb([answer.pid, answer.text]))
 
 
-def receive_answer(link: socket.socket) -> Answer | None:
+def receive_answer(link: socket.socket) -> ForkResult | None:
     """Wait for an answer; None once the other end is closed."""
     try:
         packed = link.recv(4096)
@@ -88,4 +88,4 @@ def receive_answer(link: socket.socket) -> Answer | None:
     if not packed:
         return None
     pid, text = msgpack.unpackb(packed)
-    return Answer(pid, text)
+    return ForkResult(pid, text)

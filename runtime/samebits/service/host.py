@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from samebits.config import Settings
-from samebits.core.lines import number_of
 from samebits.core.membership.replacements import proof_of
 from samebits.core.messages import Process
+from samebits.core.replacement_names import number_of
 from samebits.net.address import loopback as loopback
 from samebits.net.descriptors import raise_descriptor_limit as raise_descriptor_limit
 from samebits.store.owner import read_owner, read_token

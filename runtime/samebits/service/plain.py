@@ -38,7 +38,7 @@ _FINISHED = b"plain"
 _OF_THE_LAUNCHER = ("ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID")
 
 
-class Script:
+class PlainRun:
     """One run of the script, in its own session."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -131,7 +131,7 @@ class Launcher:
         agent = self._agent
         agent.publish(place.generation, self._store_address().encode() if place.rank == 0 else b"")
         host, _, port = bytes(agent.address_map(place.generation)[0]).decode().rpartition(":")
-        script = Script(self._words, self._environment(place, host, port))
+        script = PlainRun(self._words, self._environment(place, host, port))
         log.say(
             f"generation {place.generation}: the script begins as rank {place.rank} of {place.world_size}, "
             f"MASTER_ADDR={host}, MASTER_PORT={port}"
@@ -146,7 +146,7 @@ class Launcher:
             agent.complete(place.generation, point.step, [Digest(point, FINAL, _FINISHED)])
         return status
 
-    def _until_it_ends(self, script: Script) -> int | None:
+    def _until_it_ends(self, script: PlainRun) -> int | None:
         """Return the script's status; None if this process has to leave first."""
         poll = select.poll()
         poll.register(script.fileno(), select.POLLIN)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from samebits.errors import StoreError
 from samebits.service import log
-from samebits.store.probe_note import ProbeNote, State
+from samebits.store.probe_note import ProbeNote, ProbeState
 from samebits.store.process_identity import ProcessIdentity
 
 INTERVAL_S = 1.0
@@ -29,7 +29,7 @@ class ProbeBeat:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._state = State.WAITING
+        self._state = ProbeState.WAITING
         self._over = threading.Event()
         self._writing = threading.Lock()
         self._identity = ProcessIdentity.current()
@@ -40,7 +40,7 @@ class ProbeBeat:
 
     def ready(self) -> None:
         """Mark the process as ready: it has its place in the job."""
-        self._state = State.READY
+        self._state = ProbeState.READY
         self._write()
 
     def _beat(self) -> None:
@@ -50,7 +50,7 @@ class ProbeBeat:
     def _end(self) -> None:
         if os.getpid() == self._identity.pid:  # otherwise this is a forked child's exit
             self._over.set()
-            self._state = State.ENDED
+            self._state = ProbeState.ENDED
             self._write()
 
     def _write(self) -> None:

@@ -24,7 +24,7 @@ from samebits.service import log
 _RETRY_S = 0.5
 _DATAGRAM = socket.SOCK_DGRAM
 
-Found = tuple[socket.AddressFamily, Any]
+ResolvedAddress = tuple[socket.AddressFamily, Any]
 """An address family and a socket address for ``socket.connect``."""
 
 
@@ -99,7 +99,7 @@ def search_s(host: str, port: int) -> float:
     return 0.0 if names_one(host) else SEARCH_S * len(_named(host, port))
 
 
-def _own_address(towards: Found) -> str:
+def _own_address(towards: ResolvedAddress) -> str:
     family, address = towards
     with socket.socket(family, _DATAGRAM) as probe:
         probe.connect(address)  # UDP: nothing is sent
@@ -123,8 +123,8 @@ def _why_unknown(settings: Settings) -> str:
     return why
 
 
-def _of_every(host: str, port: int) -> list[Found]:
-    every: list[Found] = []
+def _of_every(host: str, port: int) -> list[ResolvedAddress]:
+    every: list[ResolvedAddress] = []
     missing: socket.gaierror | None = None
     for one in _named(host, port):
         try:
@@ -155,7 +155,7 @@ def _last_named(host: str, port: int) -> list[SchedulerAddress]:
     return []
 
 
-def _addresses(host: str, port: int) -> list[Found]:
+def _addresses(host: str, port: int) -> list[ResolvedAddress]:
     try:
         found = _look_up(host, port)
     except socket.gaierror:
@@ -167,13 +167,13 @@ def _addresses(host: str, port: int) -> list[Found]:
     return found
 
 
-def _look_up(host: str, port: int) -> list[Found]:
+def _look_up(host: str, port: int) -> list[ResolvedAddress]:
     found = socket.getaddrinfo(host.strip("[]"), port, type=_DATAGRAM)
     return [(family, address) for family, _, _, _, address in found]
 
 
 @functools.cache
-def _last_known(host: str, port: int) -> list[Found]:
+def _last_known(host: str, port: int) -> list[ResolvedAddress]:
     """Return the name's last known addresses; empty at first."""
     return []
 

@@ -33,7 +33,7 @@ _STDERR = 2  # independent of sys.stderr
 _channel: int | None = None
 
 
-class Silence(enum.Enum):
+class NoStackReason(enum.Enum):
     """Reason for a missing answer."""
 
     GONE = "the process is gone"
@@ -43,11 +43,11 @@ class Silence(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StackDump:
     """The stacks of one process, as Python's fault handler writes them, or why there are none."""
 
     text: str = ""
-    silence: Silence | None = None
+    silence: NoStackReason | None = None
 
 
 def report_crashes() -> None:
@@ -70,29 +70,29 @@ def open_channel() -> bool:
     return True
 
 
-def ask(identity: ProcessIdentity) -> Answer:
+def ask(identity: ProcessIdentity) -> StackDump:
     """Return the stacks of a process of this user on this host, after at most ``ANSWER_S``."""
     try:
         process = os.pidfd_open(identity.pid)
     except OSError:
-        return Answer(silence=Silence.GONE)
+        return StackDump(silence=NoStackReason.GONE)
     try:
         if not identity.is_alive():
-            return Answer(silence=Silence.GONE)
+            return StackDump(silence=NoStackReason.GONE)
         memory = _open_memory(identity.pid)
         if memory is None:
-            return Answer(silence=Silence.NO_CHANNEL)
+            return StackDump(silence=NoStackReason.NO_CHANNEL)
         try:
             if _state(identity.pid) in ("T", "t"):
-                return Answer(silence=Silence.STOPPED)
+                return StackDump(silence=NoStackReason.STOPPED)
             os.truncate(memory, 0)
             signal.pidfd_send_signal(process, _SIGNAL)
             text = _answer(memory)
         finally:
             os.close(memory)
-        return Answer(text) if text else Answer(silence=Silence.NO_ANSWER)
+        return StackDump(text) if text else StackDump(silence=NoStackReason.NO_ANSWER)
     except ProcessLookupError:
-        return Answer(silence=Silence.GONE)
+        return StackDump(silence=NoStackReason.GONE)
     finally:
         os.close(process)
 

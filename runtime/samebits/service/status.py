@@ -21,7 +21,7 @@ from samebits.account.job_view import (
     SCHEDULER,
     Interruption,
     JobView,
-    Presence,
+    PresenceState,
     Stall,
     WorkerView,
 )
@@ -32,7 +32,7 @@ from samebits.core.messages import (
     MAX_DECISION,
     MAX_END_CHARS,
     MAX_STOPPED_BY,
-    Decision,
+    OperatorDecision,
     ProcessEnded,
     ProcessSeen,
     Restarting,
@@ -55,7 +55,7 @@ LISTED_WORKERS = 64  # a pushed snapshot lists nodes only up to this many
 SHOWN_LOSSES = 3
 MAX_SNAPSHOT_BYTES = 256 << 20  # of its JSON
 
-ForHistory: TypeAlias = Decision | ProcessEnded | ProcessSeen | Restarting
+ForHistory: TypeAlias = OperatorDecision | ProcessEnded | ProcessSeen | Restarting
 """A follower's reports to its job's scheduler."""
 
 
@@ -150,11 +150,11 @@ def looked_at(view: JobView) -> JobView:
 
 
 def _looked_at(node: WorkerView) -> WorkerView:
-    if node.presence is not Presence.ALIVE:
+    if node.presence is not PresenceState.ALIVE:
         return node
     if node.host != host_id():
-        return msgspec.structs.replace(node, presence=Presence.UNKNOWN)
-    return node if node.identity.is_alive() else msgspec.structs.replace(node, presence=Presence.GONE)
+        return msgspec.structs.replace(node, presence=PresenceState.UNKNOWN)
+    return node if node.identity.is_alive() else msgspec.structs.replace(node, presence=PresenceState.GONE)
 
 
 def question(*, follow: bool) -> StatusQuery:
@@ -170,9 +170,9 @@ def stop_request(by: str, status: int = 0, *, at_commit: bool = False) -> StopJo
     return StopJob(printable(by, MAX_STOPPED_BY, IN_LOGS), status, at_commit)
 
 
-def decision(text: str, drain: Sequence[str] = ()) -> Decision:
+def decision(text: str, drain: Sequence[str] = ()) -> OperatorDecision:
     """Return a decision for the job's history, with the nodes that it asks to leave."""
-    return Decision(printable(text, MAX_DECISION, IN_LOGS), tuple(drain)[:MAX_ITEMS])
+    return OperatorDecision(printable(text, MAX_DECISION, IN_LOGS), tuple(drain)[:MAX_ITEMS])
 
 
 def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text: str) -> ProcessEnded:
@@ -289,7 +289,7 @@ def _world(state: JobState, nodes: _Nodes, wanted: int, least: int, most: int) -
 
 
 def _alive(nodes: Sequence[WorkerView]) -> int:
-    return sum(node.presence is Presence.ALIVE for node in nodes)
+    return sum(node.presence is PresenceState.ALIVE for node in nodes)
 
 
 def _nodes(state: JobState, told: Callable[[Seat], WorkerView]) -> _Nodes:
@@ -314,7 +314,7 @@ def _node(seat: Seat) -> WorkerView:
         node=seat.node,
         slot=seat.slot,
         incarnation=seat.incarnation,
-        presence=Presence.ALIVE if seat.is_held else Presence(seat.state.value),
+        presence=PresenceState.ALIVE if seat.is_held else PresenceState(seat.state.value),
         reason=seat.reason,
         host=seat.process.host,
         pid=seat.process.pid,

@@ -73,7 +73,7 @@ class RingGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaunchLine:
     """A line of the script that launched something."""
 
     file: str
@@ -103,7 +103,7 @@ class Launched:
     launched_ns: int
     over_ns: int | None  # None: its completion was not observed
     peer: int | None = None  # of a send or receive, as a rank in the group; None: any
-    place: Place | None = None  # None: unknown
+    place: LaunchLine | None = None  # None: unknown
 
     @property
     def is_pairwise(self) -> bool:
@@ -130,7 +130,7 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class RecordedCollectives:
     """The operations in one process's ring that belong to the present generation, oldest first."""
 
     rank: int
@@ -293,7 +293,7 @@ def open_ring() -> CollectiveRing | None:
     return _ring
 
 
-def read(identity: ProcessIdentity) -> Contents | None:
+def read(identity: ProcessIdentity) -> RecordedCollectives | None:
     """Return a process's ring, or None if it is gone, belongs to another user or has none."""
     descriptor = process_identity.find_memory(identity.pid, _NAME) if identity.is_alive() else None
     if descriptor is None:
@@ -308,7 +308,7 @@ def read(identity: ProcessIdentity) -> Contents | None:
         os.close(descriptor)
 
 
-def contents_of(memory: bytes) -> Contents | None:
+def contents_of(memory: bytes) -> RecordedCollectives | None:
     """Decode a copy of a ring's memory; invalid records are left out. None if it is not a ring."""
     if len(memory) != _SIZE:
         return None
@@ -320,7 +320,7 @@ def contents_of(memory: bytes) -> Contents | None:
     found = [_launched_in(memory, place, first, known, places) for place in range(RECORDS)]
     launched = sorted((one for one in found if one is not None), key=lambda one: one.number)
     newest = launched[-1].number if launched else 0
-    return Contents(
+    return RecordedCollectives(
         rank,
         world_size,
         tuple(one for one in launched if newest - one.number < RECORDS),
@@ -338,18 +338,18 @@ def _group_in(memory: bytes, place: int) -> RingGroup | None:
     return RingGroup(name, description, numbers) if isinstance(name, str) and isinstance(description, str) else None
 
 
-def _place_in(memory: bytes, place: int) -> Place | None:
+def _place_in(memory: bytes, place: int) -> LaunchLine | None:
     try:
         file, line, function = strict_json.loads(_text_in(memory, _PLACES_AT + place * _PLACE_BYTES, _PLACE_BYTES))
     except (ValueError, TypeError):
         return None
     if not (isinstance(file, str) and type(line) is int and isinstance(function, str)):
         return None
-    return Place(file, line, function) if f"{file}{function}".isprintable() else None
+    return LaunchLine(file, line, function) if f"{file}{function}".isprintable() else None
 
 
 def _launched_in(
-    memory: bytes, place: int, first: int, groups: Sequence[RingGroup | None], places: Sequence[Place | None]
+    memory: bytes, place: int, first: int, groups: Sequence[RingGroup | None], places: Sequence[LaunchLine | None]
 ) -> Launched | None:
     number, sequence, launched_ns, over_ns, peer, at, op, group, dtype_in, dtype_out, dims_in, dims_out, *shapes = (
         _RECORD.unpack_from(memory, _RECORDS_AT + place * _RECORD.size)

@@ -36,9 +36,9 @@ from samebits.etcd_place import EtcdPlace
 from samebits.printable import printable
 from samebits.spelling import spelled
 from samebits.store import durable, journal_format
-from samebits.store.journal_format import Contents, Fault, JournalFormatError
+from samebits.store.journal_format import JournalFault, JournalFormatError, JournalPayloads
 from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.log import JOURNALS, QuorumLog, read_log
+from samebits.store.quorum.quorum_log import JOURNALS, QuorumLog, read_log
 from samebits.store.term_claim import TermClaim
 
 JOURNAL_FILE = "journal"
@@ -173,7 +173,7 @@ class Journal:
         self,
         path: Path,
         descriptor: int,
-        contents: Contents,
+        contents: JournalPayloads,
         torn_tail: TornTail | None,
         claim: TermClaim | None,
         log: QuorumLog | None = None,
@@ -240,7 +240,7 @@ class Journal:
         nonce = _new_nonce()
         data = journal_format.encode_file(payloads, nonce)
         descriptor = _put_in_place(_write_temporary(path, data, claim), path, claim)
-        contents = Contents(nonce, len(data), payloads, len(data), None)
+        contents = JournalPayloads(nonce, len(data), payloads, len(data), None)
         return cls(path, descriptor, contents, torn_tail, claim, log), payloads
 
     @property
@@ -478,18 +478,18 @@ def _read_file(path: Path) -> bytes | None:
             return file.read(size_bytes)
 
 
-def _decode(path: Path, data: bytes) -> Contents:
+def _decode(path: Path, data: bytes) -> JournalPayloads:
     try:
         return journal_format.decode_file(data)
     except JournalFormatError as error:
-        fix = "run the version that wrote it, or " if error.fault is Fault.UNKNOWN_VERSION else ""
+        fix = "run the version that wrote it, or " if error.fault is JournalFault.UNKNOWN_VERSION else ""
         raise JournalDamagedError(
             f"{path}: this file {error.fault.value} (byte {error.offset}: {error.found}); nothing was changed. Fix: "
             f"{fix}{_MOVE_ASIDE}"
         ) from None
 
 
-def _torn_tail(path: Path, contents: Contents, size_bytes: int, kept_in: Path | None) -> TornTail | None:
+def _torn_tail(path: Path, contents: JournalPayloads, size_bytes: int, kept_in: Path | None) -> TornTail | None:
     if contents.torn is None:
         return None
     return TornTail(path, contents.end, size_bytes - contents.end, contents.torn, kept_in)

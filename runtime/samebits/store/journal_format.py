@@ -50,7 +50,7 @@ BATCH_HEAD_BYTES = _BATCH_HEAD.size + _CHECKSUM.size
 _LENGTH_BYTES = 4
 
 
-class Fault(Enum):
+class JournalFault(Enum):
     """What is wrong with a journal file as a whole."""
 
     FOREIGN = "is not a journal"
@@ -61,7 +61,7 @@ class Fault(Enum):
 class JournalFormatError(Exception):
     """The bytes cannot be decoded; ``offset`` is where decoding failed."""
 
-    def __init__(self, fault: Fault, offset: int, found: str) -> None:
+    def __init__(self, fault: JournalFault, offset: int, found: str) -> None:
         super().__init__(found)
         self.fault = fault
         self.offset = offset
@@ -69,7 +69,7 @@ class JournalFormatError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class JournalPayloads:
     """The payloads of a journal file, in order, up to ``end``; any bytes after ``end`` are a torn end."""
 
     nonce: int
@@ -104,7 +104,7 @@ def body_bytes(payloads: Sequence[bytes]) -> int:
     return sum(map(len, payloads)) + _LENGTH_BYTES * len(payloads)
 
 
-def decode_file(data: bytes) -> Contents:
+def decode_file(data: bytes) -> JournalPayloads:
     """Decode a journal file.
 
     Raises:
@@ -113,7 +113,7 @@ def decode_file(data: bytes) -> Contents:
     nonce, born_bytes = _decode_file_head(data)
     if len(data) < born_bytes:
         raise JournalFormatError(
-            Fault.DAMAGED, len(data), f"the file ends here, but it was published with {born_bytes} bytes"
+            JournalFault.DAMAGED, len(data), f"the file ends here, but it was published with {born_bytes} bytes"
         )
     payloads: list[bytes] = []
     offset = FILE_HEAD_BYTES
@@ -121,10 +121,10 @@ def decode_file(data: bytes) -> Contents:
         batch = _decode_batch(data, offset, _seed(nonce, offset))
         if isinstance(batch, _Bad):
             _raise_if_damaged(data, nonce, born_bytes, offset, batch)
-            return Contents(nonce, born_bytes, payloads, offset, batch.reason)
+            return JournalPayloads(nonce, born_bytes, payloads, offset, batch.reason)
         payloads += batch.payloads
         offset = batch.end
-    return Contents(nonce, born_bytes, payloads, offset, None)
+    return JournalPayloads(nonce, born_bytes, payloads, offset, None)
 
 
 def decode_batch(data: bytes, nonce: int, offset: int) -> list[bytes]:
@@ -135,9 +135,9 @@ def decode_batch(data: bytes, nonce: int, offset: int) -> list[bytes]:
     """
     batch = _decode_batch(data, 0, _seed(nonce, offset))
     if isinstance(batch, _Bad):
-        raise JournalFormatError(Fault.DAMAGED, 0, batch.reason)
+        raise JournalFormatError(JournalFault.DAMAGED, 0, batch.reason)
     if batch.end != len(data):
-        raise JournalFormatError(Fault.DAMAGED, batch.end, "more bytes follow the batch")
+        raise JournalFormatError(JournalFault.DAMAGED, batch.end, "more bytes follow the batch")
     return batch.payloads
 
 
@@ -155,16 +155,20 @@ class _Bad:
 
 def _decode_file_head(data: bytes) -> tuple[int, int]:
     if data[: len(MAGIC)] != MAGIC:
-        raise JournalFormatError(Fault.FOREIGN, 0, f"it begins with {data[: len(MAGIC)]!r}, a journal with {MAGIC!r}")
+        raise JournalFormatError(
+            JournalFault.FOREIGN, 0, f"it begins with {data[: len(MAGIC)]!r}, a journal with {MAGIC!r}"
+        )
     if len(data) < FILE_HEAD_BYTES:
-        raise JournalFormatError(Fault.DAMAGED, len(data), "the file ends inside its own head")
+        raise JournalFormatError(JournalFault.DAMAGED, len(data), "the file ends inside its own head")
     head = data[: _FILE_HEAD.size]
     _, version, _, nonce, born_bytes = _FILE_HEAD.unpack(head)
     (checksum,) = _CHECKSUM.unpack_from(data, _FILE_HEAD.size)
     if checksum != xxhash.xxh3_64_intdigest(head):
-        raise JournalFormatError(Fault.DAMAGED, 0, "the checksum of the file's head does not match")
+        raise JournalFormatError(JournalFault.DAMAGED, 0, "the checksum of the file's head does not match")
     if version != VERSION:
-        raise JournalFormatError(Fault.UNKNOWN_VERSION, 8, f"format version {version}, this program reads {VERSION}")
+        raise JournalFormatError(
+            JournalFault.UNKNOWN_VERSION, 8, f"format version {version}, this program reads {VERSION}"
+        )
     return nonce, born_bytes
 
 
@@ -192,13 +196,15 @@ def _decode_batch(data: bytes, offset: int, seed: int) -> _Batch | _Bad:
 
 def _raise_if_damaged(data: bytes, nonce: int, born_bytes: int, offset: int, bad: _Bad) -> None:
     if offset < born_bytes:
-        raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, in the part the file was published with")
+        raise JournalFormatError(JournalFault.DAMAGED, offset, f"{bad.reason}, in the part the file was published with")
     if bad.end is not None and bad.end < len(data):
-        raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, and later batches follow it")
+        raise JournalFormatError(JournalFault.DAMAGED, offset, f"{bad.reason}, and later batches follow it")
     later = data.find(_MARKER, offset + 1)
     while later >= 0:
         if len(data) - later >= BATCH_HEAD_BYTES and _is_good_head(data, later, _seed(nonce, later)):
-            raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, and a good batch follows at byte {later}")
+            raise JournalFormatError(
+                JournalFault.DAMAGED, offset, f"{bad.reason}, and a good batch follows at byte {later}"
+            )
         later = data.find(_MARKER, later + 1)
 
 

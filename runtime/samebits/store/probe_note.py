@@ -23,7 +23,7 @@ _MAX_BYTES = 256
 _MOST_DIGITS = 18
 
 
-class State(enum.Enum):
+class ProbeState(enum.Enum):
     """How far the process has come."""
 
     WAITING = "waiting"  # for its seat; a scheduler: for its journal and its port
@@ -36,7 +36,7 @@ class ProbeNote:
     """The newest state that a process reported; ``at_s`` is on the machine's monotonic clock."""
 
     identity: ProcessIdentity
-    state: State
+    state: ProbeState
     at_s: float
 
     def write(self, path: Path) -> None:
@@ -64,7 +64,7 @@ def read(path: Path) -> ProbeNote | None:
         identity = ProcessIdentity.from_line(f"{pid} {started_at}")
         if len(at_ms) > _MOST_DIGITS:
             raise ValueError(f"{at_ms[:40]} is no time")
-        return ProbeNote(identity, State(state), int(at_ms) / 1000)
+        return ProbeNote(identity, ProbeState(state), int(at_ms) / 1000)
     except (UnicodeDecodeError, ValueError):
         raise StoreError(
             f"PROBE_FILE={path}: expected the state that a process of a job writes there. Fix: remove it, or set "
@@ -83,7 +83,7 @@ def is_alive(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, s
     if note is None:
         return False, "no process has written PROBE_FILE yet: it has not reached samebits.init()"
     who = note.identity
-    if note.state is State.ENDED:
+    if note.state is ProbeState.ENDED:
         return True, f"{who} has ended by itself; see its exit status"
     if not lives:
         return False, f"{who} is gone and did not report its end"
@@ -96,8 +96,8 @@ def is_alive(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, s
 def is_ready(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, str]:
     """Return whether the process has its seat, or as a scheduler serves, and why; takes ``is_alive``'s arguments."""
     alive, why = is_alive(note, lives, now_s)
-    if not alive or note is None or note.state is State.ENDED:
+    if not alive or note is None or note.state is ProbeState.ENDED:
         return False, why
-    if note.state is State.WAITING:
+    if note.state is ProbeState.WAITING:
         return False, f"{note.identity} is alive and waits for its seat"
     return True, f"{note.identity} is in the job"

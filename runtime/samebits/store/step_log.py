@@ -27,7 +27,7 @@ from samebits.spelling import spelled
 from samebits.store import durable, journal_format, step_record
 from samebits.store.checkpoint.folder import oldest_step_in
 from samebits.store.journal_format import JournalFormatError
-from samebits.store.step_record import Entry, History, LogHeader, StepEntryError, StepRecord
+from samebits.store.step_record import History, LogHeader, StepEntry, StepEntryError, StepRecord
 
 STEPS_FOLDER = "steps"
 SEGMENT_BYTES = 4 * 1024 * 1024
@@ -42,7 +42,7 @@ class Segment:
 
     path: Path
     header: LogHeader | None
-    entries: list[Entry]
+    entries: list[StepEntry]
     end: int
     torn: str | None
     problem: str | None
@@ -162,7 +162,7 @@ class StepLogWriter:
         found = read_step_log(self._rank_directory, after_step=step)
         return {} if found is None else found.history.line
 
-    def append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[StepEntry]) -> None:
         """Make these entries durable, or none: one write, one fsync.
 
         Raises:

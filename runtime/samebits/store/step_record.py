@@ -68,7 +68,7 @@ class NewLine:
     reason: str
 
 
-Entry = StepRecord | LateSamples | NewLine
+StepEntry = StepRecord | LateSamples | NewLine
 
 
 class _Kind(IntEnum):
@@ -101,7 +101,7 @@ def unpack_header(payload: bytes) -> LogHeader:
     raise StepEntryError("begins with an incomplete header")
 
 
-def pack(entry: Entry) -> bytes:
+def pack(entry: StepEntry) -> bytes:
     """Encode one entry as a payload."""
     match entry:
         case StepRecord():
@@ -122,7 +122,7 @@ def pack(entry: Entry) -> bytes:
             return _pack(_Kind.NEW_LINE, entry.step, entry.reason)
 
 
-def unpack(payload: bytes) -> Entry:
+def unpack(payload: bytes) -> StepEntry:
     """Decode a payload of :func:`pack`.
 
     Raises:
@@ -188,14 +188,14 @@ class History:
     last_step: int = 0
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], *, after_step: int = 0) -> History:
+    def of(cls, entries: Iterable[StepEntry], *, after_step: int = 0) -> History:
         """Return the history of these entries; steps up to ``after_step`` are left out."""
         history = cls([], {})
         for entry in entries:
             history.add(entry, after_step=after_step)
         return history
 
-    def add(self, entry: Entry, *, after_step: int = 0) -> None:
+    def add(self, entry: StepEntry, *, after_step: int = 0) -> None:
         """Apply the next entry of the log."""
         match entry:
             case StepRecord():
@@ -223,7 +223,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RecordDifference:
     """A value in which two records of a step differ, with both values as texts."""
 
     what: str
@@ -231,7 +231,7 @@ class Difference:
     other: str
 
 
-def difference(one: StepRecord, other: StepRecord, *, same_rank: bool = True) -> Difference | None:
+def difference(one: StepRecord, other: StepRecord, *, same_rank: bool = True) -> RecordDifference | None:
     """Return the first difference between two records of a step; None if there is none.
 
     A value that only one of them has (a digest that was not computed, samples that may have followed) is not a
@@ -243,15 +243,15 @@ def difference(one: StepRecord, other: StepRecord, *, same_rank: bool = True) ->
         same_rank: False compares two ranks of one world, whose rank and samples are expected to differ.
     """
     if (one.world_size, one.rank if same_rank else 0) != (other.world_size, other.rank if same_rank else 0):
-        return Difference("world", _place(one, same_rank), _place(other, same_rank))
+        return RecordDifference("world", _place(one, same_rank), _place(other, same_rank))
     if one.seed != other.seed:
-        return Difference("seed", str(one.seed), str(other.seed))
+        return RecordDifference("seed", str(one.seed), str(other.seed))
     if one.learning_rates != other.learning_rates:
-        return Difference("learning rate", _rates(one), _rates(other))
+        return RecordDifference("learning rate", _rates(one), _rates(other))
     if same_rank and _samples_differ(one, other):
-        return Difference("samples", *_where_samples_differ(one.samples, other.samples))
+        return RecordDifference("samples", *_where_samples_differ(one.samples, other.samples))
     if one.weights is not None and other.weights is not None and one.weights != other.weights:
-        return Difference("weights before it", one.weights, other.weights)
+        return RecordDifference("weights before it", one.weights, other.weights)
     return None
 
 

@@ -42,7 +42,7 @@ from samebits.spelling import spelled
 from samebits.store import durable
 from samebits.store.lock import LockHolder
 from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.log import QuorumClaim, TakeOver
+from samebits.store.quorum.quorum_log import QuorumClaim, TakeOver
 
 _CLAIM = re.compile(r"term\.([1-9][0-9]{0,17})")
 _GONE = (errno.ENOENT, errno.ESTALE)

@@ -31,7 +31,7 @@ from samebits.training.state.handlers import StateHandler, register_handler
 from samebits.training.state.local_sgd import LocalSGD
 from samebits.training.state.object_state import ObjectState
 from samebits.training.state.script.after_commit import runs_more_after_loops
-from samebits.training.state.script.hidden_state import Finding, HiddenStateLook, sentence_of
+from samebits.training.state.script.hidden_state import HiddenChange, HiddenStateLook, sentence_of
 from samebits.training.state.script.loop_habits import OutsideCounters
 from samebits.training.state.torch_state import TorchState
 
@@ -110,7 +110,7 @@ def run(
         counters = OutsideCounters(function)
         asked = process.settings.hidden_state
 
-        def told(findings: list[Finding]) -> None:
+        def told(findings: list[HiddenChange]) -> None:
             _tell_of_hidden(process, state, findings)
             if retaken is not None:
                 retaken.named()
@@ -196,7 +196,7 @@ def _retaken_steps(
     return RetakenSteps(state, extent, lambda: look.findings, has_room, tell, has_tail=has_tail)
 
 
-def _tell_of_hidden(process: Worker, state: State, findings: list[Finding]) -> None:
+def _tell_of_hidden(process: Worker, state: State, findings: list[HiddenChange]) -> None:
     text = sentence_of(findings)
     if context.get_rank() == 0:
         log.warn(text)

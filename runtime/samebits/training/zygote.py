@@ -25,7 +25,7 @@ import torch._dynamo
 
 from samebits import config
 from samebits.service import fork_orders
-from samebits.service.fork_orders import Answer, Order
+from samebits.service.fork_orders import ForkResult, Order
 from samebits.start_folder import starts_here
 from samebits.store.child_processes import die_with
 from samebits.training import elastic
@@ -38,7 +38,7 @@ def main() -> None:
     """Serve orders until the other end closes; in a child, execute the order."""
     link = socket.socket(fileno=int(sys.argv[1]))
     problem = why_not()
-    fork_orders.send_answer(link, Answer(0, problem or fork_orders.READY))
+    fork_orders.send_answer(link, ForkResult(0, problem or fork_orders.READY))
     if problem:
         return
     gc.collect()
@@ -65,13 +65,13 @@ def serve(link: socket.socket) -> Order | None:
         shadowed = shadows(order)
         if shadowed:
             fork_orders.send_answer(
-                link, Answer(0, f"{shadowed} in the script's folder shadows a module that is imported here")
+                link, ForkResult(0, f"{shadowed} in the script's folder shadows a module that is imported here")
             )
         else:
             pid = fork(order, log, link)
             if pid is None:
                 return order
-            fork_orders.send_answer(link, Answer(pid))
+            fork_orders.send_answer(link, ForkResult(pid))
         os.close(log)
     return None
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from samebits.__main__ import main
 from samebits.commands.ckpt import verifying
-from samebits.commands.ckpt.verifying import Progress
+from samebits.commands.ckpt.verifying import ReadProgress
 from samebits.errors import CheckpointError
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import FoundPoint, TensorPart, rank_directory, read, write_point
@@ -267,7 +267,7 @@ def test_long_reading_reports_progress_and_speed(is_terminal: bool) -> None:
             return is_terminal
 
     now_s, out = [100.0], Out()
-    progress = Progress(8 << 30, "verifying", out=out, clock=lambda: now_s[0])
+    progress = ReadProgress(8 << 30, "verifying", out=out, clock=lambda: now_s[0])
     progress.add(1 << 20)
     assert out.getvalue() == "", "short work reports nothing"
     for _ in range(2):

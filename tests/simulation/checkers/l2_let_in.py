@@ -7,7 +7,7 @@ everything in its queue, so a worker may receive several refusals after the last
 
 from __future__ import annotations
 
-from samebits.core.agent.events import ToldToWait
+from samebits.core.agent.agent_events import ToldToWait
 from samebits.core.messages import Refusal, Refused
 from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.deadlines import HEARTBEAT_INTERVAL_S, SOME_MESSAGES_S

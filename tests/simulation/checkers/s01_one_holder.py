@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from samebits.core.agent.events import Began
+from samebits.core.agent.agent_events import Began
 from samebits.core.records import SeatGranted, SlotGiven
-from samebits.core.scheduler import Event
+from samebits.core.scheduler import SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
 
@@ -20,7 +20,7 @@ class OneHolder(Checker):
         self.world.when_recorded[SlotGiven].append(self._granted)
         self.world.when_noticed[Began].append(self._began)
 
-    def _granted(self, event: Event | None, record: SeatGranted | SlotGiven) -> None:
+    def _granted(self, event: SchedulerEvent | None, record: SeatGranted | SlotGiven) -> None:
         holders = self.world.witness.holders.values()
         sharing = [holder.node for holder in holders if holder.slot == record.slot]
         if len(sharing) > 1:

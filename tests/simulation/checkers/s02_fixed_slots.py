@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samebits.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SeatRetired, SlotGiven
-from samebits.core.scheduler import Event, SchedulerCore
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent
 from tests.simulation.checkers.base import Checker
 
 
@@ -30,15 +30,15 @@ class FixedSlots(Checker):
         holders = self.world.witness.holders.values()
         self._slots = {holder.node: holder.slot for holder in holders if holder.slot is not None}
 
-    def _granted(self, event: Event | None, record: SeatGranted | SlotGiven) -> None:
+    def _granted(self, event: SchedulerEvent | None, record: SeatGranted | SlotGiven) -> None:
         if self._slots.setdefault(record.node, record.slot) != record.slot:
             self.violated(f"{record}, but the node had slot {self._slots[record.node]}")
 
-    def _retired(self, event: Event | None, record: SeatRetired) -> None:
+    def _retired(self, event: SchedulerEvent | None, record: SeatRetired) -> None:
         if self._slots.pop(record.node, None) != record.slot:
             self.violated(f"{record}, but the node did not have this slot")
 
-    def _committed(self, event: Event | None, record: GenerationCommitted) -> None:
+    def _committed(self, event: SchedulerEvent | None, record: GenerationCommitted) -> None:
         policy = self.world.policy
         if policy.min_world_size == policy.max_world_size and record.slots != tuple(range(policy.world_size)):
             self.violated(f"{record}: at fixed size a rank is a slot")

@@ -6,11 +6,11 @@ training it is seated in the lost slot of its own line. Only a session that prov
 
 from __future__ import annotations
 
-from samebits.core.lines import replaces
 from samebits.core.membership.replacements import proof_of
 from samebits.core.messages import Refusal, Refused, Register
 from samebits.core.records import SeatGranted, SpareAdmitted
-from samebits.core.scheduler import Event, Received
+from samebits.core.replacement_names import replaces
+from samebits.core.scheduler import Received, SchedulerEvent
 from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.witness import Holder
 
@@ -27,7 +27,7 @@ class CoolDown(Checker):
         self.world.when_recorded[SpareAdmitted].append(self._granted)
         self.world.when_answered[Refused].append(self._refused)
 
-    def _granted(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> None:
+    def _granted(self, event: SchedulerEvent | None, record: SeatGranted | SpareAdmitted) -> None:
         """A process takes its node's seat again or, if that seat was taken away, another node's."""
         witness = self.world.witness
         if record.session in self.world.forged:
@@ -40,7 +40,7 @@ class CoolDown(Checker):
             if not (replaces(record.node, old.node) and not old.is_held and self._is_proven(event, record)):
                 self._must_be_free(old, record)
 
-    def _is_proven(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> bool:
+    def _is_proven(self, event: SchedulerEvent | None, record: SeatGranted | SpareAdmitted) -> bool:
         """Return whether the session showed its launcher's proof for this job."""
         said = event.message if isinstance(event, Received) else None
         if not isinstance(said, Register) or said.session != record.session:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from samebits.core.agent.events import Seated
+from samebits.core.agent.agent_events import Seated
 from samebits.core.records import JobRebuilt, SeatGranted, SpareAdmitted
-from samebits.core.scheduler import Event, SchedulerCore
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
 
@@ -37,7 +37,7 @@ class Incarnations(Checker):
         self.world.watch_loaded.append(self._loaded)
         self.world.when_noticed[Seated].append(self._seated)
 
-    def _granted(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> None:
+    def _granted(self, event: SchedulerEvent | None, record: SeatGranted | SpareAdmitted) -> None:
         is_late = self.world.witness.is_late(event, record)
         if record.incarnation <= self._highest.get(record.node, 0) and not is_late:
             self.violated(f"{record} after incarnation {self._highest[record.node]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from samebits.core.ledger import Presence
+from samebits.core.ledger import Liveness
 from samebits.core.messages import FromWorker, Register
 from samebits.core.ready import Ready
 from samebits.core.records import JobRebuilt, SeatGranted, SpareAdmitted
@@ -18,7 +18,7 @@ class Fencing(Checker):
     name = "S6"
 
     def watch(self) -> None:
-        self._before_it: tuple[dict[str, Presence | None], str] | None = None
+        self._before_it: tuple[dict[str, Liveness | None], str] | None = None
         self.world.when_event[Received].append(self._before)
         self.world.when_decided[Received].append(self._decided)
 
@@ -28,7 +28,7 @@ class Fencing(Checker):
             return message.incarnation > 0 and (holder is None or holder.session != message.session)
         return True
 
-    def _snapshot(self) -> tuple[dict[str, Presence | None], str]:
+    def _snapshot(self) -> tuple[dict[str, Liveness | None], str]:
         core = self.world.host.core
         assert core is not None
         presences = {node: core.presence(node) for node in core.state.seats}

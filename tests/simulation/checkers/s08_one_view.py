@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from samebits.core.agent.events import Began, Mapped
-from samebits.core.messages import AddressMap, GenerationStarted, Place
+from samebits.core.agent.agent_events import Began, Mapped
+from samebits.core.messages import AddressMap, GenerationStarted, RankPosition
 from samebits.core.records import GenerationCommitted
-from samebits.core.scheduler import Event
+from samebits.core.scheduler import SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.group import Group, blob_of, session_in
 from tests.simulation.worker import Worker
@@ -30,7 +30,7 @@ class OneView(Checker):
     def _committed(self, generation: int) -> GenerationCommitted | None:
         return self.world.witness.line.of(generation)
 
-    def _decided(self, event: Event | None, record: GenerationCommitted) -> None:
+    def _decided(self, event: SchedulerEvent | None, record: GenerationCommitted) -> None:
         witness = self.world.witness
         for rank, (node, incarnation) in enumerate(record.members):
             holder = witness.holders[node]
@@ -54,7 +54,7 @@ class OneView(Checker):
                 self.violated(f"{message}: {node} is {holders[node].session}")
         size = len(committed.members)
         for rank, (slot, blob) in enumerate(zip(committed.slots, message.blobs, strict=True)):
-            if blob != blob_of(session_in(blob), Place(slot, rank, size)):
+            if blob != blob_of(session_in(blob), RankPosition(slot, rank, size)):
                 self.violated(f"{message}: {blob!r} was made for another place than slot {slot}, rank {rank} of {size}")
 
     def _began(self, worker: Worker, notice: Began) -> None:

@@ -15,7 +15,7 @@ from samebits.core.ends import EndKind
 from samebits.core.messages import Copy, GenerationStarted, Holdings
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
-from samebits.core.scheduler import Event
+from samebits.core.scheduler import SchedulerEvent
 from samebits.core.values import replace
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkers.line import is_kept
@@ -33,7 +33,7 @@ class RestorePoint(Checker):
         self.world.when_recorded[GenerationCommitted].append(self._committed)
         self.world.when_said[GenerationStarted].append(self._said)
 
-    def _committed(self, event: Event | None, record: GenerationCommitted) -> None:
+    def _committed(self, event: SchedulerEvent | None, record: GenerationCommitted) -> None:
         line = self.world.witness.line
         kept = line.kept()
         joins = [self._credible(join) for join in line.joins_of(record) if join is not None]

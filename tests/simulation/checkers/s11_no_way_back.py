@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.agent.events import Began
+from samebits.core.agent.agent_events import Began
 from samebits.core.messages import RoundId
 from samebits.core.records import GenerationCommitted
 from tests.simulation.checkers.base import Checker

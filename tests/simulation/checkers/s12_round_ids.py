@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from samebits.core.messages import RoundId, RoundOpened
 from samebits.core.records import GenerationCommitted
-from samebits.core.scheduler import Event
+from samebits.core.scheduler import SchedulerEvent
 from tests.simulation.checkers.base import Checker
 
 
@@ -22,7 +22,7 @@ class RoundIds(Checker):
         self.world.when_answered[RoundOpened].append(self._answered)
         self.world.when_said[RoundOpened].append(self._said)
 
-    def _committed(self, event: Event | None, record: GenerationCommitted) -> None:
+    def _committed(self, event: SchedulerEvent | None, record: GenerationCommitted) -> None:
         life = self.world.host.life
         durable = any(committed.round == record.round for committed in self.world.witness.line.committed)
         if durable or self._closed.get(record.round) == life:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from samebits.core.messages import Admitted, GenerationStarted
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SeatRetired, SlotGiven
-from samebits.core.scheduler import Event
+from samebits.core.scheduler import SchedulerEvent
 from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.witness import Holder
 
@@ -36,11 +36,11 @@ class WorldSize(Checker):
         self.world.when_said[GenerationStarted].append(self._started)
         self.world.when_said[Admitted].append(self._admitted)
 
-    def _granted(self, event: Event | None, record: SeatGranted | SlotGiven) -> None:
+    def _granted(self, event: SchedulerEvent | None, record: SeatGranted | SlotGiven) -> None:
         if not 0 <= record.slot < self.world.policy.max_world_size:
             self.violated(f"{record}: no such slot")
 
-    def _decided(self, event: Event | None, ready: Ready) -> None:
+    def _decided(self, event: SchedulerEvent | None, ready: Ready) -> None:
         if not any(isinstance(record, SeatRetired) for record in ready.records):
             return
         taken = {record.slot for record in ready.records if isinstance(record, SeatGranted | SlotGiven)}
@@ -66,7 +66,7 @@ class WorldSize(Checker):
         if was_member and not old.has_left and waited_s < policy.shrink_grace_s - EPSILON_S:
             self.violated(f"slot {old.slot} of {old} is given up {waited_s:.3f} s after its loss")
 
-    def _committed(self, event: Event | None, record: GenerationCommitted) -> None:
+    def _committed(self, event: SchedulerEvent | None, record: GenerationCommitted) -> None:
         policy, nodes = self.world.policy, {node for node, _ in record.members}
         if len(nodes) != len(record.members):
             self.violated(f"{record}: its members are not different nodes")

@@ -6,11 +6,11 @@ the lost one. A process of an older job, or of none, is never admitted, and leav
 
 from __future__ import annotations
 
-from samebits.core.agent.events import Began, Over, Seated
+from samebits.core.agent.agent_events import Began, Over, Seated
 from samebits.core.messages import Admitted, FromScheduler, GenerationStarted, Pending, Register, RoundOpened
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, JobRebuilt
-from samebits.core.scheduler import Event, Received
+from samebits.core.scheduler import Received, SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Oddity, Worker
 
@@ -34,7 +34,7 @@ class OtherJobs(Checker):
         if job and self._jobs.setdefault(worker.session, job) != job:
             self.violated(f"{worker} of {self._jobs[worker.session]} is taken into {job}")
 
-    def _is_foreign(self, event: Event | None) -> bool:
+    def _is_foreign(self, event: SchedulerEvent | None) -> bool:
         if not isinstance(event, Received):
             return False
         message, job = event.message, self.world.witness.job
@@ -84,7 +84,7 @@ class OtherJobs(Checker):
         if any(cut not in kept for cut in cuts if cut.generation != heard_of):
             self.violated(f"{record}: the lost journal kept {kept}")
 
-    def _decided(self, event: Event | None, ready: Ready) -> None:
+    def _decided(self, event: SchedulerEvent | None, ready: Ready) -> None:
         if any(isinstance(record, JobRebuilt) for record in ready.records):
             return
         if self._is_foreign(event):

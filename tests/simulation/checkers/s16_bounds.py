@@ -12,7 +12,7 @@ from __future__ import annotations
 from samebits.core.messages import Admitted, GenerationStarted, RoundOpened
 from samebits.core.ready import Ready
 from samebits.core.records import JobRebuilt, SeatGranted, SeatResumed, SpareAdmitted
-from samebits.core.scheduler import MAX_FENCED, Closed, Event, SchedulerCore, Tick
+from samebits.core.scheduler import MAX_FENCED, Closed, SchedulerCore, SchedulerEvent, Tick
 from samebits.core.state import KEPT_CUTS, KEPT_INTERRUPTIONS
 from samebits.store.journal import MAX_TORN_FILES, PLACE_FILE
 from tests.simulation.checkers.base import Checker
@@ -55,7 +55,7 @@ class Bounds(Checker):
         self._measure()
         self._pushed = 0
 
-    def _decided(self, event: Event | None, ready: Ready) -> None:
+    def _decided(self, event: SchedulerEvent | None, ready: Ready) -> None:
         if not isinstance(event, Tick):
             self._count(ready)
 

@@ -10,7 +10,7 @@ import re
 
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted
-from samebits.core.scheduler import Event
+from samebits.core.scheduler import SchedulerEvent
 from tests.simulation.checkers.base import Checker
 
 ANY = re.compile(r"round \d+\.\d+ opened: ")
@@ -26,12 +26,12 @@ class NoExtraTransition(Checker):
         self.world.watch_decided.append(self._decided)
         self.world.watch_echo.append(self._echo)
 
-    def _echo(self, event: Event, ready: Ready) -> None:
+    def _echo(self, event: SchedulerEvent, ready: Ready) -> None:
         opened = [note.text for note in ready.notes if ANY.match(note.text)]
         if ready.records or opened:
             self.violated(f"{event}, heard a second time, made {ready.records} {opened}")
 
-    def _decided(self, event: Event | None, ready: Ready) -> None:
+    def _decided(self, event: SchedulerEvent | None, ready: Ready) -> None:
         if not ready.notes:
             return
         core = self.world.host.core

@@ -6,10 +6,10 @@ costs no worker its seat: one that is back says so when asked.
 
 from __future__ import annotations
 
-from samebits.core.messages import Activity, Heartbeat, Join, Leave, Said
+from samebits.core.messages import Activity, Heartbeat, Join, Leave, ReportEnvelope
 from samebits.core.records import SeatLost
 from samebits.core.reports import PeerGone
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Stalled
 from tests.simulation.checkers.base import EPSILON_S, Checker
 
 USUAL_S = 0.1  # the time of a question and its answer, with a wide margin
@@ -57,7 +57,7 @@ class OwnPauses(Checker):
     def _lives(self, session: str) -> bool:
         return any(worker.session == session for worker in self.world.workers)
 
-    def _lost(self, event: Event | None, record: SeatLost) -> None:
+    def _lost(self, event: SchedulerEvent | None, record: SeatLost) -> None:
         witness, policy = self.world.witness, self.world.policy
         if not any(record is lost for lost in witness.lost) or witness.is_ending:
             return  # a later close of a lost one, or all are told to leave: nothing depends on it
@@ -66,7 +66,11 @@ class OwnPauses(Checker):
             return
         if isinstance(event, Closed) and event.gone and event.session == holder.session:
             return
-        if isinstance(event, Received) and isinstance(event.message, Said) and isinstance(event.message.body, PeerGone):
+        if (
+            isinstance(event, Received)
+            and isinstance(event.message, ReportEnvelope)
+            and isinstance(event.message.body, PeerGone)
+        ):
             if event.message.body.session != holder.session or self._lives(holder.session):
                 self.violated(f"{record} at {event}, whose words are about another process, or untrue; {holder}")
             return

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from samebits.core.agent.events import Over
+from samebits.core.agent.agent_events import Over
 from samebits.core.point import Point
 from samebits.core.records import JobFinished, JobRebuilt, TrainingFinished
-from samebits.core.scheduler import Event, SchedulerCore
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
 
@@ -37,14 +37,14 @@ class Finish(Checker):
             self.violated(f"finished twice: at {self._final} and at {record.point}")
         self._final = record.point
 
-    def _finished(self, event: Event | None, record: TrainingFinished) -> None:
+    def _finished(self, event: SchedulerEvent | None, record: TrainingFinished) -> None:
         self._is_final = True
         witness = self.world.witness
         for node in witness.line.members:
             if not self.world.checkpoints_of(witness.job, node).was_saved(record.point):
                 self.violated(f"{record}, but {node} has never saved it")
 
-    def _job_finished(self, event: Event | None, record: JobFinished) -> None:
+    def _job_finished(self, event: SchedulerEvent | None, record: JobFinished) -> None:
         if self.world.witness.line.committed and not self._is_final:
             self.violated("JobFinished, and what was trained is not finished")
         core = self.world.host.core

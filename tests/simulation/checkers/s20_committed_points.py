@@ -9,7 +9,7 @@ from __future__ import annotations
 from samebits.core.messages import CommittedPoint
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, PointCommitted
-from samebits.core.scheduler import Event
+from samebits.core.scheduler import SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkpoints import Checkpoints
 
@@ -32,7 +32,7 @@ class CommittedPoints(Checker):
         self.world.when_durable[PointCommitted].append(self._became_durable)
         self.world.watch_saved.append(self._look)
 
-    def _committed(self, event: Event | None, record: PointCommitted) -> None:
+    def _committed(self, event: SchedulerEvent | None, record: PointCommitted) -> None:
         for node in self.world.witness.line.members:
             if not self._disk(node).was_saved(record.point):
                 self.violated(f"{record}: node {node} never saved it")

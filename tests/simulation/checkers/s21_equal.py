@@ -5,10 +5,10 @@ This uses the members' true states from the world's own books, not the reported 
 
 from __future__ import annotations
 
-from samebits.core.agent.events import Over
+from samebits.core.agent.agent_events import Over
 from samebits.core.point import Point
 from samebits.core.records import PointCommitted, TrainingFinished
-from samebits.core.scheduler import Event
+from samebits.core.scheduler import SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
 
@@ -26,10 +26,10 @@ class Equal(Checker):
         self.world.when_recorded[PointCommitted].append(self._committed)
         self.world.when_noticed[Over].append(self._over)
 
-    def _finished(self, event: Event | None, record: TrainingFinished) -> None:
+    def _finished(self, event: SchedulerEvent | None, record: TrainingFinished) -> None:
         self._require_equal(record.point, record)
 
-    def _committed(self, event: Event | None, record: PointCommitted) -> None:
+    def _committed(self, event: SchedulerEvent | None, record: PointCommitted) -> None:
         self._require_equal(record.point, record)
 
     def _require_equal(self, point: Point, record: TrainingFinished | PointCommitted) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from samebits.core.messages import Depart, GiveUp, Said
+from samebits.core.messages import Depart, GiveUp, ReportEnvelope
 from samebits.core.ready import Ready
 from samebits.core.reports import HealthReport, StallReport
-from samebits.core.scheduler import Event, Received
+from samebits.core.scheduler import Received, SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.main_thread import Hold
 from tests.simulation.worker import Worker
@@ -26,7 +26,7 @@ JUST_S = 3.0
 class Truth:
     """The sender's true state when it sent this message."""
 
-    message: Said
+    message: ReportEnvelope
     hold: Hold | None
     is_unwell: bool
 
@@ -42,18 +42,18 @@ class NoFalseAlarm(Checker):
 
     def watch(self) -> None:
         self._said: dict[int, Truth] = {}  # by the message's identity
-        self.world.when_sent[Said].append(self._says)
+        self.world.when_sent[ReportEnvelope].append(self._says)
         self.world.when_event[Received].append(self._hears)
         self.world.when_answered[GiveUp].append(self._ended)
         self.world.when_answered[Depart].append(self._asked)
         self.world.watch_decided.append(self._decided)
 
-    def _says(self, worker: Worker, message: Said) -> None:
+    def _says(self, worker: Worker, message: ReportEnvelope) -> None:
         self._said[id(message)] = Truth(message, worker.thread.hold, self.world.unwell.is_unwell(worker.session))
 
     def _hears(self, event: Received) -> None:
         message = event.message
-        if not isinstance(message, Said):
+        if not isinstance(message, ReportEnvelope):
             return
         if isinstance(message.body, StallReport):
             self._stood_still[event.session] = self._said[id(message)]
@@ -92,7 +92,7 @@ class NoFalseAlarm(Checker):
         if known is None or not known.is_unwell:
             self.violated(f"{worker} is asked to leave ({message.text}), and its host is well: {known}")
 
-    def _decided(self, event: Event | None, ready: Ready) -> None:
+    def _decided(self, event: SchedulerEvent | None, ready: Ready) -> None:
         for note in ready.notes:
             if HANG.match(note.text) and not self._has_hang():
                 self.violated(f"{note.text}: but no worker is held")

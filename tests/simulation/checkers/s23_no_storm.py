@@ -6,7 +6,7 @@ those ended at one step each has stood still for twice as long as the one before
 
 from __future__ import annotations
 
-from samebits.core.messages import Depart, GiveUp, Said
+from samebits.core.messages import Depart, GiveUp, ReportEnvelope
 from samebits.core.reports import HealthReport, StallReport
 from samebits.core.scheduler import Received, SchedulerCore
 from tests.simulation.checkers.base import Checker
@@ -19,7 +19,7 @@ class NoStorm(Checker):
     name = "S23"
 
     def begin_job(self) -> None:
-        self._own: dict[str, dict[type, Said]] = {}  # by session and kind, the last
+        self._own: dict[str, dict[type, ReportEnvelope]] = {}  # by session and kind, the last
 
     def watch(self) -> None:
         self.world.watch_loaded.append(self._loaded)
@@ -31,7 +31,7 @@ class NoStorm(Checker):
         self._own.clear()
 
     def _hears(self, event: Received) -> None:
-        if isinstance(event.message, Said) and isinstance(event.message.body, StallReport | HealthReport):
+        if isinstance(event.message, ReportEnvelope) and isinstance(event.message.body, StallReport | HealthReport):
             self._own.setdefault(event.session, {})[type(event.message.body)] = event.message
 
     def _ended(self, session: str, message: GiveUp) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from samebits.core.messages import Depart, GenerationStarted
 from samebits.core.records import GenerationCommitted, SeatGranted, SeatLeft, SeatResumed, SlotGiven, SpareAdmitted
-from samebits.core.scheduler import Event, SchedulerCore
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.group import Group
 from tests.simulation.worker import Worker
@@ -39,10 +39,10 @@ class Drained(Checker):
         self.world.when_delivered[Depart].append(self._hears)
         self.world.watch_trained.append(self._trained)
 
-    def _leaves(self, event: Event | None, record: SeatLeft) -> None:
+    def _leaves(self, event: SchedulerEvent | None, record: SeatLeft) -> None:
         self._left[record.node] = record.incarnation
 
-    def _admitted(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> None:
+    def _admitted(self, event: SchedulerEvent | None, record: SeatGranted | SpareAdmitted) -> None:
         self._left.pop(record.node, None)
 
     def _leaves_for_sure(self, record: SeatLeft) -> None:
@@ -54,15 +54,15 @@ class Drained(Checker):
     def _loaded(self, core: SchedulerCore) -> None:
         self._left = dict(self._left_for_sure)
 
-    def _returns(self, event: Event | None, record: SeatResumed) -> None:
+    def _returns(self, event: SchedulerEvent | None, record: SeatResumed) -> None:
         if self._left.get(record.node) == record.incarnation:
             self.violated(f"{record}: it has left")
 
-    def _given(self, event: Event | None, record: SlotGiven) -> None:
+    def _given(self, event: SchedulerEvent | None, record: SlotGiven) -> None:
         if record.node in self._left:
             self.violated(f"{record}: it has left")
 
-    def _formed(self, event: Event | None, record: GenerationCommitted) -> None:
+    def _formed(self, event: SchedulerEvent | None, record: GenerationCommitted) -> None:
         there = [node for node, incarnation in record.members if self._left.get(node) == incarnation]
         if there:
             self.violated(f"{there} have left and hold ranks in {record}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samebits.core.records import GenerationCommitted, JobInterrupted, StopPlanned
-from samebits.core.scheduler import Event, SchedulerCore
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent
 from tests.simulation.checkers.base import Checker
 from tests.simulation.group import Group
 
@@ -37,7 +37,7 @@ class JointlyStopped(Checker):
     def _formed(self, record: GenerationCommitted) -> None:
         self._generation = record.generation
 
-    def _asked(self, event: Event | None, record: StopPlanned) -> None:
+    def _asked(self, event: SchedulerEvent | None, record: StopPlanned) -> None:
         self._is_asked, self._recorded = True, record.commits
 
     def _planned(self, record: StopPlanned) -> None:
@@ -61,7 +61,7 @@ class JointlyStopped(Checker):
             if member.commits_here >= agreed:
                 self.violated(f"{member} trains behind commit {member.commits_here}; all were to stop after {agreed}")
 
-    def _ends(self, event: Event | None, record: JobInterrupted) -> None:
+    def _ends(self, event: SchedulerEvent | None, record: JobInterrupted) -> None:
         is_asked, self._is_asked = self._is_asked, False
         if not is_asked or not record.cause.startswith(BY):
             return

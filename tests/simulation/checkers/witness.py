@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from samebits.core.messages import FromWorker, Join, Leave, Register, Said
+from samebits.core.messages import FromWorker, Join, Leave, Register, ReportEnvelope
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import (
@@ -33,7 +33,7 @@ from samebits.core.records import (
     TermStarted,
 )
 from samebits.core.reports import PeerGone
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Stalled
 from samebits.core.state import JobState
 from tests.simulation.checkers.line import Line
 
@@ -149,7 +149,7 @@ class Witness:
         lost = self.lost_journals.get(record.job)
         self.line.rebuilt(record, [] if lost is None else lost.generations)
 
-    def is_late(self, event: Event | None, record: SeatGranted | SpareAdmitted) -> bool:
+    def is_late(self, event: SchedulerEvent | None, record: SeatGranted | SpareAdmitted) -> bool:
         """Return whether an unreported process of a job whose journal was lost keeps its place."""
         if not isinstance(event, Received) or not isinstance(event.message, Register):
             return False
@@ -208,7 +208,7 @@ class Witness:
             holder.is_heard = holder.is_gone = False
             holder.away_since = None
 
-    def decided(self, event: Event | None, ready: Ready) -> None:
+    def decided(self, event: SchedulerEvent | None, ready: Ready) -> None:
         """Account for a step of the core before any checker does."""
         now = self.world.host.clock
         for record in ready.records:
@@ -226,7 +226,7 @@ class Witness:
         self.lost, self.retired = [], []
         self.granted = [*self._applied(ready.records, now)]
 
-    def _note(self, event: Event, now: float) -> None:
+    def _note(self, event: SchedulerEvent, now: float) -> None:
         if isinstance(event, Received):
             holder = self.speaker
             if holder is not None:
@@ -235,7 +235,7 @@ class Witness:
                 holder.is_gone = isinstance(event.message, Leave)
                 if isinstance(event.message, Join):
                     self.line.brought(event.message)
-                body = event.message.body if isinstance(event.message, Said) else None
+                body = event.message.body if isinstance(event.message, ReportEnvelope) else None
                 if isinstance(body, PeerGone) and body.session != event.session:
                     self._closed(body.session, now, gone=True)
         elif isinstance(event, Closed):
@@ -251,7 +251,7 @@ class Witness:
             if holder.is_heard and holder.closed_at is None:
                 holder.closed_at = now
 
-    def _formed(self, event: Event | None, record: GenerationCommitted) -> None:
+    def _formed(self, event: SchedulerEvent | None, record: GenerationCommitted) -> None:
         self.line.decided(record)
 
     def _applied(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from samebits.core.agent.agent import AgentCore
+from samebits.core.agent.agent_core import AgentCore
 from samebits.core.scheduler import SchedulerCore
 from tests.simulation.checkers import Checker
 from tests.simulation.trace import Violation

@@ -21,15 +21,15 @@ from samebits.core.messages import (
     Join,
     Refusal,
     Register,
+    ReportEnvelope,
     RoundId,
-    Said,
 )
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, TermStarted, TrainingFinished
 from samebits.core.reports import PeerGone, StopsAfter
-from samebits.core.restore import Restore, choose
-from samebits.core.scheduler import Event, SchedulerCore, Stalled
+from samebits.core.restore import Restore, choose_restore_point
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent, Stalled
 from samebits.core.state import Seat
 from samebits.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
@@ -38,7 +38,7 @@ from tests.simulation.mutants.mutant import Mutant
 class SpeaksFirst(SchedulerCore):
     """Sends now what it writes at the next step."""
 
-    def step(self, event: Event, now: float) -> Ready:
+    def step(self, event: SchedulerEvent, now: float) -> Ready:
         ready = super().step(event, now)
         late = getattr(self, "_late", [])
         self._late, ready.records = ready.records, late
@@ -154,7 +154,7 @@ def _worst(
         rank: replace(member, points=tuple(point for point in member.points if point == min(smallest)))
         for rank, member in joined.items()
     }
-    return choose(least if smallest else joined, committed, slots, suspects)
+    return choose_restore_point(least if smallest else joined, committed, slots, suspects)
 
 
 class DeafToJoins(SchedulerCore):
@@ -214,7 +214,7 @@ class TellsNoZombie(SchedulerCore):
 class JudgesWhileItHears(SchedulerCore):
     """Leases are judged before the socket is drained."""
 
-    def step(self, event: Event, now: float) -> Ready:
+    def step(self, event: SchedulerEvent, now: float) -> Ready:
         if not isinstance(event, Stalled):
             for seat, reason in self._leases.expired():
                 self._lose(seat, reason)
@@ -240,7 +240,7 @@ class CorrectsNobody(SchedulerCore):
 class RevivesTheDead(SchedulerCore):
     """A late message of a process known to be dead renews its lease."""
 
-    def step(self, event: Event, now: float) -> Ready:
+    def step(self, event: SchedulerEvent, now: float) -> Ready:
         for presence in self._ledger.presences.values():
             presence.is_gone = False
         return super().step(event, now)
@@ -384,7 +384,7 @@ class RenewsNothingRepeated(SchedulerCore):
 class TakesAnOldDeathForANewOne(SchedulerCore):
     """The death of an earlier process of a node counts as that of the current one."""
 
-    def _peer_gone(self, witness: Seat, body: PeerGone, _said: Said) -> None:
+    def _peer_gone(self, witness: Seat, body: PeerGone, _said: ReportEnvelope) -> None:
         seat = self.state.seats.get(body.session.partition("#")[0])
         if seat is not None and seat.node != witness.node:
             self._closed(seat.session, gone=True, witness=witness)
@@ -405,7 +405,7 @@ LATE_NEWS |= {"rates_hz": {"scheduler killed": 1 / 8}}
 FIXED_SIZE = {"min_world_size": 99, "max_world_size": 0, "spare_num": 0}  # the mix keeps them beside the world's size
 
 
-def _is_there_at_once(stop: JointStop, seat: Seat, body: StopsAfter, said: Said) -> None:
+def _is_there_at_once(stop: JointStop, seat: Seat, body: StopsAfter, said: ReportEnvelope) -> None:
     _TAKE(stop, seat, replace(body, is_there=True), said)
 
 

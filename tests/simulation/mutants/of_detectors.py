@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from samebits.core.agent.agent import AgentCore
+from samebits.core.agent.agent_core import AgentCore
 from samebits.core.hangs import Hang
-from samebits.core.messages import Depart, FromScheduler, Leave, Said
+from samebits.core.messages import Depart, FromScheduler, Leave, ReportEnvelope
 from samebits.core.reports import StallReport
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import Seat
-from samebits.core.watch.progress import LEAST_PATIENCE_S, TIMEOUTS, Watch
-from samebits.core.watch.standstill import Member, Standstill
+from samebits.core.watch.hang_culprits import Member, Standstill
+from samebits.core.watch.hang_judge import LEAST_PATIENCE_S, TIMEOUTS, HangJudge
 from tests.simulation.mix import Naming
 from tests.simulation.mutants.mutant import Mutant
 
@@ -23,7 +23,7 @@ def _with_watch(**replaced: Callable[..., Any]) -> type[SchedulerCore]:
     class Changed(SchedulerCore):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
             super().__init__(*arguments, **settings)
-            self._watch = type("Broken", (Watch,), replaced)(self._ledger)
+            self._watch = type("Broken", (HangJudge,), replaced)(self._ledger)
 
     return Changed
 
@@ -33,12 +33,12 @@ def _blames_all(members: Sequence[Member]) -> Standstill:
     return Standstill(tuple((one, Hang.STUCK) for one in members if one.progress and not one.silent_s), ())
 
 
-def _once_still_always_still(watch: Watch, seat: Seat, body: StallReport, said: Said) -> None:
+def _once_still_always_still(watch: HangJudge, seat: Seat, body: StallReport, said: ReportEnvelope) -> None:
     if body.progress is not None:
-        Watch.take(watch, seat, body, said)
+        HangJudge.take(watch, seat, body, said)
 
 
-def _at_whatever_step(watch: Watch, node: str) -> Member | None:
+def _at_whatever_step(watch: HangJudge, node: str) -> Member | None:
     presence, told = watch._ledger.presences.get(node), watch._told.get(node)
     if presence is None or presence.closed_at is not None or told is None:
         return None
@@ -46,24 +46,24 @@ def _at_whatever_step(watch: Watch, node: str) -> Member | None:
     return Member(node, presence.step, progress)
 
 
-def _does_not_look_on(watch: Watch, hang: Hang, still_s: float, timeout_s: float, step: int) -> bool:
+def _does_not_look_on(watch: HangJudge, hang: Hang, still_s: float, timeout_s: float, step: int) -> bool:
     return still_s >= watch._patience_s(hang, timeout_s, step)
 
 
-def _as_soon_as_before(watch: Watch, hang: Hang, timeout_s: float, step: int) -> float:
+def _as_soon_as_before(watch: HangJudge, hang: Hang, timeout_s: float, step: int) -> float:
     least_s = 0.0 if watch._ledger.policy.step_timeout_s else LEAST_PATIENCE_S.get(hang, 0.0)
     return max(TIMEOUTS * timeout_s, least_s)
 
 
-def _without_patience(watch: Watch, hang: Hang, timeout_s: float, step: int) -> float:
+def _without_patience(watch: HangJudge, hang: Hang, timeout_s: float, step: int) -> float:
     return timeout_s / 2
 
 
-def _nobody_in_rounds(watch: Watch, came: Collection[str]) -> None:
+def _nobody_in_rounds(watch: HangJudge, came: Collection[str]) -> None:
     watch.end()
 
 
-def _ends_nobody(watch: Watch, over: object, step: int) -> None:
+def _ends_nobody(watch: HangJudge, over: object, step: int) -> None:
     return None
 
 
@@ -139,7 +139,7 @@ MUTANTS = (
         "whoever stands still is ended",
         frozenset({"S22"}),
         30,
-        patches={"samebits.core.watch.progress.judge": _blames_all},
+        patches={"samebits.core.watch.hang_judge.judge": _blames_all},
         changes=HANGS,
     ),
     Mutant("a pause is a hang", frozenset({"S22"}), 50, _with_watch(_patience_s=_without_patience), changes=HANGS),
@@ -157,7 +157,7 @@ MUTANTS = (
         "one full look is enough",
         frozenset({"S22"}),
         50,
-        patches={"samebits.core.watch.health.LOOKS": 1},
+        patches={"samebits.core.watch.health_limits.LOOKS": 1},
         changes=SPIKES,
     ),
     Mutant(

@@ -10,7 +10,7 @@ from unittest import mock
 
 from samebits.store import durable, journal, journal_format
 from samebits.store.journal import Journal
-from samebits.store.journal_format import Contents
+from samebits.store.journal_format import JournalPayloads
 from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.recovery_path import RecoveryPath
@@ -42,7 +42,7 @@ def _open_unsynced(directory: Any) -> Any:
         return OPEN(directory)
 
 
-def _decode_without_a_torn_end(data: bytes) -> Contents:
+def _decode_without_a_torn_end(data: bytes) -> JournalPayloads:
     return replace(DECODE_FILE(data), torn=None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from samebits.core.agent.agent import AgentCore
+from samebits.core.agent.agent_core import AgentCore
 from samebits.core.keys import key_store
 from samebits.core.keys.key_records import KeyDeleted, KeyRecord, KeyWritten
 from samebits.core.keys.key_store import KeyReady, KeyStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from samebits.core.messages import CommittedPoint, GenerationStarted, Holdings, Said, Sharding
+from samebits.core.messages import CommittedPoint, GenerationStarted, Holdings, ReportEnvelope, Sharding
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import PointCommitted
@@ -29,7 +29,7 @@ def _with_points(kind: type[DurablePoints]) -> type[SchedulerCore]:
 class _OneIsEnough(DurablePoints):
     """A point is committed when the first member holds it."""
 
-    def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
+    def take(self, seat: Seat, body: SavedPoints, said: ReportEnvelope) -> None:
         newest = max(body.points, default=None)
         known = self._ledger.state.committed_point
         if newest is not None and self._ledger.state.generation and (known is None or newest > known):
@@ -39,7 +39,7 @@ class _OneIsEnough(DurablePoints):
 class _SpeaksFirst(DurablePoints):
     """A member is told that its point is committed before any other reports."""
 
-    def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
+    def take(self, seat: Seat, body: SavedPoints, said: ReportEnvelope) -> None:
         super().take(seat, body, said)
         for point in body.points[-1:]:
             state = self._ledger.state

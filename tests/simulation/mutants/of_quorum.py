@@ -9,21 +9,21 @@ from typing import Any
 from samebits.errors import StoreError
 from samebits.store import journal_format
 from samebits.store.journal import Journal
-from samebits.store.quorum import log as log_module
-from samebits.store.quorum.gateway import Equals, Put, Remove
-from samebits.store.quorum.log import QuorumLog
+from samebits.store.quorum import quorum_log as log_module
+from samebits.store.quorum.gateway import Equals, PutKey, Remove
+from samebits.store.quorum.quorum_log import QuorumLog
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.quorum import QuorumFaults
 
 WRITE_TO_LOG = Journal._write_to_log
 
 
-def _write_without_claim(self: QuorumLog, before: Equals, change: Put) -> None:
+def _write_without_claim(self: QuorumLog, before: Equals, change: PutKey) -> None:
     if not self._gateway.change([before], [change]) and self._gateway.get(change.key).value != change.value:
         raise StoreError("the key was changed")
 
 
-def _write_without_reading_back(self: QuorumLog, before: Equals, change: Put) -> None:
+def _write_without_reading_back(self: QuorumLog, before: Equals, change: PutKey) -> None:
     self._gateway.change([self._claim.condition, before], [change])
 
 
@@ -31,7 +31,7 @@ def _append_until_it_fits(self: QuorumLog, payloads: Sequence[bytes]) -> None:
     """Writes the batch to the next free index, although an unanswered attempt may have used the first one."""
     for _ in range(8):
         data = journal_format.encode_batch(payloads, self._head.nonce, log_module._LOG_OFFSET + self._next)
-        change = Put(self._key(self._next), log_module._PART.pack(0, 1) + data)
+        change = PutKey(self._key(self._next), log_module._PART.pack(0, 1) + data)
         self._next += 1
         if self._gateway.change([self._claim.condition, Equals(change.key, None)], [change]):
             return
@@ -73,7 +73,7 @@ def _remove_nothing(self: QuorumLog) -> None:
     pass
 
 
-LOG = "samebits.store.quorum.log.QuorumLog"
+LOG = "samebits.store.quorum.quorum_log.QuorumLog"
 ETCD: dict[str, Any] = {
     "quorum": QuorumFaults(lost=0.05, unanswered=0.2, late=0.2, twice=0.1, leaderless=0.02),
     "p_torn": 0.1,

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
-from samebits.core.agent.agent import AgentCore
+from samebits.core.agent.agent_core import AgentCore
 from samebits.core.membership.replacements import Claim, Replacements
-from samebits.core.messages import Holdings, Place, Register, RoundOpened
+from samebits.core.messages import Holdings, RankPosition, Register, RoundOpened
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, SeatRetired, SlotGiven
-from samebits.core.scheduler import Event, SchedulerCore
+from samebits.core.scheduler import SchedulerCore, SchedulerEvent
 from samebits.core.state import Seat
 from samebits.core.values import replace
 from tests.simulation.mix import Naming
@@ -51,7 +51,7 @@ def _gives_to_the_seated(world: Any) -> list[Seat]:
 class GivesHeldSlots(SchedulerCore):
     """A spare takes the slot of a holder whose connection only broke."""
 
-    def step(self, event: Event, now: float) -> Ready:
+    def step(self, event: SchedulerEvent, now: float) -> Ready:
         for node in sorted(self._leases._closing):
             seat = self.state.seats[node]
             if seat.slot is not None and self.state.spares and self.state.generation and not self.state.final:
@@ -98,7 +98,7 @@ class TakesAnyAddress(SchedulerCore):
 class PublishesAnyAddress(AgentCore):
     """An address made for one place is published in another."""
 
-    def _is_ready_for(self, place: Place) -> bool:
+    def _is_ready_for(self, place: RankPosition) -> bool:
         return self._holdings is not None
 
 
@@ -119,7 +119,7 @@ class ReturnsAtOnce(SchedulerCore):
 class TellsSlotsFirst(SchedulerCore):
     """A spare is invited to its slot one step before that is written."""
 
-    def step(self, event: Event, now: float) -> Ready:
+    def step(self, event: SchedulerEvent, now: float) -> Ready:
         ready = super().step(event, now)
         late = getattr(self, "_late", [])
         given = [record for record in ready.records if isinstance(record, SlotGiven)]

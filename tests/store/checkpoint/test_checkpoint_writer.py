@@ -23,7 +23,7 @@ from samebits.core.point import Point
 from samebits.errors import LockedError, StoreError
 from samebits.store.checkpoint import (
     MemoryRoom,
-    Outcome,
+    SaveOutcome,
     Writer,
     dismiss_waiting,
     memory_buffer,
@@ -64,7 +64,7 @@ class Trainer:
         name, sequence = fill_numbered(self.room, step, count=count)
         self.writer.submit(name, sequence, Point(step, 1))
 
-    def save(self, step: int, *, count: int = 10_000) -> Outcome:
+    def save(self, step: int, *, count: int = 10_000) -> SaveOutcome:
         self.submit(step, count=count)
         outcome = self.writer.outcome(wait=True)
         assert outcome is not None
@@ -111,7 +111,7 @@ def steps_in_memory(base: Path) -> list[int]:
 
 def test_sealed_slot_becomes_a_normal_point(trainer: Trainer, base: Path, root: Path) -> None:
     for step in (1, 2, 3):
-        assert trainer.save(step) == Outcome(Point(step, 1))
+        assert trainer.save(step) == SaveOutcome(Point(step, 1))
     assert whole_steps(root) == [3, 2, 1]
     assert steps_in_memory(base) == [3, 2]
     loaded = read(find(root, 2))

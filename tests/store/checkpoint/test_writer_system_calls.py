@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from samebits.core.point import Point
-from samebits.store.checkpoint import Outcome
+from samebits.store.checkpoint import SaveOutcome
 from samebits.store.checkpoint.writer import COMMAND
 from tests.crash_points.strace import refusal
 from tests.store.checkpoint.test_checkpoint_writer import Trainer, names_in, steps_in_memory, whole_steps
@@ -26,7 +26,7 @@ _TAKES_IT_UP = re.compile(r'recvfrom\(\d+, "\\223')  # the message that names th
 _SAYS_IT_IS_DURABLE = re.compile(r"sendto\(.*durable")
 
 
-def save_under_strace(place: Path, *options: str) -> Outcome:
+def save_under_strace(place: Path, *options: str) -> SaveOutcome:
     """Save step 1 and then, under strace, step 2; return what was reported."""
     (place / "memory").mkdir(parents=True)
     first = Trainer(place / "memory", place / "points")
@@ -83,7 +83,7 @@ def test_kill_at_any_system_call_of_a_save_leaves_the_older_point_or_both(tmp_pa
         pytest.skip(f"{why}; test_error_at_any_call_leaves_no_trace_of_the_attempt fails the calls without it")
     counted = []
     for number in range(COUNTED):
-        assert save_under_strace(tmp_path / f"whole{number}") == Outcome(Point(2, 1))
+        assert save_under_strace(tmp_path / f"whole{number}") == SaveOutcome(Point(2, 1))
         counted.append(calls_of_a_save(tmp_path / f"whole{number}" / "log"))
     calls = [call for call in counted[0] if all(call in others for others in counted)]
     assert {"openat", "pwrite64", "mkdir", "write", "fsync", "rename", "sendto"} <= {name for name, _ in calls}

@@ -17,7 +17,7 @@ from samebits.errors import StoreError
 from samebits.etcd_place import EtcdAccess
 from samebits.store.journal import Journal, read_journal
 from samebits.store.quorum.gateway import EtcdGateway
-from samebits.store.quorum.log import QuorumClaim, QuorumLog, read_log
+from samebits.store.quorum.quorum_log import QuorumClaim, QuorumLog, read_log
 from samebits.store.term_claim import TermClaim
 from tests.store.quorum.etcd_cluster import ETCD, EtcdCluster, cluster_in
 

@@ -19,8 +19,8 @@ import pytest
 
 from samebits.errors import StoreError, SupersededError
 from samebits.etcd_place import EtcdAccess, EtcdPlace
-from samebits.store.quorum.gateway import Equals, EtcdGateway, Put
-from samebits.store.quorum.log import QuorumClaim, QuorumLog, read_log
+from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey
+from samebits.store.quorum.quorum_log import QuorumClaim, QuorumLog, read_log
 from tests.core.key_world import CALLS, Build, World
 from tests.core.linearizability import NEVER, has_order, is_linearizable
 from tests.store.quorum.etcd_cluster import ETCD, EtcdCluster, cluster_in
@@ -179,7 +179,7 @@ def recorded(cluster: EtcdCluster, seed: int) -> History:
     return history
 
 
-def _write_without_claim(self: QuorumLog, before: Equals, change: Put) -> None:
+def _write_without_claim(self: QuorumLog, before: Equals, change: PutKey) -> None:
     while not self._gateway.change([], [change]):
         pass
 

@@ -11,7 +11,7 @@ from torch import nn
 from samebits.core.point import Point
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, PartKind
 from samebits.service import log
-from samebits.training.checkpoint.digests import DUE, FIRST_COMMITS, Digests
+from samebits.training.checkpoint.digests import DUE, FIRST_COMMITS, StateDigests
 from samebits.training.checkpoint.rollback_copies import RollbackCopies
 from samebits.training.state.base_state import State
 from samebits.training.state.compared import digest_of, parts_of
@@ -151,7 +151,7 @@ class Told:
 
 def test_first_commits_every_save_and_the_end_are_reported() -> None:
     told = Told()
-    digests = Digests(told, made())  # type: ignore[arg-type]
+    digests = StateDigests(told, made())  # type: ignore[arg-type]
     digests.begin()
     for step in range(1, 40):
         digests.committed(Point(step, 1), step, averages=True, is_save=step % 3 == 0)
@@ -166,7 +166,7 @@ def test_first_commits_every_save_and_the_end_are_reported() -> None:
 
 def test_copy_is_hashed_during_the_next_step_and_reported_in_order() -> None:
     told, state, states, seconds = Told(), made(), RollbackCopies(), list[float]()
-    digests = Digests(told, state, seconds.append)  # type: ignore[arg-type]
+    digests = StateDigests(told, state, seconds.append)  # type: ignore[arg-type]
     digests.begin()
     expected = {}
     for step in range(10, 10 * (DUE + 4), 10):
@@ -187,7 +187,7 @@ def test_change_after_the_last_commit_changes_only_the_end() -> None:
     """The script advances the epoch there, and the end saves that commit once more."""
     sampler = ElasticSampler(range(8))
     told = Told()
-    digests = Digests(told, ObjectState(sampler=sampler))  # type: ignore[arg-type]
+    digests = StateDigests(told, ObjectState(sampler=sampler))  # type: ignore[arg-type]
     digests.begin()
     for is_save in (True, False):
         digests.committed(Point(1, 1), 1, averages=True, is_save=is_save)
@@ -204,7 +204,7 @@ def test_lack_of_comparisons_is_reported_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(log, "say", lines.append)
     for shared, expected in ((None, 1), ({}, 0)):
         lines.clear()
-        digests = Digests(Told(), Custom(shared))  # type: ignore[arg-type]
+        digests = StateDigests(Told(), Custom(shared))  # type: ignore[arg-type]
         for _ in range(2):
             digests.begin()
         assert len(lines) == expected

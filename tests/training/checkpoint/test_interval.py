@@ -13,7 +13,7 @@ from samebits.training.checkpoint.save_schedule import (
     MAX_INTERVAL_S,
     MIN_INTERVAL_S,
     PRIOR_MTBF_OF_A_PROCESS_S,
-    choose,
+    choose_save_interval,
     mean_time_between_failures_s,
     spoken,
     steps_to_next_look,
@@ -52,7 +52,9 @@ def test_observed_and_assumed_failures(world_size: int, failures: int, watched_h
 def test_youngs_interval_and_its_reason(
     cost_s: float, world_size: int, failures: int, watched_h: float, expected_s: float, text: str
 ) -> None:
-    choice = choose(cost_s=cost_s, step_s=0.15, world_size=world_size, failures=failures, watched_s=watched_h * HOUR_S)
+    choice = choose_save_interval(
+        cost_s=cost_s, step_s=0.15, world_size=world_size, failures=failures, watched_s=watched_h * HOUR_S
+    )
     assert choice.interval_s == pytest.approx(expected_s, rel=1e-3)
     assert text in choice.text
 
@@ -69,7 +71,7 @@ def test_choice_is_sane_for_any_measurement(
 ) -> None:
     def chosen(**other: float) -> float:
         known = {"cost_s": cost_s, "world_size": world_size, "failures": failures, "watched_s": watched_s}
-        return choose(step_s=step_s, **{**known, **other}).interval_s  # type: ignore[arg-type]
+        return choose_save_interval(step_s=step_s, **{**known, **other}).interval_s  # type: ignore[arg-type]
 
     assert MIN_INTERVAL_S <= chosen() <= MAX_INTERVAL_S
     assert chosen(failures=failures + 1) <= chosen(), "more failures mean more saves"
@@ -88,7 +90,9 @@ def test_no_other_interval_loses_less(cost_s: float, mtbf_s: float, factor: floa
     world_size = 1
     watched_s, failures = 0.0, max(0, round(PRIOR_MTBF_OF_A_PROCESS_S / mtbf_s) - 1)
     mtbf_s = mean_time_between_failures_s(world_size, failures, watched_s)
-    choice = choose(cost_s=cost_s, step_s=1.0, world_size=world_size, failures=failures, watched_s=watched_s)
+    choice = choose_save_interval(
+        cost_s=cost_s, step_s=1.0, world_size=world_size, failures=failures, watched_s=watched_s
+    )
     if MIN_INTERVAL_S < choice.interval_s < MAX_INTERVAL_S:
         assert lost(choice.interval_s) <= lost(choice.interval_s * factor) * (1 + 1e-9)
 

@@ -18,7 +18,7 @@ from samebits.training.checkpoint.kept_generators import (
     FILE_BYTES,
     MAX_CONTENT_BYTES,
     Content,
-    Entry,
+    KeptGeneratorStates,
     PageWriter,
     decoded,
     read_page,
@@ -27,11 +27,11 @@ from samebits.training.checkpoint.kept_generators import (
 JOB = "job-1"
 
 
-def commit(number: int, late: bool = False, state: bytes = b"") -> Entry:
-    return Entry(True, Point(number, 1), number, 1, 0, late, state or b"commit %d" % number)
+def commit(number: int, late: bool = False, state: bytes = b"") -> KeptGeneratorStates:
+    return KeptGeneratorStates(True, Point(number, 1), number, 1, 0, late, state or b"commit %d" % number)
 
 
-def before(number: int, state: bytes = b"before the collectives") -> Entry:
+def before(number: int, state: bytes = b"before the collectives") -> KeptGeneratorStates:
     return commit(number, state=state)._replace(is_commit=False)
 
 

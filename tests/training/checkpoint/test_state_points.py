@@ -11,7 +11,7 @@ from torch import nn
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, GenerationEndedError
-from samebits.settings_table import Consistency
+from samebits.settings_table import ConsistencySetting
 from samebits.training.checkpoint import rollback_copies
 from samebits.training.checkpoint.state_points import StatePoints
 from samebits.training.group import transfer
@@ -24,7 +24,7 @@ def process(every: int = 0) -> Any:
         device=torch.device("cpu"),
         agent=SimpleNamespace(report_digests=lambda digests: None, equal_point=None),
         settings=SimpleNamespace(
-            enable_recovery=True, consistency=Consistency("majority", every), shard_copy_every="auto"
+            enable_recovery=True, consistency=ConsistencySetting("majority", every), shard_copy_every="auto"
         ),
     )
 

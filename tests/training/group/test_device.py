@@ -35,37 +35,37 @@ def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str) -> Non
 
 def test_without_accelerators_the_cpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, None)
-    assert device.choose(None, 3) == torch.device("cpu")
-    assert device.choose("cpu", 3) == torch.device("cpu")
+    assert device.choose_device(None, 3) == torch.device("cpu")
+    assert device.choose_device("cpu", 3) == torch.device("cpu")
 
 
 def test_accelerator_is_used_unless_the_cpu_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, "cuda", 2)
-    assert device.choose(None, 3) == torch.device("cuda", 1)
-    assert device.choose("cuda", 0) == torch.device("cuda", 0)
-    assert device.choose("cpu", 0) == torch.device("cpu")
+    assert device.choose_device(None, 3) == torch.device("cuda", 1)
+    assert device.choose_device("cuda", 0) == torch.device("cuda", 0)
+    assert device.choose_device("cpu", 0) == torch.device("cpu")
 
 
 def test_accelerator_without_a_backend_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, "mps", 1)
-    assert device.choose() == torch.device("cpu")
+    assert device.choose_device() == torch.device("cpu")
 
 
 def test_missing_requested_accelerator_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, None)
     with pytest.raises(SettingsError, match=r"DEVICE='cuda'.*finds none.*export DEVICE=cpu"):
-        device.choose("cuda", 0)
+        device.choose_device("cuda", 0)
 
 
 def test_unknown_device_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(SettingsError, match=r"DEVICE='gpu'.*cpu, cuda, npu"):
-        device.choose("gpu", 0)
+        device.choose_device("gpu", 0)
 
 
 def test_missing_npu_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     with pytest.raises(SettingsError, match=r"DEVICE='npu' needs.*samebits\[npu\]"):
-        device.choose("npu", 0)
+        device.choose_device("npu", 0)
 
 
 @pytest.mark.parametrize("requested", ["npu", None])
@@ -74,23 +74,23 @@ def test_missing_cann_is_one_clear_sentence(
 ) -> None:
     installed(monkeypatch, tmp_path, "raise ImportError('libhccl.so: cannot open shared object file')")
     with pytest.raises(SettingsError, match=r"CANN \(libhccl\.so.*set_env\.sh.*TORCH_DEVICE_BACKEND_AUTOLOAD=0"):
-        device.choose(requested, 0)
-    assert device.choose("cpu", 0) == torch.device("cpu")
+        device.choose_device(requested, 0)
+    assert device.choose_device("cpu", 0) == torch.device("cpu")
 
 
 def test_working_npu_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed(monkeypatch, tmp_path, "")
     found(monkeypatch, "cuda", 8)
-    assert device.choose(None, 9) == torch.device("cuda", 1)
+    assert device.choose_device(None, 9) == torch.device("cuda", 1)
 
 
 def test_device_of_another_package_is_used_with_its_registered_backend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found(monkeypatch, "privateuseone", 2)
-    assert device.choose(None, 3) == torch.device("cpu")
+    assert device.choose_device(None, 3) == torch.device("cpu")
     monkeypatch.setitem(torch.distributed.Backend.default_device_backend_map, "privateuseone", "theirs")
-    assert device.choose(None, 3) == device.choose("privateuseone", 1) == torch.device("privateuseone", 1)
+    assert device.choose_device(None, 3) == device.choose_device("privateuseone", 1) == torch.device("privateuseone", 1)
     assert device.backend_of(torch.device("privateuseone", 1)) == "theirs"
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits.store import collective_ring
-from samebits.store.collective_ring import _SIZE, CollectiveRing, Contents, Launched, Place, contents_of
+from samebits.store.collective_ring import _SIZE, CollectiveRing, Launched, LaunchLine, RecordedCollectives, contents_of
 from samebits.store.process_identity import ProcessIdentity
 from samebits.training.group.group import form_alone
 from samebits.training.group.recorder import Recorder
@@ -87,7 +87,7 @@ def test_sends_and_receives_are_counted_per_peer_and_direction() -> None:
     ]
 
 
-def mine() -> Contents:
+def mine() -> RecordedCollectives:
     identity = ProcessIdentity.of(os.getpid())
     assert identity is not None
     found = collective_ring.read(identity)
@@ -129,8 +129,8 @@ def test_line_is_the_innermost_of_the_script_in_a_backward_pass_too() -> None:
     finally:
         group.drop()
     code = test_line_is_the_innermost_of_the_script_in_a_backward_pass_too.__code__
-    assert places == [Place(__file__, code.co_firstlineno + at, code.co_name) for at in (4, 6)]
+    assert places == [LaunchLine(__file__, code.co_firstlineno + at, code.co_name) for at in (4, 6)]
 
 
-def place_of_the_last(_: None) -> Place | None:
+def place_of_the_last(_: None) -> LaunchLine | None:
     return mine().launched[-1].place

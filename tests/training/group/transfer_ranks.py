@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import Incoming, Outgoing, PointHeader, streaming
+from samebits.store.checkpoint import IncomingPoint, Outgoing, PointHeader, streaming
 from samebits.training.group import transfer
 from samebits.training.state import snapshot
 
@@ -40,7 +40,7 @@ class _Damaged(Outgoing):
             piece[5] ^= 1
 
 
-def _never(preface: memoryview) -> Incoming:
+def _never(preface: memoryview) -> IncomingPoint:
     raise AssertionError("the source receives nothing")
 
 
@@ -69,8 +69,8 @@ def main() -> None:
     _, tensors = snapshot.take_apart(mine, "state")
     targets = snapshot.in_place(tensors)
 
-    def begin(preface: memoryview) -> Incoming:
-        return Incoming(preface, "job", targets)
+    def begin(preface: memoryview) -> IncomingPoint:
+        return IncomingPoint(preface, "job", targets)
 
     try:
         if way == "shared":

@@ -9,7 +9,7 @@ import torch
 
 from samebits import config
 from samebits.config import Settings
-from samebits.core.messages import GenerationStarted, Place, RoundId
+from samebits.core.messages import GenerationStarted, RankPosition, RoundId
 from samebits.errors import GenerationEndedError
 from samebits.training.process import next_group
 from samebits.training.process.next_group import NextGroup, likely_place
@@ -28,7 +28,7 @@ def settings(**variables: str) -> Settings:
     [("0", 0), ("1", 1), ("2", None), ("1.3", 1), ("2.1", None), ("x.1", None), ("host-1", None), ("-1", None)],
 )
 def test_number_below_the_world_size_names_the_slot(node: str, slot: int | None) -> None:
-    assert likely_place(settings(NODE_ID=node)) == (None if slot is None else Place(slot, slot, 2))
+    assert likely_place(settings(NODE_ID=node)) == (None if slot is None else RankPosition(slot, slot, 2))
 
 
 def connecting_threads() -> list[threading.Thread]:
@@ -36,7 +36,7 @@ def connecting_threads() -> list[threading.Thread]:
 
 
 def test_group_has_an_address_before_any_answer_and_can_be_given_up() -> None:
-    waiting = NextGroup(settings(NODE_ID="0"), CPU, Place(0, 0, 2))
+    waiting = NextGroup(settings(NODE_ID="0"), CPU, RankPosition(0, 0, 2))
     assert waiting.blob()
     (thread,) = connecting_threads()
     waiting.group.drop()
@@ -56,7 +56,7 @@ class _Agent:
 
 
 def test_group_forms_when_the_generation_is_known() -> None:
-    alone = NextGroup(settings(NODE_ID="0", WORKER_NUM="1"), CPU, Place(0, 0, 1))
+    alone = NextGroup(settings(NODE_ID="0", WORKER_NUM="1"), CPU, RankPosition(0, 0, 1))
     place = GenerationStarted("job-1", 1, 1, 7, RoundId(1, 1), 0, 1, 0, 1, None, 0, (), "", 0)
     group = alone.begins(place, _Agent(alone.blob()))  # type: ignore[arg-type]
     try:
@@ -70,14 +70,14 @@ def test_group_forms_when_the_generation_is_known() -> None:
 
 def test_foreign_address_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(next_group, "address_towards", lambda host, port: "192.0.2.1")  # RFC 5737: belongs to no host
-    stuck = NextGroup(settings(NODE_ID="0"), CPU, Place(0, 0, 2))
+    stuck = NextGroup(settings(NODE_ID="0"), CPU, RankPosition(0, 0, 2))
     with pytest.raises(RuntimeError, match=r"192\.0\.2\.1|bind|assign"):
         stuck.blob()
     stuck.group.drop()
 
 
 def test_group_is_on_the_models_device_whatever_the_slot() -> None:
-    next_group = NextGroup(settings(NODE_ID="8", WORKER_NUM="8"), torch.device("cuda", 0), Place(3, 3, 8))
+    next_group = NextGroup(settings(NODE_ID="8", WORKER_NUM="8"), torch.device("cuda", 0), RankPosition(3, 3, 8))
     try:
         assert next_group.group.device == torch.device("cuda", 0)
         assert next_group.blob(), "its address needs no device"

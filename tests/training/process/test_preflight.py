@@ -13,7 +13,7 @@ import torch
 from samebits import config
 from samebits.config import Settings
 from samebits.errors import PreflightError, StoreError
-from samebits.service.health.device_health import Device
+from samebits.service.health.device_health import DeviceHealth
 from samebits.training.process import preflight
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.setattr(preflight.device_health, "devices", lambda: [Device("NVIDIA 0", "H100, 41 °C")])
+    monkeypatch.setattr(preflight.device_health, "devices", lambda: [DeviceHealth("NVIDIA 0", "H100, 41 °C")])
     found, _ = config.read({"WORKER_NUM": "2", "NODE_ID": "7"}, role_required=False)
     return replace(found, checkpoint_path=tmp_path / "ckpt")
 
@@ -66,7 +66,7 @@ def test_faulty_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_faulty_device_and_unwritable_disk_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        preflight.device_health, "devices", lambda: [Device("Ascend 3", "Alarm", "its health is Alarm")]
+        preflight.device_health, "devices", lambda: [DeviceHealth("Ascend 3", "Alarm", "its health is Alarm")]
     )
     blocked = settings.checkpoint_path
     blocked.write_text("a file")

@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from samebits.training.process.sigterm import STATUS, Departure, Stage
+from samebits.training.process.sigterm import STATUS, Departure, SigtermStage
 
 TERM = signal.SIGTERM
 
@@ -31,7 +31,7 @@ def own() -> Iterator[list[int]]:
     signal.signal(TERM, before)
 
 
-def installed(stage: Stage) -> Departure:
+def installed(stage: SigtermStage) -> Departure:
     departure = Departure()
     departure.install()
     departure.stage = stage
@@ -46,7 +46,7 @@ def leaving() -> Iterator[None]:
 
 
 def test_signal_in_a_step_is_obeyed_at_the_commit(own: list[int]) -> None:
-    departure = installed(Stage.TRAINING)
+    departure = installed(SigtermStage.TRAINING)
     departure.obey()
     signal.raise_signal(TERM)
     signal.raise_signal(TERM)
@@ -64,27 +64,27 @@ def test_signal_in_a_step_is_obeyed_at_the_commit(own: list[int]) -> None:
     ],
 )
 def test_loader_ended_by_the_same_signal_is_no_error_of_the_script(own: list[int], text: str) -> None:
-    departure = installed(Stage.TRAINING)
+    departure = installed(SigtermStage.TRAINING)
     timer = threading.Timer(0.05, os.kill, (os.getpid(), TERM))  # the loader's error comes first
     timer.start()
     with leaving():
         departure.obey_behind(RuntimeError(text))
     timer.join()
     assert departure.has_left
-    alone = installed(Stage.TRAINING)
+    alone = installed(SigtermStage.TRAINING)
     for error in (RuntimeError(text), RuntimeError("no"), ValueError(text)):
         alone.obey_behind(error)  # no signal was sent: the error stays
 
 
 def test_waiting_process_leaves_at_once(own: list[int]) -> None:
-    departure = installed(Stage.TRAINING)
+    departure = installed(SigtermStage.TRAINING)
     with leaving(), departure.waits():
         signal.raise_signal(TERM)
     assert (own, departure.has_left) == ([TERM], True)
 
 
 def test_second_signal_does_not_interrupt_the_leaving(own: list[int]) -> None:
-    departure = installed(Stage.TRAINING)
+    departure = installed(SigtermStage.TRAINING)
     with leaving(), departure.waits():
         signal.raise_signal(TERM)
     signal.raise_signal(TERM)
@@ -92,7 +92,7 @@ def test_second_signal_does_not_interrupt_the_leaving(own: list[int]) -> None:
 
 
 def test_signal_between_the_step_and_the_wait_is_not_missed(own: list[int]) -> None:
-    departure = installed(Stage.TRAINING)
+    departure = installed(SigtermStage.TRAINING)
     signal.raise_signal(TERM)
     entered = False
     with leaving(), departure.waits():
@@ -101,7 +101,7 @@ def test_signal_between_the_step_and_the_wait_is_not_missed(own: list[int]) -> N
 
 
 def test_step_after_a_wait_is_protected_again(own: list[int]) -> None:
-    departure = installed(Stage.TRAINING)
+    departure = installed(SigtermStage.TRAINING)
     with departure.waits():
         pass
     signal.raise_signal(TERM)
@@ -109,27 +109,27 @@ def test_step_after_a_wait_is_protected_again(own: list[int]) -> None:
 
 
 def test_scripts_own_handler_is_called_outside_elastic_run(own: list[int]) -> None:
-    departure = installed(Stage.OUTSIDE)
+    departure = installed(SigtermStage.OUTSIDE)
     signal.raise_signal(TERM)
     assert (own, departure.has_left) == ([TERM], False)
 
 
 def test_ignored_signal_stays_ignored(own: list[int]) -> None:
     signal.signal(TERM, signal.SIG_IGN)
-    installed(Stage.WAITING)
+    installed(SigtermStage.WAITING)
     assert signal.getsignal(TERM) is signal.SIG_IGN
 
 
 def test_nothing_is_installed_outside_the_main_thread(own: list[int]) -> None:
     before = signal.getsignal(TERM)
-    thread = threading.Thread(target=installed, args=(Stage.WAITING,))
+    thread = threading.Thread(target=installed, args=(SigtermStage.WAITING,))
     thread.start()
     thread.join()
     assert signal.getsignal(TERM) is before
 
 
-@pytest.mark.parametrize("stage", list(Stage))
-def test_forked_child_dies_of_the_signal(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", list(SigtermStage))
+def test_forked_child_dies_of_the_signal(stage: SigtermStage) -> None:
     """A DataLoader worker has no step to finish; nor has the process itself outside of elastic.run."""
     before = signal.getsignal(TERM)
     try:
@@ -151,7 +151,7 @@ def test_forked_child_hanging_in_a_library_dies_of_the_signal() -> None:
     before = signal.getsignal(TERM)
     try:
         signal.signal(TERM, signal.SIG_DFL)
-        departure = installed(Stage.TRAINING)
+        departure = installed(SigtermStage.TRAINING)
         begun, says = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -173,7 +173,7 @@ def test_forked_child_hanging_in_a_library_dies_of_the_signal() -> None:
 
 def test_handlers_own_exit_takes_precedence(own: list[int]) -> None:
     signal.signal(TERM, lambda *_: sys.exit(5))
-    departure = installed(Stage.TRAINING)
+    departure = installed(SigtermStage.TRAINING)
     signal.raise_signal(TERM)
     with pytest.raises(SystemExit) as ended:
         departure.obey()

@@ -12,7 +12,7 @@ import pytest
 
 import samebits
 from samebits.core.keys.key_store import KeyStore
-from samebits.core.keys.work_queue import MAX_PUTS
+from samebits.core.keys.queue_state import MAX_PUTS
 from samebits.core.messages import MAX_VALUE_BYTES, Credential, KeyAnswer, KeyCall
 from samebits.core.point import Point
 from samebits.errors import GenerationEndedError, KeyValueError, UsageError

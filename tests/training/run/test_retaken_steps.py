@@ -21,7 +21,7 @@ from samebits.training.run.retaken_steps import Extent, Ranks, RetakenSteps
 from samebits.training.state.base_state import State
 from samebits.training.state.object_state import ObjectState
 from samebits.training.state.script.after_commit import runs_more_after_loops
-from samebits.training.state.script.hidden_state import Finding, HiddenStateLook
+from samebits.training.state.script.hidden_state import HiddenChange, HiddenStateLook
 from tests.training.commits import Commits, small_state, train_one_step
 from tests.training.state.hidden_scripts import HARMLESS, SILENT, script
 
@@ -68,7 +68,7 @@ class Checked:
         self.path = folder / "train.py"
         self.extent: Extent | None = Extent.CHECK
         self.has_room = True
-        self.findings: list[Finding] = []
+        self.findings: list[HiddenChange] = []
         self.reports = [RetakenReport()]
         self.session: Passes | None = None
         patch.setattr(elastic, "run", self._run)

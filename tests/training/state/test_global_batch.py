@@ -18,7 +18,7 @@ from samebits.training.process import context
 from samebits.training.state.data.global_batch import (
     BlockSum,
     GlobalBatch,
-    Node,
+    TreeNode,
     block_of,
     split_of,
     subtrees_within,
@@ -30,7 +30,7 @@ COUNTS = st.integers(1, 40)
 WORLDS = st.integers(1, 12)
 
 
-def leaves(node: Node) -> list[int]:
+def leaves(node: TreeNode) -> list[int]:
     return list(range(*node))
 
 
@@ -60,7 +60,7 @@ def test_sum_has_the_same_bits_in_every_world(count: int, world: int, seed: int)
     values = torch.randn(count, 5, generator=torch.Generator().manual_seed(seed)) * 10.0 ** torch.arange(-2, 3)
 
     def total(size: int) -> torch.Tensor:
-        parts: dict[Node, torch.Tensor] = {}
+        parts: dict[TreeNode, torch.Tensor] = {}
         for rank in range(size):
             block = block_of(rank, size, count)
             mine = BlockSum(count, block)

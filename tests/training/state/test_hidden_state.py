@@ -18,8 +18,8 @@ from samebits.core.reports import MAX_ANOMALY_CHARS
 from samebits.training import elastic
 from samebits.training.process import context
 from samebits.training.state.script import hidden_state
-from samebits.training.state.script.hidden_state import MOST_S, Finding, HiddenStateLook, sentence_of
-from samebits.training.state.script.training_slice import Place
+from samebits.training.state.script.hidden_state import MOST_S, HiddenChange, HiddenStateLook, sentence_of
+from samebits.training.state.script.training_slice import SourceLine
 from tests.training.commits import Commits
 from tests.training.state.hidden_scripts import HARMLESS, HIDDEN, script
 
@@ -29,7 +29,7 @@ class Told:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, looks: bool = True) -> None:
         self.path = folder / "train.py"
-        self.findings: list[list[Finding]] = []
+        self.findings: list[list[HiddenChange]] = []
         self.look: HiddenStateLook | None = None
         self._looks = looks
         patch.setattr(elastic, "run", self._run)
@@ -127,7 +127,7 @@ def test_script_without_its_source_is_skipped(told: Told) -> None:
 
 
 def test_message_names_five_and_counts_the_rest() -> None:
-    findings = [Finding(f"name{number}", "", Place("/x/train.py", number)) for number in range(7)]
+    findings = [HiddenChange(f"name{number}", "", SourceLine("/x/train.py", number)) for number in range(7)]
     text = sentence_of(findings)
     assert text.startswith("hidden state: name0 (train.py:0), name1 (train.py:1), ")
     assert "name4 (train.py:4) and 2 more changed outside the state" in text

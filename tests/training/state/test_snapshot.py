@@ -17,7 +17,7 @@ from torch import nn
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import Incoming, Outgoing, PointHeader, sizes_of
+from samebits.store.checkpoint import IncomingPoint, Outgoing, PointHeader, sizes_of
 from samebits.store.checkpoint.point_format import bytes_of
 from samebits.store.checkpoint.tree import encode
 from samebits.training.state import rng, snapshot
@@ -51,7 +51,7 @@ def round_trip(state: object) -> object:
     """Send the state as a rank sends it: in a preface and pieces."""
     tree, parts = snapshot.split(state, "state")
     outgoing = Outgoing.of_state(PointHeader("job", Point(1, 1), 1, 0, 0, "node"), parts, tree, {})
-    incoming = Incoming(memoryview(outgoing.preface), "job", {})
+    incoming = IncomingPoint(memoryview(outgoing.preface), "job", {})
     for size_bytes in sizes_of(outgoing.data_bytes):
         piece = memoryview(bytearray(size_bytes))
         outgoing.fill(piece)

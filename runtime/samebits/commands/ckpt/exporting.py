@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.commands.ckpt.addressing import Folder
-from samebits.commands.ckpt.verifying import Progress
+from samebits.commands.ckpt.verifying import ReadProgress
 from samebits.commands.ckpt.wording import jsonable, size_text
 from samebits.errors import CheckpointError, UsageError
 from samebits.store import checkpoint as checkpoints
@@ -46,7 +46,7 @@ def run(folder: Folder, name: str, file: Path, *, form: str | None, force: bool)
 
         export_for_torch(checkpoints.read(found), path, replace=force)
     else:
-        progress = Progress(found.require_manifest().data_bytes, "exporting")
+        progress = ReadProgress(found.require_manifest().data_bytes, "exporting")
         checkpoints.export_tensors(found, path, metadata_of(found), replace=force, on_bytes=progress.add)
         progress.clear()
     print(f"{path}: {size_text(path.stat().st_size)}, {form}, {found.point} of slot {_slot(found)}, verified")

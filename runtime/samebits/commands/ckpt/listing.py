@@ -11,7 +11,7 @@ from samebits.commands.ckpt.wording import age_text, size_text, table
 from samebits.errors import UsageError
 from samebits.printable import counted
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import Entry, EntryState
+from samebits.store.checkpoint import EntryState, FolderEntry
 
 HEAD = ("slot", "step", "generation", "rank", "size", "age", "state")
 
@@ -37,7 +37,7 @@ def run(folder: Folder, *, as_json: bool) -> int:
     return 0
 
 
-def _row(entry: Entry, now_s: float) -> tuple[str, ...]:
+def _row(entry: FolderEntry, now_s: float) -> tuple[str, ...]:
     header, point = entry.header, entry.point
     return (
         str(entry.slot),
@@ -50,12 +50,12 @@ def _row(entry: Entry, now_s: float) -> tuple[str, ...]:
     )
 
 
-def _short(entry: Entry) -> str:
+def _short(entry: FolderEntry) -> str:
     """Return the reason without the directory, which the row shows already."""
     return entry.why.replace(f"{entry.path}: ", "").replace(f"{entry.path}/", "")
 
 
-def _below(folder: Folder, entries: list[Entry]) -> list[str]:
+def _below(folder: Folder, entries: list[FolderEntry]) -> list[str]:
     counts = {state: sum(entry.state is state for entry in entries) for state in EntryState}
     size = size_text(sum(entry.size_bytes for entry in entries))
     told = [counted(counts[EntryState.WHOLE], "whole point")]
@@ -73,7 +73,7 @@ def _below(folder: Folder, entries: list[Entry]) -> list[str]:
     return [*lines, "a point counts as whole by its manifest and file sizes; `samebits ckpt verify` reads every byte"]
 
 
-def _object(folder: Folder, entries: list[Entry], now_s: float) -> dict[str, Any]:
+def _object(folder: Folder, entries: list[FolderEntry], now_s: float) -> dict[str, Any]:
     newest = checkpoints.newest_common_point(entries)
     return {
         "folder": str(folder.path),
@@ -84,7 +84,7 @@ def _object(folder: Folder, entries: list[Entry], now_s: float) -> dict[str, Any
     }
 
 
-def _fields(entry: Entry, now_s: float) -> dict[str, Any]:
+def _fields(entry: FolderEntry, now_s: float) -> dict[str, Any]:
     header, point = entry.header, entry.point
     return {
         "slot": entry.slot,

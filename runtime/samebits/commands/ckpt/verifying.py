@@ -24,7 +24,7 @@ LOOKS = 10
 """How often the points are listed again if pruning removed all of them before they were read."""
 
 
-class Progress:
+class ReadProgress:
     """Show the progress and speed of a long read: redrawn on a terminal, printed at intervals elsewhere.
 
     Args:
@@ -87,7 +87,7 @@ def run(folder: Folder, names: Sequence[str]) -> int:
     """
     for _ in range(LOOKS):
         found, unreadable = _asked_for(folder, names)
-        progress = Progress(sum(one.manifest.data_bytes for one in found if one.manifest is not None), "verifying")
+        progress = ReadProgress(sum(one.manifest.data_bytes for one in found if one.manifest is not None), "verifying")
         whole, damaged, gone = _read(found, unreadable, progress)
         if whole or damaged:
             break
@@ -100,7 +100,7 @@ def run(folder: Folder, names: Sequence[str]) -> int:
     return CheckpointError.exit_code if damaged else 0
 
 
-def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: Progress) -> tuple[int, int, int]:
+def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: ReadProgress) -> tuple[int, int, int]:
     """Return the numbers of points that are complete, damaged (each is reported), and pruned meanwhile."""
     damaged = whole = gone = 0
     for problem in unreadable:
@@ -142,7 +142,7 @@ def _say_damaged(problem: str) -> None:
     print(f"damaged: {problem}{advice}", flush=True)
 
 
-def _summary(progress: Progress, whole: int, damaged: int, gone: int) -> str:
+def _summary(progress: ReadProgress, whole: int, damaged: int, gone: int) -> str:
     text = f"{whole} of {counted(whole + damaged, 'point')} whole"
     text += f"; {size_text(progress.done_bytes)} read, {progress.speed_text()}"
     return text + (f"; {gone} removed by their writers meanwhile" if gone else "")

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.commands.drill.compare import Compared
-from samebits.commands.drill.outcome import Injected, Outcome
+from samebits.commands.drill.outcome import DrillOutcome, Injected
 
 USUAL = (
     "what the training depends on and no State holds (a counter, an average) goes into TorchState as a keyword",
@@ -25,20 +25,20 @@ USUAL = (
 )
 MOST_TOLD = 12
 _OWN = {"state", "self"}
-_ENDS = {Kind.TRAINED, Kind.LEFT, Kind.INTERRUPTED, Kind.FINISHED}
+_ENDS = {EventKind.TRAINED, EventKind.LEFT, EventKind.INTERRUPTED, EventKind.FINISHED}
 _SAMPLERS = ("DistributedSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 _DRAWS = re.compile(r"\b(?:[Dd]ropout|torch\.rand\w*|torch\.bernoulli|torch\.normal|multinomial|random\.\w+)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class UserScript:
     """The user's script: its displayed name, and its text."""
 
     name: str
     text: str
 
 
-def advise(script: Script, compared: Compared, undisturbed: Outcome, disturbed: Outcome) -> list[str]:
+def advise(script: UserScript, compared: Compared, undisturbed: DrillOutcome, disturbed: DrillOutcome) -> list[str]:
     """Describe the difference and what to change; empty if there is nothing to report."""
     if undisturbed.problem and _has_ended(undisturbed.events) and not _are_unequal(undisturbed.events):
         named = _suspects(script) if undisturbed.retaken else ()
@@ -62,7 +62,7 @@ def advise(script: Script, compared: Compared, undisturbed: Outcome, disturbed: 
 # ---- from the two jobs
 
 
-def _seen(compared: Compared, undisturbed: Outcome, disturbed: Outcome) -> Iterator[str]:
+def _seen(compared: Compared, undisturbed: DrillOutcome, disturbed: DrillOutcome) -> Iterator[str]:
     if compared.first_step:
         between = [one for one in disturbed.injected if compared.equal_until <= one.step <= compared.first_step]
         given = "; between them: " + ", ".join(map(_fault_at, between[:3])) if between else ""
@@ -88,36 +88,36 @@ def _fault_at(one: Injected) -> str:
     return f"{one.fault}{who} at step {one.step}"
 
 
-def _has_ended(events: Sequence[Event]) -> bool:
-    return any(event.kind is Kind.INTERRUPTED for event in events)
+def _has_ended(events: Sequence[JobEvent]) -> bool:
+    return any(event.kind is EventKind.INTERRUPTED for event in events)
 
 
-def _are_unequal(events: Sequence[Event]) -> bool:
-    return any(event.kind is Kind.INTERRUPTED and event.more.get("end") == "unequal" for event in events)
+def _are_unequal(events: Sequence[JobEvent]) -> bool:
+    return any(event.kind is EventKind.INTERRUPTED and event.more.get("end") == "unequal" for event in events)
 
 
-def never_commits(outcome: Outcome) -> bool:
+def never_commits(outcome: DrillOutcome) -> bool:
     """Return whether the job trained without a commit before its end, so that every loss returns it to step 0.
 
     A job that finished before its step was first recorded, within about a second, is judged by its last step.
     """
     before = [event for event in outcome.events if event.kind not in _ENDS]
-    is_noted = any(event.kind is Kind.STEP for event in before) or len(before) == len(outcome.events)
-    has_trained = any(event.kind is Kind.TRAINING for event in before)
+    is_noted = any(event.kind is EventKind.STEP for event in before) or len(before) == len(outcome.events)
+    has_trained = any(event.kind is EventKind.TRAINING for event in before)
     return has_trained and (outcome.last_step == 0 or (is_noted and not any(event.step for event in before)))
 
 
 # ---- from the script's text
 
 
-def _tree(script: Script) -> ast.Module:
+def _tree(script: UserScript) -> ast.Module:
     try:
         return ast.parse(script.text)
     except (SyntaxError, ValueError, RecursionError):
         return ast.Module([], [])
 
 
-def _without_commits(script: Script) -> Iterator[str]:
+def _without_commits(script: UserScript) -> Iterator[str]:
     calls = _calls(_tree(script))
     at = next((f" after optimizer.step() in line {one.lineno}" for one in calls if _is_step(one)), "")
     if any(_called(one).endswith(".commit") for one in calls):
@@ -132,7 +132,7 @@ def _without_commits(script: Script) -> Iterator[str]:
         )
 
 
-def _suspects(script: Script) -> Iterator[str]:
+def _suspects(script: UserScript) -> Iterator[str]:
     tree = _tree(script)
     calls = _calls(tree)
     states = [one for one in calls if _called(one).rpartition(".")[2] == "TorchState"]

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from samebits import config, strict_json
-from samebits.account.events import Kind
+from samebits.account.events import EventKind
 from samebits.account.goodput import Bucket
 from samebits.account.history import account, duration
-from samebits.commands.drill.advice import Script, advise, never_commits
+from samebits.commands.drill.advice import UserScript, advise, never_commits
 from samebits.commands.drill.compare import Compared, compare
 from samebits.commands.drill.faults import BY_LIBRARY
-from samebits.commands.drill.outcome import Outcome
-from samebits.commands.drill.page import html_of
+from samebits.commands.drill.html_report import html_of
+from samebits.commands.drill.outcome import DrillOutcome
 from samebits.commands.drill.partition import INSIDE, OUTSIDE
-from samebits.commands.drill.plan import Fault, Planned, drawn, faults_of, steps_of
+from samebits.commands.drill.plan import DrillFault, Planned, drawn, faults_of, steps_of
 from samebits.commands.drill.preloaded import NO_COMPILER, compiler_here
 from samebits.commands.drill.rehearsal import Rehearsal, free_environment
 from samebits.errors import UsageError
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     undisturbed.retaken = read_report(folder / "undisturbed" / "device").failure
     undisturbed.problem = undisturbed.retaken or undisturbed.problem  # the text in the final event is shortened
     if undisturbed.problem or never_commits(undisturbed):
-        disturbed, compared = Outcome(), Compared((), 0, 0)
+        disturbed, compared = DrillOutcome(), Compared((), 0, 0)
     else:
         say(f"   it ended at step {undisturbed.last_step} after {duration(undisturbed.wall_s)}")
         steps = steps_of(plan, undisturbed.last_step)
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         disturbed = _rehearsal(folder / "disturbed", absolute, options, say).run(plan, steps, step_s)
         ours, theirs = (folder / name / "ckpt_of_rank" for name in NAMES)
         compared = compare(ours, theirs, disturbed.damaged)
-    advice = advise(Script(path.name, path.read_text(errors="replace")), compared, undisturbed, disturbed)
+    advice = advise(UserScript(path.name, path.read_text(errors="replace")), compared, undisturbed, disturbed)
     told = report(undisturbed, disturbed, compared, options.seed, advice)
     durable.replace_note(folder / "drill.json", f"{strict_json.dumps(told, indent=1)}\n".encode())
     lines = lines_of(told, folder)
@@ -87,7 +87,7 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
         usage="%(prog)s [options] -- SCRIPT [ARGUMENTS ...]",
         description="Run the script undisturbed, then the same under faults, and compare the weights in their "
         "checkpoints bit by bit. Signals go to the drill's own processes alone.",
-        epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in Fault),
+        epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in DrillFault),
     )
     parser.add_argument(
         "--faults", default="kill,scheduler", help="the faults, separated by commas (default %(default)s)"
@@ -140,7 +140,7 @@ def free_port() -> int:
 
 
 def report(
-    undisturbed: Outcome, disturbed: Outcome, compared: Compared, seed: int, advice: Sequence[str]
+    undisturbed: DrillOutcome, disturbed: DrillOutcome, compared: Compared, seed: int, advice: Sequence[str]
 ) -> dict[str, Any]:
     """Return the verdict as plain values. A planned fault that was not injected keeps a drill from passing."""
     survived = not undisturbed.problem and not disturbed.problem
@@ -164,13 +164,13 @@ def report(
         "compared": {"steps": list(compared.steps), "ranks": compared.slots, "tensors": compared.tensors},
         "faults": [one.plain() for one in disturbed.injected],
         "not_injected": [{"fault": str(one.fault), "why": one.why} for one in disturbed.not_injected],
-        "losses_seen": sum(event.kind is Kind.LOST for event in disturbed.events),
+        "losses_seen": sum(event.kind is EventKind.LOST for event in disturbed.events),
         **runs,
         "advice": list(advice),
     }
 
 
-def _told_of(outcome: Outcome) -> dict[str, Any]:
+def _told_of(outcome: DrillOutcome) -> dict[str, Any]:
     """Describe one run: its account, and whether its buckets sum to the time that the drill measured itself."""
     found = account(outcome.events)
     told = {"wall_s": round(outcome.wall_s, 3), "seen_s": outcome.seen_s, **found}

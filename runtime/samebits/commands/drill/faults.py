@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.commands.drill.impossible import ImpossibleError
 from samebits.commands.drill.memory_limit import MemoryLimit
-from samebits.commands.drill.orders import Orders
-from samebits.commands.drill.partition import INSIDE, Line
-from samebits.commands.drill.plan import Fault, Planned, host_of
+from samebits.commands.drill.orders import DrillOrders
+from samebits.commands.drill.partition import INSIDE, PortForward
+from samebits.commands.drill.plan import DrillFault, Planned, host_of
 from samebits.commands.drill.preloaded import Preloaded
 from samebits.launcher.processes import SCHEDULER, send_signal
 from samebits.printable import counted
@@ -41,21 +41,21 @@ _NOT_SAVED = "was not saved"
 class Tools:
     """Tools for a plan's faults, besides signals; ``impossible`` names the faults that this machine does not allow."""
 
-    orders: Orders | None = None
-    line: Line | None = None
+    orders: DrillOrders | None = None
+    line: PortForward | None = None
     preloaded: Preloaded | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    impossible: dict[Fault, str] = field(default_factory=dict)
+    impossible: dict[DrillFault, str] = field(default_factory=dict)
 
     @classmethod
-    def made(cls, folder: Path, faults: set[Fault], port: int, environment: Mapping[str, str]) -> Tools:
+    def made(cls, folder: Path, faults: set[DrillFault], port: int, environment: Mapping[str, str]) -> Tools:
         """Create the tools for these faults, for a job in this folder; adds the tools' variables to its environment."""
         tools = cls()
         if faults:
-            tools.orders = Orders(folder / "inside")
+            tools.orders = DrillOrders(folder / "inside")
             tools.environment["PYTHONPATH"] = _before(str(tools.orders.folder), environment.get("PYTHONPATH"))
-        if Fault.PARTITION in faults:
-            tools.line = Line(port)
+        if DrillFault.PARTITION in faults:
+            tools.line = PortForward(port)
             tools.environment["SCHED_BIND"] = INSIDE
         if faults & BY_LIBRARY:
             try:
@@ -79,11 +79,11 @@ def _before(first: str, others: str | None) -> str:
     return f"{first}:{others}" if others else first
 
 
-BY_LIBRARY = {Fault.DISK_FULL, Fault.CLOCK_JUMP}
+BY_LIBRARY = {DrillFault.DISK_FULL, DrillFault.CLOCK_JUMP}
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class FaultContext:
     """The job at the moment when a fault is due.
 
     ``members`` are the names of the training workers in the order of their slots; ``slots`` has each one's slot. All
@@ -100,8 +100,8 @@ class Scene:
     slots: Mapping[str, int]
     planned: Planned
     tools: Tools
-    events: Callable[[], list[Event]]
-    wait: Callable[[Callable[[list[Event]], bool]], bool]
+    events: Callable[[], list[JobEvent]]
+    wait: Callable[[Callable[[list[JobEvent]], bool]], bool]
     leave: Callable[[], None]
     let_go: Callable[[], None]
 
@@ -125,7 +125,7 @@ class Given:
     damaged: tuple[Path, ...] = ()
 
 
-def give(scene: Scene) -> Given:
+def give(scene: FaultContext) -> Given:
     """Inject the fault that is due.
 
     Raises:
@@ -140,7 +140,7 @@ def give(scene: Scene) -> Given:
 # ---- signals
 
 
-def _signal(scene: Scene, names: Sequence[str], number: signal.Signals) -> str:
+def _signal(scene: FaultContext, names: Sequence[str], number: signal.Signals) -> str:
     hit = [name for name in names if name in scene.running and send_signal(scene.running[name], number)]
     if not hit:
         raise ImpossibleError(f"{', '.join(names)} had ended before the signal")
@@ -148,35 +148,35 @@ def _signal(scene: Scene, names: Sequence[str], number: signal.Signals) -> str:
     return f"{number.name} to {', '.join(f'{name} (pid {scene.running[name].pid})' for name in hit)}"
 
 
-def _kill(scene: Scene) -> Given:
+def _kill(scene: FaultContext) -> Given:
     return Given(scene.target, _signal(scene, [scene.target], signal.SIGKILL))
 
 
-def _segfault(scene: Scene) -> Given:
+def _segfault(scene: FaultContext) -> Given:
     return Given(scene.target, _signal(scene, [scene.target], signal.SIGSEGV))
 
 
-def _scheduler(scene: Scene) -> Given:
+def _scheduler(scene: FaultContext) -> Given:
     return Given(SCHEDULER, _signal(scene, [SCHEDULER], signal.SIGKILL))
 
 
-def _all(scene: Scene) -> Given:
+def _all(scene: FaultContext) -> Given:
     return Given("", _signal(scene, [name for name in scene.running if name != SCHEDULER], signal.SIGKILL))
 
 
-def _everything(scene: Scene) -> Given:
+def _everything(scene: FaultContext) -> Given:
     return Given(SCHEDULER, _signal(scene, list(scene.running), signal.SIGKILL))
 
 
-def _pause(scene: Scene) -> Given:
+def _pause(scene: FaultContext) -> Given:
     return _stopped(scene, lambda: time.sleep(PAUSE_S), f"for {PAUSE_S:g} s")
 
 
-def _stop(scene: Scene) -> Given:
+def _stop(scene: FaultContext) -> Given:
     return _stopped(scene, _until_loss(scene), "until it was lost")
 
 
-def _stopped(scene: Scene, meanwhile: Callable[[], object], text: str) -> Given:
+def _stopped(scene: FaultContext, meanwhile: Callable[[], object], text: str) -> Given:
     did = _signal(scene, [scene.target], signal.SIGSTOP)
     try:
         meanwhile()
@@ -185,7 +185,7 @@ def _stopped(scene: Scene, meanwhile: Callable[[], object], text: str) -> Given:
     return Given(scene.target, f"{did} {text}, then SIGCONT")
 
 
-def _slow_rank(scene: Scene) -> Given:
+def _slow_rank(scene: FaultContext) -> Given:
     _signal(scene, [scene.target], signal.SIGSTOP)
     until, stops = time.monotonic() + SLOW_S, 1
     try:
@@ -199,30 +199,30 @@ def _slow_rank(scene: Scene) -> Given:
     return Given(scene.target, f"pid {scene.identity.pid} was stopped {stops} times within {SLOW_S:g} s")
 
 
-def _host(scene: Scene) -> Given:
+def _host(scene: FaultContext) -> Given:
     lost = host_of(scene.members, scene.planned.draw)
-    has_gone_on = _grown(scene, Kind.TRAINING)
+    has_gone_on = _grown(scene, EventKind.TRAINING)
     scene.leave()
     did = _signal(scene, lost, signal.SIGKILL)
     return Given(lost[0], f"{did}; {_forget_memory(scene, lost, has_gone_on)}")
 
 
-def _until_loss(scene: Scene) -> Callable[[], bool]:
-    is_lost = _grown(scene, Kind.LOST)
+def _until_loss(scene: FaultContext) -> Callable[[], bool]:
+    is_lost = _grown(scene, EventKind.LOST)
     return lambda: scene.wait(is_lost)
 
 
-def _grown(scene: Scene, kind: Kind) -> Callable[[list[Event]], bool]:
+def _grown(scene: FaultContext, kind: EventKind) -> Callable[[list[JobEvent]], bool]:
     """Return a function that checks whether events contain more of a kind than there are now."""
 
-    def count(events: list[Event]) -> int:
+    def count(events: list[JobEvent]) -> int:
         return sum(event.kind is kind for event in events)
 
     before = count(scene.events())
     return lambda events: count(events) > before
 
 
-def _forget_memory(scene: Scene, names: Sequence[str], is_too_late: Callable[[list[Event]], bool]) -> str:
+def _forget_memory(scene: FaultContext, names: Sequence[str], is_too_late: Callable[[list[JobEvent]], bool]) -> str:
     """Remove these workers' memory, since a machine that loses power has an empty /dev/shm afterwards.
 
     Rooms are free once their processes are gone. After the recovery, a replacement holds the lost worker's memory with
@@ -241,7 +241,7 @@ def _forget_memory(scene: Scene, names: Sequence[str], is_too_late: Callable[[li
 # ---- orders to the process itself
 
 
-def _held_gil(scene: Scene) -> Given:
+def _held_gil(scene: FaultContext) -> Given:
     lost = _until_loss(scene)
     did = _orders(scene).give(scene.identity, "hold", seconds=round(scene.lease_s + HOLD_LONGER_S))
     scene.let_go()
@@ -249,7 +249,7 @@ def _held_gil(scene: Scene) -> Given:
     return Given(scene.target, f"pid {scene.identity.pid} {did}")
 
 
-def _oom(scene: Scene) -> Given:
+def _oom(scene: FaultContext) -> Given:
     orders, limit = _orders(scene), MemoryLimit(scene.identity.pid)
     try:
         did = orders.give(scene.identity, "eat", limit=limit.name)
@@ -260,14 +260,14 @@ def _oom(scene: Scene) -> Given:
     return Given(scene.target, f"pid {scene.identity.pid} {did}")
 
 
-def _bitflip_memory(scene: Scene) -> Given:
+def _bitflip_memory(scene: FaultContext) -> Given:
     did = _orders(scene).give(scene.identity, "flip", draw=scene.planned.draw)
     if not did:
         raise ImpossibleError(f"{scene.target} has no trained parameter that could be found")
     return Given(scene.target, f"pid {scene.identity.pid}: {did}")
 
 
-def _orders(scene: Scene) -> Orders:
+def _orders(scene: FaultContext) -> DrillOrders:
     assert scene.tools.orders is not None, "a plan with such a fault has them"
     return scene.tools.orders
 
@@ -275,7 +275,7 @@ def _orders(scene: Scene) -> Orders:
 # ---- the connection, and the library
 
 
-def _partition(scene: Scene) -> Given:
+def _partition(scene: FaultContext) -> Given:
     line = scene.tools.line
     assert line is not None, "a plan with such a fault has one"
     lost = _until_loss(scene)
@@ -293,7 +293,7 @@ def _partition(scene: Scene) -> Given:
     )
 
 
-def _disk_full(scene: Scene) -> Given:
+def _disk_full(scene: FaultContext) -> Given:
     library = scene.tools.preloaded
     assert library is not None, "else it is impossible"
     refused, said = library.refused, _said(scene.folder, _NOT_SAVED)
@@ -316,7 +316,7 @@ def _said(folder: Path, text: str) -> int:
     return sum(log.read_text(errors="replace").count(text) for log in logs)
 
 
-def _clock_jump(scene: Scene) -> Given:
+def _clock_jump(scene: FaultContext) -> Given:
     library = scene.tools.preloaded
     assert library is not None, "else it is impossible"
     ahead_s = AHEAD_S if scene.planned.draw < 0.5 else -AHEAD_S
@@ -338,7 +338,7 @@ def _clock_jump(scene: Scene) -> Given:
 # ---- a stored checkpoint
 
 
-def _bitflip(scene: Scene) -> Given:
+def _bitflip(scene: FaultContext) -> Given:
     """Flip a bit after ending every process; otherwise a newer point could be saved, and the damaged one never read."""
     slot, root = scene.slots[scene.target], scene.folder / "ckpt_of_rank"
     scene.leave()
@@ -370,21 +370,21 @@ def flip_bit(path: Path, draw: float) -> tuple[int, int]:
     return place, bit
 
 
-_GIVERS: dict[Fault, Callable[[Scene], Given]] = {
-    Fault.KILL: _kill,
-    Fault.SEGFAULT: _segfault,
-    Fault.STOP: _stop,
-    Fault.PAUSE: _pause,
-    Fault.SLOW_RANK: _slow_rank,
-    Fault.HELD_GIL: _held_gil,
-    Fault.OOM: _oom,
-    Fault.HOST: _host,
-    Fault.SCHEDULER: _scheduler,
-    Fault.ALL: _all,
-    Fault.EVERYTHING: _everything,
-    Fault.PARTITION: _partition,
-    Fault.DISK_FULL: _disk_full,
-    Fault.CLOCK_JUMP: _clock_jump,
-    Fault.BITFLIP: _bitflip,
-    Fault.BITFLIP_MEMORY: _bitflip_memory,
+_GIVERS: dict[DrillFault, Callable[[FaultContext], Given]] = {
+    DrillFault.KILL: _kill,
+    DrillFault.SEGFAULT: _segfault,
+    DrillFault.STOP: _stop,
+    DrillFault.PAUSE: _pause,
+    DrillFault.SLOW_RANK: _slow_rank,
+    DrillFault.HELD_GIL: _held_gil,
+    DrillFault.OOM: _oom,
+    DrillFault.HOST: _host,
+    DrillFault.SCHEDULER: _scheduler,
+    DrillFault.ALL: _all,
+    DrillFault.EVERYTHING: _everything,
+    DrillFault.PARTITION: _partition,
+    DrillFault.DISK_FULL: _disk_full,
+    DrillFault.CLOCK_JUMP: _clock_jump,
+    DrillFault.BITFLIP: _bitflip,
+    DrillFault.BITFLIP_MEMORY: _bitflip_memory,
 }

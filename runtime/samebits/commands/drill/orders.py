@@ -25,7 +25,7 @@ ANSWER_S = 30.0
 _LOOK_S = 0.02
 
 
-class Orders:
+class DrillOrders:
     """Orders to the processes of one job, through a folder created here that comes first on their PYTHONPATH."""
 
     def __init__(self, folder: Path) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samebits.account.events import Event
-from samebits.commands.drill.plan import Fault
+from samebits.account.events import JobEvent
+from samebits.commands.drill.plan import DrillFault
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class Injected:
     member (``trained_on``), until a scheduler answered again; None if this never happened.
     """
 
-    fault: Fault
+    fault: DrillFault
     node: str
     step: int
     at: float
@@ -45,7 +45,7 @@ class Injected:
 class NotInjected:
     """A planned fault that was not injected, and why."""
 
-    fault: Fault
+    fault: DrillFault
     why: str
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class NotInjected:
 
 
 @dataclass(slots=True)
-class Outcome:
+class DrillOutcome:
     """How a job of the drill went; ``problem`` is empty if it finished.
 
     ``damaged`` are checkpoints in which the drill changed a bit. ``said`` has its workers' warnings. ``seen_s`` is the
@@ -61,7 +61,7 @@ class Outcome:
     message about a step that came out different when it was taken again.
     """
 
-    events: list[Event] = field(default_factory=list)
+    events: list[JobEvent] = field(default_factory=list)
     injected: list[Injected] = field(default_factory=list)
     not_injected: list[NotInjected] = field(default_factory=list)
     damaged: set[Path] = field(default_factory=set)

@@ -20,7 +20,7 @@ _LISTENING = "0A"
 _MAPPED = "0000000000000000FFFF0000" if sys.byteorder == "little" else "00000000000000000000FFFF"
 
 
-class Line:
+class PortForward:
     """Forwards between ``OUTSIDE`` and ``INSIDE`` on one port, while something listens inside.
 
     While nothing listens there, the proxy does not listen either, so that a test for a scheduler gets the true answer.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from samebits.errors import UsageError
 
 
-class Notice(enum.Enum):
+class AwaitedEvent(enum.Enum):
     """What the job's events must show after a fault before the next one is due."""
 
     LOSS = "a member is lost"
@@ -23,7 +23,7 @@ class Notice(enum.Enum):
     END = "the job ends with its cause"
 
 
-class Fault(enum.StrEnum):
+class DrillFault(enum.StrEnum):
     """The faults of a drill."""
 
     KILL = "kill"
@@ -49,33 +49,39 @@ class Fault(enum.StrEnum):
         return _FAULTS[self][0]
 
     @property
-    def notice(self) -> Notice:
+    def notice(self) -> AwaitedEvent:
         """The events that show that the job has met the fault."""
         return _FAULTS[self][1]
 
     @property
     def needs_steps(self) -> bool:
         """Whether the job meets the fault only in later steps, so that no rank may wait there for the next fault."""
-        return self in (Fault.DISK_FULL, Fault.BITFLIP_MEMORY)
+        return self in (DrillFault.DISK_FULL, DrillFault.BITFLIP_MEMORY)
 
 
 _FAULTS = {
-    Fault.KILL: ("kill -9 of a worker", Notice.LOSS),
-    Fault.SEGFAULT: ("SIGSEGV to a worker", Notice.LOSS),
-    Fault.STOP: ("SIGSTOP to a worker until it is lost", Notice.LOSS),
-    Fault.PAUSE: ("SIGSTOP to a worker for a second", Notice.NOTHING),
-    Fault.SLOW_RANK: ("a worker runs a quarter of the time for five seconds", Notice.NOTHING),
-    Fault.HELD_GIL: ("a worker's interpreter is held by C code until it is lost", Notice.LOSS),
-    Fault.OOM: ("a worker takes all the memory it may have", Notice.LOSS),
-    Fault.HOST: ("kill -9 of half of the ranks, and their memory is gone", Notice.LOSS),
-    Fault.SCHEDULER: ("kill -9 of the scheduler", Notice.TERM),
-    Fault.ALL: ("kill -9 of every worker", Notice.LOSS),
-    Fault.EVERYTHING: ("kill -9 of every worker and the scheduler", Notice.TERM),
-    Fault.PARTITION: ("the connection between a worker and the scheduler is cut until the worker is lost", Notice.LOSS),
-    Fault.DISK_FULL: ("the checkpoints' disk takes no byte until a save has failed", Notice.NOTHING),
-    Fault.CLOCK_JUMP: ("the wall clock is an hour off for three seconds", Notice.NOTHING),
-    Fault.BITFLIP: ("a bit of a stored checkpoint, then kill -9 of everything and its memory is gone", Notice.TERM),
-    Fault.BITFLIP_MEMORY: ("a bit of a parameter in one replica", Notice.END),
+    DrillFault.KILL: ("kill -9 of a worker", AwaitedEvent.LOSS),
+    DrillFault.SEGFAULT: ("SIGSEGV to a worker", AwaitedEvent.LOSS),
+    DrillFault.STOP: ("SIGSTOP to a worker until it is lost", AwaitedEvent.LOSS),
+    DrillFault.PAUSE: ("SIGSTOP to a worker for a second", AwaitedEvent.NOTHING),
+    DrillFault.SLOW_RANK: ("a worker runs a quarter of the time for five seconds", AwaitedEvent.NOTHING),
+    DrillFault.HELD_GIL: ("a worker's interpreter is held by C code until it is lost", AwaitedEvent.LOSS),
+    DrillFault.OOM: ("a worker takes all the memory it may have", AwaitedEvent.LOSS),
+    DrillFault.HOST: ("kill -9 of half of the ranks, and their memory is gone", AwaitedEvent.LOSS),
+    DrillFault.SCHEDULER: ("kill -9 of the scheduler", AwaitedEvent.TERM),
+    DrillFault.ALL: ("kill -9 of every worker", AwaitedEvent.LOSS),
+    DrillFault.EVERYTHING: ("kill -9 of every worker and the scheduler", AwaitedEvent.TERM),
+    DrillFault.PARTITION: (
+        "the connection between a worker and the scheduler is cut until the worker is lost",
+        AwaitedEvent.LOSS,
+    ),
+    DrillFault.DISK_FULL: ("the checkpoints' disk takes no byte until a save has failed", AwaitedEvent.NOTHING),
+    DrillFault.CLOCK_JUMP: ("the wall clock is an hour off for three seconds", AwaitedEvent.NOTHING),
+    DrillFault.BITFLIP: (
+        "a bit of a stored checkpoint, then kill -9 of everything and its memory is gone",
+        AwaitedEvent.TERM,
+    ),
+    DrillFault.BITFLIP_MEMORY: ("a bit of a parameter in one replica", AwaitedEvent.END),
 }
 
 
@@ -86,7 +92,7 @@ class Planned:
     It strikes within the next step, after the share ``moment`` of an average step's time.
     """
 
-    fault: Fault
+    fault: DrillFault
     share: float
     draw: float
     moment: float = 0.0
@@ -96,20 +102,20 @@ class Planned:
         return members[int(self.draw * len(members))]
 
 
-def faults_of(text: str) -> list[Fault]:
+def faults_of(text: str) -> list[DrillFault]:
     """Return the faults in a list such as ``kill,stop``.
 
     Raises:
         UsageError: a name is not a fault.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in set(map(str, Fault))]
+    unknown = [name for name in names if name not in set(map(str, DrillFault))]
     if unknown or not names:
-        raise UsageError(f"--faults {text}: expected some of {','.join(Fault)}. Fix: --faults kill,scheduler")
-    return [Fault(name) for name in names]
+        raise UsageError(f"--faults {text}: expected some of {','.join(DrillFault)}. Fix: --faults kill,scheduler")
+    return [DrillFault(name) for name in names]
 
 
-def drawn(faults: Sequence[Fault], count: int, seed: int) -> list[Planned]:
+def drawn(faults: Sequence[DrillFault], count: int, seed: int) -> list[Planned]:
     """Draw ``count`` faults, each kind equally often, spread over the job in an order drawn from the seed."""
     rng = random.Random(seed)
     kinds = [faults[number % len(faults)] for number in range(count)]

@@ -18,20 +18,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from samebits.account.event_log import read_events
-from samebits.account.events import Event, Kind
+from samebits.account.events import EventKind, JobEvent
 from samebits.account.job_view import JobView
-from samebits.commands.drill.faults import Scene, Tools, give
+from samebits.commands.drill.faults import FaultContext, Tools, give
 from samebits.commands.drill.impossible import ImpossibleError
-from samebits.commands.drill.outcome import Injected, NotInjected, Outcome
-from samebits.commands.drill.plan import Notice, Planned
+from samebits.commands.drill.outcome import DrillOutcome, Injected, NotInjected
+from samebits.commands.drill.plan import AwaitedEvent, Planned
 from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import SCHEDULER, end, name_of, process_names, read_pid_files
 from samebits.printable import IN_LOGS, shortened
 from samebits.service.status import stored_view
 from samebits.store import private
-from samebits.store.event_log import EVENTS_FILE
 from samebits.store.process_identity import ProcessIdentity
+from samebits.store.text_log import EVENTS_FILE
 
 LOOK_S = 0.1
 SPAN_LOOK_S = 0.05
@@ -42,7 +42,7 @@ MOST_SAID, MAX_SAID = 20, 600
 _OF_A_LINE = re.compile(r"^\S+ \S+ samebits worker [^:\n]+: ([\w./-]+\.py:\d+: .+)$", re.MULTILINE)
 
 
-class Span:
+class EventsFileWatch:
     """Measures how long a job lasts by the drill's own clock, from its first event on disk to its last.
 
     The job's account is checked against a time that does not come from its events, so a thread watches the events file
@@ -110,18 +110,18 @@ class Rehearsal:
         self._tools = Tools()
         self._damaged: set[Path] = set()
 
-    def run(self, plan: Sequence[Planned] = (), steps: Sequence[int] = (), step_s: float = 0.0) -> Outcome:
+    def run(self, plan: Sequence[Planned] = (), steps: Sequence[int] = (), step_s: float = 0.0) -> DrillOutcome:
         """Start the job, inject the faults at these steps, and wait for its end; end processes that still run then.
 
         Args:
             step_s: approximate duration of a step, in seconds.
         """
         self._folder.mkdir(mode=0o700, parents=True)
-        outcome, began = Outcome(), time.monotonic()
+        outcome, began = DrillOutcome(), time.monotonic()
         kinds = {planned.fault for planned in plan}
         self._tools = Tools.made(self._folder, kinds, self._port, self._environment)
         self._environment.update(self._tools.environment)
-        span = Span(self._folder / "recovery")
+        span = EventsFileWatch(self._folder / "recovery")
         try:
             goes_on = True
             self._hold_at(steps[0] if steps else 0)
@@ -144,10 +144,10 @@ class Rehearsal:
         outcome.problem = self._problem(outcome)
         return outcome
 
-    def _problem(self, outcome: Outcome) -> str:
-        if any(event.kind is Kind.FINISHED for event in outcome.events):
+    def _problem(self, outcome: DrillOutcome) -> str:
+        if any(event.kind is EventKind.FINISHED for event in outcome.events):
             return ""
-        ends = [event.text for event in outcome.events if event.kind is Kind.INTERRUPTED]
+        ends = [event.text for event in outcome.events if event.kind is EventKind.INTERRUPTED]
         if len(ends) > self._answered:
             return ends[-1]
         stuck = [one for one in outcome.injected if one.recovered_s is None]
@@ -158,18 +158,20 @@ class Rehearsal:
 
     # ---- waiting
 
-    def _events(self) -> list[Event]:
+    def _events(self) -> list[JobEvent]:
         try:
             return read_events(self._folder / "recovery")
         except StoreError:
             return []
 
-    def _is_over(self, events: Sequence[Event]) -> bool:
+    def _is_over(self, events: Sequence[JobEvent]) -> bool:
         """Return whether the job is finished, or was ended by something other than the drill."""
-        ends = [event.kind for event in events if event.kind in (Kind.FINISHED, Kind.INTERRUPTED)]
-        return is_over(events) and (ends[-1] is Kind.FINISHED or ends.count(Kind.INTERRUPTED) > self._answered)
+        ends = [event.kind for event in events if event.kind in (EventKind.FINISHED, EventKind.INTERRUPTED)]
+        return is_over(events) and (
+            ends[-1] is EventKind.FINISHED or ends.count(EventKind.INTERRUPTED) > self._answered
+        )
 
-    def _wait(self, done: Callable[[list[Event]], bool]) -> bool:
+    def _wait(self, done: Callable[[list[JobEvent]], bool]) -> bool:
         """Wait until ``done(events)``; return False if the job is over, or nothing happens any more."""
         seen, deadline = 0, time.monotonic() + PATIENCE_S
         while True:
@@ -198,7 +200,7 @@ class Rehearsal:
         found = {} if orders is None else orders.held(pids)
         return min(found.values()) if found and len(found) == len(pids) else 0
 
-    def _all_wait(self, events: list[Event]) -> bool:
+    def _all_wait(self, events: list[JobEvent]) -> bool:
         return trains_since(events) is not None and self._held_at() > 0
 
     def _missed(self, planned: Planned, step: int) -> NotInjected:
@@ -275,7 +277,7 @@ class Rehearsal:
 
     # ---- faults
 
-    def _scene(self, planned: Planned, next_step: int) -> Scene | None:
+    def _scene(self, planned: Planned, next_step: int) -> FaultContext | None:
         """Return the job as the fault meets it; None if no rank trains."""
         running = self._running()
         slots = self._slots(running)
@@ -285,7 +287,7 @@ class Rehearsal:
             return None
         lease_s = kept.settings().node_timeout_s
         members = sorted(slots, key=slots.__getitem__)
-        return Scene(
+        return FaultContext(
             self._folder,
             view.job,
             lease_s,
@@ -322,11 +324,11 @@ class Rehearsal:
         self._damaged.update(what.damaged)
         given = Injected(planned.fault, what.node, step, at, did=what.did)
         is_met = self._wait(lambda events: _is_noticed(planned.fault.notice, before, events))
-        if is_met and planned.fault.notice is Notice.END:
+        if is_met and planned.fault.notice is AwaitedEvent.END:
             is_met = self._bring_back()
         later = [event for event in self._events() if event.at >= at]
-        if is_met or any(event.kind in (Kind.FINISHED, Kind.TRAINED) for event in later):
-            again = [event.at for event in later if event.kind in (Kind.TRAINING, Kind.TRAINED)]
+        if is_met or any(event.kind in (EventKind.FINISHED, EventKind.TRAINED) for event in later):
+            again = [event.at for event in later if event.kind in (EventKind.TRAINING, EventKind.TRAINED)]
             given.recovered_s = round(again[0] - at, 3) if again else 0.0
             given.trained_on = not any(_stops_training(event) for event in later)
         return given
@@ -336,59 +338,66 @@ class Rehearsal:
         events = self._events()
         if not is_over(events):
             return self._wait(lambda found: trains_since(found) is not None)
-        if events[-1].kind is Kind.FINISHED:
+        if events[-1].kind is EventKind.FINISHED:
             return False
         self._end()
-        self._answered = _count(events, Kind.INTERRUPTED)
+        self._answered = _count(events, EventKind.INTERRUPTED)
         self._follow(["recover"])
         return self._wait(lambda found: trains_since(found) is not None)
 
 
-def is_over(events: Sequence[Event]) -> bool:
+def is_over(events: Sequence[JobEvent]) -> bool:
     """Return whether the job is finished, or was ended and not restarted."""
     for event in reversed(events):
-        if event.kind in (Kind.FINISHED, Kind.INTERRUPTED):
+        if event.kind in (EventKind.FINISHED, EventKind.INTERRUPTED):
             return True
-        if event.kind is Kind.SCHEDULER:
+        if event.kind is EventKind.SCHEDULER:
             return False
     return False
 
 
-def trains_since(events: Sequence[Event]) -> float | None:
+def trains_since(events: Sequence[JobEvent]) -> float | None:
     """Return the time since which every member trains; None if some member does not."""
     for event in reversed(events):
-        if event.kind is Kind.TRAINING:
+        if event.kind is EventKind.TRAINING:
             return event.at
-        if event.kind is Kind.LOST and not event.more.get("spare"):
+        if event.kind is EventKind.LOST and not event.more.get("spare"):
             return None  # a round for it is about to open
-        if event.kind in (Kind.ROUND, Kind.GENERATION, Kind.SCHEDULER, Kind.TRAINED, Kind.FINISHED, Kind.INTERRUPTED):
+        if event.kind in (
+            EventKind.ROUND,
+            EventKind.GENERATION,
+            EventKind.SCHEDULER,
+            EventKind.TRAINED,
+            EventKind.FINISHED,
+            EventKind.INTERRUPTED,
+        ):
             return None
     return None
 
 
-def _stops_training(event: Event) -> bool:
+def _stops_training(event: JobEvent) -> bool:
     """Return whether some rank does not train from this event until the next in which every member trains."""
-    is_loss = event.kind is Kind.LOST and not event.more.get("spare")
-    is_round = event.kind is Kind.ROUND and not event.more.get("gently")
-    return is_loss or is_round or event.kind in (Kind.GENERATION, Kind.INTERRUPTED)
+    is_loss = event.kind is EventKind.LOST and not event.more.get("spare")
+    is_round = event.kind is EventKind.ROUND and not event.more.get("gently")
+    return is_loss or is_round or event.kind in (EventKind.GENERATION, EventKind.INTERRUPTED)
 
 
-def _is_noticed(notice: Notice, before: Sequence[Event], events: Sequence[Event]) -> bool:
+def _is_noticed(notice: AwaitedEvent, before: Sequence[JobEvent], events: Sequence[JobEvent]) -> bool:
     """Return whether the events since ``before`` show that the job has met such a fault and trains again."""
-    grown = {kind for kind in Kind if _count(events, kind) > _count(before, kind)}
+    grown = {kind for kind in EventKind if _count(events, kind) > _count(before, kind)}
     match notice:
-        case Notice.END:
-            return bool(grown & {Kind.INTERRUPTED, Kind.LOST, Kind.FINISHED})
-        case Notice.LOSS:
-            is_met = bool(grown & {Kind.LOST, Kind.RETURNED})
-        case Notice.TERM:
-            is_met = Kind.SCHEDULER in grown
-        case Notice.NOTHING:
+        case AwaitedEvent.END:
+            return bool(grown & {EventKind.INTERRUPTED, EventKind.LOST, EventKind.FINISHED})
+        case AwaitedEvent.LOSS:
+            is_met = bool(grown & {EventKind.LOST, EventKind.RETURNED})
+        case AwaitedEvent.TERM:
+            is_met = EventKind.SCHEDULER in grown
+        case AwaitedEvent.NOTHING:
             is_met = True
     return is_met and trains_since(events) is not None
 
 
-def _count(events: Sequence[Event], kind: Kind) -> int:
+def _count(events: Sequence[JobEvent], kind: EventKind) -> int:
     return sum(event.kind is kind for event in events)
 
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from samebits import config
 from samebits.account.event_log import read_events
-from samebits.account.events import Kind
+from samebits.account.events import EventKind
 from samebits.commands.drill.command import free_port
 from samebits.commands.drill.rehearsal import free_environment
-from samebits.commands.run.options import Request
+from samebits.commands.run.options import RunRequest
 from samebits.commands.run.prepare import require_script, say
 from samebits.errors import HiddenStateError, StoreError
 from samebits.launcher.interrupts import Signals
@@ -53,7 +53,7 @@ _SETTINGS = {
 """Settings of a check's job: only repeated steps are compared, and no worker is restarted."""
 
 
-def main(words: Sequence[str], request: Request) -> int:
+def main(words: Sequence[str], request: RunRequest) -> int:
     """Check the script that these words name.
 
     Returns:
@@ -80,7 +80,7 @@ def main(words: Sequence[str], request: Request) -> int:
     return code
 
 
-def _check(words: Sequence[str], request: Request, folder: Path) -> int:
+def _check(words: Sequence[str], request: RunRequest, folder: Path) -> int:
     log_dir, output = folder / "device", folder / "follower.log"
     with Signals() as signals, os.fdopen(durable.create(output), "wb") as log:
         job = subprocess.Popen(
@@ -141,7 +141,7 @@ def _cause(folder: Path, output: Path) -> str:
     """Return why the check's job ended: the last entry of its history, else its follower's last line."""
     with contextlib.suppress(StoreError):
         for event in reversed(read_events(folder / "recovery")):
-            if event.kind is Kind.INTERRUPTED:
+            if event.kind is EventKind.INTERRUPTED:
                 return event.text
     return "\n".join(output.read_text(errors="replace").splitlines()[-_LINES:])
 
@@ -152,7 +152,7 @@ def _counted(report: RetakenReport) -> str:
     return f"{len(report.equal)} steps were taken twice with equal bits ({', '.join(map(str, report.equal))})"
 
 
-def words_of_job(words: Sequence[str], request: Request) -> list[str]:
+def words_of_job(words: Sequence[str], request: RunRequest) -> list[str]:
     """Return the words of ``samebits run`` without --check, and with a free port."""
     own = len(words) - len(request.args)
     return ["--sched-port", str(free_port()), *(one for one in words[:own] if one != "--check"), *words[own:]]

@@ -14,19 +14,19 @@ from typing import Any
 from samebits import config
 from samebits.commands import recover
 from samebits.commands.run import first_hosts, options, prepare
-from samebits.commands.run.options import Request
-from samebits.commands.run.prepare import Ready
+from samebits.commands.run.options import RunRequest
+from samebits.commands.run.prepare import PreparedJob
 from samebits.config import Settings
 from samebits.hosts.discovery import discovery_for
 from samebits.launcher import job_spec
+from samebits.launcher.dashboard_process import start_beside
 from samebits.launcher.follower import Follower, naming_what_runs_on
 from samebits.launcher.interrupts import Signals
-from samebits.launcher.logs import LogEnds
-from samebits.launcher.page import start_beside
 from samebits.launcher.processes import SCHEDULER, end, name_of, spoken
-from samebits.launcher.progress import keep_going_without_output
+from samebits.launcher.progress_line import keep_going_without_output
 from samebits.launcher.spawning import Program, StartLock, hear_signals, is_here, launch, reserved
 from samebits.launcher.supervising import supervisor_for
+from samebits.launcher.worker_logs import LogEnds
 from samebits.printable import counted
 from samebits.scheduler_hosts import names_one, shown
 from samebits.store.process_identity import ProcessIdentity
@@ -97,7 +97,7 @@ def _less_on(words: Sequence[str]) -> list[str]:
     return [*words[:at], *words[at + 1 + ("=" not in words[at]) :]]
 
 
-def _names(ready: Ready, *, has_spares: bool = True) -> list[str]:
+def _names(ready: PreparedJob, *, has_spares: bool = True) -> list[str]:
     """Return the names to start here, the scheduler last."""
     nodes = ready.start.nodes if ready.start.nodes is not None else job_spec.first_nodes(ready.settings)
     if not has_spares:
@@ -105,13 +105,13 @@ def _names(ready: Ready, *, has_spares: bool = True) -> list[str]:
     return [*map(name_of, nodes), *([SCHEDULER] if ready.start.has_scheduler else [])]
 
 
-def _shown(ready: Ready, request: Request) -> list[str]:
+def _shown(ready: PreparedJob, request: RunRequest) -> list[str]:
     """Return the workers whose log lines are shown, by local rank."""
     workers = [name for name in _names(ready) if name != SCHEDULER]
     return [name for local_rank, name in enumerate(workers) if request.tee.has(local_rank)]
 
 
-def _program(ready: Ready) -> Program:
+def _program(ready: PreparedJob) -> Program:
     start = ready.start
     environment = {**config.whole_environment(), **start.environment}
     only_scheduler = {"REBUILD": "0"}  # this command begins a new job
@@ -129,7 +129,7 @@ def _program(ready: Ready) -> Program:
     )
 
 
-def _start(ready: Ready, *, has_spares: bool) -> None:
+def _start(ready: PreparedJob, *, has_spares: bool) -> None:
     """Start all processes, the scheduler last; if that fails, end those that were started."""
     started: list[ProcessIdentity] = []
     with reserved(ready.settings.log_dir, _names(ready, has_spares=has_spares)) as berths:
@@ -143,7 +143,7 @@ def _start(ready: Ready, *, has_spares: bool) -> None:
     ready.listener.close()
 
 
-def _show(ready: Ready, request: Request) -> int:
+def _show(ready: PreparedJob, request: RunRequest) -> int:
     """Print what a start would do."""
     plan = prepare.plan_start(
         prepare.look(ready.settings, ready.port_problem, ready.start.command(fresh=True)), fresh=request.fresh
@@ -179,7 +179,7 @@ def _address(settings: Settings) -> str:
     return shown(settings.sched_host, settings.sched_port)
 
 
-def _counted(ready: Ready, *, has_spares: bool) -> str:
+def _counted(ready: PreparedJob, *, has_spares: bool) -> str:
     settings, nodes = ready.settings, ready.start.nodes
     spares = settings.spare_num if has_spares else 0
     workers = settings.worker_num

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samebits import config
-from samebits.commands.run.options import Request
+from samebits.commands.run.options import RunRequest
 from samebits.commands.run.prepare import say
 from samebits.config import Settings
 from samebits.errors import SettingsError, UsageError
@@ -24,7 +24,7 @@ from samebits.launcher.spawning import is_here, template_of
 from samebits.scheduler_hosts import addresses_in
 
 
-def running_job(request: Request) -> tuple[Path, JobSpec] | None:
+def running_job(request: RunRequest) -> tuple[Path, JobSpec] | None:
     """Return the requested job if it already runs and its hosts are discovered, else None."""
     settings = _settings(request)
     if settings.host_discovery_script is None or request.fresh or request.dry_run:
@@ -40,7 +40,7 @@ def running_job(request: Request) -> tuple[Path, JobSpec] | None:
     return (log_dir, kept) if is_it else None
 
 
-def placed(request: Request) -> Request:
+def placed(request: RunRequest) -> RunRequest:
     """Return the request with the workers and hosts that the discovery script gives; unchanged without a script.
 
     Waits until there are hosts for MIN_WORKER_NUM workers, for at most TOPO_TIMEOUT.
@@ -110,7 +110,7 @@ def _first_hosts(settings: Settings) -> list[tuple[str, str]]:
         time.sleep(EVERY_S)
 
 
-def _settings(request: Request) -> Settings:
+def _settings(request: RunRequest) -> Settings:
     """Return the settings as far as they are known before the number of workers is."""
     everything = {**config.whole_environment(), **request.environment}
     for name in ("ROLE", "MS_ROLE", "NODE_ID", "MS_NODE_ID"):

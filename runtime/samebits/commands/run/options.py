@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import NoReturn
 
 from samebits.errors import WRONG_WORDS
-from samebits.hosts.slurm import Share, share_of
+from samebits.hosts.slurm import SlurmStepOptions, share_of
 from samebits.launcher.accelerators import device_files, usable
 from samebits.launcher.spawning import Way
 from samebits.option_types import seconds, whole
@@ -307,7 +307,7 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RunRequest:
     """A user's request to ``run``.
 
     Attributes:
@@ -343,7 +343,7 @@ class Request:
     on_ray: tuple[int, int] | None = None
 
 
-def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> Request:
+def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> RunRequest:
     """Return the request that these words make in this environment; exit with a message and status 2 if invalid.
 
     Args:
@@ -426,7 +426,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     if nodes_most > 1 and not given.value("HOST_DISCOVERY_SCRIPT"):
         assert per_node is not None
         share = nodes_of_host(node_rank, nodes_most, per_node, _number(given.value("SPARE_NUM")))
-    return Request(
+    return RunRequest(
         way=Way.PROGRAM if options.no_python else Way.MODULE if options.module else Way.SCRIPT,
         script=options.script,
         args=tuple(options.args),
@@ -529,7 +529,7 @@ def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace,
             )
 
 
-def _take_share(options: argparse.Namespace, share: Share, given: _Given) -> None:
+def _take_share(options: argparse.Namespace, share: SlurmStepOptions, given: _Given) -> None:
     """Apply Slurm's description of this host, unless the words or the environment set the same."""
     if options.nnodes is None:
         options.nnodes = (share.hosts, share.hosts)

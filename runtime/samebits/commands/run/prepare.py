@@ -16,7 +16,7 @@ from pathlib import Path
 from samebits import config
 from samebits.account.job_view import JobView
 from samebits.commands import doctor
-from samebits.commands.run.options import Request
+from samebits.commands.run.options import RunRequest
 from samebits.config import Role, Settings
 from samebits.errors import (
     ForeignFolderError,
@@ -74,7 +74,7 @@ class Former:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StartConditions:
     """Everything on this machine that the start of a job depends on.
 
     Attributes:
@@ -123,14 +123,14 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StartPlan:
     """The actions before the start: the moves in this order, and the reason."""
 
     moves: tuple[Move, ...] = ()
     why: tuple[str, ...] = ()
 
 
-def plan_start(found: Found, *, fresh: bool) -> Plan:
+def plan_start(found: StartConditions, *, fresh: bool) -> StartPlan:
     """Return what must be done before a job may start.
 
     Raises:
@@ -148,10 +148,10 @@ def plan_start(found: Found, *, fresh: bool) -> Plan:
         _plan_checkpoints(found, fresh=fresh),
         _plan_log(found),
     ]
-    return Plan(sum((part.moves for part in parts), ()), sum((part.why for part in parts), ()))
+    return StartPlan(sum((part.moves for part in parts), ()), sum((part.why for part in parts), ()))
 
 
-def _refuse_running(found: Found) -> None:
+def _refuse_running(found: StartConditions) -> None:
     former = found.former
     if former is not None and former.running:
         raise ForeignFolderError(
@@ -169,11 +169,11 @@ def _refuse_running(found: Found) -> None:
         )
 
 
-def _plan_former(found: Found, *, fresh: bool) -> Plan:
+def _plan_former(found: StartConditions, *, fresh: bool) -> StartPlan:
     """Plan for another job's log folder: while that job is unfinished, its job spec must not be lost."""
     former = found.former
     if former is None or former.view is None or former.view.job_finished:
-        return Plan()
+        return StartPlan()
     if not fresh:
         raise ForeignFolderError(
             f"LOG_DIR={found.log_dir} belongs to {former}, which is unfinished; this command starts job {found.name!r} "
@@ -181,14 +181,14 @@ def _plan_former(found: Found, *, fresh: bool) -> Plan:
             f"RECOVERY_PATH={found.recovery_path}. Fix: `{found.recover}` continues the unfinished job; to start this "
             f"one, export another LOG_DIR, or `{found.fresh}` moves the old job's start file aside"
         )
-    return Plan((Move(found.log_dir / START_FILE, former.view.job),), (f"{former} is unfinished",))
+    return StartPlan((Move(found.log_dir / START_FILE, former.view.job),), (f"{former} is unfinished",))
 
 
-def _plan_recovery(found: Found, *, fresh: bool) -> Plan:
+def _plan_recovery(found: StartConditions, *, fresh: bool) -> StartPlan:
     """Plan the folders to move aside, the journal's first, so that an interrupted move can be continued."""
     view = found.view
     if view is None and not found.damage:
-        return Plan()
+        return StartPlan()
     if not fresh and found.damage:
         raise StoreError(found.damage)
     if not fresh and view is not None and not view.job_finished and not _never_began(found, view):
@@ -204,12 +204,12 @@ def _plan_recovery(found: Found, *, fresh: bool) -> Plan:
     moves = [Move(found.recovery_path, job)]
     if found.former is None:
         moves.append(Move(found.log_dir / START_FILE, job))
-    return Plan(tuple(moves), (f"{view or 'a job'} {state}",))
+    return StartPlan(tuple(moves), (f"{view or 'a job'} {state}",))
 
 
-def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
+def _plan_checkpoints(found: StartConditions, *, fresh: bool) -> StartPlan:
     if not found.checkpoint_jobs:
-        return Plan()
+        return StartPlan()
     if isinstance(found.checkpoint_path, str):
         raise ForeignFolderError(
             f"CHECKPOINT_PATH={found.checkpoint_path} belongs to {_jobs(found.checkpoint_jobs)}, and objects in an "
@@ -232,15 +232,15 @@ def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
         )
     why = () if found.view or found.damage else (f"{_jobs(found.checkpoint_jobs)} left checkpoints",)
     owner = job if job in found.checkpoint_jobs else min(found.checkpoint_jobs)
-    return Plan((Move(found.checkpoint_path, owner),), why)
+    return StartPlan((Move(found.checkpoint_path, owner),), why)
 
 
-def _plan_log(found: Found) -> Plan:
+def _plan_log(found: StartConditions) -> StartPlan:
     """Plan for the logs, which stay and are appended to; only their owner changes."""
-    return Plan((Move(found.log_dir / OWNER_FILE, found.log_job),)) if found.log_job else Plan()
+    return StartPlan((Move(found.log_dir / OWNER_FILE, found.log_job),)) if found.log_job else StartPlan()
 
 
-def _never_began(found: Found, view: JobView) -> bool:
+def _never_began(found: StartConditions, view: JobView) -> bool:
     """Return whether there is nothing to recover: the script failed or was stopped before its first step."""
     if view.step or found.newest_step:
         return False
@@ -249,7 +249,7 @@ def _never_began(found: Found, view: JobView) -> bool:
     return view.generation == 0 or has_ended_here
 
 
-def _unfinished(found: Found, view: JobView) -> str:
+def _unfinished(found: StartConditions, view: JobView) -> str:
     step = max(view.step, found.newest_step)
     return (
         f"RECOVERY_PATH={found.recovery_path} holds {view}, unfinished at step {step} with {view.world_size} workers. "
@@ -267,7 +267,7 @@ def _jobs(ids: frozenset[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedJob:
     """A job that is ready to start: its settings, with absolute folders, and its stored spec.
 
     Attributes:
@@ -283,7 +283,7 @@ class Ready:
     said: str = ""
 
 
-def read_start(request: Request) -> Ready:
+def read_start(request: RunRequest) -> PreparedJob:
     """Return the job that the request and the current environment describe, and already listen on the scheduler's port.
 
     Two launchers may start at the same moment, so a port counts as free only once it is listened on.
@@ -332,17 +332,17 @@ def read_start(request: Request) -> Ready:
         settings = replace(settings, journal_place=None)  # another host's launcher handles the journal
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # fail here rather than in every process
     cause_file.table_of(settings)
-    return Ready(settings, start, listener, port_problem, said)
+    return PreparedJob(settings, start, listener, port_problem, said)
 
 
-def _typed(request: Request) -> tuple[str, ...]:
+def _typed(request: RunRequest) -> tuple[str, ...]:
     """Return the words that were typed, after the SameBits variables from the environment."""
     given = config.own_environment(config.whole_environment())
     told = (f"{name}={value}" for name, value in sorted(given.items()) if name not in request.environment)
     return (*told, *(word for word in request.words if word != "--dry-run"))
 
 
-def require_script(request: Request) -> None:
+def require_script(request: RunRequest) -> None:
     """Raise if the program that the workers would run does not exist.
 
     Raises:
@@ -377,7 +377,7 @@ def refuse_unusable(settings: Settings) -> None:
         raise SettingsError(problems)
 
 
-def prepare(ready: Ready, *, fresh: bool) -> None:
+def prepare(ready: PreparedJob, *, fresh: bool) -> None:
     """Move aside what is in the way of this start, and store its job spec.
 
     Raises:
@@ -410,14 +410,14 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
         say(f"{usual} belongs to another job; for this one, type LOG_DIR={settings.log_dir} {found.recover}")
 
 
-def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
+def look(settings: Settings, port_problem: str = "", fresh: str = "") -> StartConditions:
     """Find what exists, without changing anything; ``fresh`` is the command that moves it aside and starts anew.
 
     Raises:
         ForeignFolderError: the folder holds another job's journal than the etcd.
         StoreError: the etcd does not answer.
     """
-    found = Found(
+    found = StartConditions(
         name=settings.job_name,
         recovery_path=settings.recovery_path,
         checkpoint_path=settings.checkpoint_path,
@@ -545,7 +545,7 @@ def _moved_ids(path: Path) -> set[str]:
     return {moved for name in names if (moved := aside_id(name, path.name)) is not None}
 
 
-def _carry_out(plan: Plan) -> None:
+def _carry_out(plan: StartPlan) -> None:
     for reason in plan.why:
         say(f"{reason}; its folders are moved aside, nothing is deleted")
     for move in plan.moves:

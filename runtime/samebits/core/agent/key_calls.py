@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.keys.key_records import MAX_KEPT_ANSWERS
 from samebits.core.messages import Credential, KeyCall
 

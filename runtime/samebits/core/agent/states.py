@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from samebits.core.messages import Credential, Place, Refusal, RoundId
+from samebits.core.messages import Credential, RankPosition, Refusal, RoundId
 from samebits.core.point import Point
 
 
@@ -59,10 +59,10 @@ class HeldSeat(msgspec.Struct, frozen=True):
 
     sender: Credential
     slot: int | None
-    full_place: Place | None
+    full_place: RankPosition | None
 
 
-class Offer(msgspec.Struct, frozen=True):
+class RoundOffer(msgspec.Struct, frozen=True):
     """The newest round that the scheduler has offered.
 
     Attributes:
@@ -82,17 +82,17 @@ class Offer(msgspec.Struct, frozen=True):
     back_to: Point | None = None
 
 
-class Request(msgspec.Struct, frozen=True):
+class ReentryRequest(msgspec.Struct, frozen=True):
     """The last request to enter again, and whether the process has done so."""
 
     round: RoundId
-    place: Place | None
+    place: RankPosition | None
     look: bool
     back_to: Point | None = None
     is_answered: bool = False
 
 
-class Stage(enum.Enum):
+class AgentStage(enum.Enum):
     """Stage of an agent. TOLD_TO_END holds its seat until the process has exited; OVER sends nothing."""
 
     ACTIVE = "active"

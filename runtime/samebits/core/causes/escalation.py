@@ -21,7 +21,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 8.0
 """Seconds before the second attempt in place, doubled for each later one; the first is made at once."""
 
 
-class Level(Enum):
+class RestartScope(Enum):
     """The unit that is restarted."""
 
     PROCESS = "process"
@@ -30,13 +30,13 @@ class Level(Enum):
 
 
 _LEVELS_OF_A_WORD = {
-    "process": Level.PROCESS,
-    "retry": Level.PROCESS,
-    "recover": Level.PROCESS,
-    "recover-in-place": Level.PROCESS,
-    "pod": Level.POD,
-    "job": Level.JOB,
-    "exit": Level.JOB,
+    "process": RestartScope.PROCESS,
+    "retry": RestartScope.PROCESS,
+    "recover": RestartScope.PROCESS,
+    "recover-in-place": RestartScope.PROCESS,
+    "pod": RestartScope.POD,
+    "job": RestartScope.JOB,
+    "exit": RestartScope.JOB,
     "dump": None,  # a worker saves its last commit in any case
     "elastic-training": None,  # MIN_WORKER_NUM decides what the others do meanwhile
 }
@@ -45,7 +45,7 @@ STRATEGY_WORDS = tuple(_LEVELS_OF_A_WORD)
 
 def levels_of(
     words: Mapping[str, int | None], *, process: bool | None = None, pod: bool | None = None
-) -> dict[Level, int]:
+) -> dict[RestartScope, int]:
     """Return the levels of RECOVER_STRATEGY and their attempts, in the order in which they are tried.
 
     Args:
@@ -56,17 +56,17 @@ def levels_of(
     """
     attempts = {level: most for word, most in words.items() if (level := _LEVELS_OF_A_WORD[word]) is not None}
     wanted = set(attempts)
-    for level, switch in ((Level.PROCESS, process), (Level.POD, pod)):
+    for level, switch in ((RestartScope.PROCESS, process), (RestartScope.POD, pod)):
         if switch is not None:
             wanted = wanted | {level} if switch else wanted - {level}
-    return {level: attempts.get(level) or ATTEMPTS for level in Level if level in wanted}
+    return {level: attempts.get(level) or ATTEMPTS for level in RestartScope if level in wanted}
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     """The level that was tried last and how often. Kept while the pod exists."""
 
-    level: Level
+    level: RestartScope
     attempts: int
 
     def __str__(self) -> str:
@@ -76,14 +76,14 @@ class Tried:
     def read(cls, text: str) -> Tried | None:
         """Parse the output of ``str``; return None for anything else."""
         found = re.fullmatch(r"(process|pod|job) ([1-9][0-9]{0,5})", text.strip(), re.ASCII)
-        return None if found is None else cls(Level(found[1]), int(found[2]))
+        return None if found is None else cls(RestartScope(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EscalationStep:
     """The decision after a death. ``level`` is None if no level is left."""
 
-    level: Level | None
+    level: RestartScope | None
     attempt: int
     wait_s: float
     said: str
@@ -97,26 +97,30 @@ class Escalation:
         tried: state of an earlier start.
     """
 
-    def __init__(self, levels: Mapping[Level, int], tried: Tried | None = None) -> None:
+    def __init__(self, levels: Mapping[RestartScope, int], tried: Tried | None = None) -> None:
         self._levels = tuple(levels)
         self._attempts = dict(levels)
         self.tried = tried if tried is not None and tried.level in self._levels else None
 
-    def died(self, held_s: float) -> Step:
+    def died(self, held_s: float) -> EscalationStep:
         """Decide on a restart after a death; the process had held its seat for ``held_s`` seconds."""
         in_vain = self.tried if held_s < STEADY_S else None
         level, attempt, spent = self._next(in_vain)
         if level is None:
             self.tried = in_vain
-            return Step(None, 0, 0.0, f"no level is left: {self._spent(spent)}" if spent else "no level is to be tried")
+            return EscalationStep(
+                None, 0, 0.0, f"no level is left: {self._spent(spent)}" if spent else "no level is to be tried"
+            )
         self.tried = Tried(level, attempt)
         said = f"{level.value} level, attempt {attempt} of {self._attempts[level]}"
         wait_s = 0.0
-        if level is Level.PROCESS and attempt > 1:
+        if level is RestartScope.PROCESS and attempt > 1:
             wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * float(2.0 ** min(attempt - 2, 10)))
-        return Step(level, attempt, wait_s, f"{said}, as {self._spent(spent)}" if spent and attempt == 1 else said)
+        return EscalationStep(
+            level, attempt, wait_s, f"{said}, as {self._spent(spent)}" if spent and attempt == 1 else said
+        )
 
-    def _next(self, in_vain: Tried | None) -> tuple[Level | None, int, Level | None]:
+    def _next(self, in_vain: Tried | None) -> tuple[RestartScope | None, int, RestartScope | None]:
         """Return the next level, the attempt's number, and the level that is exhausted, if any."""
         if in_vain is None:
             return (self._levels[0] if self._levels else None), 1, None
@@ -125,5 +129,5 @@ class Escalation:
         above = self._levels[self._levels.index(in_vain.level) + 1 :]
         return (above[0] if above else None), 1, in_vain.level
 
-    def _spent(self, level: Level) -> str:
+    def _spent(self, level: RestartScope) -> str:
         return f"{counted(self._attempts[level], 'attempt')} at the {level.value} level failed"

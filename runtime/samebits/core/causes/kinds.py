@@ -32,7 +32,7 @@ class Retry(enum.Enum):
     OVER = "the job is over, according to the scheduler"
 
 
-class Strategy(enum.Enum):
+class Remedy(enum.Enum):
     """Remedy for a cause."""
 
     WAIT = "wait"
@@ -57,7 +57,7 @@ class Signal(enum.IntEnum):
     TERM = 15
 
 
-class Notice(enum.Enum):
+class LossDetection(enum.Enum):
     """How a scheduler notices a loss that the process itself did not report."""
 
     GONE = "its process is gone"
@@ -83,7 +83,7 @@ class Observation:
     is_failure: bool = False
     is_out_of_memory: bool = False
     hang: Hang | None = None
-    notice: Notice | None = None
+    notice: LossDetection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,13 @@ class Row:
     fault: str
     cause: CauseClass
     retry: Retry
-    strategies: tuple[Strategy, ...]
+    strategies: tuple[Remedy, ...]
     fix: str
     statuses: frozenset[int] = frozenset()
     signals: frozenset[int] = frozenset()
     texts: tuple[str, ...] = ()
     hangs: frozenset[Hang] = frozenset()
-    notices: frozenset[Notice] = frozenset()
+    notices: frozenset[LossDetection] = frozenset()
     is_failure: bool | None = None
     is_out_of_memory: bool | None = None
     avoids_host: bool = False

@@ -105,7 +105,7 @@ def loss_of(seen: Observation, step: int, table: CauseTable = DEFAULT) -> Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RestartAt:
     """Restart the place's process at this time."""
 
     at: float
@@ -139,7 +139,7 @@ class Restarts:
         self._most = most
         self._places: dict[str, _Place] = {}
 
-    def died(self, place: str, loss: Loss, now: float) -> Again | Never:
+    def died(self, place: str, loss: Loss, now: float) -> RestartAt | Never:
         """Decide after a death at ``now`` (monotonic seconds, never falling)."""
         if loss.sort is Sort.ENDED:
             return Never("the job is over", ends_job=False)
@@ -165,7 +165,7 @@ class Restarts:
             return Never(f"{len(known.deaths)} deaths within {WINDOW_S / 60:g} minutes (MAX_RESTARTS={self._most})")
         known.weight = known.weight * float(0.5 ** ((now - known.last_at) / FORGOTTEN_BY_HALF_S)) + 1.0
         known.last_at = now
-        return Again(now + self._wait_s(known.weight, loss.sort))
+        return RestartAt(now + self._wait_s(known.weight, loss.sort))
 
     def _wait_s(self, weight: float, sort: Sort) -> float:
         least = OWN_ERROR_WAIT_S if sort is Sort.OWN else 0.0

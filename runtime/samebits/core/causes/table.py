@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from samebits import errors
-from samebits.core.causes.kinds import CauseClass, Notice, Observation, Retry, Row, Signal, Strategy
+from samebits.core.causes.kinds import CauseClass, LossDetection, Observation, Remedy, Retry, Row, Signal
 from samebits.core.hangs import Hang
 
 
@@ -20,10 +20,10 @@ def _codes(*kinds: type[errors.SameBitsError]) -> frozenset[int]:
     return frozenset(kind.exit_code for kind in kinds)
 
 
-_FROM_OUTSIDE = (Strategy.SPARE, Strategy.RESTART, Strategy.SHRINK, Strategy.WAIT)
-_TRIED_ONCE_MORE = (Strategy.RESTART, Strategy.STOP)
-_BACK = (Strategy.ROLL_BACK, Strategy.STOP)
-_STOP, _WAIT = (Strategy.STOP,), (Strategy.WAIT,)
+_FROM_OUTSIDE = (Remedy.SPARE, Remedy.RESTART, Remedy.SHRINK, Remedy.WAIT)
+_TRIED_ONCE_MORE = (Remedy.RESTART, Remedy.STOP)
+_BACK = (Remedy.ROLL_BACK, Remedy.STOP)
+_STOP, _WAIT = (Remedy.STOP,), (Remedy.WAIT,)
 _ANY_SIGNAL = frozenset(range(1, 128))
 
 _ENDED = Row(
@@ -122,7 +122,7 @@ _KILLED = Row(
 )
 _DEVICE = Row(
     "an accelerator failed",
-    *(CauseClass.DEVICE, Retry.YES, (Strategy.SPARE, Strategy.DRAIN, Strategy.RESTART, Strategy.WAIT)),
+    *(CauseClass.DEVICE, Retry.YES, (Remedy.SPARE, Remedy.DRAIN, Remedy.RESTART, Remedy.WAIT)),
     "take the device out of service; the driver's log (dmesg, nvidia-smi -q, npu-smi info) names it",
     texts=(
         "uncorrectable ECC error",
@@ -157,7 +157,7 @@ _STORAGE = Row(
     *(
         CauseClass.STORAGE,
         Retry.YES,
-        (Strategy.RESTART, Strategy.WAIT),
+        (Remedy.RESTART, Remedy.WAIT),
         "free some space, or repair the disk named in the message",
     ),
     texts=(
@@ -170,7 +170,7 @@ _STORAGE = Row(
 )
 _DESCRIPTORS = Row(
     "its process had too many files open",
-    *(CauseClass.NODE, Retry.YES, (Strategy.RESTART, Strategy.WAIT)),
+    *(CauseClass.NODE, Retry.YES, (Remedy.RESTART, Remedy.WAIT)),
     "raise the limit on open files (`ulimit -n`), or close the files that the script opens",
     texts=("Too many open files",),
 )
@@ -249,13 +249,13 @@ _COMPILING = Row(
 )
 _APART = Row(
     "the ranks are in different collectives",
-    *(CauseClass.SOFTWARE, Retry.YES, (Strategy.ROLL_BACK,)),
+    *(CauseClass.SOFTWARE, Retry.YES, (Remedy.ROLL_BACK,)),
     "call the same collectives in the same order on every rank; look for one inside an `if`",
     hangs=frozenset({Hang.APART}),
 )
 _LINK = Row(
     "all ranks wait in the same collective",
-    *(CauseClass.NETWORK, Retry.YES, (Strategy.ROLL_BACK,), "check the network between the hosts"),
+    *(CauseClass.NETWORK, Retry.YES, (Remedy.ROLL_BACK,), "check the network between the hosts"),
     hangs=frozenset({Hang.LINK}),
 )
 _NOBODY_WAITS = Row(
@@ -292,24 +292,24 @@ _CUT_OFF = Row(
 _GONE = Row(
     "its process is gone without a message",
     *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; `samebits logs` and dmesg may show what killed it"),
-    notices=frozenset({Notice.GONE}),
+    notices=frozenset({LossDetection.GONE}),
 )
 _CLOSED = Row(
     "its connection is gone, and its process is not visible",
     *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "check its host and the network to it"),
-    notices=frozenset({Notice.CLOSED}),
+    notices=frozenset({LossDetection.CLOSED}),
 )
 _UNEQUAL = Row(
     "a rank's weights or moments were silently corrupted",
-    *(CauseClass.DEVICE, Retry.YES, (Strategy.ROLL_BACK, Strategy.DRAIN)),
+    *(CauseClass.DEVICE, Retry.YES, (Remedy.ROLL_BACK, Remedy.DRAIN)),
     "test the memory of the named host or device: memtester, nvidia-smi -q -d ECC, npu-smi info -t ecc",
-    notices=frozenset({Notice.UNEQUAL}),
+    notices=frozenset({LossDetection.UNEQUAL}),
     avoids_host=True,
 )
 _SILENT = Row(
     "it is silent, and its process is not visible",
     *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "check its host and the network to it"),
-    notices=frozenset({Notice.SILENT}),
+    notices=frozenset({LossDetection.SILENT}),
 )
 UNKNOWN = Row(
     "the cause of its end is unknown",
@@ -349,7 +349,7 @@ class CauseTable:
         """Return the first row that fits the observation."""
         return next((row for row in (*self.own, *TABLE) if row.fits(seen)), UNKNOWN)
 
-    def strategy_for(self, hang: Hang) -> Strategy:
+    def strategy_for(self, hang: Hang) -> Remedy:
         """Return the remedy for a hang."""
         return self.of(Observation(hang=hang)).strategies[0]
 
@@ -369,28 +369,28 @@ class Means:
     shrinks_after_s: float | None = None
 
 
-def chosen(row: Row, means: Means) -> tuple[Strategy, str]:
+def chosen(row: Row, means: Means) -> tuple[Remedy, str]:
     """Return the row's first feasible strategy, and a description of it.
 
     The description states what is done with the means at hand.
     """
     if not means.goes_on:
-        return Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"
+        return Remedy.STOP, "the job ends (ENABLE_RECOVERY=0)"
     for strategy in row.strategies:
         match strategy:
-            case Strategy.SPARE if means.spare:
+            case Remedy.SPARE if means.spare:
                 return strategy, f"a spare {means.spare} takes its place"
-            case Strategy.RESTART | Strategy.ROLL_BACK if row.retry is Retry.ONCE and means.has_launcher:
+            case Remedy.RESTART | Remedy.ROLL_BACK if row.retry is Retry.ONCE and means.has_launcher:
                 return strategy, ENDS_AT_THE_SECOND
-            case Strategy.RESTART if means.has_launcher:
+            case Remedy.RESTART if means.has_launcher:
                 return strategy, "a new process takes its place"
-            case Strategy.SHRINK if means.shrinks_after_s is not None:
+            case Remedy.SHRINK if means.shrinks_after_s is not None:
                 return strategy, f"the others continue without it after {means.shrinks_after_s:g} s (shrink in GRACE)"
-            case Strategy.STOP if row.retry is not Retry.ONCE:
+            case Remedy.STOP if row.retry is not Retry.ONCE:
                 return strategy, "trying again cannot help: the job ends"
-            case Strategy.WAIT:
+            case Remedy.WAIT:
                 return strategy, "the others wait for it"
-    return Strategy.WAIT, "the others wait for it"
+    return Remedy.WAIT, "the others wait for it"
 
 
 def judged(row: Row, means: Means) -> str:
@@ -405,13 +405,13 @@ __all__ = [
     "UNKNOWN",
     "CauseClass",
     "CauseTable",
+    "LossDetection",
     "Means",
-    "Notice",
     "Observation",
+    "Remedy",
     "Retry",
     "Row",
     "Signal",
-    "Strategy",
     "chosen",
     "judged",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from samebits.core.messages import Key, KeyValue
+from samebits.core.messages import Key, ValueBytes
 from samebits.core.values import Count, Id, Meta, Schema, Value
 
 MAX_KEPT_ANSWERS = 1024
@@ -26,12 +26,12 @@ class KeyWritten(Value, frozen=True, tag=2):
     """The key has this value. A record older than the key's version has no effect."""
 
     key: Key
-    value: KeyValue
+    value: ValueBytes
     version: Count
     session: Id = ""  # the caller; "" in a snapshot, which keeps callers separately
     number: Count = 0
     floor: Count = 0
-    answer: KeyValue = b""  # the answer to the call, without the version
+    answer: ValueBytes = b""  # the answer to the call, without the version
 
 
 class KeyDeleted(Value, frozen=True, tag=3):
@@ -49,7 +49,7 @@ class KeptAnswer(Value, frozen=True):
 
     number: Count
     version: Count
-    value: KeyValue
+    value: ValueBytes
 
 
 class CallerKept(Value, frozen=True, tag=4):

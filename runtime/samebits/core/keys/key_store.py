@@ -46,17 +46,17 @@ _TERM_BITS = 32
 _NUMBERS = msgspec.msgpack.Decoder(Int)
 
 
-class Versioned(NamedTuple):
+class StoredValue(NamedTuple):
     """A value and the version of its write; version 0 means absent."""
 
     value: bytes
     version: int
 
 
-ABSENT = Versioned(b"", 0)
+ABSENT = StoredValue(b"", 0)
 
 
-def newest(mine: Mapping[bytes, Versioned], others: Mapping[bytes, Versioned]) -> dict[bytes, Versioned]:
+def newest(mine: Mapping[bytes, StoredValue], others: Mapping[bytes, StoredValue]) -> dict[bytes, StoredValue]:
     """Merge both, keeping the higher version of each key; of equal versions, ``mine``."""
     merged = dict(others)
     for key, held in mine.items():
@@ -99,7 +99,7 @@ class KeyStore:
     def __init__(self, term: int) -> None:
         self._term = term
         self._version = term << _TERM_BITS
-        self._keys: dict[bytes, Versioned] = {}
+        self._keys: dict[bytes, StoredValue] = {}
         self._durable: dict[bytes, None] = {}  # in order of writing
         self._bytes = 0
         self._callers: dict[str, _Caller] = {}
@@ -115,7 +115,7 @@ class KeyStore:
             case KeyWritten():
                 self._version = max(self._version, record.version)
                 if record.version > self._keys.get(record.key, ABSENT).version:
-                    self._set(record.key, Versioned(record.value, record.version), durable=True)
+                    self._set(record.key, StoredValue(record.value, record.version), durable=True)
             case KeyDeleted():
                 self._version = max(self._version, record.version)
                 if record.version > self._keys.get(record.key, ABSENT).version:
@@ -166,7 +166,7 @@ class KeyStore:
         return len(self._callers)
 
     @property
-    def keys(self) -> Mapping[bytes, Versioned]:
+    def keys(self) -> Mapping[bytes, StoredValue]:
         """Return all keys; read-only."""
         return self._keys
 
@@ -272,7 +272,7 @@ class KeyStore:
         if call.op is KeyOp.DELETE:
             self._drop(call.key)
         else:
-            self._set(call.key, Versioned(answered or call.value, self._version), durable=is_durable)
+            self._set(call.key, StoredValue(answered or call.value, self._version), durable=is_durable)
         if is_durable:
             ready.records.append(self._record(call, caller.floor, answered))
         ready.answers.append(kept)
@@ -294,7 +294,7 @@ class KeyStore:
     def _refused(self, call: KeyCall, why: str) -> KeyAnswer:
         return KeyAnswer(call.sender.session, call.number, self._term, KeyOutcome.REFUSED, text=_said(call, why))
 
-    def _no_room(self, key: bytes, held: Versioned, value: bytes) -> str:
+    def _no_room(self, key: bytes, held: StoredValue, value: bytes) -> str:
         if not held.version and len(self._keys) >= MAX_KEYS:
             return f"there are {MAX_KEYS} keys, the maximum. Fix: delete those that are no longer needed"
         more = len(value) - (len(held.value) if held.version else -len(key))
@@ -305,7 +305,7 @@ class KeyStore:
             )
         return ""
 
-    def _set(self, key: bytes, held: Versioned, *, durable: bool) -> None:
+    def _set(self, key: bytes, held: StoredValue, *, durable: bool) -> None:
         self._drop(key)
         self._keys[key] = held
         self._bytes += len(key) + len(held.value)

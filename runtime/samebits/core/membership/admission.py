@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from samebits.core.ledger import NAMED, Ledger
-from samebits.core.lines import root_of
 from samebits.core.membership.leases import Leases
 from samebits.core.membership.rebuild import highest_unheard_incarnation, is_placeholder
 from samebits.core.membership.replacements import Claim, Replacements
@@ -26,8 +25,9 @@ from samebits.core.messages import (
     Register,
     protocol_difference,
 )
-from samebits.core.ready import Level
+from samebits.core.ready import Severity
 from samebits.core.records import ReplacementShown, SeatGranted, SeatRetired, SpareAdmitted
+from samebits.core.replacement_names import root_of
 from samebits.core.restore import differing
 from samebits.core.state import Seat
 
@@ -238,7 +238,7 @@ class Admission:
     def _fence(self, message: Register, seat: Seat | None) -> None:
         fenced = self.fenced(message, seat)
         self._ledger.ready.send(message.session, fenced)
-        self._ledger.ready.say(f"fenced {message.process}: {fenced.text}", Level.WARNING)
+        self._ledger.ready.say(f"fenced {message.process}: {fenced.text}", Severity.WARNING)
 
     def fenced(self, sender: Register | Credential, seat: Seat | None) -> Fenced:
         """Return the message to a process that wrongly believes it holds this node's seat."""
@@ -468,7 +468,7 @@ class Admission:
     def _refuse(self, message: Register, refusal: Refusal, text: str, retry_after_s: float = 0.0) -> None:
         ledger = self._ledger
         ledger.ready.send(message.session, ledger.refusal(message.session, refusal, text, retry_after_s))
-        ledger.ready.say(f"refused {message.process} ({refusal.name}): {text}", Level.WARNING)
+        ledger.ready.say(f"refused {message.process} ({refusal.name}): {text}", Severity.WARNING)
         if retry_after_s > 0 and len(self.refused) < MAX_REFUSED + 2 * ledger.policy.world_size:
             self._wait(self.refused, message, retry_after_s + ledger.policy.node_timeout_s)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 
 from samebits.core.hangs import Hang, classify_hang, fix_of
-from samebits.core.ledger import Ledger, Presence
-from samebits.core.ready import Level
+from samebits.core.ledger import Ledger, Liveness
+from samebits.core.ready import Severity
 from samebits.core.records import SeatLeft, SeatLost, SeatResumed
 from samebits.core.state import Seat
 
@@ -28,7 +28,7 @@ class Leases:
     def begin(self, seat: Seat, *, heard: bool) -> None:
         """Begin the lease of a seat just granted (``heard``) or read from the journal."""
         ledger = self._ledger
-        presence = Presence(ledger.now + self._lease_s(is_heard=heard), ledger.now if heard else None)
+        presence = Liveness(ledger.now + self._lease_s(is_heard=heard), ledger.now if heard else None)
         ledger.presences[seat.node] = presence
         if seat.slot is not None:
             ledger.meet(seat.slot)
@@ -91,7 +91,7 @@ class Leases:
         hang = classify_hang(presence.current_process_state(), ledger.policy.node_timeout_s)
         fix = fix_of(hang, seat.process.pid) if hang.value in reason else ""
         text = f"{seat.title} ({seat.process}) is lost: {seat.reason}"
-        ledger.ready.say(f"{text}. Fix: {fix}" if fix else text, Level.WARNING)
+        ledger.ready.say(f"{text}. Fix: {fix}" if fix else text, Severity.WARNING)
 
     def closing(self) -> list[Seat]:
         """Return live seats with a closed connection, which are lost at once if a collective fails.
@@ -188,7 +188,7 @@ class Leases:
         is_searched = self._ledger.now < self._searched_until
         return policy.reconnect_grace_s + policy.search_s if is_searched else policy.reconnect_grace_s
 
-    def _due(self, presence: Presence) -> tuple[float, str]:
+    def _due(self, presence: Liveness) -> tuple[float, str]:
         policy = self._ledger.policy
         silent_s = self._lease_s(is_heard=presence.heard_at is not None)
         longer = " and the time to look for the scheduler elsewhere" if silent_s > policy.node_timeout_s else ""

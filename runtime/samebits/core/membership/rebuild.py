@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from samebits.core.ledger import Ledger
-from samebits.core.messages import Pairs, Process, Refusal, Register, RoundId, Standing
+from samebits.core.messages import MemberRecord, Pairs, Process, Refusal, Register, RoundId
 from samebits.core.point import Cut, Point
-from samebits.core.ready import Level
+from samebits.core.ready import Severity
 from samebits.core.records import MAX_TERM, JobCreated, JobRebuilt, RebuiltGeneration, RebuiltSeat
 
 UNKNOWN_INCARNATION = 20
@@ -92,7 +92,7 @@ class Rebuild:
                 f"RECOVERY_PATH holds no journal, but a worker of job {message.job} is alive: no worker is seated for "
                 f"at most {ledger.policy.node_timeout_s:g} s (NODE_TIMEOUT), until a majority of them has reported"
             )
-            ledger.ready.say(text, Level.WARNING)
+            ledger.ready.say(text, Severity.WARNING)
 
     def _is_spare(self, message: Register) -> bool:
         """Return whether the sender is a spare of the lost job, whose members will follow."""
@@ -232,7 +232,7 @@ def _is_majority(said: Agreement, reports: int) -> bool:
 
 def _what_it_says(message: Register) -> Agreement:
     standing = message.standing
-    assert isinstance(standing, Standing)
+    assert isinstance(standing, MemberRecord)
     return Agreement(message.job, standing.generation, standing.round, standing.world_size, standing.restore)
 
 
@@ -241,7 +241,7 @@ def _in_agreement(reports: Iterable[Register]) -> dict[Agreement, dict[int, Regi
     groups: dict[Agreement, dict[int, Register]] = {}
     claimed_twice: set[tuple[Agreement, int]] = set()
     for message in reports:
-        assert isinstance(message.standing, Standing)
+        assert isinstance(message.standing, MemberRecord)
         key, rank = _what_it_says(message), message.standing.rank
         group = groups.setdefault(key, {})
         if rank in group:

@@ -7,7 +7,7 @@ remembered is never older than the last change.
 
 from __future__ import annotations
 
-from samebits.core.ledger import Ledger, Presence
+from samebits.core.ledger import Ledger, Liveness
 from samebits.core.messages import Activity, Heartbeat
 
 MOST_A_SEAT = 2
@@ -18,7 +18,7 @@ class Repeats:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._said: dict[str, tuple[Heartbeat, Presence, int]] = {}
+        self._said: dict[str, tuple[Heartbeat, Liveness, int]] = {}
         self._era = 0  # entries of earlier eras are invalid
 
     def take(self, session: str, message: object) -> bool:
@@ -34,7 +34,7 @@ class Repeats:
         presence.hear(self._ledger.now, self._ledger.policy)
         return True
 
-    def remember(self, session: str, message: Heartbeat, presence: Presence) -> None:
+    def remember(self, session: str, message: Heartbeat, presence: Liveness) -> None:
         """Remember an accepted heartbeat that had no effect."""
         self._said[session] = (message, presence, self._era)
 

@@ -15,8 +15,8 @@ import hmac
 import msgspec
 
 from samebits.core.ledger import Ledger
-from samebits.core.lines import number_of, root_of
 from samebits.core.messages import PROOF_BYTES, Register
+from samebits.core.replacement_names import number_of, root_of
 from samebits.core.state import Seat
 
 TOKEN_BYTES = 32

@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 
 from samebits.core.ledger import Ledger
-from samebits.core.lines import replaces, root_of
-from samebits.core.messages import Activity, Place
+from samebits.core.messages import Activity, RankPosition
 from samebits.core.records import GenerationCommitted, SeatRetired, SlotGiven
+from samebits.core.replacement_names import replaces, root_of
 from samebits.core.state import Seat
 
 
@@ -40,7 +40,7 @@ class World:
         self._is_unhealthy = is_unhealthy
         self.coming: set[int] = set()
         self.has_begun = False
-        self._places: tuple[int, dict[int, Place]] = (-1, {})  # cached for one version of the ledger
+        self._places: tuple[int, dict[int, RankPosition]] = (-1, {})  # cached for one version of the ledger
 
     def load(self) -> None:
         """Expect the slots in the journal, all absent at first."""
@@ -262,14 +262,14 @@ class World:
         enough = self.coming and self._ledger.present() - len(self.coming) >= self._ledger.policy.min_world_size
         return self.coming if enough else set()
 
-    def place_of(self, slot: int) -> Place | None:
+    def place_of(self, slot: int) -> RankPosition | None:
         """Return the slot's place in a round of all present members; at fixed size, of all members."""
         ledger = self._ledger
         if not ledger.policy.is_elastic:
-            return Place(slot, slot, ledger.policy.world_size)
+            return RankPosition(slot, slot, ledger.policy.world_size)
         if self._places[0] != ledger.version:
             slots = [one for one in self.members() if one not in ledger.absent]
-            places = {one: Place(one, rank, len(slots)) for rank, one in enumerate(slots)}
+            places = {one: RankPosition(one, rank, len(slots)) for rank, one in enumerate(slots)}
             self._places = (ledger.version, places)
         return self._places[1].get(slot)
 

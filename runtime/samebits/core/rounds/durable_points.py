@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from samebits.core.ledger import Ledger
-from samebits.core.messages import CommittedPoint, Said
+from samebits.core.messages import CommittedPoint, ReportEnvelope
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, PointCommitted
 from samebits.core.reports import SavedPoints
@@ -29,7 +29,7 @@ class DurablePoints:
         self._held: dict[str, tuple[int, frozenset[Point]]] = {}  # node → incarnation and last reported points
         self._holders: Counter[Point] = Counter()  # point → number of holders
 
-    def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
+    def take(self, seat: Seat, body: SavedPoints, said: ReportEnvelope) -> None:
         """Take a member's report; after its first one, send it the known committed point."""
         committed = self._ledger.state.generation
         if committed is None:

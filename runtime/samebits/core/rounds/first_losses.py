@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
-from samebits.core.causes.table import Notice, Observation
+from samebits.core.causes.table import LossDetection, Observation
 from samebits.core.hangs import Hang, classify_hang
-from samebits.core.ledger import Presence
+from samebits.core.ledger import Liveness
 from samebits.core.messages import Process
 from samebits.core.records import CauseFound
 from samebits.core.values import replace
@@ -113,7 +113,7 @@ class Causes:
             self._followers.pop(earlier, None)
 
 
-def observed(presence: Presence, words: str, lease_s: float) -> Observation:
+def observed(presence: Liveness, words: str, lease_s: float) -> Observation:
     """Return the scheduler's knowledge of a lost process; ``words`` is its own error message, or ""."""
     if presence.hang is not None:
         return Observation(hang=presence.hang)
@@ -124,11 +124,11 @@ def observed(presence: Presence, words: str, lease_s: float) -> Observation:
     if (ended := presence.ended) is not None:
         return Observation(ended.status, ended.signal, ended.error, ended.is_failure, ended.is_out_of_memory)
     if presence.is_gone:
-        return Observation(notice=Notice.GONE)
+        return Observation(notice=LossDetection.GONE)
     if presence.closed_at is not None:
-        return Observation(notice=Notice.CLOSED)
+        return Observation(notice=LossDetection.CLOSED)
     hang = classify_hang(presence.current_process_state(), lease_s)
-    return Observation(notice=Notice.SILENT) if hang is Hang.SILENT else Observation(hang=hang)
+    return Observation(notice=LossDetection.SILENT) if hang is Hang.SILENT else Observation(hang=hang)
 
 
 def sentence(causes: Sequence[CauseFound], followers: Collection[int] = ()) -> str:

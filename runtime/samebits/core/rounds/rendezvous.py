@@ -19,18 +19,18 @@ from samebits.core.messages import (
     Holdings,
     Join,
     Pairs,
-    Place,
     Publish,
+    RankPosition,
     Refusal,
     RoundId,
     RoundOpened,
 )
 from samebits.core.point import Point
-from samebits.core.ready import Level
+from samebits.core.ready import Severity
 from samebits.core.records import GenerationCommitted, SeatLeft
 from samebits.core.restore import (
     Restore,
-    choose,
+    choose_restore_point,
     differing,
     drop_doubtful_points,
     lost_progress,
@@ -68,12 +68,12 @@ class Round:
     blames_nobody: bool = False  # opened for a failed collective whose cause is not known yet
     joined: dict[str, Holdings] = field(default_factory=dict)
     came: set[str] = field(default_factory=set)  # nodes that joined, even if more is required of them now
-    blobs: dict[str, tuple[bytes, Place | None]] = field(default_factory=dict)
+    blobs: dict[str, tuple[bytes, RankPosition | None]] = field(default_factory=dict)
     """Each joined node's part of the address map and the place that it was made for."""
     look: bool = False  # memories do not hold enough: all must read their disks
     gently: bool = False  # the generation continues until its members leave at a commit
     leave_by: float | None = None  # deadline for the others, once a member has left
-    told: dict[str, Place | None] = field(default_factory=dict)  # in an elastic world: places as last sent
+    told: dict[str, RankPosition | None] = field(default_factory=dict)  # in an elastic world: places as last sent
     version: int = -1  # the ledger's version when the places were sent
     told_at: float = 0.0  # when all were last invited
     invitations: Invitations | None = None  # cached invitations for the round's present state
@@ -86,9 +86,9 @@ class Invitations:
     """Invitations to the present state of one round, cached because thousands are nearly identical."""
 
     alike: RoundOpened  # without incarnation and place
-    made: dict[tuple[int, Place | None], RoundOpened] = field(default_factory=dict)
+    made: dict[tuple[int, RankPosition | None], RoundOpened] = field(default_factory=dict)
 
-    def to(self, incarnation: int, place: Place | None) -> RoundOpened:
+    def to(self, incarnation: int, place: RankPosition | None) -> RoundOpened:
         """Return the invitation for this incarnation and place."""
         message = self.made.get((incarnation, place))
         if message is None:
@@ -346,7 +346,7 @@ class Rendezvous:
             suspects = {rank for rank, seat in enumerate(seats) if (seat.node, seat.incarnation) in named}
         if not self._same_numerics(seats, by_rank) or self._asks_disks(round_, seats, by_rank):
             return
-        restore = choose(by_rank, state.generation, slots, suspects)
+        restore = choose_restore_point(by_rank, state.generation, slots, suspects)
         if restore.point is None and state.rolled_back is not None:
             self.has_no_way_back = True
             return
@@ -378,7 +378,7 @@ class Rendezvous:
         self._blobs = {}
         for rank, seat in enumerate(seats):
             blob, made_for = round_.blobs.get(seat.node, (b"", None))
-            if blob and self._is_in_place(made_for, Place(slots[rank], rank, len(slots))):
+            if blob and self._is_in_place(made_for, RankPosition(slots[rank], rank, len(slots))):
                 self._blobs[rank] = blob
         ledger.ready.say(
             f"generation {state.generation_number} starts with {counted(len(seats), 'worker')}; {restore.text}"
@@ -404,9 +404,9 @@ class Rendezvous:
         )
         return True
 
-    def _is_in_place(self, made_for: Place | None, place: Place) -> bool:
+    def _is_in_place(self, made_for: RankPosition | None, place: RankPosition) -> bool:
         """Return whether an address part made for ``made_for`` (None: a full world) fits ``place``."""
-        default = Place(place.slot, place.slot, self._ledger.policy.world_size)
+        default = RankPosition(place.slot, place.slot, self._ledger.policy.world_size)
         return (made_for or default) == place
 
     def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Holdings]) -> bool:
@@ -437,7 +437,7 @@ class Rendezvous:
             "Start it with the same values"
         )
         ledger.tell(seat.node, ledger.refusal(seat.session, Refusal.NUMERICS, text))
-        ledger.ready.say(text, Level.WARNING)
+        ledger.ready.say(text, Severity.WARNING)
         ledger.write(SeatLeft(seat.node, seat.incarnation))
         if seat.slot is not None:
             ledger.miss(seat.slot, at_once=True)
@@ -516,7 +516,7 @@ class Rendezvous:
         committed, rank = self._ledger.state.generation, self.rank_of(seat)
         if committed is None or rank is None or message.round != committed.round or not message.holdings.blob:
             return
-        if self._is_in_place(message.holdings.place, Place(committed.slots[rank], rank, len(committed.slots))):
+        if self._is_in_place(message.holdings.place, RankPosition(committed.slots[rank], rank, len(committed.slots))):
             self.publish(seat, Publish(message.sender, committed.generation, message.holdings.blob))
 
     def publish(self, seat: Seat, message: Publish) -> None:

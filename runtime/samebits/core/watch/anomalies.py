@@ -62,7 +62,7 @@ class Band:
         return f"is {value:.4g} after {middle:.4g} ± {distance:.2g} so far"
 
 
-class Verdict(enum.Enum):
+class AnomalyVerdict(enum.Enum):
     """Conclusion from recomputing the step from the same commit."""
 
     TRANSIENT = "another value, which training can have"
@@ -80,26 +80,26 @@ class Odd:
     value: float
     problem: str
 
-    def judge(self, step: int, value: float, problem: str) -> Verdict | None:
+    def judge(self, step: int, value: float, problem: str) -> AnomalyVerdict | None:
         """Return the verdict from a later report; None if that report is about an earlier step."""
         if step < self.step:
             return None
         if step > self.step:
-            return Verdict.MISSED
+            return AnomalyVerdict.MISSED
         if value == self.value or (math.isnan(value) and math.isnan(self.value)):
-            return Verdict.LASTING
-        return Verdict.UNSTEADY if problem else Verdict.TRANSIENT
+            return AnomalyVerdict.LASTING
+        return AnomalyVerdict.UNSTEADY if problem else AnomalyVerdict.TRANSIENT
 
-    def sentence(self, verdict: Verdict, value: float) -> str:
+    def sentence(self, verdict: AnomalyVerdict, value: float) -> str:
         """Describe the verdict; ``value`` is the recomputed number."""
         first, again = f"the {self.title} {self.problem}", f"was {value:.4g} when recomputed"
         return {
-            Verdict.TRANSIENT: f"{first}, but {again} from the last commit: a transient error, most likely of this "
-            "worker's device or host",
-            Verdict.LASTING: f"{first}, and the same value was recomputed from the last commit: the model or the data "
-            "is at fault, or what was committed before",
-            Verdict.UNSTEADY: f"{first}, but {again}: either the computation gives another value each time, or this "
-            "worker's device is defective",
-            Verdict.MISSED: f"{first}, and was not recomputed: its step was committed before it was reported. Fix: "
-            "call state.report() before state.commit()",
+            AnomalyVerdict.TRANSIENT: f"{first}, but {again} from the last commit: a transient error, most likely of "
+            "this worker's device or host",
+            AnomalyVerdict.LASTING: f"{first}, and the same value was recomputed from the last commit: the model or "
+            "the data is at fault, or what was committed before",
+            AnomalyVerdict.UNSTEADY: f"{first}, but {again}: either the computation gives another value each time, or "
+            "this worker's device is defective",
+            AnomalyVerdict.MISSED: f"{first}, and was not recomputed: its step was committed before it was reported. "
+            "Fix: call state.report() before state.commit()",
         }[verdict]

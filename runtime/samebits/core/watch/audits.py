@@ -2,8 +2,8 @@
 
 A wrong local gradient reaches all replicas alike, so only a rank that recomputes it can see the error. Two matching
 results out of three decide. A device that was wrong once is not wrong in the same way again unless it is defective.
-These are pure functions; ``training.state.data.audited_batch`` keeps the inputs, and ``training.run.audits`` exchanges
-the results.
+These are pure functions; ``training.state.data.audited_batch`` keeps the inputs, and ``training.run.gradient_audits``
+exchanges the results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def roles(step: int, every: int, world_size: int) -> Roles | None:
     return Roles(first, (first + 1) % world_size, third)
 
 
-class Fault(enum.Enum):
+class AuditResult(enum.Enum):
     """Result of an audit."""
 
     NOBODY = "all computed the same"
@@ -47,7 +47,7 @@ class Fault(enum.Enum):
     LOOP = "the stored batch does not reproduce its gradient on any device"
 
 
-def judge(who: Roles, values: Mapping[int, int], own: int, times: int) -> Fault:
+def judge(who: Roles, values: Mapping[int, int], own: int, times: int) -> AuditResult:
     """Return the fault that the results show.
 
     Args:
@@ -60,13 +60,13 @@ def judge(who: Roles, values: Mapping[int, int], own: int, times: int) -> Fault:
     audited, auditor = values[who.audited], values[who.auditor]
     third = None if who.third is None else values[who.third]
     if audited == auditor:
-        return Fault.NOBODY
+        return AuditResult.NOBODY
     if third == audited:
-        return Fault.AUDITOR
+        return AuditResult.AUDITOR
     all_values = [one for one in (audited, auditor, third, own) if one is not None]
     if times >= MOST_AT_ONE_STEP and (own == auditor or len(set(all_values)) == len(all_values)):
-        return Fault.LOOP
-    return Fault.AUDITED if third == auditor else Fault.UNKNOWN
+        return AuditResult.LOOP
+    return AuditResult.AUDITED if third == auditor else AuditResult.UNKNOWN
 
 
 class Follows(enum.Enum):
@@ -78,18 +78,18 @@ class Follows(enum.Enum):
     STOP = "the job ends"
 
 
-def follows(fault: Fault, times: int) -> Follows:
+def follows(fault: AuditResult, times: int) -> Follows:
     """Return the consequence; ``times`` as in :func:`judge`."""
-    if fault is Fault.LOOP:
+    if fault is AuditResult.LOOP:
         return Follows.GIVE_UP
-    if fault in (Fault.NOBODY, Fault.AUDITOR):  # the auditor's value was not used in any step
+    if fault in (AuditResult.NOBODY, AuditResult.AUDITOR):  # the auditor's value was not used in any step
         return Follows.GO_ON
     return Follows.TAKE_AGAIN if times < MOST_AT_ONE_STEP else Follows.STOP
 
 
-def teller(who: Roles, fault: Fault) -> int:
+def teller(who: Roles, fault: AuditResult) -> int:
     """Return the rank that reports to the scheduler: the faulty one, if known."""
-    return who.auditor if fault is Fault.AUDITOR else who.audited
+    return who.auditor if fault is AuditResult.AUDITOR else who.audited
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,25 +105,25 @@ class Known:
     saved: int = 0
 
 
-def sentence(who: Roles, fault: Fault, part: str, then: Follows) -> str:
+def sentence(who: Roles, fault: AuditResult, part: str, then: Follows) -> str:
     """Describe a difference; ``part`` is the first parameter whose gradient differs."""
     again = ", also when the step was repeated" if then is Follows.STOP else ""
     return f"{_what(who, fault, part)}{again}; {then.value}"
 
 
-def _what(who: Roles, fault: Fault, part: str) -> str:
+def _what(who: Roles, fault: AuditResult, part: str) -> str:
     audited, auditor, third = (f"rank {one}" for one in (who.audited, who.auditor, who.third))
-    if fault is Fault.AUDITOR:
+    if fault is AuditResult.AUDITOR:
         return (
             f"{auditor} computed {audited}'s gradient of {part} again and got a different one than {audited} and "
             f"{third}: most likely {auditor}'s device is at fault"
         )
-    if fault is Fault.AUDITED:
+    if fault is AuditResult.AUDITED:
         return (
             f"{audited}'s gradient of {part} is not what {auditor} and {third} compute from the same inputs: most "
             f"likely {audited}'s device is at fault"
         )
-    if fault is Fault.LOOP:
+    if fault is AuditResult.LOOP:
         return (
             f"{audited}'s gradient of {part} is not what {audited} itself computes from the same inputs, twice: the "
             "loop cannot be audited (a loss that is not an output of the module, or kernels whose bits vary)"

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from samebits.core.causes.table import CauseClass, Notice, Observation
+from samebits.core.causes.table import CauseClass, LossDetection, Observation
 from samebits.core.ledger import Ledger, Member, Trust
 from samebits.core.membership.departures import ask_to_leave
 from samebits.core.messages import Activity
 from samebits.core.point import Point
 from samebits.core.records import RolledBack
 from samebits.core.reports import FINAL
-from samebits.core.watch.equality import NAMED_PARTS, Difference, Judgement, ranks_of, sentence
+from samebits.core.watch.equality import NAMED_PARTS, Judgement, RankDifference, ranks_of, sentence
 
 MOST_AT_ONE_STEP = 3
 """Ranks that differ this often at one step will not become equal there."""
@@ -54,7 +54,7 @@ class Stop:
 
 
 def decide(
-    found: Difference, trust: Trust, repairs: Sequence[Repair] = (), origins: Mapping[int, Member] | None = None
+    found: RankDifference, trust: Trust, repairs: Sequence[Repair] = (), origins: Mapping[int, Member] | None = None
 ) -> GoBack | Stop:
     """Decide on a difference, from the reports and the repairs so far.
 
@@ -102,7 +102,7 @@ def _against(judgement: Judgement) -> str:
     return f"{shown} and {more} more groups" if more > 0 else shown
 
 
-class Consistency:
+class ConsistencyJudge:
     """Decides on differences and remembers offenders, for one scheduler start."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -110,7 +110,7 @@ class Consistency:
         self._repairs: list[Repair] = []
         self._offences: Counter[str] = Counter()  # by node: how often its state differed
 
-    def judge(self, found: Difference) -> str:
+    def judge(self, found: RankDifference) -> str:
         """Roll all ranks back, journaled and logged, or return why the job must end."""
         ledger, committed = self._ledger, self._ledger.state.generation
         trust = ledger.policy.trust if ledger.policy.recovery else Trust.STOP
@@ -132,11 +132,11 @@ class Consistency:
         self._drain([node for node in nodes if self._offences[node] >= DRAINED_AT])
         return ""
 
-    def _text(self, found: Difference, decision: GoBack, nodes: Sequence[str]) -> str:
+    def _text(self, found: RankDifference, decision: GoBack, nodes: Sequence[str]) -> str:
         """Return one line: who differs, in what, since when, and how much is repeated."""
         ledger, committed = self._ledger, self._ledger.state.generation
         assert committed is not None, "they differ in one"
-        row = ledger.policy.causes.of(Observation(notice=Notice.UNEQUAL))
+        row = ledger.policy.causes.of(Observation(notice=LossDetection.UNEQUAL))
         alike = tuple(rank for rank in sorted(found.values) if rank not in decision.suspects)
         who = ", ".join(f"worker {node}, {ledger.process_of(node)}" for node in nodes[:NAMED_PARTS])
         what, whose = f"{ranks_of(decision.suspects)} ({who or 'of a lost worker'}) differs from {ranks_of(alike)}", ""

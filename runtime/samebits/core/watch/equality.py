@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from samebits.core.ledger import Ledger
-from samebits.core.messages import EqualPoint, Explain, Said
+from samebits.core.messages import EqualPoint, Explain, ReportEnvelope
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
 from samebits.core.reports import FINAL, Digest, Digests, Part, PartKind
@@ -55,7 +55,7 @@ def judge(values: Mapping[int, bytes]) -> Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RankDifference:
     """Ranks that differ after a commit.
 
     Attributes:
@@ -110,7 +110,7 @@ _ORDER = sorted(PartKind, key=lambda kind: 2.5 if kind is PartKind.SETTING else 
 def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
     """Describe a difference: the ranks, the first part, the likely cause and a fix.
 
-    Args: as in :class:`Difference`.
+    Args: as in :class:`RankDifference`.
     """
     alike, *odd = judgement.groups
     mine, theirs = f"rank {alike[0]}", f"rank {odd[0][0]}"
@@ -211,7 +211,7 @@ class Equality:
         self.odd_values = ""  # which values differ on one rank, and since when; "": none seen
         self._equal: list[Key] = []  # commits at which all were equal, ascending
 
-    def take(self, seat: Seat, body: Digests, said: Said) -> None:
+    def take(self, seat: Seat, body: Digests, said: ReportEnvelope) -> None:
         """Take a member's digests."""
         state = self._ledger.state
         committed, teller = state.generation, (seat.node, seat.incarnation)
@@ -254,14 +254,14 @@ class Equality:
         """Return whether a difference was found that cannot be described yet."""
         return self._differs is not None
 
-    def difference(self) -> Difference | None:
+    def difference(self) -> RankDifference | None:
         """Return the first difference, once its parts have arrived or the wait is over."""
         self._name_what_may_differ()
         found = self._differs
         if found is None or not (found.is_answered or found.until <= self._ledger.now):
             return None
         one, other = found.digests
-        return Difference(found.judgement, one, other, found.values, self._equal_before(_key(one)))
+        return RankDifference(found.judgement, one, other, found.values, self._equal_before(_key(one)))
 
     def settle(self) -> None:
         """Forget all digests after the difference was acted on."""

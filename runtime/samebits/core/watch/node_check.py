@@ -2,7 +2,7 @@
 
 A node is slow if it twice needs a multiple of the others' time for the same work, the second time while the others are
 idle. In a slow or wrong pair the faulty member is unknown, but a member that succeeds in another pair is cleared, which
-leaves the other. With two nodes there is no other pair. ``training.process.node_check`` measures and exchanges.
+leaves the other. With two nodes there is no other pair. ``training.process.node_comparison`` measures and exchanges.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNMET = "unmet"
 Pair = tuple[int, int]
 
 
-class Figures(NamedTuple):
+class NodeTimings(NamedTuple):
     """Seconds that a node needs for the standard work; 0: not measured."""
 
     compute_s: float
@@ -49,17 +49,17 @@ class Sum(NamedTuple):
     problem: str = ""  # WRONG, SILENT or UNMET; the last is not held against the pair
 
 
-class Report(msgspec.Struct, frozen=True):
+class NodeReport(msgspec.Struct, frozen=True):
     """One node's results from one round."""
 
     name: str = ""
     machine: bytes = b""
-    figures: Figures = Figures(0.0, 0.0, 0.0)
+    figures: NodeTimings = NodeTimings(0.0, 0.0, 0.0)
     took_s: float = 0.0
     problem: str = ""
 
 
-class Verdict(NamedTuple):
+class NodeVerdict(NamedTuple):
     """Reasons why nodes must not train, messages, and pairs that fail while the faulty member is unknown."""
 
     bad: dict[int, str]
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
     either: dict[Pair, str]  # neither may train
 
 
-class Plan(msgspec.Struct, frozen=True):
+class NodeCheckPlan(msgspec.Struct, frozen=True):
     """The nodes' next task; the last plan names the nodes that must not train."""
 
     pairs: tuple[Pair, ...] = ()
@@ -88,14 +88,16 @@ class Plan(msgspec.Struct, frozen=True):
         return is_paired_once and all(0 <= slot < world_size for slot in (*self.asked, *self.bad))
 
 
-def by_host(figures: Mapping[int, Figures], hosts: Mapping[int, bytes], *, shares_all: bool) -> dict[int, Figures]:
+def by_host(
+    figures: Mapping[int, NodeTimings], hosts: Mapping[int, bytes], *, shares_all: bool
+) -> dict[int, NodeTimings]:
     """Replace each node's figures by the best ones of its host, whose nodes measure at the same time.
 
     Args:
         shares_all: nodes of a host also share processors and memory; False: only the disk.
     """
     found = dict(figures)
-    for place, part in enumerate(Figures._fields):
+    for place, part in enumerate(NodeTimings._fields):
         if shares_all or part == "disk_s":
             best: dict[bytes, float] = {}
             for slot, one in figures.items():
@@ -105,7 +107,7 @@ def by_host(figures: Mapping[int, Figures], hosts: Mapping[int, bytes], *, share
     return found
 
 
-def slow(figures: Mapping[int, Figures], again: Mapping[int, Figures] | None = None) -> dict[int, str]:
+def slow(figures: Mapping[int, NodeTimings], again: Mapping[int, NodeTimings] | None = None) -> dict[int, str]:
     """Return slow nodes and their problem; with ``again``, only those that were slow both times."""
     found: dict[int, list[str]] = {}
     for place, (part, factor) in enumerate(FACTORS.items()):
@@ -160,7 +162,7 @@ def _pair(one: int, other: int) -> Pair:
     return min(one, other), max(one, other)
 
 
-def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mapping[Pair, Sum]) -> Verdict:
+def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mapping[Pair, Sum]) -> NodeVerdict:
     """Return the verdict once no more pairs are to be tried.
 
     Args:
@@ -168,7 +170,7 @@ def verdict(names: Mapping[int, str], slow_ones: Mapping[int, str], sums: Mappin
         slow_ones: nodes that are slow alone, and at what.
         sums: by pair, the result of its slower or wrong member.
     """
-    found = Verdict({slot: f"it is slow ({text})" for slot, text in slow_ones.items()}, [], {})
+    found = NodeVerdict({slot: f"it is slow ({text})" for slot, text in slow_ones.items()}, [], {})
     failed, cleared, usual_s = _outcomes(sums)
     for pair in failed:
         what = {WRONG: "their sum is wrong", SILENT: "they get no answer of each other"}.get(
@@ -199,22 +201,22 @@ class Judge:
         shares_all: nodes of one machine share processors and memory too, not only the disk.
     """
 
-    def __init__(self, alone: Mapping[int, Report], slots: Iterable[int], *, shares_all: bool) -> None:
+    def __init__(self, alone: Mapping[int, NodeReport], slots: Iterable[int], *, shares_all: bool) -> None:
         self._alone, self._slots, self._shares_all = alone, set(slots), shares_all
         self._machines = {slot: one.machine for slot, one in alone.items()}
-        self._again: dict[int, Figures] | None = None
+        self._again: dict[int, NodeTimings] | None = None
         self._sums: dict[Pair, Sum] = {}
         self._rounds = 0
         self._here = set(alone)  # the others are dead or stopped, which is handled elsewhere
 
-    def plan(self) -> Plan:
+    def plan(self) -> NodeCheckPlan:
         """Return the next plan."""
         figures = self._figures(self._alone)
         if self._again is None and (slow_ones := slow(figures)):
-            return Plan(again=tuple(slow_ones))
+            return NodeCheckPlan(again=tuple(slow_ones))
         order = across_hosts({slot: self._machines[slot] for slot in self._here})
         if self._rounds < MOST_ROUNDS and (pairs := next_pairs(order, self._sums)):
-            return Plan(pairs)
+            return NodeCheckPlan(pairs)
         names = {slot: one.name[:_MOST_NAME_CHARS] for slot, one in self._alone.items()}
         found = verdict(names, slow(figures, self._again or {}), self._sums)
         bad = found.bad | {slot: sentence for pair, sentence in found.either.items() for slot in pair}
@@ -224,18 +226,18 @@ class Judge:
         }
         said = found.said[: MOST_SAID - len(left_out)]
         said += [f"the nodes of these slots {text}: {_named(slots)}" for text, slots in left_out.items() if slots]
-        return Plan(
+        return NodeCheckPlan(
             is_last=True,
             bad={slot: self._machines[slot] for slot in bad},
             why={slot: shortened(text, MOST_CHARS, IN_LOGS) for slot, text in sorted(bad.items())[:MOST_SAID]},
             said=tuple(shortened(sentence, MOST_CHARS, IN_LOGS) for sentence in said),
         )
 
-    def _figures(self, said: Mapping[int, Report]) -> dict[int, Figures]:
-        found = {slot: Figures(*map(_seconds, one.figures)) for slot, one in said.items()}
+    def _figures(self, said: Mapping[int, NodeReport]) -> dict[int, NodeTimings]:
+        found = {slot: NodeTimings(*map(_seconds, one.figures)) for slot, one in said.items()}
         return by_host(found, self._machines, shares_all=self._shares_all)
 
-    def take(self, plan: Plan, said: Mapping[int, Report]) -> None:
+    def take(self, plan: NodeCheckPlan, said: Mapping[int, NodeReport]) -> None:
         """Add the reports on a plan that arrived in time."""
         self._here -= set(plan.asked) - said.keys()
         if plan.again:

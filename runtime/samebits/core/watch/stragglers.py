@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from samebits.core.ledger import Ledger
-from samebits.core.messages import Said
+from samebits.core.messages import ReportEnvelope
 from samebits.core.reports import StepTime, StepTiming
 from samebits.core.state import Seat
 from samebits.core.watch.pace import STEPS, Slowness, compare, own_us, sentence
@@ -49,7 +49,7 @@ class Stragglers:
         self._watched: dict[str, _Watched] = {}
         self._look_at: float | None = None
 
-    def take(self, seat: Seat, body: StepTiming, said: Said) -> None:
+    def take(self, seat: Seat, body: StepTiming, said: ReportEnvelope) -> None:
         """Take a member's step times."""
         if self._ledger.policy.straggler_factor is None or said.generation != self._ledger.state.generation_number:
             return

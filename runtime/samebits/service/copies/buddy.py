@@ -13,7 +13,7 @@ import weakref
 
 from samebits.core.values import Int, Schema, Value
 from samebits.net.address import endpoint
-from samebits.net.copies import TICKET_BYTES, Keeper
+from samebits.net.copies import TICKET_BYTES, BuddyAddress
 from samebits.net.curve import ClusterKeys
 from samebits.store.checkpoint.writer import command_of
 
@@ -26,7 +26,8 @@ class Brief(Value, frozen=True, tag=1):
 
     Attributes:
         base, job: folder in memory for copies, and job.
-        keeper: destination of this rank's copies, a :class:`samebits.net.copies.Keeper` as text; "" without a buddy.
+        keeper: destination of this rank's copies, a :class:`samebits.net.copies.BuddyAddress` as text; "" without a
+            buddy.
         who: the keeper, for people.
         keeps: the slots whose copies come here.
         ticket: this process's own, the proof that copies sent to it must carry.
@@ -78,7 +79,7 @@ class CopyListener:
         self._socket.bind((address, 0))
         self._socket.listen(_BACKLOG)
         self._socket.setblocking(False)  # ZeroMQ accepts after a connection may have been closed
-        self.keeper = Keeper(endpoint(address, self._socket.getsockname()[1]), secrets.token_bytes(TICKET_BYTES))
+        self.keeper = BuddyAddress(endpoint(address, self._socket.getsockname()[1]), secrets.token_bytes(TICKET_BYTES))
         _open_listeners.add(self)
 
     @property

@@ -14,7 +14,17 @@ from typing import Any
 import zmq
 
 from samebits.errors import CheckpointError, LockedError, StoreError
-from samebits.net.copies import MAX_TEXT_BYTES, Declined, FromKeeper, KeeperSocket, Offer, Piece, Said, Taken, Whole
+from samebits.net.copies import (
+    MAX_TEXT_BYTES,
+    BytesReceived,
+    CopyMessage,
+    Declined,
+    FromKeeper,
+    KeeperSocket,
+    PointOffer,
+    StreamChunk,
+    Whole,
+)
 from samebits.net.curve import KeyPair
 from samebits.store.checkpoint import MemoryRoom
 from samebits.store.checkpoint.copied_buffer import CopyOffer, IncomingCopy, has_copy
@@ -71,11 +81,11 @@ class CopyKeeper:
     def look(self) -> None:
         """Read and answer what has arrived."""
         for said in self._socket.drain():
-            answer = self._offered(said, said.message) if isinstance(said.message, Offer) else self._brought(said)
+            answer = self._offered(said, said.message) if isinstance(said.message, PointOffer) else self._brought(said)
             if answer is not None:
                 self._socket.send(said.sender, answer)
 
-    def _offered(self, said: Said, offer: Offer) -> FromKeeper:
+    def _offered(self, said: CopyMessage, offer: PointOffer) -> FromKeeper:
         number = offer.transfer
         if not hmac.compare_digest(offer.ticket, self._ticket):
             return Declined(number, "the offer does not carry the ticket of this keeper", again=False)
@@ -99,10 +109,10 @@ class CopyKeeper:
         except StoreError as error:
             self._give_up(offer.slot)
             return Declined(number, _short(error), again=False)
-        return Taken(number, 0)
+        return BytesReceived(number, 0)
 
-    def _brought(self, said: Said) -> FromKeeper | None:
-        assert isinstance(said.message, Piece)
+    def _brought(self, said: CopyMessage) -> FromKeeper | None:
+        assert isinstance(said.message, StreamChunk)
         number, offset = said.message.transfer, said.message.offset
         found = next(
             (
@@ -121,7 +131,7 @@ class CopyKeeper:
             self._give_up(slot)
             return Declined(number, _short(error), again=False)
         if not is_whole:
-            return Taken(number, incoming.copy.received_bytes)
+            return BytesReceived(number, incoming.copy.received_bytes)
         del self._incoming[slot]
         return Whole(number)
 

@@ -15,7 +15,17 @@ from typing import Any
 import zmq
 
 from samebits.errors import StoreError
-from samebits.net.copies import PIECE_BYTES, WINDOW_BYTES, Declined, Keeper, Offer, Piece, SenderSocket, Taken, Whole
+from samebits.net.copies import (
+    PIECE_BYTES,
+    WINDOW_BYTES,
+    BuddyAddress,
+    BytesReceived,
+    Declined,
+    PointOffer,
+    SenderSocket,
+    StreamChunk,
+    Whole,
+)
 from samebits.net.curve import KeyPair
 from samebits.store.checkpoint import Location
 from samebits.store.checkpoint.copied_buffer import OutgoingCopy, outgoing_copy
@@ -27,7 +37,7 @@ AGAIN_S = 0.5
 LATER_S = 30.0
 """Seconds before a silent keeper is tried again."""
 
-Report = Callable[[int, str], object]
+CopyOutcome = Callable[[int, str], object]
 """Takes a point's sequence number and why it was not copied; "" if it was."""
 
 
@@ -43,13 +53,13 @@ class CopySender:
     """
 
     def __init__(
-        self, context: zmq.Context[Any], room: Path, room_descriptor: int, root: Location, report: Report
+        self, context: zmq.Context[Any], room: Path, room_descriptor: int, root: Location, report: CopyOutcome
     ) -> None:
         self._context = context
         self._root = root
         self._room, self._room_descriptor = room, room_descriptor
         self._report = report
-        self._keeper: Keeper | None = None
+        self._keeper: BuddyAddress | None = None
         self._who = ""
         self._keys: KeyPair | None = None
         self._socket: SenderSocket | None = None
@@ -72,7 +82,7 @@ class CopySender:
         deadlines = [at for at in (self._give_up_at, self._again_at) if at is not None]
         return min(deadlines, default=None)
 
-    def go_to(self, keeper: Keeper | None, who: str, keys: KeyPair | None, now: float) -> None:
+    def go_to(self, keeper: BuddyAddress | None, who: str, keys: KeyPair | None, now: float) -> None:
         """Send to this keeper, which has no copies yet, from now on; None: to no keeper."""
         if keeper == self._keeper:
             return
@@ -112,9 +122,9 @@ class CopySender:
             self._again_at = None
             self._begin(now)
 
-    def _take(self, message: Taken | Whole | Declined, now: float) -> None:
+    def _take(self, message: BytesReceived | Whole | Declined, now: float) -> None:
         match message:
-            case Taken(_, received_bytes):
+            case BytesReceived(_, received_bytes):
                 self._answered_bytes = max(self._answered_bytes, min(received_bytes, self._sent_bytes))
                 self._give_up_at = now + SILENT_S
                 self._send_on(now)
@@ -150,7 +160,7 @@ class CopySender:
         self._give_up_at = now + SILENT_S
         what = outgoing.offer
         self._socket.send(
-            Offer(
+            PointOffer(
                 self._keeper.ticket,
                 self._transfer,
                 what.job,
@@ -175,7 +185,7 @@ class CopySender:
                     now,
                 )
                 return
-            if not self._socket.send_piece(Piece(self._transfer, self._sent_bytes), piece):
+            if not self._socket.send_piece(StreamChunk(self._transfer, self._sent_bytes), piece):
                 self._settle(f"the connection to {self._who} takes nothing more", now, hangs_up=True)
                 return
             self._sent_bytes += len(piece)

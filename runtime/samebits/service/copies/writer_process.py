@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from samebits.net.copies import Keeper
+from samebits.net.copies import BuddyAddress
 from samebits.net.curve import KeyPair
 from samebits.net.sockets import Waker
 from samebits.service.copies.buddy import Brief
@@ -84,7 +84,7 @@ class Copies:
         if self._keeper is None:
             self._keeper = CopyKeeper(self._context, self._listener, keys, Path(brief.base), brief.job, brief.ticket)
         self._keeper.keep(frozenset(brief.keeps))
-        keeper = Keeper.of(brief.keeper) if brief.keeper else None
+        keeper = BuddyAddress.of(brief.keeper) if brief.keeper else None
         self._sender.go_to(keeper, brief.who, keys, time.monotonic())
 
     def _end(self) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from samebits.service.health import vendor_tool
-from samebits.service.health.vendor_tool import LATER_FIELDS, NVIDIA_FIELDS, Told, VendorTool
+from samebits.service.health.vendor_tool import LATER_FIELDS, NVIDIA_FIELDS, ToolReadings, VendorTool
 
 _NO_FAULT = {"", "OK", "NA", "UNKNOWN", "-"}
 _NO_ACTION = {"", "NONE", "N/A", "[N/A]"}
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceHealth:
     """One accelerator: its tool's description of it, and its problem, if any."""
 
     name: str
@@ -25,13 +25,13 @@ class Device:
     problem: str = ""
 
 
-def devices() -> list[Device]:
+def devices() -> list[DeviceHealth]:
     """Return this machine's accelerators; none without a tool."""
     told = [*(NvidiaTool().look() or []), *(AscendTool().look() or [])]
-    return [Device(one.name, _found(one), "; ".join(problems(one))) for one in told]
+    return [DeviceHealth(one.name, _found(one), "; ".join(problems(one))) for one in told]
 
 
-def problems(told: Told) -> list[str]:
+def problems(told: ToolReadings) -> list[str]:
     """Return the faults that the tool reports, regardless of limits."""
     found = []
     if told.errors:
@@ -41,7 +41,7 @@ def problems(told: Told) -> list[str]:
     return found
 
 
-def fault_of(told: Told) -> str:
+def fault_of(told: ToolReadings) -> str:
     """Return ``its health is Alarm`` or ``its driver asks for: Reset``; empty if nothing is wrong."""
     if told.recovery.upper() not in _NO_ACTION:
         return f"its driver asks for: {told.recovery}"
@@ -55,7 +55,7 @@ class NvidiaTool:
         self._tool = VendorTool("nvidia-smi", timeout_s)
         self._later = LATER_FIELDS
 
-    def look(self, uuid: str = "") -> list[Told] | None:
+    def look(self, uuid: str = "") -> list[ToolReadings] | None:
         """Return the tool's devices, or the one with this UUID; None without an answer."""
         which = (f"--id={uuid}",) if uuid else ()
         for later in self._later:
@@ -73,7 +73,7 @@ class AscendTool:
     def __init__(self, timeout_s: float | None = None) -> None:
         self._tool = VendorTool("npu-smi", timeout_s)
 
-    def look(self, wanted: Callable[[int], bool] = lambda place: True) -> list[Told] | None:
+    def look(self, wanted: Callable[[int], bool] = lambda place: True) -> list[ToolReadings] | None:
         """Return the devices whose position in the tool's list is wanted; None without an answer."""
         text = self._tool.ask("info")
         if text is None:
@@ -86,7 +86,7 @@ class AscendTool:
         return None if text is None else vendor_tool.ascend_errors(text)
 
 
-def _found(told: Told) -> str:
+def _found(told: ToolReadings) -> str:
     parts = [told.model]
     if told.state:
         parts.append(f"health {told.state}")

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from samebits.config import Look, Settings
+from samebits.config import Settings, SignPolicy
 from samebits.core.reports import Ailment, Sign
-from samebits.core.watch.health import HealthWatch, Limit, Reading
+from samebits.core.watch.health_limits import HealthReading, HealthWatch, Limit
 from samebits.service import log as lines
 from samebits.service.health.device_health import AscendTool, NvidiaTool, fault_of
 from samebits.service.health.kernel_log import OF_DEVICE, KernelLog, bus_of
-from samebits.service.health.vendor_tool import Told
+from samebits.service.health.vendor_tool import ToolReadings
 
 OTHERS_SHARE = 0.1
 """Another process with this share of a device's memory counts as a user, not as a driver's context."""
@@ -57,7 +57,7 @@ def limits_of(settings: Settings) -> dict[Sign, Limit]:
     return limits_in(
         {
             Sign.DEVICE_MEMORY: of("device_memory"),
-            Sign.DEVICE_HEAT: Look(heat.policy, heat.limit / 100),
+            Sign.DEVICE_HEAT: SignPolicy(heat.policy, heat.limit / 100),
             Sign.DEVICE_ERRORS: of("device_errors"),
             Sign.DEVICE_FAULT: of("device_errors"),
             Sign.DEVICE_SLOWED: of("device_slowed"),
@@ -66,7 +66,7 @@ def limits_of(settings: Settings) -> dict[Sign, Limit]:
     )
 
 
-def limits_in(looks: Mapping[Sign, Look]) -> dict[Sign, Limit]:
+def limits_in(looks: Mapping[Sign, SignPolicy]) -> dict[Sign, Limit]:
     """Return the limit of each enabled sign, and its consequence."""
     return {
         sign: Limit(look.limit, drains=look.policy in ("drain", "refuse"), refuses=look.policy == "refuse")
@@ -87,7 +87,7 @@ class DeviceReadings:
     def __init__(self, device: WatchedDevice, log: KernelLog | None = None, timeout_s: float | None = None) -> None:
         self._device, self._log = device, KernelLog() if log is None else log
         self._nvidia, self._ascend = NvidiaTool(timeout_s), AscendTool(timeout_s)
-        self._known: dict[Sign, Reading] = {}
+        self._known: dict[Sign, HealthReading] = {}
         self._name = device.name
         self._bus = ""
         if device.uuid and not self._log.is_readable:
@@ -95,9 +95,9 @@ class DeviceReadings:
                 f"{device.name}: the kernel's log cannot be read here, as in most containers, so Xid errors are not "
                 "seen; the recovery action that nvidia-smi reports is"
             )
-        self._logged: dict[int, Reading] = {}
+        self._logged: dict[int, HealthReading] = {}
 
-    def look(self) -> list[Reading]:
+    def look(self) -> list[HealthReading]:
         """Take new readings; return all known ones."""
         told = self._told()
         if told is not None:
@@ -114,22 +114,22 @@ class DeviceReadings:
         for place, number in self._log.faults():
             if place == bus:
                 where = f"{self._name}: Xid {number} ({OF_DEVICE[number]})"
-                self._logged[number] = Reading(Sign.DEVICE_FAULT, where, 1.0)
+                self._logged[number] = HealthReading(Sign.DEVICE_FAULT, where, 1.0)
         return [*self._known.values(), *self._logged.values()]
 
     def close(self) -> None:
         """Close the kernel log."""
         self._log.close()
 
-    def _told(self) -> Told | None:
-        found: list[Told] | None = None
+    def _told(self) -> ToolReadings | None:
+        found: list[ToolReadings] | None = None
         if self._device.uuid:
             found = self._nvidia.look(self._device.uuid)
         elif self._device.place is not None:
             found = self._ascend.look(lambda place: place == self._device.place)
         return found[0] if found is not None and len(found) == 1 else None
 
-    def _take(self, told: Told) -> None:
+    def _take(self, told: ToolReadings) -> None:
         if told.celsius is not None:
             self._know(Sign.DEVICE_HEAT, told.celsius / 100)
         if told.errors is not None:
@@ -140,7 +140,7 @@ class DeviceReadings:
             fault = fault_of(told)
             self._known.pop(Sign.DEVICE_FAULT, None)
             if fault:
-                self._known[Sign.DEVICE_FAULT] = Reading(Sign.DEVICE_FAULT, f"{told.name}: {fault}", 1.0)
+                self._known[Sign.DEVICE_FAULT] = HealthReading(Sign.DEVICE_FAULT, f"{told.name}: {fault}", 1.0)
 
     def _others(self, memory: DeviceMemory | None) -> float | None:
         """Return the share of the device's memory that other processes use."""
@@ -149,7 +149,7 @@ class DeviceReadings:
         return max(0, memory.total - memory.free - memory.held) / memory.total
 
     def _know(self, sign: Sign, share: float) -> None:
-        self._known[sign] = Reading(sign, self._name, max(0.0, share))
+        self._known[sign] = HealthReading(sign, self._name, max(0.0, share))
 
 
 class DeviceLook:

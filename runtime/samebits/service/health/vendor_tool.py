@@ -36,7 +36,7 @@ _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToolReadings:
     """A tool's readings of one device; None: not reported."""
 
     name: str
@@ -53,7 +53,7 @@ class Told:
     recovery: str = ""  # what NVIDIA's driver asks for, such as Reset
 
 
-def nvidia(text: str) -> list[Told]:
+def nvidia(text: str) -> list[ToolReadings]:
     """Parse the output of ``--query-gpu`` for NVIDIA_FIELDS and one of LATER_FIELDS: CSV without header and units."""
     found = []
     for line in text.splitlines()[:MOST_DEVICES]:
@@ -64,7 +64,7 @@ def nvidia(text: str) -> list[Told]:
         used_mib, total_mib = _memory(used, total)
         percent = _number(busy, 100)
         found.append(
-            Told(
+            ToolReadings(
                 f"NVIDIA {index}",
                 printable(model, _SHOWN_CHARACTERS),
                 bus=bus,
@@ -80,9 +80,9 @@ def nvidia(text: str) -> list[Told]:
     return found
 
 
-def ascend(text: str) -> list[Told]:
+def ascend(text: str) -> list[ToolReadings]:
     """Parse ``npu-smi info``, which has two lines per chip: the NPU's and the chip's."""
-    found: list[Told] = []
+    found: list[ToolReadings] = []
     first: tuple[str, ...] | None = None
     for line in text.splitlines():
         cells = [cell.split() for cell in line.strip().strip("|").split("|")]
@@ -97,7 +97,7 @@ def ascend(text: str) -> list[Told]:
             pairs = re.findall(r"([0-9]+) */ *([0-9]+)", " ".join(cells[2][1:]))  # Memory-Usage, then HBM-Usage
             used_mib, total_mib = next((_memory(*pair) for pair in reversed(pairs) if pair[1] != "0"), (None, None))
             found.append(
-                Told(
+                ToolReadings(
                     f"Ascend {number}" if cells[0][0] == "0" else f"Ascend {number} chip {cells[0][0]}",
                     printable(model, _SHOWN_CHARACTERS),
                     number=number,

@@ -10,8 +10,8 @@ from collections import deque
 from typing import Protocol
 
 from samebits.core.messages import (
-    Decision,
     FromWorker,
+    OperatorDecision,
     ProcessEnded,
     ProcessSeen,
     Refusal,
@@ -20,7 +20,7 @@ from samebits.core.messages import (
     StatusQuery,
 )
 from samebits.core.ready import Note, Ready
-from samebits.core.scheduler import Event, FromAnyProcess, Received
+from samebits.core.scheduler import FromAnyProcess, Received, SchedulerEvent
 from samebits.net.server import Arrived, Garbled, Rejected
 from samebits.service import clock
 from samebits.service.scheduling.followers import Followers
@@ -32,11 +32,11 @@ MOST_ENDS = 256
 """The same limit for reports of ended or observed processes."""
 
 
-Told = Received | FromAnyProcess
+InboundEvent = Received | FromAnyProcess
 """Events for the core that arrive over the socket."""
 
 
-class Line(Protocol):
+class MessageServer(Protocol):
     """The part of a server that is used here."""
 
     def send(self, peer: str, message: object) -> object:
@@ -55,14 +55,14 @@ class Inbound:
         strangers: counts rejected peers.
     """
 
-    def __init__(self, line: Line, followers: Followers, strangers: UnknownPeers) -> None:
+    def __init__(self, line: MessageServer, followers: Followers, strangers: UnknownPeers) -> None:
         self._line = line
         self._followers = followers
         self._strangers = strangers
         self._decided_at: deque[float] = deque()
         self._ended_at: deque[float] = deque()
 
-    def event_of(self, incoming: Arrived | Garbled | Rejected) -> Told | None:
+    def event_of(self, incoming: Arrived | Garbled | Rejected) -> InboundEvent | None:
         """Return the event for the core, or None."""
         match incoming:
             case Rejected(address, why):
@@ -79,7 +79,7 @@ class Inbound:
                 if isinstance(event, str):
                     self._strangers.garbled(self._line.address_of(peer), event)
                     return None
-                if isinstance(event, Decision) and _is_too_often(self._decided_at, MOST_DECISIONS):
+                if isinstance(event, OperatorDecision) and _is_too_often(self._decided_at, MOST_DECISIONS):
                     return None  # the requester repeats a drain
                 is_about_process = isinstance(event, ProcessEnded | ProcessSeen)
                 return None if is_about_process and _is_too_often(self._ended_at, MOST_ENDS) else event
@@ -89,7 +89,7 @@ class Inbound:
         if garbled.other_protocol:
             self._line.send(garbled.peer, Refused(garbled.peer, Refusal.PROTOCOL, 0.0, garbled.problem))
 
-    def worth_saying(self, event: Event, ready: Ready, now: float) -> list[Note]:
+    def worth_saying(self, event: SchedulerEvent, ready: Ready, now: float) -> list[Note]:
         """Return the notes on an event to log; fewer if many registrations are refused."""
         is_register = isinstance(event, Received) and isinstance(event.message, Register)
         if not is_register or ready.records or not ready.notes:
@@ -109,7 +109,7 @@ def _is_too_often(before: deque[float], most: int) -> bool:
     return False
 
 
-def _event_in(peer: str, message: object) -> Told | str:
+def _event_in(peer: str, message: object) -> InboundEvent | str:
     """Return the event in a message, or why it has none."""
     problem = implausible(message)
     if problem is not None:

@@ -27,9 +27,9 @@ from samebits.core.ends import EndKind
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.ledger import Policy, Trust
 from samebits.core.messages import KeyAnswer, StopJob
-from samebits.core.ready import Ended, Level, Note, Ready, Send
+from samebits.core.ready import JobEnded, Note, Ready, Send, Severity
 from samebits.core.restore import shown_name
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
+from samebits.core.scheduler import Closed, Received, SchedulerCore, SchedulerEvent, Seen, Stalled, Tick
 from samebits.core.state import JobState
 from samebits.errors import (
     ClaimRemovedError,
@@ -41,7 +41,7 @@ from samebits.errors import (
 )
 from samebits.net.address import place_of, taken_over
 from samebits.net.curve import cluster_keys
-from samebits.net.server import Arrived, Incoming, Lost, Server
+from samebits.net.server import Arrived, ConnectionLost, Incoming, Server
 from samebits.printable import counted
 from samebits.scheduler_hosts import names_one
 from samebits.service import cause_file, clock, log, process_state
@@ -59,7 +59,7 @@ from samebits.store.lock import DirectoryLock, LockHolder
 from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity, host_id
 from samebits.store.quorum.gateway import PATIENCE_S, EtcdGateway
-from samebits.store.quorum.log import TakeOver
+from samebits.store.quorum.quorum_log import TakeOver
 from samebits.store.quorum.serving import ServingNotice, wait_for_turn
 from samebits.store.term_claim import TermClaim, impossible_claims
 
@@ -70,7 +70,7 @@ CONNECTIONS_OTHER = 1000  # tools, and room for strangers
 SAVES_AGAIN = 3  # in a row, if RECOVERY_PATH is removed during writes
 WAIT_TOLD_EVERY_S = 15.0  # shorter than the gateway's own interval
 MOST_LOOKS = 32  # at silent processes, in one pass: each takes 1 ms
-_LOG_LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING}
+_LOG_LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _Pass:
     key_records: list[KeyRecord] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    ended: Ended | None = None
+    ended: JobEnded | None = None
 
     def add(self, ready: Ready) -> None:
         self.records += ready.records
@@ -160,7 +160,7 @@ class SchedulerService:
         if self._lock.is_held:
             os.close(self._lock.descriptor)
 
-    def serve(self) -> Ended:
+    def serve(self) -> JobEnded:
         """Serve until the job is over; return how it ended."""
         settings = self._settings
         path = settings.recovery_path.resolve()
@@ -174,7 +174,7 @@ class SchedulerService:
             self._thread = threading.get_ident()
             if self._gateway is not None:
                 found = self._claim_in(self._gateway, path, [(address, port) for address in addresses])
-                if isinstance(found, Ended):
+                if isinstance(found, JobEnded):
                     return found
                 claim = found
             server = self._server = Server(
@@ -228,7 +228,7 @@ class SchedulerService:
 
     # ---- loading
 
-    def _claim_in(self, gateway: EtcdGateway, path: Path, place: Sequence[tuple[str, int]]) -> TermClaim | Ended:
+    def _claim_in(self, gateway: EtcdGateway, path: Path, place: Sequence[tuple[str, int]]) -> TermClaim | JobEnded:
         """Claim the job once no other scheduler serves it; return how it ended if that happened meanwhile."""
         log.say(f"the journal is in {gateway.place}; {path} holds a copy")
         lease_s = max(2, math.ceil(self._settings.node_timeout_s))
@@ -243,7 +243,7 @@ class SchedulerService:
         while (turn := wait_for_turn(gateway, self._is_told_to_end, wait)) is not None:
             refresh_folder(path, gateway)
             if waits and has_finished(path):
-                return Ended(EndKind.FINISHED, "the job finished while this scheduler stood by")
+                return JobEnded(EndKind.FINISHED, "the job finished while this scheduler stood by")
             with contextlib.suppress(LockedError):  # another one that stood by was faster
                 take_over = TakeOver(turn.condition, notice.announcement())
                 claim = TermClaim.take(path, self._lock.role, lambda: written_term(path), gateway, take_over)
@@ -293,7 +293,7 @@ class SchedulerService:
 
     # ---- the loop
 
-    def _loop(self, server: Server, journal: Journal | None, core: SchedulerCore) -> Ended:
+    def _loop(self, server: Server, journal: Journal | None, core: SchedulerCore) -> JobEnded:
         inbound = Inbound(server, self._followers, self.strangers)
         directory = None if journal is None else self._settings.recovery_path.resolve()
         gateway = None if self._gateway is None else self._gateway.another()
@@ -346,16 +346,16 @@ class SchedulerService:
         followers_s = self._followers.pause_s(now)
         return pause if followers_s is None else min(pause, followers_s)
 
-    def _decide(self, inbound: Inbound, core: SchedulerCore, event: Event, now: float) -> Ready:
+    def _decide(self, inbound: Inbound, core: SchedulerCore, event: SchedulerEvent, now: float) -> Ready:
         ready = core.step(event, now)
         ready.notes = inbound.worth_saying(event, ready, now)
         if self._events is not None:
             self._events.heard(event, now)
         return ready
 
-    def _take_in(self, server: Server, core: SchedulerCore, inbound: Inbound, now: float) -> list[Event]:
+    def _take_in(self, server: Server, core: SchedulerCore, inbound: Inbound, now: float) -> list[SchedulerEvent]:
         """Return the events that have arrived, without repeated heartbeats, which need no further processing."""
-        events: list[Event] = []
+        events: list[SchedulerEvent] = []
         while self._stop_by:
             events.append(StopJob(self._stop_by.pop()))
         for incoming in server.drain():
@@ -366,9 +366,11 @@ class SchedulerService:
                 events.append(event)
         return events
 
-    def _event_of(self, server: Server, core: SchedulerCore, inbound: Inbound, incoming: Incoming) -> Event | None:
+    def _event_of(
+        self, server: Server, core: SchedulerCore, inbound: Inbound, incoming: Incoming
+    ) -> SchedulerEvent | None:
         match incoming:
-            case Lost(peer):
+            case ConnectionLost(peer):
                 self._followers.doubt(peer)
                 return Closed(peer, gone=self._is_gone(server, core, peer))
             case _:
@@ -505,7 +507,7 @@ class SchedulerService:
         return dead
 
 
-def closes_first(events: list[Event]) -> list[list[Event]]:
+def closes_first(events: list[SchedulerEvent]) -> list[list[SchedulerEvent]]:
     """Split off losses, which must not wait for hundreds of heartbeats that arrived with them.
 
     Earlier messages of the closed sessions stay before their close; there is no order between connections.
@@ -513,8 +515,8 @@ def closes_first(events: list[Event]) -> list[list[Event]]:
     closed = {event.session for event in events if isinstance(event, Closed)}
     if not closed:
         return [events]
-    first: list[Event] = []
-    others: list[Event] = []
+    first: list[SchedulerEvent] = []
+    others: list[SchedulerEvent] = []
     for event in events:
         is_others = isinstance(event, Received) and event.session not in closed
         (others if is_others else first).append(event)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from samebits.core.messages import Register
-from samebits.core.ready import Level, Note
+from samebits.core.ready import Note, Severity
 from samebits.core.values import unprintable
 from samebits.net.server import Rejection
 
@@ -109,7 +109,7 @@ class UnknownPeers:
         self._is_counting, self._look_at = False, now + LOOK_S
         for offence, tally in self._tallies.items():
             if tally.count and self._is_due(offence, tally, now, is_last) and (is_last or tally.quiet_until <= now):
-                said.append(Note(Level.WARNING, self._line(offence, tally, now)))
+                said.append(Note(Severity.WARNING, self._line(offence, tally, now)))
             self._is_counting = self._is_counting or self._tallies[offence].count > 0
         return said
 

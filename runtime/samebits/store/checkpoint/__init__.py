@@ -10,8 +10,8 @@ This package does not import torch. The choice of the point to resume is made el
 
 from __future__ import annotations
 
-from samebits.store.checkpoint.folder import Entry as Entry
 from samebits.store.checkpoint.folder import EntryState as EntryState
+from samebits.store.checkpoint.folder import FolderEntry as FolderEntry
 from samebits.store.checkpoint.folder import FoundPoint as FoundPoint
 from samebits.store.checkpoint.folder import folders_with_points as folders_with_points
 from samebits.store.checkpoint.folder import inspect_point as inspect_point
@@ -47,9 +47,9 @@ from samebits.store.checkpoint.point_format import TensorPart as TensorPart
 from samebits.store.checkpoint.point_format import encode_header as encode_header
 from samebits.store.checkpoint.point_format import encode_manifest as encode_manifest
 from samebits.store.checkpoint.point_format import in_file_order as in_file_order
-from samebits.store.checkpoint.point_store import Found as Found
 from samebits.store.checkpoint.point_store import Location as Location
 from samebits.store.checkpoint.point_store import PointStore as PointStore
+from samebits.store.checkpoint.point_store import StoredPoint as StoredPoint
 from samebits.store.checkpoint.point_store import final_location as final_location
 from samebits.store.checkpoint.point_store import is_remote as is_remote
 from samebits.store.checkpoint.point_store import local_folder as local_folder
@@ -69,11 +69,11 @@ from samebits.store.checkpoint.reading import read as read
 from samebits.store.checkpoint.reading import tensor_entries as tensor_entries
 from samebits.store.checkpoint.reading import verify as verify
 from samebits.store.checkpoint.streaming import MAX_PREFACE_BYTES as MAX_PREFACE_BYTES
-from samebits.store.checkpoint.streaming import Incoming as Incoming
+from samebits.store.checkpoint.streaming import IncomingPoint as IncomingPoint
 from samebits.store.checkpoint.streaming import Outgoing as Outgoing
 from samebits.store.checkpoint.streaming import sizes_of as sizes_of
 from samebits.store.checkpoint.tree import Tree as Tree
-from samebits.store.checkpoint.writer import Outcome as Outcome
+from samebits.store.checkpoint.writer import SaveOutcome as SaveOutcome
 from samebits.store.checkpoint.writer import Writer as Writer
 from samebits.store.checkpoint.writer import dismiss_waiting as dismiss_waiting
 from samebits.store.checkpoint.writer import start_ahead as start_ahead

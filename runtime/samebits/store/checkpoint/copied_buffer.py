@@ -22,9 +22,9 @@ from samebits.errors import CheckpointError
 from samebits.store import durable
 from samebits.store.checkpoint.folder import DATA_FILE, MANIFEST_FILE, FoundPoint, point_name, rank_directory
 from samebits.store.checkpoint.memory_buffer import (
+    BufferStage,
     MemoryBuffer,
     SlotHeader,
-    Stage,
     open_slot,
     read_header,
     read_manifest,
@@ -165,7 +165,7 @@ def outgoing_copy(directory: int, path: Path, root: Location | None = None) -> O
         return None
     try:
         header = read_header(descriptor)
-        if header is not None and header.stage is Stage.HASHED:
+        if header is not None and header.stage is BufferStage.HASHED:
             folder = rank_directory(root, int(path.parent.name)) if isinstance(root, Path) else None
             return OutgoingCopy(descriptor, header, read_manifest(descriptor, header), folder)
     except BaseException:
@@ -220,7 +220,7 @@ class IncomingCopy:
         self._compare(manifest, self.received_bytes - self.offer.manifest_bytes)
         if self.received_bytes < self.offer.stream_bytes:
             return False
-        self._room.seal(slot, self.offer.point, bytes(self._manifest_data), self.offer.data_bytes, Stage.HASHED)
+        self._room.seal(slot, self.offer.point, bytes(self._manifest_data), self.offer.data_bytes, BufferStage.HASHED)
         self._data.release()
         self._room.forget(self._is_abandoned)
         return True

@@ -261,7 +261,7 @@ class EntryState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """One directory of a rank's folder.
 
     Attributes:
@@ -285,7 +285,7 @@ class Entry:
     changed_at_s: float
 
 
-def survey(root: Path) -> list[Entry]:
+def survey(root: Path) -> list[FolderEntry]:
     """Return all entries of ranks' folders below a job's checkpoint folder, by slot, newest point first.
 
     Raises:
@@ -294,7 +294,7 @@ def survey(root: Path) -> list[Entry]:
     return [entry for slot in slots_in(root) for entry in _in_order(rank_directory(root, slot), slot)]
 
 
-def newest_common_point(entries: list[Entry]) -> tuple[Point, int] | None:
+def newest_common_point(entries: list[FolderEntry]) -> tuple[Point, int] | None:
     """Return the newest point that all ranks of its world hold whole, with that world's size, or None.
 
     Decided by manifests and sizes, as :func:`survey` found them.
@@ -330,7 +330,7 @@ def is_gone(found: FoundPoint) -> bool:
     return not os.path.lexists(found.path)
 
 
-def _in_order(directory: Path, slot: int) -> list[Entry]:
+def _in_order(directory: Path, slot: int) -> list[FolderEntry]:
     with durable.disk_errors(directory, "listing the points"):
         try:
             paths = sorted(directory.iterdir())
@@ -342,7 +342,7 @@ def _in_order(directory: Path, slot: int) -> list[Entry]:
     )
 
 
-def _entries(paths: list[Path], slot: int, job: str | None) -> Iterator[Entry]:
+def _entries(paths: list[Path], slot: int, job: str | None) -> Iterator[FolderEntry]:
     for path in paths:
         found = _described(path, job)
         if found is None:
@@ -350,7 +350,7 @@ def _entries(paths: list[Path], slot: int, job: str | None) -> Iterator[Entry]:
         point, state, why, header = found
         measured = _measured(path)
         if measured is not None:
-            yield Entry(slot, path, point, state, why, header, *measured)
+            yield FolderEntry(slot, path, point, state, why, header, *measured)
 
 
 def _described(path: Path, job: str | None) -> tuple[Point | None, EntryState, str, PointHeader | None] | None:

@@ -55,7 +55,7 @@ _MADV_POPULATE_WRITE = 23  # madvise(2); Python has no name for it
 _MAPPED_AT_ONCE = 16 * 1024 * 1024
 
 
-class Stage(enum.IntEnum):
+class BufferStage(enum.IntEnum):
     """How complete a slot's content is; an empty slot has no header."""
 
     SEALED = 1
@@ -75,7 +75,7 @@ class SlotHeader:
     """
 
     sequence: int
-    stage: Stage
+    stage: BufferStage
     manifest_bytes: int
     data_offset: int
     data_bytes: int
@@ -100,12 +100,12 @@ def decode_header(data: bytes, file_bytes: int) -> SlotHeader | None:
     if len(spoken) < _SPOKEN_BYTES or digest != xxhash.xxh3_128_digest(fields):
         raise CheckpointError("its header is torn: its hash differs")
     magic, sequence, stage, manifest_bytes, data_offset, data_bytes = _FIELDS.unpack(fields)
-    if magic != _MAGIC or stage not in set(Stage):
+    if magic != _MAGIC or stage not in set(BufferStage):
         raise CheckpointError("its header has the format of another version of this program")
     is_in_order = HEADER_BYTES + manifest_bytes <= data_offset and data_offset + data_bytes <= file_bytes
     if not is_in_order or manifest_bytes > MAX_MANIFEST_BYTES or data_offset % HEADER_BYTES:
         raise CheckpointError(f"its header does not describe this file of {file_bytes} bytes")
-    return SlotHeader(sequence, Stage(stage), manifest_bytes, data_offset, data_bytes)
+    return SlotHeader(sequence, BufferStage(stage), manifest_bytes, data_offset, data_bytes)
 
 
 class BufferGoneError(StoreError):
@@ -209,7 +209,7 @@ class MemoryBuffer:
         """Return the page-aligned view for the data file's bytes."""
         return self._view[self._data_offset : self._data_offset + data_bytes]
 
-    def seal(self, sequence: int, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED) -> None:
+    def seal(self, sequence: int, manifest: bytes, data_bytes: int, stage: BufferStage = BufferStage.SEALED) -> None:
         """Mark all bytes as present; until the slot is hashed, the manifest has no digests.
 
         Raises:
@@ -343,7 +343,7 @@ def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda:
         data = memoryview(memory)[header.data_offset :]
 
         def hash_and_say() -> bytes:
-            is_done = header.stage is Stage.HASHED
+            is_done = header.stage is BufferStage.HASHED
             encoded = manifest_data if is_done else _hash(descriptor, path, header, manifest, data)
             on_hashed()
             return encoded
@@ -366,7 +366,7 @@ def _hash(descriptor: int, path: Path, header: SlotHeader, manifest: Manifest, d
     encoded = encode_manifest(dataclasses.replace(manifest, chunks=tuple(digests)))
     with durable.disk_errors(path, "marking the memory slot as hashed"):
         os.pwrite(descriptor, encoded, HEADER_BYTES)
-        os.pwrite(descriptor, dataclasses.replace(header, stage=Stage.HASHED).encode(), 0)
+        os.pwrite(descriptor, dataclasses.replace(header, stage=BufferStage.HASHED).encode(), 0)
     return encoded
 
 

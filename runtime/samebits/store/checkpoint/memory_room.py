@@ -32,8 +32,8 @@ from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.store import durable
 from samebits.store.checkpoint.folder import FoundPoint
 from samebits.store.checkpoint.memory_buffer import (
+    BufferStage,
     MemoryBuffer,
-    Stage,
     hashed,
     open_slot,
     read_header,
@@ -60,12 +60,12 @@ class RoomKind(enum.Enum):
     COMMITTED = ".commit"  # the rank's newest commits; only their next reader hashes them
 
     @property
-    def usable_from(self) -> Stage:
+    def usable_from(self) -> BufferStage:
         """The stage from which a slot's content counts as a point.
 
         A commit only has to outlive its process, and memory that a killed process has filled and sealed is complete.
         """
-        return Stage.SEALED if self is RoomKind.COMMITTED else Stage.HASHED
+        return BufferStage.SEALED if self is RoomKind.COMMITTED else BufferStage.HASHED
 
 
 class MemoryRoom:
@@ -113,7 +113,12 @@ class MemoryRoom:
         return [slot for slot in self._slots if slot.header() is None]
 
     def seal(
-        self, slot: MemoryBuffer, point: Point, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED
+        self,
+        slot: MemoryBuffer,
+        point: Point,
+        manifest: bytes,
+        data_bytes: int,
+        stage: BufferStage = BufferStage.SEALED,
     ) -> int:
         """Mark all bytes of the slot's point as present; return its sequence.
 
@@ -370,7 +375,7 @@ def _inspect(descriptor: int, path: Path, job: str, slot: int, kind: RoomKind) -
 
 def _is_sealed(descriptor: int, path: Path) -> bool:
     header = MemoryBuffer(path, descriptor).header()
-    return header is not None and header.stage is Stage.SEALED
+    return header is not None and header.stage is BufferStage.SEALED
 
 
 def _rooms_of_others(base: Path, job: str) -> list[Path]:

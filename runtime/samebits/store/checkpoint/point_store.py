@@ -44,7 +44,7 @@ _FINAL = ".final"
 """A folder below a checkpoint folder, for final states that differ from the last commit; not a valid prefix."""
 
 
-class Found(Protocol):
+class StoredPoint(Protocol):
     """One point in a store, usable or not."""
 
     @property
@@ -63,7 +63,7 @@ class Found(Protocol):
         """Return the manifest; raise :class:`CheckpointError` with the problem if there is none."""
 
 
-FoundHere = TypeVar("FoundHere", bound=Found)
+FoundHere = TypeVar("FoundHere", bound=StoredPoint)
 
 
 class PointStore(Protocol[FoundHere]):

@@ -95,7 +95,7 @@ class Outgoing:
         self._number += 1
 
 
-class Incoming:
+class IncomingPoint:
     """A point that is received.
 
     Args:

@@ -139,7 +139,7 @@ def dismiss_waiting() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SaveOutcome:
     """The outcome of a save: the point is durable, or ``problem`` tells why not."""
 
     point: Point
@@ -247,7 +247,7 @@ class Writer:
                 link.send(message)
         self._in_hand = (sequence, point)
 
-    def outcome(self, *, wait: bool) -> Outcome | None:
+    def outcome(self, *, wait: bool) -> SaveOutcome | None:
         """Return the outcome of the current save; None if it is not known yet or there is no save."""
         while self._in_hand is not None:
             sequence, point = self._in_hand
@@ -262,7 +262,7 @@ class Writer:
             if what == "hashed":
                 continue
             self._in_hand = None
-            return Outcome(point, str(text) if what == "failed" else None)
+            return SaveOutcome(point, str(text) if what == "failed" else None)
         return None
 
     def prune(self, pruning: Pruning) -> None:
@@ -337,12 +337,12 @@ class Writer:
         self._in_hand = None
         self._is_pruning = False
 
-    def _died(self, point: Point) -> Outcome:
+    def _died(self, point: Point) -> SaveOutcome:
         pid = self.pid
         assert self._process is not None
         process = self._process
         self.close()
-        return Outcome(
+        return SaveOutcome(
             point, f"its writer (pid {pid}) ended with status {process.returncode}; the next save starts another"
         )
 

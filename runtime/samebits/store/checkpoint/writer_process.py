@@ -30,7 +30,7 @@ from samebits.core.point import Point
 from samebits.errors import StoreError
 from samebits.printable import printable
 from samebits.store.checkpoint import memory_buffer, memory_room
-from samebits.store.checkpoint.memory_buffer import MemoryBuffer, Stage
+from samebits.store.checkpoint.memory_buffer import BufferStage, MemoryBuffer
 from samebits.store.checkpoint.point_format import PointHeader
 from samebits.store.checkpoint.point_store import Location, PointStore, is_remote, open_point_store
 from samebits.store.checkpoint.pruning import Pruned, Pruning
@@ -139,7 +139,7 @@ class WriterProcess:
         """Finish slots that the trainer sealed but was killed before submitting."""
         for name in memory_room.NAMES:
             header = MemoryBuffer(self._task.room / name, self._task.room_descriptor).header()
-            if header is not None and header.stage is Stage.SEALED and header.sequence not in self._finished:
+            if header is not None and header.stage is BufferStage.SEALED and header.sequence not in self._finished:
                 self._finish(name, header.sequence)
 
     def _finish(self, name: str, sequence: int) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from samebits.errors import StoreError
-from samebits.store.quorum.gateway import Equals, EtcdGateway, Put, Remove
-from samebits.store.quorum.log import EVENTS
+from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey, Remove
+from samebits.store.quorum.quorum_log import EVENTS
 
 MOST_BYTES: Final = 4 << 20
 """Limit of the copy, as large as the folder's parts together; older lines are removed."""
@@ -96,7 +96,10 @@ class EventCopier:
 
     def _write(self, number: int, lines: Sequence[str]) -> None:
         key, value = _key(self._gateway, number), "".join(f"{line}\n" for line in lines).encode()
-        if not self._gateway.change([Equals(key, None)], [Put(key, value)]) and self._gateway.get(key).value != value:
+        if (
+            not self._gateway.change([Equals(key, None)], [PutKey(key, value)])
+            and self._gateway.get(key).value != value
+        ):
             raise StoreError(f"{self._gateway.place}: another scheduler writes this job's events")
 
     def _remove_oldest(self, sizes: deque[tuple[int, int]]) -> None:

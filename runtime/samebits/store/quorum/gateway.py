@@ -47,7 +47,7 @@ _BRING_BACK: Final = "Fix: bring a majority of its members back"
 
 
 @dataclass(frozen=True, slots=True)
-class KeyValue:
+class EtcdKeyValue:
     """A key, its value, and the revision of its last change; 0 and an empty value for a key that does not exist."""
 
     key: str
@@ -64,7 +64,7 @@ class Equals:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class PutKey:
     """A transaction's change: the key gets this value."""
 
     key: str
@@ -159,7 +159,7 @@ class EtcdGateway:
         """Return another client of the same etcd, for another thread."""
         return EtcdGateway(self.place, self._access, self._on_wait, self._patience_s)
 
-    def get(self, key: str) -> KeyValue:
+    def get(self, key: str) -> EtcdKeyValue:
         """Return the key's current value (a linearizable read).
 
         Raises:
@@ -168,15 +168,15 @@ class EtcdGateway:
         answer = self._ask("kv/range", {"key": _coded(key)}, _RangeAnswer)
         for found in answer.kvs:
             if found.key == key.encode():
-                return KeyValue(key, found.value, found.mod_revision)
-        return KeyValue(key, b"", 0)
+                return EtcdKeyValue(key, found.value, found.mod_revision)
+        return EtcdKeyValue(key, b"", 0)
 
     def holds(self, condition: Equals) -> bool:
         """Return whether the condition holds; raises as :meth:`get`."""
         found = self.get(condition.key)
         return found.value == condition.value if found.revision else condition.value is None
 
-    def under(self, prefix: str, *, has_values: bool = True) -> Iterator[KeyValue]:
+    def under(self, prefix: str, *, has_values: bool = True) -> Iterator[EtcdKeyValue]:
         """Yield all keys that begin with ``prefix``, in order; without ``has_values`` their values are empty.
 
         Raises:
@@ -189,12 +189,12 @@ class EtcdGateway:
             for found in answer.kvs:
                 if not first <= found.key < end:
                     raise StoreError(f"{self.place}: the etcd answered with a key that was not asked for")
-                yield KeyValue(found.key.decode(errors="replace"), found.value, found.mod_revision)
+                yield EtcdKeyValue(found.key.decode(errors="replace"), found.value, found.mod_revision)
             if not answer.more or not answer.kvs:
                 return
             first = answer.kvs[-1].key + b"\0"
 
-    def change(self, conditions: Sequence[Equals], changes: Sequence[Put | Remove]) -> bool:
+    def change(self, conditions: Sequence[Equals], changes: Sequence[PutKey | Remove]) -> bool:
         """Make all changes if all conditions hold; return whether they held.
 
         False may also mean that an earlier attempt of this very call was applied; the caller reads back. An attempt
@@ -378,8 +378,8 @@ def _comparison(one: Equals) -> dict[str, Any]:
     return {"key": _coded(one.key), "target": "VALUE", "value": _coded(one.value)}
 
 
-def _change(one: Put | Remove) -> dict[str, Any]:
-    if isinstance(one, Put):
+def _change(one: PutKey | Remove) -> dict[str, Any]:
+    if isinstance(one, PutKey):
         return {"request_put": {"key": _coded(one.key), "value": _coded(one.value), "lease": one.lease}}
     return {"request_delete_range": {"key": _coded(one.first), "range_end": _coded(one.end)}}
 

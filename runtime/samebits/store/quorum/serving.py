@@ -24,8 +24,8 @@ import msgspec
 from samebits.errors import StoreError
 from samebits.store.lock import LockHolder
 from samebits.store.process_identity import host_id
-from samebits.store.quorum.gateway import Equals, EtcdGateway, Put
-from samebits.store.quorum.log import SERVING, QuorumClaim
+from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey
+from samebits.store.quorum.quorum_log import SERVING, QuorumClaim
 from samebits.store.term_claim import TermClaim
 
 LOOK_S: Final = 1.0
@@ -117,14 +117,14 @@ class ServingNotice:
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def announcement(self) -> Put:
+    def announcement(self) -> PutKey:
         """Return the change that announces this scheduler, with a new lease.
 
         Raises:
             StoreError: the etcd does not answer, or refuses.
         """
         self._lease = self._gateway.lease(self._lease_s)
-        return Put(_key(self._gateway), self._value, self._lease)
+        return PutKey(_key(self._gateway), self._value, self._lease)
 
     def begin(self, claim: TermClaim) -> None:
         """Keep the announcement alive, in a thread, while the claim stands."""

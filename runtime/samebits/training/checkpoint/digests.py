@@ -20,7 +20,7 @@ from samebits.training.checkpoint.rollback_copies import RollbackCopy
 from samebits.training.state.base_state import State
 from samebits.training.state.compared import digest_of, parts_of
 
-__all__ = ["FIRST_COMMITS", "Digests"]
+__all__ = ["FIRST_COMMITS", "StateDigests"]
 
 FIRST_COMMITS = 3
 """State that is not averaged differs after the first step; two more commits catch differences that begin later."""
@@ -32,7 +32,7 @@ def _nothing(_seconds: float) -> None:
     """Ignore the time that a digest took."""
 
 
-class Digests:
+class StateDigests:
     """The digests of one state in one process.
 
     Args:

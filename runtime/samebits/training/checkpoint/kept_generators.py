@@ -54,7 +54,7 @@ ENTRIES_AT = mmap.PAGESIZE
 FILE_BYTES = ENTRIES_AT + ENTRY_BYTES * sum(ENTRIES_OF_KIND.values())
 
 
-class Entry(NamedTuple):
+class KeptGeneratorStates(NamedTuple):
     """The generators' states at a commit, or before a collective of the step after it.
 
     Attributes:
@@ -79,11 +79,11 @@ class Content(NamedTuple):
     """A page's complete entries, oldest first, and how many collectives its rank has launched."""
 
     slot: int
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[KeptGeneratorStates, ...] = ()
     collectives: int = 0
 
     @property
-    def commits(self) -> list[Entry]:
+    def commits(self) -> list[KeptGeneratorStates]:
         """The entries at commits."""
         return [entry for entry in self.entries if entry.is_commit]
 
@@ -132,7 +132,7 @@ class PageWriter:
                 self.let_go()
                 raise
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: KeptGeneratorStates) -> None:
         """Write an entry over the oldest of its kind.
 
         Raises:
@@ -172,7 +172,7 @@ class KeptGenerators:
         self._page: PageWriter | None = None
         self._generators: Generators | None = None
         self._version = 0  # of the generators' states in the page
-        self._last: Entry | None = None  # the last commit in the page
+        self._last: KeptGeneratorStates | None = None  # the last commit in the page
         self._live_step: LiveStep | None = None
         self._offered = Content(-1)
         self.lent: dict[int, bytes] = {}
@@ -193,7 +193,7 @@ class KeptGenerators:
                 step = LiveStep(collectives - last.collectives, generators.version != self._version)
                 self._live_step = step if last.commits + 1 == commits else None
                 draws_late |= self._live_step is not None and self._live_step.draws_late
-        entry = Entry(True, point, commits, generation, collectives, draws_late, generators.packed())
+        entry = KeptGeneratorStates(True, point, commits, generation, collectives, draws_late, generators.packed())
         try:
             if page is None:
                 self._page = PageWriter(self._memory, self._job, before._replace(entries=(*before.entries, entry)))
@@ -319,7 +319,7 @@ def decoded(data: bytes | memoryview, job: str, slot: int, whence: str) -> Conte
         sized = data[start + _SEAL_BYTES :][: _SIZE.size + min(size, MAX_CONTENT_BYTES)]
         if xxhash.xxh3_128_digest(header + sized) == data[start : start + _SEAL_BYTES]:
             number, is_commit, point, *others = msgpack.unpackb(sized[_SIZE.size :])
-            entries[number] = Entry(is_commit, Point(*point), *others)
+            entries[number] = KeptGeneratorStates(is_commit, Point(*point), *others)
     return Content(slot, tuple(entries[number] for number in sorted(entries)), data[_COUNT_AT:][:8].cast("Q")[0])
 
 

@@ -22,16 +22,16 @@ from samebits.service.copies.buddy import Brief, CopyListener
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import (
     Checkpoint,
-    Found,
     FoundPoint,
-    Incoming,
+    IncomingPoint,
     Location,
     MemoryRoom,
-    Outcome,
     PointHeader,
     Pruned,
     Pruning,
     Retention,
+    SaveOutcome,
+    StoredPoint,
     TensorPart,
     Tree,
     Writer,
@@ -131,7 +131,7 @@ class RankCheckpoints:
         self._tell()
         return sorted(held, reverse=True)
 
-    def _verify(self, found: Found) -> None:
+    def _verify(self, found: StoredPoint) -> None:
         """Verify a point. The first remote one is kept in memory: the next generation most likely begins with it."""
         data_bytes = found.require_manifest().data_bytes
         if self._is_remote and self._fetched is None and _has_room_for(2 * data_bytes):
@@ -337,7 +337,7 @@ class RankCheckpoints:
         if self._saves.is_busy:
             self._hear(self._saves.outcome(wait=True))
 
-    def _hear(self, outcome: Outcome | None) -> None:
+    def _hear(self, outcome: SaveOutcome | None) -> None:
         if outcome is not None:
             if outcome.problem is None:
                 self._became_durable(outcome.point, by_writer=True)
@@ -476,9 +476,9 @@ class RankCheckpoints:
             raise CheckpointError(f"{self._place}: the restore point of {point} is gone")
         return self._place.read(saved, targets, threads=threads)
 
-    def receiving(self, preface: memoryview, targets: Mapping[str, TensorPart]) -> Incoming:
+    def receiving(self, preface: memoryview, targets: Mapping[str, TensorPart]) -> IncomingPoint:
         """Return a receiver for a point that another rank sends; ``targets`` are tensors to fill."""
-        return Incoming(preface, self._job, targets)
+        return IncomingPoint(preface, self._job, targets)
 
     def discard_memory(self) -> None:
         """Remove the points in memory when the job has finished."""
@@ -660,7 +660,7 @@ class AsyncSaves:
                 log.say("checkpoints are copied to this rank's buddy again")
             self._said_of_copies = bool(problem)
 
-    def outcome(self, *, wait: bool) -> Outcome | None:
+    def outcome(self, *, wait: bool) -> SaveOutcome | None:
         """Return the pending save's outcome, or None if it is not known; ``wait`` until it is."""
         return None if self._writer is None else self._writer.outcome(wait=wait)
 

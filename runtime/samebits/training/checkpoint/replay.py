@@ -20,7 +20,15 @@ from samebits.service import log
 from samebits.spelling import spelled
 from samebits.store.lock import DirectoryLock
 from samebits.store.step_log import STEPS_FOLDER, StepLogWriter
-from samebits.store.step_record import Difference, Entry, LateSamples, LogHeader, NewLine, StepRecord, difference
+from samebits.store.step_record import (
+    LateSamples,
+    LogHeader,
+    NewLine,
+    RecordDifference,
+    StepEntry,
+    StepRecord,
+    difference,
+)
 from samebits.training.state import snapshot
 from samebits.training.state.base_state import State
 from samebits.training.state.checkpoint_config import WARN, StepLog
@@ -96,7 +104,7 @@ class Replay:
         self._failed_before = False
         self._place: GenerationStarted | None = None
         self._taken: list[int] = []  # samples recorded by the loop since the last commit or record
-        self._pending: list[Entry] = []  # written with the next record
+        self._pending: list[StepEntry] = []  # written with the next record
         self._open: StepRecord | None = None  # the step that began last
         self._logged_step = 0
         self._line: dict[int, StepRecord] = {}  # logged records of the steps after the last commit
@@ -217,7 +225,7 @@ class Replay:
             if found.step >= self._repeated.last:
                 self._say_repeated()
 
-    def _diverged(self, logged: StepRecord, differs: Difference) -> None:
+    def _diverged(self, logged: StepRecord, differs: RecordDifference) -> None:
         step, self._repeated = logged.step, None
         text = (
             f"step {step} differs from the log, and is the first that does: {differs.what} {differs.one} when "
@@ -292,7 +300,7 @@ class Replay:
             log.say(f"steps are logged again, from step {record.step} on")
             self._failed_before = False
 
-    def _make_durable(self, entries: list[Entry]) -> bool:
+    def _make_durable(self, entries: list[StepEntry]) -> bool:
         step = entries[-1].step
         try:
             (self._writer or self._opened(step - 1)).append(entries)

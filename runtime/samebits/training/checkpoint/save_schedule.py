@@ -178,7 +178,7 @@ class Timed(Due):
         cost_s = self._cost_s()
         if cost_s is None:
             return Choice(MIN_INTERVAL_S, "")  # early, to measure the cost of a save
-        return choose(
+        return choose_save_interval(
             cost_s=cost_s,
             step_s=step_s,
             world_size=self._world_size,
@@ -259,7 +259,7 @@ def mean_time_between_failures_s(world_size: int, failures: int, watched_s: floa
     return (PRIOR_MTBF_OF_A_PROCESS_S / world_size + watched_s) / (1 + failures)
 
 
-def choose(*, cost_s: float, step_s: float, world_size: int, failures: int, watched_s: float) -> Choice:
+def choose_save_interval(*, cost_s: float, step_s: float, world_size: int, failures: int, watched_s: float) -> Choice:
     """Choose the interval between saves from measurements.
 
     Args:

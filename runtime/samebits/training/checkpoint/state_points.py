@@ -23,9 +23,9 @@ from samebits.service import log
 from samebits.service.copies.buddy import brief_of
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import Checkpoint, Found, Outgoing, PointHeader, TensorPart
+from samebits.store.checkpoint import Checkpoint, Outgoing, PointHeader, StoredPoint, TensorPart
 from samebits.training.checkpoint import staging
-from samebits.training.checkpoint.digests import Digests
+from samebits.training.checkpoint.digests import StateDigests
 from samebits.training.checkpoint.kept_copies import KeptCopies
 from samebits.training.checkpoint.kept_generators import KeptGenerators
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
@@ -96,7 +96,7 @@ class StatePoints:
         self._comparisons = comparisons_by(_every(process), self._agree)
         self._kept = RollbackCopies()
         self._has_no_room = False  # lack of memory for copies was logged
-        self.digests = Digests(process.agent, state, self._comparisons.took)
+        self.digests = StateDigests(process.agent, state, self._comparisons.took)
         self._process = process
         self._state = state
         self._folder: RankCheckpoints | None = None
@@ -621,11 +621,11 @@ class StatePoints:
 
     def _saved(
         self, job: str, fits: Callable[[Point], bool], first: int | None = None
-    ) -> Iterator[tuple[int, checkpoints.PointStore[Any], Found]]:
+    ) -> Iterator[tuple[int, checkpoints.PointStore[Any], StoredPoint]]:
         """Yield slot, store and point of all usable points that fit, slot ``first`` before the others."""
         root, job_name = self._root(), self._process.job_name
         for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != first, one)):
-            of_slot: dict[Point, tuple[checkpoints.PointStore[Any], Found]] = {}
+            of_slot: dict[Point, tuple[checkpoints.PointStore[Any], StoredPoint]] = {}
             for place in (root, checkpoints.final_location(root)):  # a final state replaces its commit's point
                 store = checkpoints.open_point_store(place, slot, job=job, job_name=job_name, claims=False)
                 of_slot |= {one.point: (store, one) for one in store.scan() if one.is_usable and fits(one.point)}

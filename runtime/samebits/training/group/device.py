@@ -35,7 +35,7 @@ __all__ = [
     "KINDS",
     "backend_of",
     "busy_watch",
-    "choose",
+    "choose_device",
     "claim",
     "is_capturing",
     "local_rank",
@@ -66,7 +66,7 @@ _INSTALL_CANN: Final = (
 )
 
 
-def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
+def choose_device(requested: str | None = None, local_rank: int = 0) -> torch.device:
     """Return the device of this process.
 
     Args:

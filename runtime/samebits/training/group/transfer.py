@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from samebits.errors import CheckpointError, LayoutError
 from samebits.spelling import spelled
-from samebits.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, Incoming, Outgoing, sizes_of
+from samebits.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, IncomingPoint, Outgoing, sizes_of
 from samebits.training.group.breaker import Breaker
 from samebits.training.group.group import current_breaker
 
@@ -79,8 +79,8 @@ def send(point: Outgoing, ranks: Sequence[int], meanwhile: Callable[[], object],
 
 def receive(
     source: int,
-    begin: Callable[[memoryview], Incoming],
-    meanwhile: Callable[[Incoming], object],
+    begin: Callable[[memoryview], IncomingPoint],
+    meanwhile: Callable[[IncomingPoint], object],
     device: torch.device,
 ) -> Checkpoint:
     """Receive the point that ``source`` sends.
@@ -114,7 +114,7 @@ def receive(
 
 
 def share(
-    point: Outgoing | None, source: int, begin: Callable[[memoryview], Incoming], device: torch.device
+    point: Outgoing | None, source: int, begin: Callable[[memoryview], IncomingPoint], device: torch.device
 ) -> Checkpoint | None:
     """Send a point to all ranks piece by piece; return it on all ranks except the source. A collective.
 
@@ -135,9 +135,9 @@ def share(
             travels.fill(piece.numpy().data)
         piece = piece.to(device)
         dist.broadcast(piece, source)
-        if isinstance(travels, Incoming):
+        if isinstance(travels, IncomingPoint):
             travels.take(on_host(piece).numpy().data)
-    return travels.point() if isinstance(travels, Incoming) else None
+    return travels.point() if isinstance(travels, IncomingPoint) else None
 
 
 def _preface_from(source: int, device: torch.device) -> memoryview:

@@ -27,8 +27,8 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from samebits import config
 from samebits.config import Role, Settings
-from samebits.core.lines import root_of
-from samebits.core.messages import Admitted, GenerationStarted, Place
+from samebits.core.messages import Admitted, GenerationStarted, RankPosition
+from samebits.core.replacement_names import root_of
 from samebits.errors import (
     DivergenceError,
     FencedError,
@@ -44,7 +44,7 @@ from samebits.service import host, log, stacks
 from samebits.service.agent import Agent
 from samebits.service.alone import SchedulerThread
 from samebits.service.copies.buddy import CopyListener
-from samebits.service.health import host_health
+from samebits.service.health import host_sensor
 from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler_address import address_towards, addresses_of, wait_for_name
 from samebits.service.scheduling.loop import SchedulerService
@@ -57,7 +57,7 @@ from samebits.training import torch_private
 from samebits.training.group import breaker, ddp, device, gloo, group
 from samebits.training.group.calling_place import calling_place, place_of
 from samebits.training.group.group import Group
-from samebits.training.process import node_check, numerics, preflight
+from samebits.training.process import node_comparison, numerics, preflight
 from samebits.training.process.compiled_code import keep_compiled_code
 from samebits.training.process.device_view import DeviceView, wait_for_memory
 from samebits.training.process.exit_status import ExitStatus, last_words, named, own_words, watch_threads
@@ -201,7 +201,7 @@ class Worker:
         if (watched := self.device_view.watched()) is not None:
             self.agent.watch_device(watched)
 
-    def take_next_group(self, place: Place) -> NextGroup:
+    def take_next_group(self, place: RankPosition) -> NextGroup:
         """Return the group for this place, beginning it now if that has not happened."""
         next_group, self.next_group = self.next_group, None
         if next_group is not None and next_group.place == place:
@@ -296,12 +296,12 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     probe = ProbeBeat(settings.probe_file)
     host.raise_descriptor_limit()  # gloo aborts a process that has no descriptor left for any incoming connection
     numerics.settle_threads(settings.max_worker_num)
-    kind = device.choose(settings.device, 0).type
+    kind = device.choose_device(settings.device, 0).type
     wait_for_name(settings)
     listener = None
     if settings.enable_recovery:
         listener = CopyListener(address_towards(settings.sched_host, settings.sched_port))
-    preferred = device.choose(kind, _index(None, settings.node_id or ""))
+    preferred = device.choose_device(kind, _index(None, settings.node_id or ""))
     reserved = _reserve(settings, preferred)
     agent = Agent(settings, job_name, kind)
     alone, next_group = _prepare(settings, kind, own_info(agent, listener))
@@ -311,11 +311,11 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     figures = None
     if settings.preflight:
         figures = preflight.require(settings, reserved or preferred)
-    if host_health.may_refuse(settings):
-        host_health.require(settings, _view(settings, reserved or preferred).watched())
+    if host_sensor.may_refuse(settings):
+        host_sensor.require(settings, _view(settings, reserved or preferred).watched())
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     _import_what_optimizers_need()  # if not done yet: better here than in the first optimizer
-    chosen = reserved or device.choose(kind, _index(admitted.slot, agent.node))
+    chosen = reserved or device.choose_device(kind, _index(admitted.slot, agent.node))
     device.use(chosen)
     _say_seated(agent, admitted)
     if chosen.type != "cpu":
@@ -327,7 +327,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
         if alone is not None:
             alone.drop()  # a pair's group must be torch's default while it adds up
             alone = None
-        node_check.compare(settings, agent, admitted, chosen, figures)
+        node_comparison.compare(settings, agent, admitted, chosen, figures)
     process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
     process.next_group, process.copy_listener = next_group, listener
     process.watch_device()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.messages import MAX_KEY_BYTES, MAX_VALUE_BYTES, KeyAnswer, KeyOp, KeyOutcome
 from samebits.errors import KeyValueError, UsageError
 from samebits.training.process import context

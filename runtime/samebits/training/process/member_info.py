@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.values import Node, Schema, Value
+from samebits.core.values import NodeId, Schema, Value
 from samebits.service.agent import Agent
 from samebits.service.copies.buddy import CopyListener
 from samebits.service.process_state import Whereabouts
@@ -14,15 +14,15 @@ class MemberInfo(Value, frozen=True, tag=1):
     """The information about one process.
 
     Attributes:
-        copies: where its writer receives other ranks' points, a ``net.copies.Keeper`` as text; empty if it receives
-            none.
+        copies: where its writer receives other ranks' points, a ``net.copies.BuddyAddress`` as text; empty if it
+            receives none.
         life_sign: how to detect the process's death.
         node: the node's name; earlier releases do not send it.
     """
 
     copies: str
     life_sign: Whereabouts | None
-    node: Node = ""
+    node: NodeId = ""
 
     def pack(self) -> bytes:
         """Encode the information for the meeting."""

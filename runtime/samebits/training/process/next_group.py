@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from samebits import config
 from samebits.config import Settings
-from samebits.core.lines import root_of
-from samebits.core.messages import GenerationStarted, Holdings, Place
+from samebits.core.messages import GenerationStarted, Holdings, RankPosition
+from samebits.core.replacement_names import root_of
 from samebits.errors import UsageError
 from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
@@ -29,12 +29,12 @@ from samebits.training.group.group import Group
 __all__ = ["NextGroup", "join_plain_group", "likely_place"]
 
 
-def likely_place(settings: Settings) -> Place | None:
+def likely_place(settings: Settings) -> RankPosition | None:
     """Return this process's place in the next generation if its node id, or its line's, determines it, else None."""
     first = root_of(settings.node_id or "")
     if not first.isdecimal() or int(first) >= settings.worker_num:
         return None
-    return Place(slot=int(first), rank=int(first), world_size=settings.worker_num)
+    return RankPosition(slot=int(first), rank=int(first), world_size=settings.worker_num)
 
 
 class NextGroup:
@@ -47,7 +47,7 @@ class NextGroup:
         info: the information that this process sends to all members.
     """
 
-    def __init__(self, settings: Settings, device: torch.device, place: Place, info: bytes = b"") -> None:
+    def __init__(self, settings: Settings, device: torch.device, place: RankPosition, info: bytes = b"") -> None:
         self.place = place
         self._agent: Agent | None = None
         self._blob: Future[bytes] = Future()

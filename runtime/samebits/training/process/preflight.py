@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from samebits.config import Settings
-from samebits.core.watch.node_check import Figures
+from samebits.core.watch.node_check import NodeTimings
 from samebits.errors import PreflightError, StoreError
 from samebits.service import log
 from samebits.service.health import device_health
 from samebits.store import durable
-from samebits.training.group.device import choose
+from samebits.training.group.device import choose_device
 
 SIZE = 16 << 20
 _PART = 1 << 20
@@ -75,7 +75,7 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-__all__ = ["Look", "figures", "looks", "of_host", "require"]
+__all__ = ["CheckResult", "figures", "looks", "of_host", "require"]
 
 MATRIX = 768
 PRODUCTS = 4
@@ -84,7 +84,7 @@ PATTERNS = (0x5555555555555555, 0x2AAAAAAAAAAAAAAA)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CheckResult:
     """One check's result; ``problem`` is empty if it passed."""
 
     what: str
@@ -93,29 +93,29 @@ class Look:
     took_s: float = 0.0  # time for the work that is the same in every process
 
 
-def of_host(settings: Settings) -> Iterator[Look]:
+def of_host(settings: Settings) -> Iterator[CheckResult]:
     """Run :func:`looks` for every device of this host that torch sees."""
-    first = choose(settings.device, 0)
+    first = choose_device(settings.device, 0)
     count = 1 if first.type == "cpu" else torch.accelerator.device_count()
-    yield from looks([choose(first.type, index) for index in range(count)], settings.checkpoint_path)
+    yield from looks([choose_device(first.type, index) for index in range(count)], settings.checkpoint_path)
 
 
-def looks(devices: Sequence[torch.device], folder: Path | str) -> Iterator[Look]:
+def looks(devices: Sequence[torch.device], folder: Path | str) -> Iterator[CheckResult]:
     """Check devices, their memory, the vendor tool's report, and the folder's disk; takes one or two seconds each."""
     for device in devices:
         yield products(device)
         yield memory(device)
     for one in device_health.devices():
-        yield Look(one.name, one.found, one.problem)
+        yield CheckResult(one.name, one.found, one.problem)
     if isinstance(folder, Path):
         try:
             speed = write_and_read(folder)
-            yield Look("disk", f"{speed:.0f} MB/s are durable in {folder}", took_s=SIZE / 1e6 / speed)
+            yield CheckResult("disk", f"{speed:.0f} MB/s are durable in {folder}", took_s=SIZE / 1e6 / speed)
         except StoreError as error:
-            yield Look("disk", str(folder), str(error))
+            yield CheckResult("disk", str(folder), str(error))
 
 
-def products(device: torch.device) -> Look:
+def products(device: torch.device) -> CheckResult:
     """Multiply matrices and check each product."""
     draw = torch.Generator().manual_seed(28)
     left, right = (torch.randint(-8, 9, (MATRIX, MATRIX), generator=draw) for _ in range(2))
@@ -132,15 +132,15 @@ def products(device: torch.device) -> Look:
         f"{2 * MATRIX**3 / fastest_s / 1e9:.0f} GFLOP/s in float32, {PRODUCTS - wrong} of {PRODUCTS} products correct"
     )
     problem = f"{wrong} of {PRODUCTS} products were wrong" if wrong else ""
-    return Look(f"{device} computes", found, problem, fastest_s)
+    return CheckResult(f"{device} computes", found, problem, fastest_s)
 
 
-def memory(device: torch.device) -> Look:
+def memory(device: torch.device) -> CheckResult:
     """Write patterns to a part of the device's memory and read them back."""
     try:
         words = torch.empty(MEMORY_BYTES // 8, dtype=torch.int64, device=device)
     except (RuntimeError, MemoryError) as error:
-        return Look(
+        return CheckResult(
             f"{device} memory", f"{MEMORY_BYTES >> 20} MiB", f"cannot be allocated ({str(error).splitlines()[0]})"
         )
     places = torch.arange(words.numel(), dtype=torch.int64, device=device)
@@ -151,16 +151,18 @@ def memory(device: torch.device) -> Look:
         wrong += int((words.bitwise_xor_(pattern) != places).sum())
         fastest_s = min(fastest_s, time.monotonic() - began_s)
     found = f"{MEMORY_BYTES >> 20} MiB hold what is written"
-    return Look(f"{device} memory", found, f"{wrong} words differ from what was written" if wrong else "", fastest_s)
+    return CheckResult(
+        f"{device} memory", found, f"{wrong} words differ from what was written" if wrong else "", fastest_s
+    )
 
 
-def figures(found: Iterable[Look]) -> Figures:
+def figures(found: Iterable[CheckResult]) -> NodeTimings:
     """Return the seconds that the device, its memory and the disk took, for :mod:`.node_check`."""
     took_s = {one.what.rpartition(" ")[2]: one.took_s for one in found}
-    return Figures(took_s["computes"], took_s["memory"], took_s.get("disk", 0.0))
+    return NodeTimings(took_s["computes"], took_s["memory"], took_s.get("disk", 0.0))
 
 
-def require(settings: Settings, device: torch.device) -> Figures:
+def require(settings: Settings, device: torch.device) -> NodeTimings:
     """Run the checks, log the results, and return the seconds they took.
 
     Raises:

@@ -27,7 +27,7 @@ _ASKED_WITHIN_S, _LOOK_S = 0.5, 0.02
 STATUS = 128 + signal.SIGTERM  # a shell's status for a process that SIGTERM ended
 
 
-class Stage(enum.Enum):
+class SigtermStage(enum.Enum):
     """What this process is doing."""
 
     OUTSIDE = enum.auto()  # outside elastic.run
@@ -43,7 +43,7 @@ class Departure:
     """
 
     def __init__(self) -> None:
-        self.stage = Stage.OUTSIDE
+        self.stage = SigtermStage.OUTSIDE
         self.has_left = False
         self._was_asked = False
         self._pid = os.getpid()
@@ -69,12 +69,12 @@ class Departure:
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
         """Mark a wait without a step to finish."""
-        self.stage = Stage.WAITING
+        self.stage = SigtermStage.WAITING
         self.obey()
         try:
             yield
         finally:
-            self.stage = Stage.TRAINING
+            self.stage = SigtermStage.TRAINING
 
     def obey(self) -> None:
         """Leave if asked to; call this where no other rank waits for this one."""
@@ -97,15 +97,15 @@ class Departure:
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.has_left and os.getpid() == self._pid:
             return  # already leaving: a second signal must not interrupt that
-        if self.stage is Stage.OUTSIDE or os.getpid() != self._pid:  # the script's own handler may forward it
+        if self.stage is SigtermStage.OUTSIDE or os.getpid() != self._pid:  # the script's own handler may forward it
             self._as_before(number, frame)
-        elif self.stage is Stage.WAITING:
+        elif self.stage is SigtermStage.WAITING:
             self._leave()
         else:
             self._was_asked = True  # nothing is logged here: the main thread may be in the middle of a line
 
     def _leave(self) -> None:
-        self._was_asked, self.stage, self.has_left = False, Stage.OUTSIDE, True
+        self._was_asked, self.stage, self.has_left = False, SigtermStage.OUTSIDE, True
         log.say("received SIGTERM: this worker leaves the job after its last commit")
         if callable(self._before):
             self._before(signal.SIGTERM, None)

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from samebits.core.keys import work_queue
-from samebits.core.keys.work_queue import DIGEST_BYTES, MAX_PUTS, Put, WorkState
+from samebits.core.keys import queue_state
+from samebits.core.keys.queue_state import DIGEST_BYTES, MAX_PUTS, PutBatch, WorkState
 from samebits.core.messages import MAX_KEY_BYTES, MAX_VALUE_BYTES, GenerationStarted
 from samebits.errors import GenerationEndedError, KeyValueError, ProtocolError, UsageError
 from samebits.training.process import context, key_value
@@ -109,7 +109,7 @@ class WorkQueue:
         items = key_value.read(self._of_items(digest))  # read after the state: a finished put's items are emptied first
         if items.version and items.value == _DONE:
             return True
-        wider = work_queue.put(state, digest, count)
+        wider = queue_state.put(state, digest, count)
         if wider is None:
             raise KeyValueError(
                 f"samebits.WorkQueue: {MAX_PUTS} puts are unfinished, the maximum. Fix: put more items at "
@@ -117,7 +117,7 @@ class WorkQueue:
             )
         if not items.version and not self._set(self._of_items(digest), part, 0):
             return False
-        return self._set(self._key, work_queue.SCHEMA.pack(wider), version)
+        return self._set(self._key, queue_state.SCHEMA.pack(wider), version)
 
     def take(self, count: int = 1) -> list[Any]:
         """Return at most ``count`` items for this step; an empty list if no items are waiting.
@@ -148,8 +148,8 @@ class WorkQueue:
         def taken(state: WorkState) -> tuple[WorkState, tuple[WorkState, list[int]]]:
             if state.generation > generation.generation:
                 raise GenerationEndedError("samebits.WorkQueue: a later generation has begun; this one is over")
-            state = work_queue.settle(state, generation.generation, _restore(generation))
-            found = work_queue.take(state, count, generation.generation, step)
+            state = queue_state.settle(state, generation.generation, _restore(generation))
+            found = queue_state.take(state, count, generation.generation, step)
             if found is None:
                 raise KeyValueError(
                     "samebits.WorkQueue: too many steps have taken items since the last checkpoint that every rank's "
@@ -170,7 +170,7 @@ class WorkQueue:
         """Put items that the last generation lost back into the queue, at the beginning of every generation."""
 
         def settled(state: WorkState) -> tuple[WorkState, None]:
-            return work_queue.settle(state, generation.generation, _restore(generation)), None
+            return queue_state.settle(state, generation.generation, _restore(generation)), None
 
         self._change(settled)
 
@@ -181,11 +181,11 @@ class WorkQueue:
             changed, result = change(state)
             committed = context.current("samebits.WorkQueue").agent.committed_point
             if committed is not None:
-                changed, done = work_queue.forget(changed, committed.step)
+                changed, done = queue_state.forget(changed, committed.step)
                 for one in done:
                     key_value.put(self._of_items(one.key), _DONE, durable=True)
-                changed = work_queue.dropped(changed, done)
-            if changed == state or self._set(self._key, work_queue.SCHEMA.pack(changed), version):
+                changed = queue_state.dropped(changed, done)
+            if changed == state or self._set(self._key, queue_state.SCHEMA.pack(changed), version):
                 return result
 
     def _read(self) -> tuple[WorkState, int]:
@@ -199,7 +199,7 @@ class WorkQueue:
         if not found.version:
             return WorkState(), 0
         try:
-            return work_queue.SCHEMA.unpack(found.value), found.version
+            return queue_state.SCHEMA.unpack(found.value), found.version
         except (ProtocolError, TypeError) as error:
             raise KeyValueError(
                 f"samebits.WorkQueue: key {self._key!r} does not hold a queue ({error}). Fix: give the queue another "
@@ -215,7 +215,7 @@ class WorkQueue:
     def _of_items(self, digest: bytes) -> str:
         return f"{self._key}/{digest.hex()}"
 
-    def _item(self, one: Put, number: int) -> Any:
+    def _item(self, one: PutBatch, number: int) -> Any:
         if one.key not in self._items:
             packed = key_value.get(self._of_items(one.key))
             while len(self._items) >= KEPT_PUTS:

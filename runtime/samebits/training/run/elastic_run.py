@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from samebits.core.agent.events import EnterAgain
-from samebits.core.messages import MAX_END_CHARS, GenerationStarted, Holdings, Place, Sharding
+from samebits.core.agent.agent_events import EnterAgain
+from samebits.core.messages import MAX_END_CHARS, GenerationStarted, Holdings, RankPosition, Sharding
 from samebits.core.point import Point
 from samebits.core.reports import Progress
 from samebits.errors import (
@@ -43,9 +43,9 @@ from samebits.training.process import numerics
 from samebits.training.process.context import Worker
 from samebits.training.process.member_info import MemberInfo
 from samebits.training.process.next_group import NextGroup
-from samebits.training.process.sigterm import Stage
+from samebits.training.process.sigterm import SigtermStage
 from samebits.training.run import huge_pages, watchdog
-from samebits.training.run.audits import Audits
+from samebits.training.run.gradient_audits import Audits
 from samebits.training.run.interpreter_tuning import InterpreterTuning
 from samebits.training.run.main_thread_probe import MainThreadProbe
 from samebits.training.run.retaken_steps import Ranks, RetakenSteps
@@ -129,7 +129,7 @@ class ElasticRun:
             self._come_back(reason)
 
     def _run(self, call: Callable[[], Result]) -> Result | None:
-        self._process.departure.stage = Stage.TRAINING
+        self._process.departure.stage = SigtermStage.TRAINING
         while True:
             lost = None
             try:
@@ -155,7 +155,7 @@ class ElasticRun:
 
     def close(self) -> None:
         """Clean up after the function has returned or failed for good."""
-        self._process.departure.stage = Stage.OUTSIDE
+        self._process.departure.stage = SigtermStage.OUTSIDE
         ddp.generation_ended()
         self._audits.close()
         self._tuning.end()
@@ -385,17 +385,19 @@ class ElasticRun:
     def _sharding(self) -> Sharding | None:
         return self._state.sharding(self._process.admitted.world_size)
 
-    def _next_place(self) -> Place | None:
+    def _next_place(self) -> RankPosition | None:
         """Return the place in the open round, else the current place, else the seat's; None in a spare."""
         offered, present = self._agent.offered_place, self._points.generation
         slot, world_size = self._process.admitted.slot, self._process.admitted.world_size
         if offered is not None:
             return offered
         if present is not None:
-            return Place(present.slot, present.rank, present.world_size)
-        return None if slot is None or slot >= world_size else Place(slot, slot, world_size)  # else a round will tell
+            return RankPosition(present.slot, present.rank, present.world_size)
+        return (
+            None if slot is None or slot >= world_size else RankPosition(slot, slot, world_size)
+        )  # else a round will tell
 
-    def _begin_to_connect(self, place: Place | None) -> None:
+    def _begin_to_connect(self, place: RankPosition | None) -> None:
         """Begin to form the next group for this place; drop a group that was begun for another place."""
         if self._next_group is not None and self._next_group.place != place:
             self._next_group.group.drop()
@@ -440,7 +442,7 @@ class ElasticRun:
         self._is_new, self._back_to = False, None
         self._points.generation = process.generation = generation
         process.publish_place()
-        self._begin_to_connect(Place(generation.slot, generation.rank, generation.world_size))
+        self._begin_to_connect(RankPosition(generation.slot, generation.rank, generation.world_size))
         assert self._next_group is not None, "a generation's member has a place"
         if not self._agent.is_addressed:  # the blob it sent on entering was for another place
             self._agent.publish(generation.generation, self._next_group.blob())

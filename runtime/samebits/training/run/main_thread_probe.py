@@ -1,7 +1,7 @@
 """Sample the main thread from outside: its phase, the script's line it is in, and whether it is idle.
 
 Sampling from another thread keeps the training path free of hooks. The control thread reads two counters twice per
-heartbeat, and the thread's frames and CPU time only if neither counter has moved for a while. ``core.watch.progress``
+heartbeat, and the thread's frames and CPU time only if neither counter has moved for a while. ``core.watch.hang_judge``
 judges the result.
 """
 

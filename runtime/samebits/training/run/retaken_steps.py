@@ -24,7 +24,7 @@ from samebits.training.group.failure import is_communication_failure
 from samebits.training.state import snapshot
 from samebits.training.state.base_state import State
 from samebits.training.state.object_state import ObjectState
-from samebits.training.state.script.hidden_state import Finding, epochs_of, sentence_of
+from samebits.training.state.script.hidden_state import HiddenChange, epochs_of, sentence_of
 from samebits.training.state.torch_state import TorchState
 
 __all__ = ["Extent", "RetakenSteps", "TakeStepAgain"]
@@ -42,7 +42,7 @@ _MOST_CHARS = 300
 _DIFFERS, _NAMES, _COMES_AGAIN = 1, 2, 4
 """Flags that a rank sends to the others: its state differs; it has findings; its last two passes are equal."""
 
-Digests = dict[str, int]
+PassDigests = dict[str, int]
 Result = TypeVar("Result")
 
 
@@ -90,7 +90,7 @@ class RetakenSteps:
         self,
         state: State,
         extent: Extent,
-        findings: Callable[[], Sequence[Finding]],
+        findings: Callable[[], Sequence[HiddenChange]],
         has_room: Callable[[Any], bool],
         tell: Callable[[RetakenReport], None],
         *,
@@ -103,7 +103,7 @@ class RetakenSteps:
         self._tell = tell
         self._has_tail = has_tail
         self._report = RetakenReport()
-        self._passes: list[Digests] = []
+        self._passes: list[PassDigests] = []
         self._is_over = False
         self._epochs: tuple[int, ...] | None = None  # the epochs at the last commit
         self._after_epoch: int | None = None  # steps retaken after the first epoch's end; None before it
@@ -311,7 +311,7 @@ class RetakenSteps:
         self._tell(self._report)
 
 
-def _digests_of(state: State) -> tuple[Digests, str]:
+def _digests_of(state: State) -> tuple[PassDigests, str]:
     """Return the digests of all values of the current state by name, or the reason why there are none."""
     try:
         tree, tensors = snapshot.take_apart(state.contents(), "state")

@@ -47,7 +47,7 @@ def warm_up(state: State, device: torch.device, alone: Group | None) -> None:
     except CheckpointError as error:
         raise UsageError(str(error).replace("state.shared.values.", "state.")) from None
     outgoing = checkpoints.Outgoing.of_state(checkpoints.PointHeader("", Point(0, 1), 1, 0, 0, ""), parts, tree, {})
-    incoming = checkpoints.Incoming(memoryview(outgoing.preface), "", {})
+    incoming = checkpoints.IncomingPoint(memoryview(outgoing.preface), "", {})
     for size_bytes in checkpoints.sizes_of(outgoing.data_bytes):
         piece = memoryview(bytearray(size_bytes))
         outgoing.fill(piece)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from samebits.core.watch.anomalies import Band, Odd, Verdict
+from samebits.core.watch.anomalies import AnomalyVerdict, Band, Odd
 from samebits.errors import AnomalyError, GenerationEndedError, StoreError, UsageError
 from samebits.service import log
 from samebits.store.progress_report import LONGEST_NAME, MOST_VALUES, ProgressReport, is_name, write_report
@@ -134,10 +134,10 @@ class Reporter:
             return False
         del self._odd[name]
         text = odd.sentence(verdict, number)
-        if verdict is Verdict.LASTING and not math.isfinite(number):
+        if verdict is AnomalyVerdict.LASTING and not math.isfinite(number):
             raise _stopped(rank, odd.step, text)
         self._say(process, rank, odd.step, text, is_verdict=True)
-        return verdict is not Verdict.MISSED
+        return verdict is not AnomalyVerdict.MISSED
 
     @staticmethod
     def _say(

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import Checkpoint, Incoming, Outgoing, TensorPart, read, sizes_of, streaming, write_point
+from samebits.store.checkpoint import (
+    Checkpoint,
+    IncomingPoint,
+    Outgoing,
+    TensorPart,
+    read,
+    sizes_of,
+    streaming,
+    write_point,
+)
 from tests.store.points import JOB, LAYOUT, find, header_of, one_of_each_dtype
 
 TREE = {"lr": 0.5, "betas": (0.9, 0.999), "names": ["weight", "bias"]}
@@ -30,7 +39,7 @@ def messages_of(outgoing: Outgoing) -> Iterator[bytes]:
 
 
 def arrived(messages: Iterator[bytes], job: str = JOB, targets: Mapping[str, TensorPart] | None = None) -> Checkpoint:
-    incoming = Incoming(memoryview(next(messages)), job, targets or {})
+    incoming = IncomingPoint(memoryview(next(messages)), job, targets or {})
     for _ in sizes_of(incoming.data_bytes):
         incoming.take(memoryview(next(messages)))
     return incoming.point()

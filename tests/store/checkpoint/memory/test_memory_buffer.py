@@ -15,12 +15,18 @@ import pytest
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.store.checkpoint import MemoryRoom, memory_buffer, points_in_memory, read, remove_room, sweep, verify
-from samebits.store.checkpoint.memory_buffer import HEADER_BYTES, BufferGoneError, SlotHeader, Stage, decode_header
+from samebits.store.checkpoint.memory_buffer import (
+    HEADER_BYTES,
+    BufferGoneError,
+    BufferStage,
+    SlotHeader,
+    decode_header,
+)
 from samebits.store.checkpoint.memory_room import SWEPT_AFTER_S, is_being_hashed, room_path
 from tests.store.points import JOB, change_byte
 from tests.store.slots import content_of, fill, fill_and_hash, hash_slot
 
-HEADER = SlotHeader(7, Stage.HASHED, 100, 2 * HEADER_BYTES, 5000)
+HEADER = SlotHeader(7, BufferStage.HASHED, 100, 2 * HEADER_BYTES, 5000)
 FILE_BYTES = 4 * HEADER_BYTES
 
 
@@ -50,7 +56,7 @@ def test_header_with_any_changed_byte_is_rejected(position: int) -> None:
 
 @pytest.mark.parametrize("written", range(1, len(HEADER.encode())))
 def test_half_written_header_is_rejected(written: int) -> None:
-    new, older = HEADER.encode(), SlotHeader(5, Stage.SEALED, 90, 3 * HEADER_BYTES, 4000).encode()
+    new, older = HEADER.encode(), SlotHeader(5, BufferStage.SEALED, 90, 3 * HEADER_BYTES, 4000).encode()
     for before in (bytes(len(new)), older):
         torn = new[:written] + before[written:]
         if torn == before:
@@ -62,10 +68,10 @@ def test_half_written_header_is_rejected(written: int) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        SlotHeader(1, Stage.HASHED, 2 * HEADER_BYTES, 2 * HEADER_BYTES, 10),
-        SlotHeader(1, Stage.HASHED, 10, 2 * HEADER_BYTES, FILE_BYTES),
-        SlotHeader(1, Stage.HASHED, 10, HEADER_BYTES + 1000, 10),
-        SlotHeader(1, Stage.HASHED, 2**40, 2**41, 10),
+        SlotHeader(1, BufferStage.HASHED, 2 * HEADER_BYTES, 2 * HEADER_BYTES, 10),
+        SlotHeader(1, BufferStage.HASHED, 10, 2 * HEADER_BYTES, FILE_BYTES),
+        SlotHeader(1, BufferStage.HASHED, 10, HEADER_BYTES + 1000, 10),
+        SlotHeader(1, BufferStage.HASHED, 2**40, 2**41, 10),
     ],
 )
 def test_header_that_exceeds_the_file_is_refused(header: SlotHeader) -> None:

@@ -26,20 +26,20 @@ from samebits.training.state.data.sampler import ElasticSampler
 
 __all__ = ["GlobalBatch"]
 
-Node = tuple[int, int]
+TreeNode = tuple[int, int]
 """A subtree: the micro-batches from the first number up to, but not including, the second."""
 
 
 # ---- the tree
 
 
-def split_of(node: Node) -> int:
+def split_of(node: TreeNode) -> int:
     """Return where the tree splits a node: at the largest power of two of micro-batches that leaves a remainder."""
     low, high = node
     return low + (1 << (high - low - 1).bit_length() - 1)
 
 
-def subtrees_within(node: Node, block: Node) -> list[Node]:
+def subtrees_within(node: TreeNode, block: TreeNode) -> list[TreeNode]:
     """Return the largest subtrees of ``node`` within a block, from left to right."""
     low, high = max(node[0], block[0]), min(node[1], block[1])
     if low >= high:
@@ -50,12 +50,12 @@ def subtrees_within(node: Node, block: Node) -> list[Node]:
     return subtrees_within((node[0], middle), block) + subtrees_within((middle, node[1]), block)
 
 
-def block_of(rank: int, world_size: int, count: int) -> Node:
+def block_of(rank: int, world_size: int, count: int) -> TreeNode:
     """Return one rank's share of ``count`` micro-batches; shares differ by at most one micro-batch."""
     return rank * count // world_size, (rank + 1) * count // world_size
 
 
-def sum_of(node: Node, parts: Mapping[Node, torch.Tensor]) -> torch.Tensor:
+def sum_of(node: TreeNode, parts: Mapping[TreeNode, torch.Tensor]) -> torch.Tensor:
     """Return the sum over a node from its subtrees, whose tensors are reused.
 
     Args:
@@ -71,9 +71,9 @@ def sum_of(node: Node, parts: Mapping[Node, torch.Tensor]) -> torch.Tensor:
 class BlockSum:
     """The sums of a block's subtrees, built up one micro-batch at a time with few tensors held."""
 
-    def __init__(self, count: int, block: Node) -> None:
+    def __init__(self, count: int, block: TreeNode) -> None:
         self._wanted = subtrees_within((0, count), block) if count else []
-        self._parts: dict[Node, torch.Tensor] = {}
+        self._parts: dict[TreeNode, torch.Tensor] = {}
 
     def add(self, number: int, value: torch.Tensor) -> None:
         """Add the next micro-batch's tensor, which is reused."""
@@ -203,7 +203,7 @@ class GlobalBatch(Sampler[list[int]]):
         left = len(self.sampler.dataset) - self.sampler.consumed
         return [min(self.size, left - start) for start in range(0, left, self.size)]
 
-    def _block(self, size: int) -> Node:
+    def _block(self, size: int) -> TreeNode:
         return block_of(context.get_rank(), context.get_world_size(), self.count_of(size))
 
     def count_of(self, size: int) -> int:
@@ -219,7 +219,7 @@ class GlobalBatch(Sampler[list[int]]):
 class Step:
     """One optimizer step; iterating it yields this rank's micro-batches, possibly none."""
 
-    def __init__(self, batches: GlobalBatch, given: Iterator[Any], size: int, block: Node) -> None:
+    def __init__(self, batches: GlobalBatch, given: Iterator[Any], size: int, block: TreeNode) -> None:
         self._batches = batches
         self._given = given
         self._size = size

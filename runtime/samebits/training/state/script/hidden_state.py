@@ -36,9 +36,9 @@ from samebits.training.state.script.fingerprints import (
     scope_of,
 )
 from samebits.training.state.script.statements import Path
-from samebits.training.state.script.training_slice import Outside, Place, Script
+from samebits.training.state.script.training_slice import Outside, ScriptFunctions, SourceLine
 
-__all__ = ["MOST_S", "Finding", "HiddenStateLook", "epochs_of", "sentence_of"]
+__all__ = ["MOST_S", "HiddenChange", "HiddenStateLook", "epochs_of", "sentence_of"]
 
 MOST_S = 0.05
 """Limit on the CPU seconds of the calling thread for all looks in a job; further looks are skipped."""
@@ -54,19 +54,19 @@ _KINDS = {"random": "random.Random", "numpy": "NumPy generator", "generator": "t
 
 
 @dataclass(frozen=True)
-class Finding:
+class HiddenChange:
     """A value that changed outside the state, and the line that changes it."""
 
     name: str
     kind: str
-    place: Place
+    place: SourceLine
 
     def __str__(self) -> str:
         kind = f", a {self.kind}" if self.kind else ""
         return f"{self.name[:60]} ({FilePath(self.place.file).name}:{self.place.line}{kind})"
 
 
-def sentence_of(findings: Sequence[Finding]) -> str:
+def sentence_of(findings: Sequence[HiddenChange]) -> str:
     """Return a message that names the findings, in one printable line."""
     names = [str(one) for one in findings[:_NAMED]]
     more = len(findings) - _NAMED
@@ -86,7 +86,7 @@ class _Watched:
 
     owner: types.CodeType | weakref.ref[Any]
     path: Path
-    read: Place
+    read: SourceLine
     modulus: int | None = None
     is_advanced: bool = False
 
@@ -108,7 +108,7 @@ class HiddenStateLook:
         self,
         function: Callable[..., Any],
         state: object,
-        tell: Callable[[list[Finding]], None],
+        tell: Callable[[list[HiddenChange]], None],
         at_length: bool = False,
     ) -> None:
         self._function = function
@@ -122,8 +122,8 @@ class HiddenStateLook:
         self._prints: dict[_Watched, Any] = {}
         self._moved: dict[_Watched, None] = {}
         self._told: set[str] = set()
-        self._script: Script | None = None
-        self.findings: list[Finding] = []
+        self._script: ScriptFunctions | None = None
+        self.findings: list[HiddenChange] = []
         self._began = 0.0
         self.spent_s = 0.0
 
@@ -188,7 +188,7 @@ class HiddenStateLook:
         return True
 
     def _find(self, frames: Iterable[types.FrameType], handled: _Handled) -> list[_Watched]:
-        self._script = script = Script(handled.is_state, handled.is_training, self._is_late)
+        self._script = script = ScriptFunctions(handled.is_state, handled.is_training, self._is_late)
         found: list[_Watched] = []
         for frame in frames:
             scope = functools.partial(_of_frame, frame)
@@ -197,7 +197,7 @@ class HiddenStateLook:
                 continue
             function.slice(for_value=False, depth=0)
             loops = function.loops_at(frame.f_lineno)
-            exposed: dict[Path, Place] = {}
+            exposed: dict[Path, SourceLine] = {}
             for loop in loops:
                 exposed |= {
                     path: place
@@ -219,7 +219,7 @@ class HiddenStateLook:
         return list(dict.fromkeys(found))
 
     def _expand(
-        self, script: Script, watched: _Watched, frame: types.FrameType, handled: _Handled, depth: int = 0
+        self, script: ScriptFunctions, watched: _Watched, frame: types.FrameType, handled: _Handled, depth: int = 0
     ) -> Iterator[_Watched]:
         value = self._value(watched, {frame.f_code: frame}, handled)
         if value is MISSING or depth > 4:
@@ -275,7 +275,7 @@ class HiddenStateLook:
         return MISSING if handled.is_state(value) or handled.is_handled(value) else value
 
     def _report(self, is_last: bool) -> None:
-        findings: dict[str, Finding] = {}
+        findings: dict[str, HiddenChange] = {}
         assert self._script is not None
         for one in self._moved:
             finding = self._finding(one)
@@ -289,7 +289,7 @@ class HiddenStateLook:
         if findings:
             self._tell(list(findings.values()))
 
-    def _finding(self, one: _Watched) -> Finding:
+    def _finding(self, one: _Watched) -> HiddenChange:
         assert self._script is not None
         kind = _KINDS.get(self._prints[one][0], "") if type(self._prints[one]) is tuple else ""
         beside = one.owner if isinstance(one.owner, types.CodeType) else None
@@ -300,7 +300,7 @@ class HiddenStateLook:
                 beside = owner.__code__
             elif owner is not None:
                 name = f"{type(owner).__name__}.{name}"
-        return Finding(name, kind, self._script.changing_line(one.path, beside) or one.read)
+        return HiddenChange(name, kind, self._script.changing_line(one.path, beside) or one.read)
 
 
 class _Handled:

@@ -28,8 +28,8 @@ from samebits.training.state.script.fingerprints import (
 __all__ = [
     "Call",
     "Path",
+    "Statement",
     "Statements",
-    "Step",
     "TrainingTest",
     "arguments_of",
     "heads_of",
@@ -65,12 +65,12 @@ class Call:
 
 
 @dataclass
-class Step:
+class Statement:
     """One statement, or the condition of a compound statement."""
 
     line: int
-    guards: tuple[Step, ...]
-    loops: tuple[Step, ...]
+    guards: tuple[Statement, ...]
+    loops: tuple[Statement, ...]
     reads: set[Path] = field(default_factory=set)
     writes: set[Path] = field(default_factory=set)
     changes: set[Path] = field(default_factory=set)  # values changed in place
@@ -96,7 +96,7 @@ class Statements:
     Args:
         values: known values of the function's parameters or locals.
         scope: looks up every other name.
-        is_state, is_training: as for ``training_slice.Script``.
+        is_state, is_training: as for ``training_slice.ScriptFunctions``.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Statements:
         self._is_training = is_training
         self._values = values
         self._scope = scope
-        self.steps: list[Step] = []
-        self._of: dict[ast.AST, Step] = {}
+        self.steps: list[Statement] = []
+        self._of: dict[ast.AST, Statement] = {}
         self._aliases: set[str] = set()  # names that refer to parameters or parameter groups
         self._sources: dict[str, Path] = {}  # loop variable → the path it iterates over
         self._body(node.body, (), ())
@@ -129,9 +129,9 @@ class Statements:
 
     # ---- statements
 
-    def _body(self, body: Iterable[ast.stmt], guards: tuple[Step, ...], loops: tuple[Step, ...]) -> None:
+    def _body(self, body: Iterable[ast.stmt], guards: tuple[Statement, ...], loops: tuple[Statement, ...]) -> None:
         for node in body:
-            step = self._of[node] = Step(node.lineno, guards, loops)
+            step = self._of[node] = Statement(node.lineno, guards, loops)
             self.steps.append(step)
             self._statement(node, step)
             inner = (*guards, step)
@@ -153,7 +153,7 @@ class Statements:
                 for case in node.cases:
                     self._body(case.body, inner, loops)
 
-    def _statement(self, node: ast.stmt, step: Step) -> None:
+    def _statement(self, node: ast.stmt, step: Statement) -> None:
         match node:
             case ast.Assign(targets=targets, value=value):
                 self._read(value, step)
@@ -202,7 +202,7 @@ class Statements:
             case _:
                 pass
 
-    def _write(self, target: ast.expr, value: ast.expr, step: Step) -> None:
+    def _write(self, target: ast.expr, value: ast.expr, step: Statement) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
             for one in target.elts:
                 self._write(one, value, step)
@@ -226,7 +226,7 @@ class Statements:
                 self._change(root, step)
                 step.is_sink |= self._is_trained(root)
 
-    def _change(self, path: Path, step: Step) -> None:
+    def _change(self, path: Path, step: Statement) -> None:
         step.changes.add(path)
         if path[0] in self._sources:
             step.changes.add(self._sources[path[0]])
@@ -252,7 +252,7 @@ class Statements:
 
     # ---- expressions
 
-    def _read(self, node: ast.AST, step: Step, hidden: frozenset[str] = frozenset()) -> None:
+    def _read(self, node: ast.AST, step: Statement, hidden: frozenset[str] = frozenset()) -> None:
         if isinstance(node, (ast.Name, ast.Attribute)) and (path := path_of(node)):
             if path[0] not in hidden:
                 step.reads.add(path[:_LONGEST_PATH])
@@ -275,7 +275,7 @@ class Statements:
             for child in ast.iter_child_nodes(node):
                 self._read(child, step, hidden)
 
-    def _call(self, node: ast.Call, step: Step, hidden: frozenset[str]) -> None:
+    def _call(self, node: ast.Call, step: Statement, hidden: frozenset[str]) -> None:
         path = path_of(node.func)
         arguments = [*node.args, *(one.value for one in node.keywords)]
         name = path[-1] if path else node.func.attr if isinstance(node.func, ast.Attribute) else ""
@@ -315,7 +315,7 @@ class Statements:
             return any(self._is_trained(path) for path in paths if path is not None)
         return False
 
-    def _calls_users(self, node: ast.Call, path: Path, step: Step, hidden: frozenset[str]) -> bool:
+    def _calls_users(self, node: ast.Call, path: Path, step: Statement, hidden: frozenset[str]) -> bool:
         """Record a call of the user's own function, method or object; return whether it is one."""
         value = self.value(path)
         owner = self.value(path[:-1]) if len(path) > 1 else MISSING
@@ -350,7 +350,7 @@ class Statements:
             if argument and argument[0] not in hidden:
                 given[name], values[name] = argument, self.value(argument)
             else:
-                inner = Step(step.line, (), ())
+                inner = Statement(step.line, (), ())
                 self._read(one, inner, hidden)
                 given[name] = inner.reads
                 step.calls += inner.calls

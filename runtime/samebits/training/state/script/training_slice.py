@@ -34,8 +34,8 @@ from samebits.training.state.script.fingerprints import (
 from samebits.training.state.script.statements import (
     Call,
     Path,
+    Statement,
     Statements,
-    Step,
     TrainingTest,
     arguments_of,
     heads_of,
@@ -43,7 +43,7 @@ from samebits.training.state.script.statements import (
     summands_of,
 )
 
-__all__ = ["Outside", "Place", "Script", "is_prefix"]
+__all__ = ["Outside", "ScriptFunctions", "SourceLine", "is_prefix"]
 
 _LONGEST_PATH = 4
 _MOST_FUNCTIONS = 80
@@ -63,7 +63,7 @@ def _touch(one: Path, other: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLine:
     """A line of a file."""
 
     file: str
@@ -76,19 +76,19 @@ class Outside:
 
     owner: weakref.ref[Any]  # an object, or a function, which stands for its cells and globals
     path: Path
-    read: Place
+    read: SourceLine
 
 
 @dataclass
 class _Summary:
     """The parameters and outside values that a call needs, and whether the call changes training."""
 
-    needs: dict[str, dict[Path, Place]] = field(default_factory=dict)  # parameter → rest of the path
+    needs: dict[str, dict[Path, SourceLine]] = field(default_factory=dict)  # parameter → rest of the path
     outside: list[Outside] = field(default_factory=list)
     has_effect: bool = False
 
 
-class Script:
+class ScriptFunctions:
     """The user's functions read so far.
 
     Args:
@@ -139,7 +139,7 @@ class Script:
         for function in self.read.values():
             function.forget_values()
 
-    def changing_line(self, path: Path, beside: types.CodeType | None) -> Place | None:
+    def changing_line(self, path: Path, beside: types.CodeType | None) -> SourceLine | None:
         """Return the line that changes this name or attribute, according to the functions read so far."""
         if beside in self.read:
             found = self.read[beside].changing_line(path)
@@ -150,10 +150,10 @@ class Script:
                 for one in (*step.writes, *step.changes, *step.drawn):
                     is_same = one[-1] == path[-1] and (len(one) > 1) == (len(path) > 1)
                     if is_same and code is not beside and (len(path) > 1 or path[0] not in code.co_varnames):
-                        return Place(code.co_filename, step.line)
+                        return SourceLine(code.co_filename, step.line)
         return None
 
-    def expand(self, value: object, read: Place, depth: int = 0) -> list[Outside] | None:
+    def expand(self, value: object, read: SourceLine, depth: int = 0) -> list[Outside] | None:
         """Return the values on which an object that is used as a whole depends; None for a plain value."""
         if depth > _MOST_DEPTH:
             return []
@@ -194,7 +194,7 @@ class Script:
 class Function(Statements):
     """The statements of one function, each marked by whether training depends on it."""
 
-    def __init__(self, script: Script, *given: Any) -> None:
+    def __init__(self, script: ScriptFunctions, *given: Any) -> None:
         super().__init__(*given, is_state=script.is_state, is_training=script.is_training)
         self._script = script
 
@@ -263,9 +263,9 @@ class Function(Statements):
             if isinstance(one, kinds) and one.lineno <= line <= (one.end_lineno or line)
         ]
 
-    def exposed(self, body: list[ast.stmt], depth: int, header: ast.AST | None = None) -> dict[Path, Place]:
+    def exposed(self, body: list[ast.stmt], depth: int, header: ast.AST | None = None) -> dict[Path, SourceLine]:
         """Return the names that relevant statements read before ``body`` writes them, each with a line."""
-        found: dict[Path, Place] = {}
+        found: dict[Path, SourceLine] = {}
         written: set[Path] = set()
         if header is not None:
             self._expose(header, written, found, depth)
@@ -317,30 +317,30 @@ class Function(Statements):
                 return None
         return math.lcm(*found) if found else None
 
-    def changing_line(self, path: Path) -> Place | None:
+    def changing_line(self, path: Path) -> SourceLine | None:
         """Return the line that changes the value; prefer lines in loops, and updates over constant assignments."""
         found = [step for step in self.steps if any(_touch(one, path) for one in step.writes | step.changes)]
         found = found or [step for step in self.steps if any(_touch(one, path) for one in step.drawn)]
         if not any(step.loops or step.is_relevant for step in found):
             return None
         best = max(found, key=lambda step: (bool(step.loops), step.is_relevant, path in step.reads, bool(step.reads)))
-        return Place(self.code.co_filename, best.line)
+        return SourceLine(self.code.co_filename, best.line)
 
     # ---- the slice
 
-    def _is_sink(self, step: Step, depth: int) -> bool:
+    def _is_sink(self, step: Statement, depth: int) -> bool:
         if step.is_sink:
             return True
         return any(self._script.summary(call, for_value=False, depth=depth).has_effect for call in step.calls)
 
-    def _summaries(self, step: Step, depth: int) -> Iterator[tuple[Call, _Summary]]:
+    def _summaries(self, step: Statement, depth: int) -> Iterator[tuple[Call, _Summary]]:
         for call in step.calls:
             if step.by_value:
                 yield call, self._script.summary(call, for_value=True, depth=depth)
             elif step.by_effect:
                 yield call, self._script.summary(call, for_value=False, depth=depth)
 
-    def _needs(self, step: Step, depth: int) -> Iterator[Path]:
+    def _needs(self, step: Statement, depth: int) -> Iterator[Path]:
         if step.by_value:
             yield from step.reads
         for call, summary in self._summaries(step, depth):
@@ -351,7 +351,7 @@ class Function(Statements):
                 elif isinstance(given, set):
                     yield from given
 
-    def _is_of_state(self, step: Step) -> bool:
+    def _is_of_state(self, step: Statement) -> bool:
         if any(one in step.mentions for one in _FRESH):
             return False
         return any(self._is_state(self.value((path[0],))) for path in step.reads) or any(
@@ -364,7 +364,7 @@ class Function(Statements):
 
     # ---- reads before writes
 
-    def _walk(self, body: list[ast.stmt], written: set[Path], found: dict[Path, Place], depth: int) -> bool:
+    def _walk(self, body: list[ast.stmt], written: set[Path], found: dict[Path, SourceLine], depth: int) -> bool:
         """Add exposed reads; return whether control leaves the block early."""
         for node in body:
             self._expose(node, written, found, depth)
@@ -395,14 +395,14 @@ class Function(Statements):
                 return True
         return False
 
-    def _expose(self, node: ast.AST, written: set[Path], found: dict[Path, Place], depth: int) -> None:
+    def _expose(self, node: ast.AST, written: set[Path], found: dict[Path, SourceLine], depth: int) -> None:
         step = self._of.get(node)
         if step is None:
             return
         if step.is_relevant:
             for path in self._needs(step, depth):
                 if not any(is_prefix(one, path) for one in written):
-                    found.setdefault(path, Place(self.code.co_filename, step.line))
+                    found.setdefault(path, SourceLine(self.code.co_filename, step.line))
         written |= step.writes
 
 

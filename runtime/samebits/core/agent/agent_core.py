@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from samebits.core.agent.events import (
+from samebits.core.agent.agent_events import (
     Addressed,
     AgentEvent,
     AgentReady,
@@ -48,8 +48,8 @@ from samebits.core.agent.events import (
 )
 from samebits.core.agent.failover import SchedulerFailover, TryNextAddress
 from samebits.core.agent.key_calls import KeyCalls
-from samebits.core.agent.reports import Reports
-from samebits.core.agent.states import HeldSeat, Link, LinkState, Offer, Request, Stage
+from samebits.core.agent.outgoing_reports import Reports
+from samebits.core.agent.states import AgentStage, HeldSeat, Link, LinkState, ReentryRequest, RoundOffer
 from samebits.core.ends import EndKind
 from samebits.core.messages import (
     PROTOCOL,
@@ -73,18 +73,18 @@ from samebits.core.messages import (
     Join,
     KeyAnswer,
     Leave,
+    MemberRecord,
     Pairs,
     Pending,
-    Place,
     Process,
     Publish,
+    RankPosition,
     Refusal,
     Refused,
     Register,
+    ReportEnvelope,
     RoundId,
     RoundOpened,
-    Said,
-    Standing,
     StopAt,
 )
 from samebits.core.point import Point
@@ -122,7 +122,7 @@ class AgentCore:
         self._policy = policy
         self._now = now
         self._ready = AgentReady()
-        self._stage = Stage.ACTIVE
+        self._stage = AgentStage.ACTIVE
         self._link = Link(LinkState.CLOSED, away_since=now)
         self._failover = SchedulerFailover(policy.failover_s)
         self._ask_at = now
@@ -130,8 +130,8 @@ class AgentCore:
         # from the scheduler
         self.term = 0
         self._seat: HeldSeat | None = None  # None: never admitted
-        self._offer: Offer | None = None
-        self.offered_place: Place | None = None  # from the last round that contained one
+        self._offer: RoundOffer | None = None
+        self.offered_place: RankPosition | None = None  # from the last round that contained one
         self.joined: RoundId | None = None  # the round that it joined last
         self._started: GenerationStarted | None = None  # the last one
         self.generation = 0  # its number
@@ -140,7 +140,7 @@ class AgentCore:
         self.activity = Activity.SEATED
         self.step_count = 0
         self._holdings: Holdings | None = None
-        self._asked: Request | None = None
+        self._asked: ReentryRequest | None = None
         self._blob: bytes | None = None
         self._reports = Reports()
         self._key_calls = KeyCalls()
@@ -184,7 +184,7 @@ class AgentCore:
     def step(self, event: AgentEvent, now: float) -> AgentReady:
         """Process one event."""
         self._now = now
-        if self._stage is not Stage.OVER:
+        if self._stage is not AgentStage.OVER:
             self._dispatch(event)
         ready, self._ready = self._ready, AgentReady()
         ready.wake_at = self._wake_at()
@@ -239,7 +239,7 @@ class AgentCore:
             case Leaving(on_purpose, text, status):
                 if self._seat is not None:
                     self._send(Leave(self._seat.sender, on_purpose, text, self.step_count, status))
-                self._stage = Stage.OVER
+                self._stage = AgentStage.OVER
 
     def _become(self, activity: Activity) -> None:
         self.activity = activity
@@ -275,9 +275,9 @@ class AgentCore:
         self.joined = offer.round
         self._send(Join(sender, offer.round, holdings))
 
-    def _ask(self, holdings: Holdings, offer: Offer, place: Place | None) -> None:
+    def _ask(self, holdings: Holdings, offer: RoundOffer, place: RankPosition | None) -> None:
         """Ask the process to enter again, once per reason, because its holdings do not fit."""
-        asked = Request(offer.round, place, offer.must_look and not holdings.looked, offer.back_to)
+        asked = ReentryRequest(offer.round, place, offer.must_look and not holdings.looked, offer.back_to)
         if asked != self._asked:
             again = EnterAgain(place, look=asked.look, committed=offer.committed, back_to=offer.back_to)
             self._ready.notices.append(again)
@@ -304,7 +304,7 @@ class AgentCore:
             self._say(sender, self._reports.now(kind))
 
     def _say(self, sender: Credential, bodies: Iterable[Report]) -> None:
-        self._ready.sends += [Said(sender, body, self.generation, self.step_count) for body in bodies]
+        self._ready.sends += [ReportEnvelope(sender, body, self.generation, self.step_count) for body in bodies]
 
     def _call_keys(self) -> None:
         if sender := self._sender:
@@ -333,7 +333,7 @@ class AgentCore:
 
     def _patience_ends_at(self) -> float | None:
         link = self._link
-        if self.activity is Activity.FINISHED or self._stage is not Stage.ACTIVE:
+        if self.activity is Activity.FINISHED or self._stage is not AgentStage.ACTIVE:
             return None
         if link.refused_since is not None:
             return link.refused_since + self._policy.topo_timeout_s
@@ -355,7 +355,7 @@ class AgentCore:
             self._end(EndKind.UNREACHABLE, f"worker {self._policy.node}: no scheduler answered {waited}")
 
     def _wake_at(self) -> float | None:
-        if self._stage is Stage.OVER:
+        if self._stage is AgentStage.OVER:
             return None
         patience_ends_at = self._patience_ends_at()
         if not self._link.is_open:
@@ -394,11 +394,11 @@ class AgentCore:
             )
         )
 
-    def _standing(self) -> Standing | None:
+    def _standing(self) -> MemberRecord | None:
         started = self._started
         if started is None:
             return None
-        return Standing(
+        return MemberRecord(
             term=self.term,
             generation=started.generation,
             round=started.round,
@@ -524,7 +524,7 @@ class AgentCore:
             return  # only a sign of life was requested
         sender = Credential(message.job, self._policy.node, self._policy.session, message.incarnation)
         slot = message.slot
-        self._seat = HeldSeat(sender, slot, None if slot is None else Place(slot, slot, message.world_size))
+        self._seat = HeldSeat(sender, slot, None if slot is None else RankPosition(slot, slot, message.world_size))
         self.term = message.term
         self._link = replace(self._link, state=LinkState.REGISTERED, refused_since=None)
         if first:
@@ -569,7 +569,7 @@ class AgentCore:
         is_new = before is None or message.round != before.round
         hardens = before is not None and before.is_gentle and not message.gently
         text = message.text + (f"; waiting for {message.missing}" if message.missing else "")
-        self._offer = offer = Offer(
+        self._offer = offer = RoundOffer(
             message.round, message.look, message.gently, message.committed, text, message.back_to
         )
         if message.place is not None:
@@ -593,12 +593,12 @@ class AgentCore:
         if self._seat is not None and self._seat.slot != slot:
             self._seat = replace(self._seat, slot=slot)
 
-    def _is_ready_for(self, place: Place) -> bool:
+    def _is_ready_for(self, place: RankPosition) -> bool:
         """Return whether the holdings were made for this place (by default: in a full world)."""
         full_place = self._seat.full_place if self._seat else None
         return self._holdings is not None and (self._holdings.place or full_place) == place
 
-    def _was_asked_for(self, place: Place) -> bool:
+    def _was_asked_for(self, place: RankPosition) -> bool:
         """Return whether the process has already entered again for this round and place."""
         asked = self._asked
         return asked is not None and asked.is_answered and (asked.round, asked.place) == (self.offered, place)
@@ -609,7 +609,7 @@ class AgentCore:
             return
         if self._offer is not None and message.round < self._offer.round:
             return  # outdated: the round that replaces it was announced first, and only once
-        is_ready = self._is_ready_for(Place(message.slot, message.rank, message.world_size))
+        is_ready = self._is_ready_for(RankPosition(message.slot, message.rank, message.world_size))
         blob = self._holdings.blob if is_ready else b""
         self.generation, self._blob, self._holdings = message.generation, blob or None, None
         self._started = message
@@ -636,8 +636,8 @@ class AgentCore:
             self._end(message.kind, message.text)
 
     def _end(self, reason: EndKind, text: str, *, may_return: bool = False) -> None:
-        if self._stage is Stage.ACTIVE:
+        if self._stage is AgentStage.ACTIVE:
             self._ready.notices.append(MustEnd(reason, text, may_return))
             # The seat stays held until the process exits; a process without a seat must send nothing more.
             is_unseated = reason in (EndKind.FENCED, EndKind.REFUSED, EndKind.NUMERICS, EndKind.DUPLICATE)
-            self._stage = Stage.OVER if is_unseated else Stage.TOLD_TO_END
+            self._stage = AgentStage.OVER if is_unseated else AgentStage.TOLD_TO_END

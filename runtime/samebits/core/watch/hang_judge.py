@@ -12,14 +12,23 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Sequence
 
-from samebits.core.causes.table import DEFAULT, CauseTable, Strategy
+from samebits.core.causes.table import DEFAULT, CauseTable, Remedy
 from samebits.core.hangs import SILENT_KINDS, Hang
-from samebits.core.ledger import NAMED, Ledger, Presence
-from samebits.core.messages import Activity, GiveUp, Said
-from samebits.core.ready import Level
+from samebits.core.ledger import NAMED, Ledger, Liveness
+from samebits.core.messages import Activity, GiveUp, ReportEnvelope
+from samebits.core.ready import Severity
 from samebits.core.reports import Progress, StallReport
 from samebits.core.state import Seat
-from samebits.core.watch.standstill import Member, Standstill, hang_of, judge, sentence, shown_place, standing, where
+from samebits.core.watch.hang_culprits import (
+    Member,
+    Standstill,
+    find_culprits,
+    hang_of,
+    sentence,
+    shown_place,
+    standing,
+    where,
+)
 
 LEAST_S = 5.0
 FACTOR = 3.0
@@ -50,7 +59,7 @@ LEAST_PATIENCE_S: dict[Hang, float] = {
     Hang.LINK: 30.0,
 }
 """Least patience in seconds if timeouts are learned."""
-_CURES = {Strategy.SPARE: Cure.END, Strategy.RESTART: Cure.END, Strategy.ROLL_BACK: Cure.FORM_ANEW}
+_CURES = {Remedy.SPARE: Cure.END, Remedy.RESTART: Cure.END, Remedy.ROLL_BACK: Cure.FORM_ANEW}
 
 
 def cure_of(hang: Hang, table: CauseTable = DEFAULT) -> Cure:
@@ -60,7 +69,7 @@ def cure_of(hang: Hang, table: CauseTable = DEFAULT) -> Cure:
     return _CURES.get(table.strategy_for(hang), Cure.NONE)
 
 
-class Watch:
+class HangJudge:
     """Watches the members of the last generation.
 
     Attributes:
@@ -71,7 +80,7 @@ class Watch:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._told: dict[str, tuple[Said, Progress, float]] = {}  # node → its report, and when it arrived
+        self._told: dict[str, tuple[ReportEnvelope, Progress, float]] = {}  # node → its report, and when it arrived
         self._look_at: float | None = None
         self._is_in_round = False
         self._seen_since: float | None = None  # when the present standstill exceeded the limit
@@ -80,7 +89,7 @@ class Watch:
         self.said = self.in_vain = ""
         self.found: Standstill | None = None
 
-    def take(self, seat: Seat, body: StallReport, said: Said) -> None:
+    def take(self, seat: Seat, body: StallReport, said: ReportEnvelope) -> None:
         """Take a member's report that it stands still or makes progress again."""
         self._told.pop(seat.node, None)
         if body.progress is not None and said.generation == self._ledger.state.generation_number:
@@ -124,13 +133,13 @@ class Watch:
             self._look_at = now + min(max(timeout_s - still_s, SOONEST_S), LOOK_AGAIN_S)
             self._come_on()
             return ""
-        found, step = judge(members), max(member.step for member in members)
+        found, step = find_culprits(members), max(member.step for member in members)
         if self._seen_since is None or found.held_by != self._held_by:
             self._held_by, self._seen_since = found.held_by, now
         self.found = found
         if not self.said:
             self.said = f"{sentence(found, still_s)}{self._then(found, timeout_s, step)}"
-            self._ledger.ready.say(self.said, Level.WARNING)
+            self._ledger.ready.say(self.said, Severity.WARNING)
         if not self._ledger.policy.ends_stuck:
             return ""
         return self._cure(found, still_s, timeout_s, step)
@@ -164,7 +173,7 @@ class Watch:
                 over.append((member, hang))
         if said and not self.said:
             self.said, self.found = f"the round waits: {said[0]}", found
-            ledger.ready.say(self.said, Level.WARNING)
+            ledger.ready.say(self.said, Severity.WARNING)
         if over and ledger.policy.ends_stuck:
             self._end_them(over, step)
 
@@ -205,13 +214,13 @@ class Watch:
             return Member(node, presence.step, progress, silent_s, process_state)
         return Member(node, presence.step, None, silent_s, process_state) if silent_s else None
 
-    def _is_of_now(self, said: Said) -> bool:
+    def _is_of_now(self, said: ReportEnvelope) -> bool:
         """Return whether the sender still holds its seat and was in the last generation."""
         seat = self._ledger.state.seats.get(said.sender.node)
         is_its = seat is not None and seat.session == said.sender.session
         return is_its and said.generation == self._ledger.state.generation_number
 
-    def _silent_s(self, presence: Presence) -> float:
+    def _silent_s(self, presence: Liveness) -> float:
         """Return how long the member has been silent, in seconds; 0 if under half of NODE_TIMEOUT."""
         silent_s = self._ledger.now - (presence.heard_at or self._ledger.now)
         return silent_s if silent_s > self._ledger.policy.node_timeout_s / 2 else 0.0

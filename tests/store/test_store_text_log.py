@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import StoreError
-from samebits.store import event_log
-from samebits.store.event_log import EVENTS_FILE, MOST_PARTS, EventLog, Tail, read_lines
+from samebits.store import text_log
+from samebits.store.text_log import EVENTS_FILE, MOST_PARTS, EventLog, Tail, read_lines
 
 
 def log_in(folder: Path, told: list[str] | None = None, part_bytes: int = 1000) -> EventLog:
@@ -60,7 +60,7 @@ def test_failing_disk_is_reported_once_and_costs_the_lines(tmp_path: Path, monke
         raise full
 
     with monkeypatch.context() as patch:
-        patch.setattr(event_log.os, "write", refuse)
+        patch.setattr(text_log.os, "write", refuse)
         log.append(["lost"])
         log.append(["lost too"])
     log.append(["after"])
@@ -72,7 +72,7 @@ def test_half_a_write_tears_no_other_line(tmp_path: Path, monkeypatch: pytest.Mo
     log = log_in(tmp_path)
     write = os.write
     with monkeypatch.context() as patch:
-        patch.setattr(event_log.os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+        patch.setattr(text_log.os, "write", lambda descriptor, data: write(descriptor, data[:3]))
         log.append(["torn away"])
     log.append(["after"])
     assert read_lines(tmp_path) == ["tor", "after"]

@@ -1,7 +1,8 @@
 """Monitor the worker's host and the worker's usage every few seconds, in its own thread.
 
 The sensors are psutil, the control group's files and statvfs. Nothing is read in the thread that sends heartbeats,
-because a hanging disk must not cost the seat. A healthy worker sends no report. ``core.watch.health`` has the limits.
+because a hanging disk must not cost the seat. A healthy worker sends no report. ``core.watch.health_limits`` has the
+limits.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from samebits.config import Look, Settings
+from samebits.config import Settings, SignPolicy
 from samebits.core.reports import MAX_AILMENTS, Ailment, Figure, HealthReport, Sign
-from samebits.core.watch.health import HealthWatch, Limit, Reading, said, unfit
+from samebits.core.watch.health_limits import HealthReading, HealthWatch, Limit, said, unfit
 from samebits.errors import PreflightError
 from samebits.service.health import device_look
 from samebits.service.health.device_look import DeviceLook, DeviceReadings, WatchedDevice
@@ -31,8 +32,8 @@ def limits_of(settings: Settings) -> dict[Sign, Limit]:
     """Return the limits from the settings; signs that are off have none."""
     chosen = {sign: settings.health.of(sign.name.lower()) for sign in (Sign.CPU, Sign.MEMORY, Sign.DISK)}
     logs = settings.health.of("logs")
-    chosen[Sign.LOGS] = Look(logs.policy, _scarcity(logs.limit * MIB))
-    return device_look.limits_in({**chosen, Sign.DESCRIPTORS: Look("tell", DESCRIPTORS_SHARE)})
+    chosen[Sign.LOGS] = SignPolicy(logs.policy, _scarcity(logs.limit * MIB))
+    return device_look.limits_in({**chosen, Sign.DESCRIPTORS: SignPolicy("tell", DESCRIPTORS_SHARE)})
 
 
 def _scarcity(free_bytes: float) -> float:
@@ -84,7 +85,9 @@ def require(settings: Settings, device: WatchedDevice | None) -> None:
         )
 
 
-def readings(places: list[Path], cpus_over_s: float | None = None, log_dir: Path | None = None) -> Iterator[Reading]:
+def readings(
+    places: list[Path], cpus_over_s: float | None = None, log_dir: Path | None = None
+) -> Iterator[HealthReading]:
     """Yield one round of readings, without those that cannot be read.
 
     Args:
@@ -94,19 +97,21 @@ def readings(places: list[Path], cpus_over_s: float | None = None, log_dir: Path
     """
     import psutil  # type: ignore[import-untyped]  # slow, so not at start
 
-    yield Reading(Sign.CPU, "", psutil.cpu_percent(cpus_over_s) / 100)
+    yield HealthReading(Sign.CPU, "", psutil.cpu_percent(cpus_over_s) / 100)
     if (taken := taken_share()) is not None:
-        yield Reading(Sign.MEMORY, "", taken)
+        yield HealthReading(Sign.MEMORY, "", taken)
     for place in places:
         with contextlib.suppress(OSError):
-            yield Reading(Sign.DISK, str(place), psutil.disk_usage(str(place)).percent / 100)
+            yield HealthReading(Sign.DISK, str(place), psutil.disk_usage(str(place)).percent / 100)
     if log_dir is not None:
         with contextlib.suppress(OSError):
-            yield Reading(Sign.LOGS, str(log_dir.absolute()), _scarcity(psutil.disk_usage(str(nearest(log_dir))).free))
+            yield HealthReading(
+                Sign.LOGS, str(log_dir.absolute()), _scarcity(psutil.disk_usage(str(nearest(log_dir))).free)
+            )
     with contextlib.suppress(OSError, psutil.Error):
         process = psutil.Process()
         soft, _ = process.rlimit(psutil.RLIMIT_NOFILE)
-        yield Reading(Sign.DESCRIPTORS, "", process.num_fds() / soft)
+        yield HealthReading(Sign.DESCRIPTORS, "", process.num_fds() / soft)
 
 
 class HealthLook:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samebits.account.job_view import JobView, Presence, WorkerView
+from samebits.account.job_view import JobView, PresenceState, WorkerView
 from samebits.config import Settings
-from samebits.core.causes.table import DEFAULT, CauseTable, Strategy
+from samebits.core.causes.table import DEFAULT, CauseTable, Remedy
 from samebits.core.hangs import SILENT_KINDS, Hang, ProcessState, classify_hang, fix_of
 from samebits.errors import StoreError
 from samebits.printable import printable_lines
@@ -48,7 +48,7 @@ class _Watched:
     read: int | None = None
 
 
-class Silence:
+class UnjoinedProcesses:
     """Processes that have not joined and were not reported yet.
 
     Args:
@@ -149,14 +149,14 @@ class _Lost:
 
 
 @dataclass(slots=True)
-class Found:
+class HangFindings:
     """The result of ``take``: lines to print, and processes to end with SIGKILL."""
 
     lines: list[str] = field(default_factory=list)
     end: list[ProcessIdentity] = field(default_factory=list)
 
 
-class Stalls:
+class HangStacks:
     """A follower's observations. Each takes seconds, so a thread makes them; ``look`` and ``take`` return at once.
 
     Args:
@@ -171,13 +171,13 @@ class Stalls:
         settings: Settings,
         causes: CauseTable = DEFAULT,
         *,
-        ask: Callable[[ProcessIdentity], stacks.Answer] = stacks.ask,
+        ask: Callable[[ProcessIdentity], stacks.StackDump] = stacks.ask,
         see: Callable[[ProcessIdentity], ProcessState | None] = process_state.look,
-        read: Callable[[ProcessIdentity], collective_ring.Contents | None] = collective_ring.read,
+        read: Callable[[ProcessIdentity], collective_ring.RecordedCollectives | None] = collective_ring.read,
     ) -> None:
         self._folder = settings.log_dir / FOLDER
         self._silent_s = settings.node_timeout_s
-        ended = {hang for hang in CANNOT_LEAVE if causes.strategy_for(hang) in (Strategy.SPARE, Strategy.RESTART)}
+        ended = {hang for hang in CANNOT_LEAVE if causes.strategy_for(hang) in (Remedy.SPARE, Remedy.RESTART)}
         self._ended = ended if settings.hang.policy == "end" else set()
         fixed_s = settings.hang.step_timeout_s
         self._patience_s = LEAST_PATIENCE_S if fixed_s is None else 2 * fixed_s
@@ -202,13 +202,13 @@ class Stalls:
             self._stall = None
         self._look_for_lost(view, here, now)
 
-    def take(self, now: float, *, may_end: bool) -> Found:
+    def take(self, now: float, *, may_end: bool) -> HangFindings:
         """Return the findings since the last call.
 
         Args:
             may_end: whether this follower restarts a process that is ended.
         """
-        found = Found()
+        found = HangFindings()
         while not self._looked.empty():
             node, looked = self._looked.get()
             if looked.is_told:
@@ -231,7 +231,7 @@ class Stalls:
 
     def _look_for_lost(self, view: JobView, here: Mapping[str, ProcessIdentity], now: float) -> None:
         """Examine processes that still run although the scheduler counts them as lost."""
-        gone = (one for one in view.nodes if one.presence is Presence.LOST)
+        gone = (one for one in view.nodes if one.presence is PresenceState.LOST)
         lost = {one.node: one for one in gone if here.get(one.node) == one.identity}
         for node, known in list(self._lost.items()):
             if node not in lost or lost[node].identity != known.identity:
@@ -287,10 +287,10 @@ class Stalls:
         body = answer.text or "\n".join(process_state.threads(identity.pid))
         text = "\n".join([*filter(None, head), "", body, ""])
         file = None
-        if answer.silence is not stacks.Silence.GONE:
+        if answer.silence is not stacks.NoStackReason.GONE:
             name = f"node-{worker.node}" if question.rank is None else f"rank-{question.rank}"
             file = self._keep(f"step-{question.step}-{name}.txt", text)
-        is_gone = answer.silence is stacks.Silence.GONE  # its end is reported elsewhere
+        is_gone = answer.silence is stacks.NoStackReason.GONE  # its end is reported elsewhere
         return Looked(title, hang, identity.pid, place, file, question.is_told and not is_gone)
 
     def _collectives(self, identity: ProcessIdentity) -> str:

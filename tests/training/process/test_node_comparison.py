@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from samebits import config
-from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.keys.key_store import KeyStore
 from samebits.core.messages import SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
 from samebits.core.watch.node_check import (
@@ -22,16 +22,16 @@ from samebits.core.watch.node_check import (
     SILENT,
     UNMET,
     WRONG,
-    Figures,
     Judge,
+    NodeReport,
+    NodeTimings,
     Pair,
-    Report,
     Sum,
 )
 from samebits.errors import KeyValueTimeoutError, PreflightError
-from samebits.training.process import node_check
+from samebits.training.process import node_comparison
 
-WELL = Figures(0.05, 0.02, 0.02)
+WELL = NodeTimings(0.05, 0.02, 0.02)
 CPU = torch.device("cpu")
 
 
@@ -88,7 +88,7 @@ class Compare(Protocol):
         desk: Desk,
         slot: int | None,
         size: int = 4,
-        figures: Figures = WELL,
+        figures: NodeTimings = WELL,
         machine: str = "",
         node: str = "",
         incarnation: int = 1,
@@ -98,17 +98,17 @@ class Compare(Protocol):
 
 @pytest.fixture
 def compare(monkeypatch: pytest.MonkeyPatch) -> Compare:
-    monkeypatch.setattr(node_check._Check, "_sum", lambda check, pair, number: Sum(0.01))
-    monkeypatch.setattr(node_check, "LOOK_S", 0.05)
+    monkeypatch.setattr(node_comparison._Check, "_sum", lambda check, pair, number: Sum(0.01))
+    monkeypatch.setattr(node_comparison, "LOOK_S", 0.05)
     here = threading.local()
-    monkeypatch.setattr(node_check, "machine_id", lambda: here.machine)
+    monkeypatch.setattr(node_comparison, "machine_id", lambda: here.machine)
     settings, _ = config.read({"WORKER_NUM": "4"}, role_required=False)
 
     def compare(
         desk: Desk,
         slot: int | None,
         size: int = 4,
-        figures: Figures = WELL,
+        figures: NodeTimings = WELL,
         machine: str = "",
         node: str = "",
         incarnation: int = 1,
@@ -117,7 +117,7 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Compare:
         here.machine = (machine or f"m{slot}").encode()
         agent = Node(desk, node or str(slot))
         admitted = Admitted("s", "job", 1, slot, incarnation, size, None, generation)
-        node_check.compare(settings, cast(Any, agent), admitted, CPU, figures)
+        node_comparison.compare(settings, cast(Any, agent), admitted, CPU, figures)
         return agent
 
     return compare
@@ -134,7 +134,7 @@ def is_named(compare: Compare, desk: Desk, slot: int | None, **more: Any) -> boo
 def silent_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Withhold every answer of node 2."""
     monkeypatch.setattr(
-        node_check._Check, "_sum", lambda check, pair, number: Sum(0.0, SILENT) if 2 in pair else Sum(0.01)
+        node_comparison._Check, "_sum", lambda check, pair, number: Sum(0.0, SILENT) if 2 in pair else Sum(0.01)
     )
 
 
@@ -159,8 +159,8 @@ def test_late_node_gets_the_verdict_after_the_keys_are_deleted(
             late.wait(30.0)
         return Sum(0.01)
 
-    monkeypatch.setattr(node_check._Check, "_sum", summed)
-    monkeypatch.setattr(node_check, "WAIT_S", 0.5)
+    monkeypatch.setattr(node_comparison._Check, "_sum", summed)
+    monkeypatch.setattr(node_comparison, "WAIT_S", 0.5)
     with ThreadPoolExecutor(4) as threads:
         last = threads.submit(compare, desk, 3)
         others = [threads.submit(compare, desk, slot) for slot in range(3)]
@@ -198,14 +198,16 @@ def test_replacement_is_refused_on_a_named_machine_and_a_distinct_spare_is_not(
 
 
 def test_nodes_that_missed_each_other_sum_again(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_check._Check, "_sum", lambda check, pair, number: Sum(0.0, WRONG if number else UNMET))
+    monkeypatch.setattr(
+        node_comparison._Check, "_sum", lambda check, pair, number: Sum(0.0, WRONG if number else UNMET)
+    )
     desk = Desk()
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda slot: is_named(compare, desk, slot, size=2), range(2))) == [True, True]
 
 
 def test_node_that_never_meets_is_reported_but_not_blamed(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_check._Check, "_sum", lambda check, pair, number: Sum(0.0, UNMET))
+    monkeypatch.setattr(node_comparison._Check, "_sum", lambda check, pair, number: Sum(0.0, UNMET))
     desk = Desk()
     with ThreadPoolExecutor(2) as threads:
         told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
@@ -223,7 +225,7 @@ def test_scheduler_death_blames_no_node_for_lost_reports(compare: Compare, monke
         both.wait(30.0)
         return Sum(0.0, SILENT)
 
-    monkeypatch.setattr(node_check._Check, "_sum", summed)
+    monkeypatch.setattr(node_comparison._Check, "_sum", summed)
     with ThreadPoolExecutor(2) as threads:
         told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
     assert told == ["pre-flight: the nodes were not compared: their scheduler died meanwhile"]
@@ -233,8 +235,8 @@ def test_scheduler_death_blames_no_node_for_lost_reports(compare: Compare, monke
 def test_fix_is_sent_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     monkeypatch.setattr(Node, "leave", lambda node, *, on_purpose, text, status: left.append(text))
-    slow_one = Figures(0.5, 0.02, 0.02)
-    monkeypatch.setattr(node_check._Check, "_measured", lambda check: slow_one if check._slot == 1 else WELL)
+    slow_one = NodeTimings(0.5, 0.02, 0.02)
+    monkeypatch.setattr(node_comparison._Check, "_measured", lambda check: slow_one if check._slot == 1 else WELL)
     desk = Desk()
     with ThreadPoolExecutor(3) as threads:
         list(
@@ -254,7 +256,7 @@ def test_fix_is_sent_to_the_scheduler_too(compare: Compare, monkeypatch: pytest.
     [
         (None, {"node": "4"}),
         (0, {"size": 1}),
-        (0, {"size": node_check.MOST_NODES + 1}),
+        (0, {"size": node_comparison.MOST_NODES + 1}),
         (0, {"incarnation": 2}),
         (0, {"generation": 1}),
     ],
@@ -270,15 +272,15 @@ def test_uncompared_node_waits_for_none_and_writes_nothing(
 
 def test_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are named, or all but one are silent, and their names are long."""
-    size = node_check.MOST_NODES
+    size = node_comparison.MOST_NODES
     slots = range(size)
-    report = Report("worker " + "ż" * 128, b"4444", WELL)
+    report = NodeReport("worker " + "ż" * 128, b"4444", WELL)
     judge = Judge(dict.fromkeys(slots, report), slots, shares_all=True)
-    wrong = Report(problem=WRONG)
+    wrong = NodeReport(problem=WRONG)
     for _ in range(MOST_PLANS):
         plan = judge.plan()
         assert plan.is_sound(size)
-        node_check._packed(plan)
+        node_comparison._packed(plan)
         if plan.is_last:
             break
         judge.take(plan, dict.fromkeys(plan.asked, wrong))
@@ -289,14 +291,14 @@ def test_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, monkey
     assert "did not report in time and were not compared: 1, 2, 3," in silent
     assert silent.endswith("31, 32 and 4063 more")
     assert unmet == "the nodes of these slots found no partner for a sum in time: 0"
-    node_check._packed(few)
+    node_comparison._packed(few)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300])
 def test_invalid_measurement_is_ignored(compare: Compare, value: float) -> None:
     desk = Desk()
     with ThreadPoolExecutor(4) as threads:
-        odd = Figures(value, value, value)
+        odd = NodeTimings(value, value, value)
         found = list(threads.map(lambda slot: is_named(compare, desk, slot, figures=(WELL, odd)[slot == 1]), range(4)))
     assert found == [False] * 4 and desk.names() == {"last"}
 
@@ -317,9 +319,9 @@ NONSENSE = [
 def test_invalid_plan_is_reported_and_ends_nothing(
     compare: Compare, monkeypatch: pytest.MonkeyPatch, name: str, nonsense: bytes
 ) -> None:
-    monkeypatch.setattr(node_check, "WAIT_S", 0.1)
+    monkeypatch.setattr(node_comparison, "WAIT_S", 0.1)
     said: list[str] = []
-    monkeypatch.setattr(node_check.log, "warn", said.append)
+    monkeypatch.setattr(node_comparison.log, "warn", said.append)
     desk = Desk()
     Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, f"samebits/preflight/{name}".encode(), nonsense), 1.0)
     assert compare(desk, 0).left == ""
@@ -330,7 +332,7 @@ def test_invalid_plan_is_reported_and_ends_nothing(
 def test_node_with_invalid_reports_is_excluded_and_the_others_compared(
     compare: Compare, monkeypatch: pytest.MonkeyPatch, nonsense: bytes
 ) -> None:
-    monkeypatch.setattr(node_check, "WAIT_S", 2.0)
+    monkeypatch.setattr(node_comparison, "WAIT_S", 2.0)
     silent_two(monkeypatch)
     desk = Desk()
     Node(desk, "9").call_keys(KeyAsk(KeyOp.PUT, b"samebits/preflight/alone/3", nonsense), 1.0)
@@ -342,9 +344,9 @@ def test_node_with_invalid_reports_is_excluded_and_the_others_compared(
 
 
 def test_endless_plans_are_given_up(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_check, "WAIT_S", 0.1)
+    monkeypatch.setattr(node_comparison, "WAIT_S", 0.1)
     said: list[str] = []
-    monkeypatch.setattr(node_check.log, "warn", said.append)
+    monkeypatch.setattr(node_comparison.log, "warn", said.append)
     desk = Desk()
     for number in range(100):
         plan = msgspec.msgpack.encode({"pairs": []})
@@ -364,8 +366,8 @@ def test_key_is_polled_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> 
         return KeyAnswer("s", 1, 1, KeyOutcome.ABSENT)
 
     now = [0.0]
-    monkeypatch.setattr(node_check.time, "monotonic", lambda: now[0])
-    check = node_check._Check(cast(Any, None), cast(Any, SimpleNamespace(call_keys=call_keys)), 0, 4, CPU)
+    monkeypatch.setattr(node_comparison.time, "monotonic", lambda: now[0])
+    check = node_comparison._Check(cast(Any, None), cast(Any, SimpleNamespace(call_keys=call_keys)), 0, 4, CPU)
     with pytest.raises(KeyValueTimeoutError, match="no other node has written plan0 in time"):
         check._wait("plan0", 60.0)
     assert asked == [1.0, 2.0, 4.0, *[8.0] * 6, 5.0]

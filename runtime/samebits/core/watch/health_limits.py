@@ -1,7 +1,7 @@
 """Judge a host's and device's readings: limits with hysteresis, and messages. Pure.
 
 A reading is a share: a disk at 0.95 is 95 % full. Each worker judges its own host and reports only problems, so ten
-thousand healthy workers send nothing. The scheduler decides who leaves because of them (``core.watch.host_health``).
+thousand healthy workers send nothing. The scheduler decides who leaves because of them (``core.watch.health_judge``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOKS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class HealthReading:
     """One measured number: a share of the total, or the unit of its sign."""
 
     sign: Sign
@@ -67,7 +67,7 @@ class HealthWatch:
         )
         return found[:MAX_AILMENTS]
 
-    def look(self, readings: Iterable[Reading]) -> bool:
+    def look(self, readings: Iterable[HealthReading]) -> bool:
         """Take a round of readings; return whether any problem appeared or ended.
 
         A place without a reading is forgotten.
@@ -90,7 +90,7 @@ def _judged(seen: _Seen, share: float, limit: float) -> _Seen:
     return _Seen(seen.is_over, looks, share)
 
 
-def unfit(limits: Mapping[Sign, Limit], readings: Iterable[Reading]) -> list[Ailment]:
+def unfit(limits: Mapping[Sign, Limit], readings: Iterable[HealthReading]) -> list[Ailment]:
     """Return the problems in one round of readings that bar a process from asking for a seat."""
     found = [(one, limits[one.sign]) for one in readings if one.sign in limits]
     return [

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from samebits.core.ledger import Ledger
-from samebits.core.messages import Activity, Depart, Said
-from samebits.core.ready import Level
+from samebits.core.messages import Activity, Depart, ReportEnvelope
+from samebits.core.ready import Severity
 from samebits.core.reports import OF_A_THREAD, OF_HIDDEN_STATE, Ailment, Anomaly, HealthReport, Sign
 from samebits.core.state import Seat
-from samebits.core.watch.health import SHOWN_AT_ONCE, place_said, said
+from samebits.core.watch.health_limits import SHOWN_AT_ONCE, place_said, said
 
 ANOMALY_S = 30.0
 """Seconds in which only one report of an implausible number is shown, since all ranks share the loss.
@@ -41,7 +41,7 @@ class HostHealth:
         self._again = 0, ""  # generation in which a step must be recomputed, and why
         self._quiet_until: dict[object, float] = {}  # subject → until when it is not shown again
 
-    def take(self, seat: Seat, body: HealthReport, _said: Said) -> None:
+    def take(self, seat: Seat, body: HealthReport, _said: ReportEnvelope) -> None:
         """Take a worker's full health report and log what is new on that host."""
         host, before = seat.process.host, self._of_host(seat.process.host)
         self._drop(seat.node)
@@ -57,10 +57,10 @@ class HostHealth:
                 if one.drains or one.sign in SHOWN_AT_ONCE:
                     self._ledger.announce(text)
                 else:  # shown in the status only: busy CPUs are normal in training
-                    self._ledger.ready.say(text, Level.WARNING)
+                    self._ledger.ready.say(text, Severity.WARNING)
         for place in before:
             if place not in after:
-                self._ledger.ready.say(f"host {name} is healthy again: {place_said(*place)}", Level.WARNING)
+                self._ledger.ready.say(f"host {name} is healthy again: {place_said(*place)}", Severity.WARNING)
         if self._leaving == seat.node and seat.node in self._wanting:
             self._ask(seat, said(self._wanting[seat.node]))  # the first request may be lost
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from samebits.launcher.progress import JsonScreen, LossTail, Screen, Standing, world_text
+from samebits.launcher.progress_line import JsonScreen, LossTail, ProgressFacts, Screen, world_text
 from tests.launcher.views import view
 
 
-def at(step: int) -> Standing:
-    return Standing("", "4/4", step=step)
+def at(step: int) -> ProgressFacts:
+    return ProgressFacts("", "4/4", step=step)
 
 
 class Terminal(io.StringIO):

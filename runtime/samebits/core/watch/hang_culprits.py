@@ -47,7 +47,7 @@ class Standstill:
         return self.common, frozenset(member.node for member, _ in self.culprits)
 
 
-def judge(members: Sequence[Member]) -> Standstill:
+def find_culprits(members: Sequence[Member]) -> Standstill:
     """Return which ranks block which, given that none has made progress for a while."""
     silent = [(member, classify_hang(member.process_state, member.silent_s)) for member in members if member.silent_s]
     heard = [member for member in members if not member.silent_s]

@@ -24,7 +24,7 @@ Run = tuple[Count, Count]
 """A range of item numbers; the end is exclusive."""
 
 
-class Put(Value, frozen=True):
+class PutBatch(Value, frozen=True):
     """Items that were put together and are not all done."""
 
     key: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]  # digest of the put's key
@@ -32,7 +32,7 @@ class Put(Value, frozen=True):
     end: Count
 
 
-class Taken(Value, frozen=True):
+class TakenItems(Value, frozen=True):
     """Items taken in one generation, the same number at each of ``steps`` consecutive steps."""
 
     generation: Count
@@ -41,7 +41,7 @@ class Taken(Value, frozen=True):
     end: Count
     steps: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
 
-    def split(self, step: int) -> tuple[Taken | None, Taken | None]:
+    def split(self, step: int) -> tuple[TakenItems | None, TakenItems | None]:
         """Split into the steps before this one and the others."""
         before = min(max(step - self.step, 0), self.steps)
         if not before:
@@ -50,26 +50,28 @@ class Taken(Value, frozen=True):
             return self, None
         cut = self.first + (self.end - self.first) // self.steps * before
         return (
-            Taken(self.generation, self.step, self.first, cut, before),
-            Taken(self.generation, self.step + before, cut, self.end, self.steps - before),
+            TakenItems(self.generation, self.step, self.first, cut, before),
+            TakenItems(self.generation, self.step + before, cut, self.end, self.steps - before),
         )
 
-    def with_next(self, other: Taken) -> Taken | None:
+    def with_next(self, other: TakenItems) -> TakenItems | None:
         """Return the union with the next step's items, or None if they do not fit."""
         is_next = (other.generation, other.step, other.first) == (self.generation, self.step + self.steps, self.end)
         if not is_next or (other.end - other.first) * self.steps != (self.end - self.first) * other.steps:
             return None
-        return Taken(self.generation, self.step, self.first, other.end, self.steps + other.steps)
+        return TakenItems(self.generation, self.step, self.first, other.end, self.steps + other.steps)
 
 
 class WorkState(Value, frozen=True):
     """State of one queue. Items are numbered in the order of puts."""
 
-    puts: Annotated[tuple[Put, ...], Meta(max_length=MAX_PUTS)] = ()
+    puts: Annotated[tuple[PutBatch, ...], Meta(max_length=MAX_PUTS)] = ()
     end: Count = 0  # the number after the last item
     next: Count = 0  # the first item never taken
     returned: Annotated[tuple[Run, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # to be taken first; ascending, disjoint
-    taken: Annotated[tuple[Taken, ...], Meta(max_length=2 * MAX_RUNS)] = ()  # may still return; in the order of taking
+    taken: Annotated[
+        tuple[TakenItems, ...], Meta(max_length=2 * MAX_RUNS)
+    ] = ()  # may still return; in the order of taking
     generation: Count = 0  # the last that is settled
 
     @property
@@ -82,7 +84,7 @@ class WorkState(Value, frozen=True):
         """Return how many items were taken and may still return."""
         return sum(one.end - one.first for one in self.taken)
 
-    def put_of(self, number: int) -> Put:
+    def put_of(self, number: int) -> PutBatch:
         """Return the put that the item belongs to."""
         return next(one for one in self.puts if one.first <= number < one.end)
 
@@ -96,7 +98,7 @@ def put(state: WorkState, key: bytes, count: int) -> WorkState | None:
         return state
     if len(state.puts) >= MAX_PUTS:
         return None
-    return replace(state, puts=(*state.puts, Put(key, state.end, state.end + count)), end=state.end + count)
+    return replace(state, puts=(*state.puts, PutBatch(key, state.end, state.end + count)), end=state.end + count)
 
 
 def settle(state: WorkState, generation: int, restore: int) -> WorkState:
@@ -113,7 +115,7 @@ def settle(state: WorkState, generation: int, restore: int) -> WorkState:
     )
 
 
-def forget(state: WorkState, durable: int) -> tuple[WorkState, tuple[Put, ...]]:
+def forget(state: WorkState, durable: int) -> tuple[WorkState, tuple[PutBatch, ...]]:
     """Forget taken items that cannot return, because every disk has ``durable`` steps.
 
     Returns the new state and the finished puts. These stay in the state until :func:`dropped` removes them, so that
@@ -125,7 +127,7 @@ def forget(state: WorkState, durable: int) -> tuple[WorkState, tuple[Put, ...]]:
     return state, tuple(one for one in state.puts if one.end <= first)
 
 
-def dropped(state: WorkState, done: tuple[Put, ...]) -> WorkState:
+def dropped(state: WorkState, done: tuple[PutBatch, ...]) -> WorkState:
     """Remove these puts, whose items were deleted."""
     keys = {one.key for one in done}
     return replace(state, puts=tuple(one for one in state.puts if one.key not in keys)) if keys else state
@@ -157,7 +159,7 @@ def take(state: WorkState, count: int, generation: int, step: int) -> tuple[Work
         else:
             if len(taken) > 1 and (both := taken[-2].with_next(taken[-1])) is not None:
                 taken[-2:] = [both]  # the last step is complete: no rank takes items for it any longer
-            taken.append(Taken(generation, step, first, end))
+            taken.append(TakenItems(generation, step, first, end))
     if len(taken) + len(returned) > MAX_RUNS:
         return None
     return replace(state, next=following, returned=tuple(returned), taken=tuple(taken)), numbers

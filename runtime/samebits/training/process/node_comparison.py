@@ -19,20 +19,20 @@ import torch
 import torch.distributed as dist
 
 from samebits.config import Settings
-from samebits.core.agent.events import KeyAsk
-from samebits.core.lines import number_of, root_of
+from samebits.core.agent.agent_events import KeyAsk
 from samebits.core.messages import MAX_VALUE_BYTES, Admitted, KeyAnswer, KeyOp, KeyOutcome
+from samebits.core.replacement_names import number_of, root_of
 from samebits.core.watch.node_check import (
     MOST_CHARS,
     MOST_PLANS,
     SILENT,
     UNMET,
     WRONG,
-    Figures,
     Judge,
+    NodeCheckPlan,
+    NodeReport,
+    NodeTimings,
     Pair,
-    Plan,
-    Report,
     Sum,
 )
 from samebits.errors import CommunicationError, KeyValueError, KeyValueTimeoutError, PreflightError
@@ -65,7 +65,7 @@ _FIX = "Fix: start this node on another host, or without PREFLIGHT=1"
 _Value = TypeVar("_Value")
 
 
-def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.device, figures: Figures) -> None:
+def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.device, figures: NodeTimings) -> None:
     """Compare this node with the others before the job's first generation, and give up its seat if it is bad.
 
     Raises:
@@ -114,12 +114,12 @@ class _Check:
         self._written: set[str] = set()
         self._term = _ANY  # of the scheduler that stores the keys
 
-    def verdict(self) -> Plan | None:
+    def verdict(self) -> NodeCheckPlan | None:
         """Return the verdict of an earlier process or of the other nodes, if there is one."""
         answer = self._call("last", KeyOp.GET)
         return self._plan("last", answer) if answer.outcome is KeyOutcome.DONE else None
 
-    def run(self, figures: Figures) -> Plan:
+    def run(self, figures: NodeTimings) -> NodeCheckPlan:
         """Take part until there is a verdict; delete all other keys."""
         self._term = self._call("last", KeyOp.GET).term
         try:
@@ -128,15 +128,17 @@ class _Check:
             return decided.plan
         except _SchedulerLostError:
             self._term = _ANY
-            return self._end(Plan(is_last=True, said=("the nodes were not compared: their scheduler died meanwhile",)))
+            return self._end(
+                NodeCheckPlan(is_last=True, said=("the nodes were not compared: their scheduler died meanwhile",))
+            )
         finally:
             self._term = _ANY
             with contextlib.suppress(KeyValueTimeoutError, KeyValueError):
                 for name in sorted(self._written):
                     self._call(name, KeyOp.DELETE)
 
-    def _run(self, figures: Figures) -> Plan:
-        self.put(f"alone/{self._slot}", Report(f"worker {self._agent.node}", machine_id(), figures))
+    def _run(self, figures: NodeTimings) -> NodeCheckPlan:
+        self.put(f"alone/{self._slot}", NodeReport(f"worker {self._agent.node}", machine_id(), figures))
         judge = None
         if self._slot < READERS:
             slots = range(self._world_size)
@@ -149,28 +151,28 @@ class _Check:
                 return self._end(plan)
             pair = next((one for one in plan.pairs if self._slot in one), None)
             found = Sum(0.0) if pair is None else self._sum(pair, number)
-            measured = self._measured() if self._slot in plan.again else Figures(0, 0, 0)
+            measured = self._measured() if self._slot in plan.again else NodeTimings(0, 0, 0)
             if self._slot in plan.asked:
-                self.put(f"round{number}/{self._slot}", Report("", b"", measured, *found))
+                self.put(f"round{number}/{self._slot}", NodeReport("", b"", measured, *found))
             if judge is not None:
                 judge.take(plan, self._reports(f"round{number}", plan.asked))
         raise KeyValueError(f"{MOST_PLANS} rounds led to no verdict")
 
-    def _end(self, plan: Plan) -> Plan:
+    def _end(self, plan: NodeCheckPlan) -> NodeCheckPlan:
         """Write this as the verdict unless there is one; return the verdict."""
         if self.put("last", plan, KeyOp.COMPARE_AND_SET) is KeyOutcome.DONE and plan.said:
             self._agent.report_anomaly(0, f"pre-flight: {'; '.join(plan.said)}")
         return self.verdict() or plan
 
-    def _reports(self, part: str, slots: Iterable[int]) -> dict[int, Report]:
+    def _reports(self, part: str, slots: Iterable[int]) -> dict[int, NodeReport]:
         """Return these nodes' reports, except those that are late or invalid."""
         found, until_s = {}, time.monotonic() + WAIT_S
         for slot in slots:
             with contextlib.suppress(KeyValueTimeoutError, KeyValueError):
-                found[slot] = self.take(f"{part}/{slot}", Report, until_s)
+                found[slot] = self.take(f"{part}/{slot}", NodeReport, until_s)
         return found
 
-    def _measured(self) -> Figures:
+    def _measured(self) -> NodeTimings:
         return preflight.figures(preflight.looks([self._device], self._settings.checkpoint_path))
 
     def _sum(self, pair: Pair, number: int) -> Sum:
@@ -198,7 +200,7 @@ class _Check:
 
     # ---- the keys
 
-    def put(self, name: str, value: Plan | Report | bytes, op: KeyOp = KeyOp.PUT) -> KeyOutcome:
+    def put(self, name: str, value: NodeCheckPlan | NodeReport | bytes, op: KeyOp = KeyOp.PUT) -> KeyOutcome:
         """Write a value; with COMPARE_AND_SET only if no other node has written one."""
         if name != "last":
             self._written.add(name)
@@ -208,8 +210,8 @@ class _Check:
         """Wait for and return another node's value."""
         return _decoded(name, self._wait(name, until_s), kind)
 
-    def _plan(self, name: str, answer: KeyAnswer) -> Plan:
-        plan = _decoded(name, answer, Plan)
+    def _plan(self, name: str, answer: KeyAnswer) -> NodeCheckPlan:
+        plan = _decoded(name, answer, NodeCheckPlan)
         if not plan.is_sound(self._world_size):
             raise KeyValueError(f"what another node wrote under {name} names nodes that do not exist")
         return plan
@@ -242,7 +244,7 @@ class _Check:
 class _DecidedError(Exception):
     """Raised when the verdict was written while this node waited for a key."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: NodeCheckPlan) -> None:
         super().__init__()
         self.plan = plan
 
@@ -286,7 +288,7 @@ def added_up(device: torch.device, rank: int) -> Sum:
     return Sum(fastest_s)
 
 
-def _packed(value: Plan | Report | bytes) -> bytes:
+def _packed(value: NodeCheckPlan | NodeReport | bytes) -> bytes:
     packed = msgspec.msgpack.encode(value)
     if len(packed) > MAX_VALUE_BYTES:
         raise KeyValueError(f"the report on the nodes has {len(packed)} bytes, at most {MAX_VALUE_BYTES}")

@@ -1,6 +1,7 @@
 """Events for an agent and notices for its process: frozen values without behaviour.
 
-Events come from the process, the clock and the connection. ``core/agent/agent.py`` decides on them and emits notices.
+Events come from the process, the clock and the connection. ``core/agent/agent_core.py`` decides on them and emits
+notices.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from samebits.core.messages import (
     Holdings,
     KeyAnswer,
     KeyOp,
-    Place,
+    RankPosition,
 )
 from samebits.core.point import Point
 from samebits.core.reports import Report
@@ -193,7 +194,7 @@ class EnterAgain:
         back_to: newer points are unreliable: restore the kept copy of this one.
     """
 
-    place: Place | None
+    place: RankPosition | None
     look: bool
     committed: Point | None = None
     back_to: Point | None = None
@@ -299,7 +300,7 @@ class Answered:
     answer: KeyAnswer
 
 
-Notice = (
+AgentNotice = (
     Seated
     | ToldToWait
     | TryNextAddress
@@ -327,5 +328,5 @@ class AgentReady:
     """Filled by one step, carried out by the shell: sends first, then notices."""
 
     sends: list[FromWorker] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
+    notices: list[AgentNotice] = field(default_factory=list)
     wake_at: float | None = None

@@ -7,11 +7,11 @@ import pytest
 from samebits.core.ends import EndKind
 from samebits.core.hangs import Hang
 from samebits.core.ledger import NAMED
-from samebits.core.messages import Activity, GiveUp, Heartbeat, RoundOpened, Said
+from samebits.core.messages import Activity, GiveUp, Heartbeat, ReportEnvelope, RoundOpened
 from samebits.core.records import JobInterrupted
 from samebits.core.reports import Phase, Progress, StallReport
-from samebits.core.watch.progress import FIRST_STEPS_S
-from samebits.core.watch.standstill import Member, judge, sentence
+from samebits.core.watch.hang_culprits import Member, find_culprits, sentence
+from samebits.core.watch.hang_judge import FIRST_STEPS_S
 from tests.core.house import House, training_house
 
 WAITS = Progress(Phase.COMMUNICATION, 812, 10, 0.0, 0.5, rests=True, place="all_reduce at train.py:50")
@@ -25,7 +25,9 @@ def report(house: House, node: str, progress: Progress | None, step: int = STEP)
     """Send a heartbeat followed by the process's position, as an agent does."""
     house.beat(node, step=step)
     credential = house.credential(node)
-    house.receive(credential.session, Said(credential, StallReport(progress), house.core.state.generation_number, step))
+    house.receive(
+        credential.session, ReportEnvelope(credential, StallReport(progress), house.core.state.generation_number, step)
+    )
 
 
 def training_for_a_while(workers: int = 3, **changes: float | bool) -> House:
@@ -64,7 +66,7 @@ def member(node: int, progress: Progress | None, silent_s: float = 0.0) -> Membe
 
 
 def test_sleeping_worker_is_named_with_its_line_and_the_waiting_ranks() -> None:
-    found = judge([member(0, WAITS), member(1, WAITS), member(2, SLEEPS)])
+    found = find_culprits([member(0, WAITS), member(1, WAITS), member(2, SLEEPS)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("2", Hang.STUCK)]
     assert sentence(found, 12.2) == (
         "no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait for it in all_reduce #812"
@@ -83,14 +85,14 @@ def test_sleeping_worker_is_named_with_its_line_and_the_waiting_ranks() -> None:
     ],
 )
 def test_causes_of_a_standstill_are_distinguished(progress: Progress, hang: Hang, words: str) -> None:
-    found = judge([member(0, WAITS), member(1, progress)])
+    found = find_culprits([member(0, WAITS), member(1, progress)])
     assert [one for _, one in found.culprits] == [hang]
     text = sentence(found, 6.0)
     assert words in text and text.isprintable() and len(text) < 400
 
 
 def test_two_culprits_are_both_named() -> None:
-    found = judge([member(0, SLEEPS), member(1, WAITS), member(2, READS)])
+    found = find_culprits([member(0, SLEEPS), member(1, WAITS), member(2, READS)])
     assert "worker 0 is in" in sentence(found, 6.0) and "worker 2 is in" in sentence(found, 6.0)
     assert sentence(found, 6.0).endswith("worker 1 waits for them in all_reduce #812")
 
@@ -98,37 +100,37 @@ def test_two_culprits_are_both_named() -> None:
 @pytest.mark.parametrize(("sleeping", "waiting"), [(NAMED, 1), (1, NAMED)])
 def test_named_culprits_are_bounded_and_the_rest_counted(sleeping: int, waiting: int) -> None:
     members = [member(node, SLEEPS if node < sleeping else WAITS) for node in range(sleeping + waiting)]
-    text = sentence(judge(members), 6.0)
+    text = sentence(find_culprits(members), 6.0)
     assert all(f"{node} " in text or f"{node}," in text for node in range(sleeping + waiting))
     assert "more workers" not in text and f"{NAMED} workers" not in text
     more = [member(99, SLEEPS if sleeping > 1 else WAITS), *members]
     expected = ", 1 more workers hold the others up, too, " if sleeping > 1 else f", {NAMED + 1} workers wait for it"
-    assert expected in sentence(judge(more), 6.0)
+    assert expected in sentence(find_culprits(more), 6.0)
 
 
 def test_rank_missing_from_a_collective_is_found_by_its_number() -> None:
-    found = judge([member(0, WAITS), member(1, WAITS._replace(collectives=811)), member(2, WAITS)])
+    found = find_culprits([member(0, WAITS), member(1, WAITS._replace(collectives=811)), member(2, WAITS)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.APART)]
 
 
 def test_rank_that_has_returned_early_is_the_missing_one() -> None:
-    found = judge([member(0, WAITS), member(1, None), member(2, WAITS)])
+    found = find_culprits([member(0, WAITS), member(1, None), member(2, WAITS)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.APART)]
     assert "worker 1 has returned from the training function" in sentence(found, 6.0)
 
 
 def test_no_rank_is_blamed_if_all_wait_in_the_same_collective() -> None:
-    found = judge([member(0, WAITS), member(1, WAITS)])
+    found = find_culprits([member(0, WAITS), member(1, WAITS)])
     assert found.culprits == () and found.common is Hang.LINK
     assert "all workers wait in the same collective, all_reduce #812" in sentence(found, 6.0)
 
 
 def test_evaluation_on_all_ranks_blames_no_rank() -> None:
-    assert judge([member(0, COMPUTES), member(1, COMPUTES)]).common is Hang.NOBODY_WAITS
+    assert find_culprits([member(0, COMPUTES), member(1, COMPUTES)]).common is Hang.NOBODY_WAITS
 
 
 def test_silent_worker_is_called_silent_whatever_it_reported_last() -> None:
-    found = judge([member(0, WAITS), member(1, WAITS, silent_s=4.0)])
+    found = find_culprits([member(0, WAITS), member(1, WAITS, silent_s=4.0)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.SILENT)]
     assert "worker 1 has not been heard from for 4 s, worker 0 waits for it" in sentence(found, 6.0)
 
@@ -322,7 +324,7 @@ def test_report_of_another_generation_is_ignored() -> None:
             house.beat(node, step=STEP)
             credential = house.credential(node)
             progress = WAITS._replace(still_s=float(second))
-            house.receive(credential.session, Said(credential, StallReport(progress), 99, STEP))
+            house.receive(credential.session, ReportEnvelope(credential, StallReport(progress), 99, STEP))
     assert house.notes == []
 
 
@@ -332,5 +334,5 @@ def test_repeated_heartbeats_of_many_stalled_workers_are_not_judged_again() -> N
     credential = house.credential("0")
     beat = Heartbeat(credential, 1, Activity.TRAINING, 1, None, STEP)
     house.receive(credential.session, beat)
-    house.receive(credential.session, Said(credential, StallReport(WAITS), 1, STEP))
+    house.receive(credential.session, ReportEnvelope(credential, StallReport(WAITS), 1, STEP))
     assert house.core.repeats(credential.session, beat, house.now)

@@ -27,7 +27,7 @@ from samebits.errors import ClaimRemovedError, JournalDamagedError, LockedError,
 from samebits.spelling import spelled
 from samebits.store import journal_format
 from samebits.store.journal_format import JournalFormatError
-from samebits.store.quorum.gateway import Equals, EtcdGateway, Put, Remove
+from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey, Remove
 
 CHUNK_BYTES: Final = 512 << 10
 """Bytes per value: an etcd accepts requests of 1.5 MiB, and the gateway's base64 enlarges a value by a third."""
@@ -54,7 +54,7 @@ class TakeOver:
     """A change made together with a claim, and the condition for both."""
 
     condition: Equals
-    change: Put
+    change: PutKey
 
 
 class QuorumClaim:
@@ -108,10 +108,10 @@ class QuorumClaim:
         )
 
     @property
-    def write(self) -> Put:
+    def write(self) -> PutKey:
         """Return the change that made this claim."""
         assert self.condition.value is not None
-        return Put(self.condition.key, self.condition.value)
+        return PutKey(self.condition.key, self.condition.value)
 
     def require(self) -> None:
         """Return if the claim stands.
@@ -243,7 +243,7 @@ class QuorumLog:
         value = msgspec.msgpack.encode(head)
         key = _head_key(self._gateway, self._name)
         try:
-            self._write(Equals(key, self._head_value), Put(key, value))
+            self._write(Equals(key, self._head_value), PutKey(key, value))
         except BaseException as error:
             self._broken = f"a compaction was not confirmed: {error}"
             raise
@@ -251,9 +251,9 @@ class QuorumLog:
         self._remove_others()
 
     def _put(self, key: str, value: bytes) -> None:
-        self._write(Equals(key, None), Put(key, value))
+        self._write(Equals(key, None), PutKey(key, value))
 
-    def _write(self, before: Equals, change: Put) -> None:
+    def _write(self, before: Equals, change: PutKey) -> None:
         """Make one change while the claim stands; without a clear answer, check whether it was made."""
         try:
             if self._gateway.change([self._claim.condition, before], [change]):

@@ -1,4 +1,4 @@
-"""The web server: a few routes over one ``Watch``, and a stream of server-sent events per page.
+"""The web server: a few routes over one ``JobWatch``, and a stream of server-sent events per page.
 
 One task watches the job and makes each message once, however many pages are open. A page that reads too slowly is
 disconnected, and reconnects by itself. News from the scheduler is sent at once; files are polled. ``guard`` decides
@@ -25,7 +25,7 @@ from samebits.dashboard.actions import Actions
 from samebits.dashboard.connections import TRUST
 from samebits.dashboard.guard import ACTION, HEADERS, Guard, cookie_of, uid_of
 from samebits.dashboard.metrics import exposition
-from samebits.dashboard.watching import Watch, shown_events
+from samebits.dashboard.watching import JobWatch, shown_events
 
 LOOK_S = 0.25  # how often files are polled while the scheduler sends nothing
 REST_S = 0.05  # minimum time between two looks, however much the scheduler sends
@@ -48,7 +48,7 @@ class Pages:
         linger_s: seconds without a scheduler and an open page after which ``leave`` is called; None: never.
     """
 
-    def __init__(self, watch: Watch, linger_s: float | None = None) -> None:
+    def __init__(self, watch: JobWatch, linger_s: float | None = None) -> None:
         self.watch = self._watch = watch
         self._linger_s = linger_s
         self.leave: Callable[[], object] = lambda: None

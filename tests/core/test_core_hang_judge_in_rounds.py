@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from samebits.core.messages import Activity, RoundOpened
 from tests.core.house import House
-from tests.core.test_core_progress import SLEEPS, STEP, WAITS, ended, pass_time, report, training_for_a_while
+from tests.core.test_core_hang_judge import SLEEPS, STEP, WAITS, ended, pass_time, report, training_for_a_while
 
 TIMEOUT_S = 6.0
 

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace as changed
 
 from samebits import config
-from samebits.account.job_view import JOURNAL, JobView, Presence, Stall
+from samebits.account.job_view import JOURNAL, JobView, PresenceState, Stall
 from samebits.config import Settings
 from samebits.core.hangs import Doing, ProcessState
-from samebits.launcher.stalls import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, Stalls
-from samebits.service.stacks import Answer, Silence
+from samebits.launcher.hang_stacks import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, HangStacks
+from samebits.service.stacks import NoStackReason, StackDump
 from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.views import process, view, worker
 
@@ -34,13 +34,13 @@ class Host:
     """The observable state of one host's processes; examinations are counted."""
 
     def __init__(self) -> None:
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, StackDump] = {}
         self.sights: dict[int, ProcessState | None] = {}
         self.asked: list[int] = []
 
-    def ask(self, identity: ProcessIdentity) -> Answer:
+    def ask(self, identity: ProcessIdentity) -> StackDump:
         self.asked.append(identity.pid)
-        return self.answers.get(identity.pid, Answer(dump(46)))
+        return self.answers.get(identity.pid, StackDump(dump(46)))
 
     def see(self, identity: ProcessIdentity) -> ProcessState | None:
         return self.sights.get(identity.pid)
@@ -55,16 +55,18 @@ def settings_in(folder: Path, **environ: str) -> Settings:
     return config.read({"WORKER_NUM": "3", "LOG_DIR": str(folder), **environ}, role_required=False)[0]
 
 
-def stalls_in(folder: Path, host: Host, **environ: str) -> Stalls:
-    return Stalls(settings_in(folder, **environ), ask=host.ask, see=host.see)
+def stalls_in(folder: Path, host: Host, **environ: str) -> HangStacks:
+    return HangStacks(settings_in(folder, **environ), ask=host.ask, see=host.see)
 
 
-def standing(stall: Stall | None = STALL, **presences: Presence) -> JobView:
-    nodes = tuple(worker(node, presences.get(f"n{node}", Presence.ALIVE)) for node in range(3))
+def standing(stall: Stall | None = STALL, **presences: PresenceState) -> JobView:
+    nodes = tuple(worker(node, presences.get(f"n{node}", PresenceState.ALIVE)) for node in range(3))
     return view(workers=nodes, stall=stall)
 
 
-def looked(stalls: Stalls, told: JobView, now: float = 0.0, *, may_end: bool = False) -> tuple[list[str], list[int]]:
+def looked(
+    stalls: HangStacks, told: JobView, now: float = 0.0, *, may_end: bool = False
+) -> tuple[list[str], list[int]]:
     stalls.look(told, HERE, now)
     stalls.wait()
     found = stalls.take(now, may_end=may_end)
@@ -95,29 +97,29 @@ def test_each_standstill_is_examined_once(tmp_path: Path, host: Host) -> None:
     [
         (
             ProcessState(Doing.STOPPED),
-            Answer(silence=Silence.STOPPED),
+            StackDump(silence=NoStackReason.STOPPED),
             "is stopped (SIGSTOP); its threads: {}. Fix: kill -CONT 102",
         ),
         (
             ProcessState(Doing.RUNS, 9.0),
-            Answer(dump(70)),
+            StackDump(dump(70)),
             "holds Python's lock (the GIL) in train.py:70 in train; its threads: {}",
         ),
         (
             ProcessState(Doing.DISK, 9.0),
-            Answer(silence=Silence.NO_ANSWER),
+            StackDump(silence=NoStackReason.NO_ANSWER),
             "waits in the kernel, most likely for a disk or a",
         ),
         (
             ProcessState(Doing.RUNS, 0.1),
-            Answer(dump(70)),
+            StackDump(dump(70)),
             "runs, but its messages do not arrive: the network between it and",
         ),
-        (None, Answer(silence=Silence.NO_CHANNEL), "does not respond; its threads: {}"),
+        (None, StackDump(silence=NoStackReason.NO_CHANNEL), "does not respond; its threads: {}"),
     ],
 )
 def test_silent_process_is_classified(
-    process_state: ProcessState | None, answer: Answer, said: str, tmp_path: Path, host: Host
+    process_state: ProcessState | None, answer: StackDump, said: str, tmp_path: Path, host: Host
 ) -> None:
     host.sights[102], host.answers[102] = process_state, answer
     (line,), _ = looked(stalls_in(tmp_path, host), standing(changed(STALL, silent=("2",))))
@@ -135,7 +137,7 @@ def test_files_are_few_and_short_and_others_in_the_folder_stay(tmp_path: Path, h
     (tmp_path / FOLDER).mkdir(mode=0o700)
     (tmp_path / FOLDER / "notes.txt").write_text("mine")
     stalls = stalls_in(tmp_path, host)
-    host.answers[102] = Answer("x" * (4 * MOST_BYTES))
+    host.answers[102] = StackDump("x" * (4 * MOST_BYTES))
     for step in range(20):
         looked(stalls, standing(changed(STALL, step=step)))
     kept = sorted((tmp_path / FOLDER).glob("step-*"))
@@ -149,7 +151,7 @@ def test_missing_folder_costs_the_file_but_not_the_message(tmp_path: Path, host:
 
 
 def test_lost_process_that_still_runs_is_examined_shortly_after(tmp_path: Path, host: Host) -> None:
-    stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
+    stalls, lost = stalls_in(tmp_path, host), standing(None, n2=PresenceState.LOST)
     host.sights[102] = ProcessState(Doing.STOPPED)
     assert looked(stalls, lost, 0.0) == ([], []), "it may be ending"
     lines, _ = looked(stalls, lost, 1.5)
@@ -172,7 +174,7 @@ def test_lost_process_that_still_runs_is_examined_shortly_after(tmp_path: Path, 
 def test_process_that_cannot_end_is_ended_after_the_timeout(
     process_state: ProcessState | None, ends: bool, tmp_path: Path, host: Host
 ) -> None:
-    stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
+    stalls, lost = stalls_in(tmp_path, host), standing(None, n2=PresenceState.LOST)
     host.sights[102] = process_state
     for now in (0.0, 2.0, LEAST_PATIENCE_S - 1):
         assert looked(stalls, lost, now, may_end=True)[1] == []
@@ -181,7 +183,7 @@ def test_process_that_cannot_end_is_ended_after_the_timeout(
 
 
 def test_step_timeout_sets_the_timeout(tmp_path: Path, host: Host) -> None:
-    stalls, lost = stalls_in(tmp_path, host, HANG="end:2"), standing(None, n2=Presence.LOST)
+    stalls, lost = stalls_in(tmp_path, host, HANG="end:2"), standing(None, n2=PresenceState.LOST)
     host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
     looked(stalls, lost, 2.0, may_end=True)
@@ -195,14 +197,14 @@ def test_step_timeout_sets_the_timeout(tmp_path: Path, host: Host) -> None:
 def test_process_that_would_not_be_replaced_is_not_ended(
     changes: dict[str, str], may_end: bool, tmp_path: Path, host: Host
 ) -> None:
-    stalls, lost = stalls_in(tmp_path, host, **changes), standing(None, n2=Presence.LOST)
+    stalls, lost = stalls_in(tmp_path, host, **changes), standing(None, n2=PresenceState.LOST)
     host.sights[102] = ProcessState(Doing.STOPPED)
     for now in (0.0, 2.0, 1000.0):
         assert looked(stalls, lost, now, may_end=may_end)[1] == []
 
 
 def test_process_that_resumes_or_is_replaced_meanwhile_is_left_alone(tmp_path: Path, host: Host) -> None:
-    stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
+    stalls, lost = stalls_in(tmp_path, host), standing(None, n2=PresenceState.LOST)
     host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
     looked(stalls, lost, 2.0, may_end=True)

@@ -22,9 +22,9 @@ from typing import Any, TextIO
 
 from samebits.account.job_view import JobView
 from samebits.config import Settings
-from samebits.core.lines import root_of, titled
-from samebits.launcher.logs import LogLines
+from samebits.core.replacement_names import root_of, titled
 from samebits.launcher.processes import name_of
+from samebits.launcher.worker_logs import LogLines
 from samebits.printable import PrintableStream, counted, listed, printable, printable_lines, raw_of, shortened
 from samebits.spelling import spelled
 from samebits.store.progress_report import ProgressReport, read_report, report_file
@@ -131,7 +131,7 @@ _WAITS = "waiting for "
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProgressFacts:
     """All facts that a progress line may contain.
 
     Attributes:
@@ -181,7 +181,7 @@ class Standing:
         }
 
 
-def line_of(standing: Standing, columns: int | None = None) -> str:
+def line_of(standing: ProgressFacts, columns: int | None = None) -> str:
     """Return a line: ``train.py · step 1,180/3,000 · 43 steps/s · loss 0.0312 · 41 s left · 4/4 workers, 1 spare``.
 
     Args:
@@ -198,7 +198,7 @@ def line_of(standing: Standing, columns: int | None = None) -> str:
     return shortened(line, most)
 
 
-def _parts(standing: Standing) -> list[tuple[int, str]]:
+def _parts(standing: ProgressFacts) -> list[tuple[int, str]]:
     """Return the parts in order, each with its rank; the part with the greatest rank is left out first."""
     step = "" if standing.step is None else f"step {standing.step:,}"
     if step and standing.total_steps:
@@ -365,7 +365,7 @@ class Screen:
         """Print another program's line, such as a worker's log."""
         self._write(f"{self._erased()}{printable_lines(text)}\n{self._drawn}")
 
-    def progress(self, standing: Standing, key: object, now: float) -> None:
+    def progress(self, standing: ProgressFacts, key: object, now: float) -> None:
         """Show progress. Without a terminal, print a line when ``key`` changes, or every few seconds."""
         if self._is_terminal:
             shown = printable(line_of(standing, shutil.get_terminal_size().columns))
@@ -415,7 +415,7 @@ class JsonScreen(Screen):
         """Print another program's line."""
         self._write(json.dumps({"log": text}) + "\n")
 
-    def progress(self, standing: Standing, key: object, now: float) -> None:
+    def progress(self, standing: ProgressFacts, key: object, now: float) -> None:
         """Print progress once a second, and when ``key`` changes."""
         if repr(key) != self._key or now - self._progress_at >= JSON_LINE_S:
             self._key, self._progress_at = repr(key), now
@@ -497,17 +497,17 @@ class Showing:
         is_missed = not is_linked and not view.training_finished and running > 0
         return "scheduler unreachable" if is_missed else "" if view.phase == "training" else phase_text(view)
 
-    def _standing(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> Standing:
+    def _standing(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> ProgressFacts:
         if view is None:
             phase = self._phase(view, is_linked=is_linked, running=running)
             running_text = f"{counted(running, 'worker')} running"
-            return Standing(self._script, running_text, phase, self._pace.phase_s(now))
+            return ProgressFacts(self._script, running_text, phase, self._pace.phase_s(now))
         phase = self._phase(view, is_linked=is_linked, running=running)
         alive = view.alive if is_linked else min(running, view.alive)  # workers that left may still be exiting
         seat = self._seat_free_in_s(view, now) if is_linked else None
         values = self._values(view)
         is_plain = self._settings.plain  # only the script knows its steps
-        return Standing(
+        return ProgressFacts(
             script=self._script,
             world=world_text(view, alive),
             phase=phase,
