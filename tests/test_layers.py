@@ -135,7 +135,7 @@ PURE = {
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "core": (
-        ("ends", "hangs", "lines", "values"),
+        ("ends", "hangs", "replacement_names", "values"),
         ("point",),
         ("reports",),
         ("messages",),

@@ -17,7 +17,7 @@ import pytest
 
 from samebits.__main__ import main
 from samebits.hosts import local_cluster
-from samebits.hosts.local_cluster import Cluster, Content, Holder, Host, Power, Way
+from samebits.hosts.local_cluster import Cluster, ClusterFile, ClusterHost, Holder, Isolation, Power
 from tests.launcher.shell_job import Shell, ShellJob
 from tests.system.processes import found_below
 
@@ -216,9 +216,11 @@ def test_only_a_cluster_is_opened_or_removed(
 
 def test_recorded_pid_of_another_process_is_not_touched(tmp_path: Path) -> None:
     folder, holder = tmp_path / "cluster", Holder(os.getpid(), 1)  # this process started later
-    with Cluster.created(folder, 1, Way.NAMESPACES, 8118):
+    with Cluster.created(folder, 1, Isolation.NAMESPACES, 8118):
         (folder / "cluster.json").write_bytes(
-            msgspec.json.encode(Content(Way.NAMESPACES, (Host(0, Power.ON, holder),), 8118, holder, holder))
+            msgspec.json.encode(
+                ClusterFile(Isolation.NAMESPACES, (ClusterHost(0, Power.ON, holder),), 8118, holder, holder)
+            )
         )
     with Cluster.locked(folder) as cluster:
         assert cluster.host(0).power is Power.OFF

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samebits.hosts import local_cluster
-from samebits.hosts.local_cluster import Cluster, Power, Way
+from samebits.hosts.local_cluster import Cluster, Isolation, Power
 from samebits.launcher.dashboard_process import NEEDED
 from samebits.net.address import loopback
 from samebits.option_types import whole
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _up(folder: Path, hosts: int) -> None:
     refusal = local_cluster.refusal()
-    way = Way.PROCESSES if refusal else Way.NAMESPACES
+    way = Isolation.PROCESSES if refusal else Isolation.NAMESPACES
     with Cluster.created(folder, hosts, way, _free_port() if refusal else SCHED_PORT) as cluster:
         try:
             cluster.start_switch()
@@ -141,7 +141,7 @@ def _harm(folder: Path, verb: str, number: int) -> None:
             _say(f"host {number} is cut off already")
         else:
             cluster.cut(number)
-            what = "was cut off from the other hosts" if way is Way.NAMESPACES else "was suspended (SIGSTOP)"
+            what = "was cut off from the other hosts" if way is Isolation.NAMESPACES else "was suspended (SIGSTOP)"
             _say(f"host {number} {what}; `samebits cluster heal {number}` undoes this")
 
 

@@ -424,8 +424,10 @@ class SchedulerCore:
             self._ending.stop(asked.by, asked.status)
 
     def _take_stop(self, seat: Seat, body: StopsAfter, said: ReportEnvelope) -> None:
+        if self._ending.ended is not None:
+            return
         self._joint_stop.take(seat, body, said)
-        if (by := self._joint_stop.stopped_by) and self._ending.ended is None and self._rendezvous.round is None:
+        if (by := self._joint_stop.stopped_by) and self._rendezvous.round is None:
             self._ending.stop(by)
 
     def _call_keys(self, _seat: Seat, call: KeyCall) -> None:

@@ -57,7 +57,7 @@ _REAP = "sleep infinity & wait"  # as pid 1, the shell reaps orphans meanwhile
 _BECOME = 'umask 077; echo gate; read -r _; echo ready; exec "$@" </dev/null >>"$0" 2>&1'
 
 
-class Way(enum.Enum):
+class Isolation(enum.Enum):
     """What a host consists of."""
 
     NAMESPACES = "namespaces"
@@ -84,7 +84,7 @@ class Holder(msgspec.Struct, frozen=True):
         return ProcessIdentity(self.pid, self.started_at)
 
 
-class Host(msgspec.Struct, frozen=True):
+class ClusterHost(msgspec.Struct, frozen=True):
     """One host; without namespaces, it has no ``holder``."""
 
     number: int
@@ -97,11 +97,11 @@ class Host(msgspec.Struct, frozen=True):
         return f"host{self.number}"
 
 
-class Content(msgspec.Struct, frozen=True):
+class ClusterFile(msgspec.Struct, frozen=True):
     """The content of the cluster's file."""
 
-    way: Way
-    hosts: tuple[Host, ...]
+    way: Isolation
+    hosts: tuple[ClusterHost, ...]
     port: int
     switch: Holder | None = None
     page: Holder | None = None
@@ -127,7 +127,7 @@ class Cluster:
         content: the content of the file.
     """
 
-    def __init__(self, folder: Path, content: Content) -> None:
+    def __init__(self, folder: Path, content: ClusterFile) -> None:
         self.folder = folder
         self.content = content
 
@@ -135,7 +135,7 @@ class Cluster:
 
     @classmethod
     @contextlib.contextmanager
-    def created(cls, folder: Path, hosts: int, way: Way, port: int) -> Iterator[Cluster]:
+    def created(cls, folder: Path, hosts: int, way: Isolation, port: int) -> Iterator[Cluster]:
         """Record a new cluster in a new folder, and keep other commands out meanwhile; nothing runs yet.
 
         Raises:
@@ -148,7 +148,7 @@ class Cluster:
         with _locked(folder):
             if any(folder.iterdir()):
                 raise UsageError(_why_taken(folder))
-            made = cls(folder, Content(way, tuple(map(Host, range(hosts))), port))
+            made = cls(folder, ClusterFile(way, tuple(map(ClusterHost, range(hosts))), port))
             made._write(made.content)
             durable.write_file_atomically(folder / _SECRET, os.urandom(32).hex().encode())
             yield made
@@ -178,25 +178,25 @@ class Cluster:
         if content is None:
             raise UsageError(f"{folder.parent} has no cluster. Fix: {_UP}")
         try:
-            return cls(folder, msgspec.json.decode(content, type=Content))
+            return cls(folder, msgspec.json.decode(content, type=ClusterFile))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(
                 f"{folder / _FILE}: expected the file of a cluster, found another content ({error}). Fix: end the "
                 f"processes of the cluster with kill -9, then remove {folder}"
             ) from None
 
-    def _write(self, content: Content) -> None:
+    def _write(self, content: ClusterFile) -> None:
         durable.write_file_atomically(self.folder / _FILE, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
         self.content = content
 
-    def _change(self, host: Host) -> Host:
+    def _change(self, host: ClusterHost) -> ClusterHost:
         hosts = tuple(host if one.number == host.number else one for one in self.content.hosts)
         self._write(msgspec.structs.replace(self.content, hosts=hosts))
         return host
 
     # ---- what a command needs to know
 
-    def host(self, number: int) -> Host:
+    def host(self, number: int) -> ClusterHost:
         """Return the host as it is now.
 
         Raises:
@@ -210,7 +210,7 @@ class Cluster:
             return msgspec.structs.replace(host, power=Power.OFF)
         return host
 
-    def running(self, number: int) -> Host:
+    def running(self, number: int) -> ClusterHost:
         """Return the host, which must be on.
 
         Raises:
@@ -221,15 +221,15 @@ class Cluster:
             raise UsageError(f"host {number} is off. Fix: samebits cluster heal {number}")
         return host
 
-    def disk_of(self, host: Host) -> Path:
+    def disk_of(self, host: ClusterHost) -> Path:
         """Return the host's own folder."""
         return self.folder / host.name
 
     def address(self, number: int) -> str:
         """Return the host's address in the cluster."""
-        return f"{_NETWORK}.{number + 1}" if self.content.way is Way.NAMESPACES else "127.0.0.1"
+        return f"{_NETWORK}.{number + 1}" if self.content.way is Isolation.NAMESPACES else "127.0.0.1"
 
-    def environment(self, host: Host) -> dict[str, str]:
+    def environment(self, host: ClusterHost) -> dict[str, str]:
         """Return the environment for processes on this host, without the caller's own address and secret."""
         own = {
             "SCHED_HOST": self.address(0),
@@ -244,14 +244,14 @@ class Cluster:
         path = os.pathsep.join([inherited.get("PATH", os.defpath), str(Path(sys.executable).parent)])
         return {**kept, **own, "PATH": path}
 
-    def _mark(self, host: Host) -> str:
+    def _mark(self, host: ClusterHost) -> str:
         return f"{self.folder}:{host.number}"
 
     # ---- start and end
 
     def start_switch(self) -> None:
         """Start the network to which the hosts are connected."""
-        if self.content.way is Way.PROCESSES:
+        if self.content.way is Isolation.PROCESSES:
             return
         program = _HOLD.format(program=_SWITCH.format(address=f"{_NETWORK}.254"), rest=_SLEEP)
         with _Gated(["unshare", "--net", "bash", "-ec", program], self.folder) as gated:
@@ -277,34 +277,34 @@ class Cluster:
         if host.power is Power.OFF:
             self._start(host)
             return STARTED
-        if self.content.way is Way.NAMESPACES:
+        if self.content.way is Isolation.NAMESPACES:
             self._in_network(f"ip link set port{number} master br0")
         else:
             self._signal_marked(host, signal.SIGCONT)
         self._change(msgspec.structs.replace(host, power=Power.ON))
-        return "reaches the other hosts again" if self.content.way is Way.NAMESPACES else "was resumed"
+        return "reaches the other hosts again" if self.content.way is Isolation.NAMESPACES else "was resumed"
 
-    def _start(self, host: Host) -> None:
+    def _start(self, host: ClusterHost) -> None:
         durable.make_directory(self.disk_of(host), sync=False)
-        if self.content.way is Way.PROCESSES:
-            self._change(Host(host.number, Power.ON))
+        if self.content.way is Isolation.PROCESSES:
+            self._change(ClusterHost(host.number, Power.ON))
             return
         if host.holder is not None:
             _kill(host.holder)  # an earlier start was interrupted
         apart = ("--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
         program = _HOLD.format(program=_HOST.format(name=host.name), rest=_REAP)
         with _Gated(["unshare", *apart, "bash", "-ec", program], self.folder, is_forked=True) as gated:
-            self._change(Host(host.number, Power.OFF, gated.holder))
+            self._change(ClusterHost(host.number, Power.OFF, gated.holder))
             gated.let_in()
         self._in_network(_PLUG.format(port=f"port{host.number}", pid=gated.holder.pid))
         address = self.address(host.number)
         _in_network_of(gated.holder, f"ip address add {address}/24 dev eth0; ip link set eth0 up")
-        self._change(Host(host.number, Power.ON, gated.holder))
+        self._change(ClusterHost(host.number, Power.ON, gated.holder))
 
     def cut(self, number: int) -> None:
         """Cut the host off from the others: packets are lost in both directions, and no connection is closed."""
         host = self.running(number)
-        if self.content.way is Way.NAMESPACES:
+        if self.content.way is Isolation.NAMESPACES:
             self._in_network(f"ip link set port{number} nomaster")
         else:
             self._signal_marked(host, signal.SIGSTOP)
@@ -317,13 +317,13 @@ class Cluster:
             _kill(host.holder)  # the kernel kills the rest of its pid namespace: pid_namespaces(7)
         else:
             self._signal_marked(host, signal.SIGKILL)
-        self._change(Host(number))
+        self._change(ClusterHost(number))
 
     def remove(self) -> None:
         """End every process of the cluster, and remove its folder."""
         content = self.content
         for host in content.hosts:
-            if content.way is Way.PROCESSES:
+            if content.way is Isolation.PROCESSES:
                 self._signal_marked(host, signal.SIGKILL)
         for holder in (content.page, *(host.holder for host in content.hosts), content.switch):
             if holder is not None:
@@ -337,7 +337,7 @@ class Cluster:
             raise UsageError("the cluster's network is gone. Fix: samebits cluster down, then samebits cluster up")
         _in_network_of(switch, program)
 
-    def _signal_marked(self, host: Host, by: signal.Signals) -> None:
+    def _signal_marked(self, host: ClusterHost, by: signal.Signals) -> None:
         """Signal the host's processes until no process is left that has not got the signal."""
         mark, told = f"{_MARK}={self._mark(host)}".encode(), set[ProcessIdentity]()
         while new := {identity for identity in _marked(mark) if identity not in told}:
@@ -357,7 +357,7 @@ class Cluster:
             UsageError: the host is off or suspended, or the command does not exist.
         """
         host = self.running(number)
-        if host.power is Power.CUT and self.content.way is Way.PROCESSES:
+        if host.power is Power.CUT and self.content.way is Isolation.PROCESSES:
             raise UsageError(f"host {number} is suspended. Fix: samebits cluster heal {number}")
         program = shutil.which(words[0], path=self.environment(host)["PATH"])
         if program is None:
@@ -370,7 +370,7 @@ class Cluster:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         return status if status >= 0 else 128 - status
 
-    def _fork_on(self, host: Host, words: list[str]) -> int:
+    def _fork_on(self, host: ClusterHost, words: list[str]) -> int:
         """Start a command on the host; return its pid."""
         disk, environment = self.disk_of(host), self.environment(host)
         target = None if host.holder is None else os.pidfd_open(host.holder.pid)

@@ -67,6 +67,8 @@ class JointlyStopped(Checker):
             return
         core = self.world.host.core
         assert core is not None and core.state.generation is not None
+        if core.state.final is not None:
+            return  # training was finished first, and the scripts are stopped at once
         agreed = self._recorded
         members = dict(core.state.generation.members)
         for worker in self.world.workers:

@@ -453,7 +453,7 @@ MUTANTS: tuple[Mutant, ...] = (
         frozenset({"S9"}),
         100,
         SchedulerCore,
-        patches={"samebits.core.rounds.rendezvous.choose": _worst},
+        patches={"samebits.core.rounds.rendezvous.choose_restore_point": _worst},
     ),
     Mutant(
         "an abandoned line resumed",

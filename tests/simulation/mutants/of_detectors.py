@@ -139,7 +139,7 @@ MUTANTS = (
         "whoever stands still is ended",
         frozenset({"S22"}),
         30,
-        patches={"samebits.core.watch.hang_judge.judge": _blames_all},
+        patches={"samebits.core.watch.hang_judge.find_culprits": _blames_all},
         changes=HANGS,
     ),
     Mutant("a pause is a hang", frozenset({"S22"}), 50, _with_watch(_patience_s=_without_patience), changes=HANGS),
