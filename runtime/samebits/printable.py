@@ -41,11 +41,11 @@ def listed(names: Iterable[object]) -> str:
 
 
 def shortened(text: str, most: int, rest: str = "") -> str:
-    """Return the text in at most ``most`` characters, cut at the end of a word.
+    """Return the text shortened to at most ``most`` characters, cut at the end of a word.
 
     Args:
         text: one line.
-        most: maximum length of the result; only a single longer word is cut inside.
+        most: maximum length of the result; a word is split only if it is longer than that.
         rest: follows the ``…`` of a cut text and says where the rest is, such as ``IN_LOGS``.
     """
     if len(text) <= most:

@@ -45,7 +45,7 @@ REPORT = "report.json"
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig:
-    """The number of workers and what each worker occupies.
+    """The number of workers, and the resources that each worker uses.
 
     Args:
         num_workers: number of workers, at least 1.
@@ -55,7 +55,7 @@ class ScalingConfig:
             worker.
 
     Raises:
-        UsageError: the numbers do not fit together.
+        UsageError: the numbers are inconsistent.
 
     Example::
 

@@ -179,7 +179,7 @@ def test_records_before_the_damage_and_in_later_files_are_used(rank: Path) -> No
 def test_log_of_another_job_is_refused_and_left_alone(rank: Path) -> None:
     write(rank, range(1, 3), LogHeader("job-0", 2, "worker-2"))
     before = {one: one.read_bytes() for one in segments(rank)}
-    with pytest.raises(ForeignFolderError, match="written by job job-0, this is job job-1"):
+    with pytest.raises(ForeignFolderError, match="written by job job-0, but this is job job-1"):
         StepLogWriter.open(rank, HEADER)
     assert {one: one.read_bytes() for one in segments(rank)} == before
 

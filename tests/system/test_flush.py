@@ -37,7 +37,7 @@ def test_last_state_waits_for_a_failing_disk(new_job: Callable[..., Job], undist
     aside = folder.rename(job.folder / "aside")
     folder.write_text("not a folder")
     job.open_gates(GATE)
-    job.wait_for(0, rf"the last state, of step {STEPS}, could not be saved; this rank keeps it in memory")
+    job.wait_for(0, rf"the last state \(step {STEPS}\) could not be saved; this rank keeps it in memory")
     job.kill(1)
     job.start_worker(1)
     job.wait_for(0, f"generation 2: rank 0 of 2 continues from step {STEPS}")

@@ -216,7 +216,7 @@ def _refuse_without_journal(settings: Settings, kept: JobSpec) -> None:
         )
     raise StoreError(
         f"{gone}. The newest point that all {candidate.world_size} ranks hold on disk is step {candidate.point.step}, "
-        f"of job {candidate.job}. Fix: bring that folder back, or "
+        f"of job {candidate.job}. Fix: restore that folder, or "
         f"`{spelled('recover', '--from-checkpoints')}` continues from there with a new journal; {fresh}"
     )
 

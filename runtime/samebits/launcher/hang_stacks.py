@@ -206,7 +206,7 @@ class HangStacks:
         """Return the findings since the last call.
 
         Args:
-            may_end: whether this follower restarts a process that is ended.
+            may_end: whether this follower restarts a process after ending it.
         """
         found = HangFindings()
         while not self._looked.empty():

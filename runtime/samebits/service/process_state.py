@@ -123,10 +123,10 @@ class WatchedSign:
 
 
 class DeathWatch:
-    """Watches other processes on this host, each in a sleeping thread.
+    """Watches other processes on this host, each in its own blocked thread.
 
     Args:
-        tell: called with a dead process's session, in its thread.
+        tell: called with a dead process's session, in the thread that watched the process.
     """
 
     def __init__(self, tell: Callable[[str], object]) -> None:

@@ -277,7 +277,8 @@ class Journal:
             return
         if (body_bytes := journal_format.body_bytes(payloads)) > journal_format.MAX_BODY_BYTES:
             raise StoreError(
-                f"{self._path}: one append of {body_bytes} bytes; at most {journal_format.MAX_BODY_BYTES} fit: split it"
+                f"{self._path}: an append of {body_bytes} bytes exceeds the limit of {journal_format.MAX_BODY_BYTES} "
+                "bytes. Fix: split it"
             )
         self._write_to_log(lambda log: log.append(payloads))
         batch = journal_format.encode_batch(payloads, self._nonce, self._size_bytes)

@@ -128,7 +128,7 @@ def decode_file(data: bytes) -> JournalPayloads:
 
 
 def decode_batch(data: bytes, nonce: int, offset: int) -> list[bytes]:
-    """Return the payloads of one append that is stored by itself, as :func:`encode_batch` made it.
+    """Return the payloads of a single append, stored on its own as :func:`encode_batch` encoded it.
 
     Raises:
         JournalFormatError: ``data`` is not exactly that append.

@@ -129,7 +129,7 @@ class StepLogWriter:
         for one in segments:
             if one.header is not None and one.header.job != header.job:
                 raise ForeignFolderError(
-                    f"{one.path}: was written by job {one.header.job}, this is job {header.job}. Fix: "
+                    f"{one.path}: was written by job {one.header.job}, but this is job {header.job}. Fix: "
                     f"`{spelled('run', '--fresh')}` moves the checkpoint folder aside, or move that file away"
                 )
         writer._take_up(segments)

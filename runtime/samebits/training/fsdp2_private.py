@@ -35,7 +35,7 @@ def is_part_of_larger_mesh(info: Any) -> bool:
 
 
 def has_reduce_scatter_group(info: Any) -> bool:
-    """Return whether gradients are reduced over a group of their own, possible since torch 2.13.
+    """Return whether gradients are reduced over their own process group, which torch 2.13 introduced.
 
     Relies on ``FSDPMeshInfo.reduce_scatter_process_group``.
     """

@@ -446,7 +446,7 @@ def test_gap_in_the_log_is_counted(tmp_path: Path, said: Callable[[], list[str]]
 def test_log_of_another_job_is_refused(tmp_path: Path) -> None:
     killed_at(tmp_path / "0", 3)
     run = LoggedRun(tmp_path / "0", header=LogHeader("job-2", 0, "worker-0"))
-    with pytest.raises(ForeignFolderError, match="written by job job-1, this is job job-2"):
+    with pytest.raises(ForeignFolderError, match="written by job job-1, but this is job job-2"):
         run.begin(0)
 
 

@@ -168,7 +168,7 @@ def test_invalid_items_are_refused(process: Process) -> None:
     with pytest.raises(UsageError, match=rf"an item of {MAX_VALUE_BYTES + 5} bytes.*Fix: "):
         queue.put([b"x" * MAX_VALUE_BYTES])
     for one in ("a text", b"bytes", 7):
-        with pytest.raises(UsageError, match=r"is one item, expected several.*Fix: put\(\[item\]\)"):
+        with pytest.raises(UsageError, match=r"counts as one item, but several were expected.*Fix: put\(\[item\]\)"):
             queue.put(one)  # type: ignore[arg-type]
     for name in ("", "x" * 193, 7):
         with pytest.raises(UsageError, match=r"1 to 192 bytes.*Fix: "):

@@ -160,7 +160,7 @@ def _stage(index: int = 0, part: int = 0, count: int = STAGES, **more: Any) -> C
     [
         (_schedule("ScheduleLoopedBFS"), "the schedule ScheduleLoopedBFS is not supported. Fix: use one of"),
         (_schedule("ScheduleInterleavedZeroBubble"), "the schedule ScheduleInterleavedZeroBubble is not supported"),
-        (_stage(1, 1), "stage 1 of 4 is not one of this rank's: it trains the parts 0, 2 of the 4"),
+        (_stage(1, 1), "stage 1 of 4 does not belong to this rank, which trains parts 0, 2 of the 4"),
         (_stage(0, 2), "stage 0 of 4 is not one of this rank's"),
         (_stage(0, 0, 2), "stage 0 of 2 is not one of this rank's"),
     ],

@@ -89,7 +89,7 @@ def _build(words: list[str], log: Path) -> None:
         in_time = end_group(process, COMPILER_TIMEOUT_S)
         status = process.wait()
         if not in_time:
-            raise ImpossibleError(f"{words[0]} has not built the preloaded library within {COMPILER_TIMEOUT_S:g} s")
+            raise ImpossibleError(f"{words[0]} did not build the preloaded library within {COMPILER_TIMEOUT_S:g} s")
         if status:
             said.seek(0)
             lines = said.read(_MOST_LOG_BYTES).decode(errors="replace").strip().splitlines()

@@ -1,1 +1,1 @@
-"""Causes of losses: their table, the remedy each calls for, and the budget of restarts."""
+"""Causes of losses: the table of causes, the remedy for each, and the restart budget."""

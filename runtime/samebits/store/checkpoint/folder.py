@@ -243,7 +243,7 @@ def _read_manifest(path: Path) -> bytes:
 
 def _require_identity(path: Path, point: Point, job: str | None, header: PointHeader) -> None:
     if job is not None and header.job != job:
-        raise CheckpointError(f"was saved by job {header.job}, this is job {job}")
+        raise CheckpointError(f"was saved by job {header.job}, but this is job {job}")
     if header.point != point:
         raise CheckpointError(f"its manifest is that of {header.point}")
     if rank_directory(path.parent.parent, header.slot) != path.parent:

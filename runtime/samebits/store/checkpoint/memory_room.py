@@ -453,7 +453,9 @@ def _open_level(above: int, name: str, path: Path, *, make: bool) -> int | None:
     found = os.fstat(level)
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         os.close(level)
-        raise StoreError(f"{path}: {name} in it does not belong to this user alone (see `ls -ld`). Fix: remove it")
+        raise StoreError(
+            f"{path}: the entry {name} does not belong to this user alone (see `ls -ld`). Fix: remove {name}"
+        )
     return level
 
 

@@ -122,7 +122,7 @@ def decode_manifest(data: bytes) -> Manifest:
         raise CheckpointError(f"this is not a manifest: it is not marked {FORMAT!r}")
     if fields.get("version") != VERSION:
         raise CheckpointError(
-            f"the manifest has format version {fields.get('version')!r}, this program reads {VERSION}: "
+            f"the manifest has format version {fields.get('version')!r}, but this program reads {VERSION}: "
             "run the version that wrote it"
         )
     return _from_fields(fields)

@@ -147,7 +147,7 @@ def _padded(entry: TensorEntry) -> int:
 
 
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
-    """Return the point whose verified data file is ``buffer``; ``origin`` names it in errors."""
+    """Return the point whose verified data file is in ``buffer``; errors call the file ``origin``."""
     tensors = {
         entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
         for entry in decode_tensor_header(lambda start, end: bytes(buffer[start:end]), manifest, origin)

@@ -149,7 +149,7 @@ class RemotePointStore:
         if OWNER_FILE not in sizes:
             raise StoreError(
                 f"{self._store.where(name)} can be read, but the server lists no such object: its listings are wrong. "
-                "Fix: check what the endpoint (for s3: AWS_ENDPOINT_URL) and any proxy answer; saved data is intact"
+                "Fix: check what the endpoint (for s3: AWS_ENDPOINT_URL) and any proxy return; saved data is intact"
             )
         return sizes
 
@@ -273,7 +273,8 @@ class RemotePointStore:
         if owner is not None and owner.job == self._owner.job:
             return
         raise ForeignFolderError(
-            f"{self}: belongs to {owner or 'no job'}, this is {self._owner}. Fix: choose another CHECKPOINT_PATH, or "
+            f"{self}: belongs to {owner or 'no job'}, but this is {self._owner}. Fix: choose another CHECKPOINT_PATH, "
+            "or "
             "delete that folder if it is not needed"
         )
 
@@ -316,7 +317,7 @@ class RemotePointStore:
             raise CheckpointError("its manifest was deleted while it was read")
         header = (manifest := decode_manifest(data)).header
         if header.job != self._owner.job:
-            raise CheckpointError(f"was saved by job {header.job}, this is job {self._owner.job}")
+            raise CheckpointError(f"was saved by job {header.job}, but this is job {self._owner.job}")
         if header.point != attempt.point:
             raise CheckpointError(f"its manifest is that of {header.point}")
         if header.slot != self._slot:

@@ -114,7 +114,7 @@ class IncomingPoint:
     def __init__(self, preface: memoryview, job: str, targets: Mapping[str, TensorPart]) -> None:
         manifest, file_header = _preface_of(preface)
         if manifest.header.job != job:
-            raise CheckpointError(f"{_ORIGIN}: it is of job {manifest.header.job}, this is job {job}")
+            raise CheckpointError(f"{_ORIGIN}: it belongs to job {manifest.header.job}, but this is job {job}")
         entries = decode_tensor_header(lambda start, end: bytes(file_header[start:end]), manifest, _ORIGIN)
         tensors, (_, *views) = places_of(entries, targets, manifest.data_bytes)
         self.layout = manifest.layout

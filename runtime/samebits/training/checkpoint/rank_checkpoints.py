@@ -451,7 +451,7 @@ class RankCheckpoints:
             point: the point to read.
             targets: as in ``checkpoints.read``: tensors to fill; after an error their contents are undefined.
             threads: number of threads to read with.
-            to_send: the caller changes nothing in it, and this rank may load it too.
+            to_send: the point is read to be sent: the caller does not modify it, and this rank may load it too.
 
         Raises:
             CheckpointError: the point is gone or damaged.
@@ -510,7 +510,7 @@ class AsyncSaves:
     Args:
         root: the job's checkpoint folder.
         slot, job, job_name: the owner of the points.
-        memory: the folder in memory; other than ``checkpoints.SHARED_MEMORY`` only in tests.
+        memory: the folder in memory; it differs from ``checkpoints.SHARED_MEMORY`` only in tests.
         listener: receives copies of other ranks' points; None: no copies are exchanged.
     """
 

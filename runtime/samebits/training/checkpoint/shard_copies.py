@@ -249,8 +249,9 @@ class ShardCopies:
         self.is_off = True
         self.discard()
         log.warn(
-            f"commits are not copied to shared memory: {why}. A killed process takes all ranks back to a checkpoint. "
-            "Fix: more memory, or fewer ranks on this host; SHARD_COPY_EVERY=off turns the copies off without a warning"
+            f"commits are not copied to shared memory: {why}. If a process is killed, all ranks return to a "
+            "checkpoint. Fix: add memory, or run fewer ranks on this host; SHARD_COPY_EVERY=off turns off the copies "
+            "and this warning"
         )
 
     def _opens(self, slot: int) -> bool:

@@ -346,7 +346,7 @@ class StatePoints:
         while not self._save_now(step, is_commit=is_commit):
             if pause_s == FIRST_PAUSE_S:
                 log.warn(
-                    f"the last state, of step {step}, could not be saved; this rank keeps it in memory, and the job is "
+                    f"the last state (step {step}) could not be saved; this rank keeps it in memory, and the job is "
                     f"not finished. Fix: make room in {self.searched}: saving is retried at least every "
                     f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` resumes earlier "
                     f"({self.folder.newest_on_disk()})"
@@ -375,7 +375,7 @@ class StatePoints:
             if not self.folder.link_final(self.folder.header(point, self.present().rank, self.present().world_size)):
                 self._save(point, durable=True)
         except (CheckpointError, StoreError, UsageError) as error:
-            log.warn(f"the final state, of step {point.step}, is not among the checkpoints: {error}")
+            log.warn(f"the final state (step {point.step}) is not among the checkpoints: {error}")
 
     def compare(self, step: int, *, is_save: bool) -> None:
         """Report the current state's digest if commits of this kind are compared."""
@@ -412,7 +412,7 @@ class StatePoints:
             self._has_no_room = True
             log.warn(
                 f"not enough memory for a copy of the state ({size_bytes / 2**30:.1f} GiB per rank): ranks are still "
-                "compared, but if they differ, all return to a checkpoint. Fix: more memory, or fewer ranks on this "
+                "compared, but if they differ, all return to a checkpoint. Fix: add memory, or run fewer ranks on this "
                 "host; CONSISTENCY=majority:0 compares only at saves"
             )
 
@@ -445,11 +445,11 @@ class StatePoints:
         try:
             devices.require_sound(self._process.device)  # else copying from it may fail, or never end
             if self._save(point, durable=True):
-                log.say(f"the last commit, of step {point.step}, is on disk")
+                log.say(f"the last commit (step {point.step}) is on disk")
             else:
-                log.warn(f"the last commit, of step {point.step}, is not saved: see the warning before this line")
+                log.warn(f"the last commit (step {point.step}) is not saved: see the warning before this line")
         except (CheckpointError, DeviceLostError, UsageError) as error:
-            log.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
+            log.warn(f"the last commit (step {point.step}) could not be saved: {error}")
 
     def _save(self, point: Point, *, durable: bool = False, wait_s: float = 0.0) -> bool:
         """Save the current state with the layouts of the last commit."""
@@ -615,8 +615,8 @@ class StatePoints:
             log.say(f"training has already finished: loaded the final state, step {point.step}, of slot {slot}")
             return
         raise StoreError(
-            f"training finished at step {point.step}, but {root} holds no complete copy of that state. Fix: bring "
-            "back the checkpoint folder of any rank"
+            f"training finished at step {point.step}, but {root} holds no complete copy of that state. Fix: restore "
+            "the checkpoint folder of any rank"
         )
 
     def _saved(

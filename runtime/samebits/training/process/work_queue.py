@@ -91,7 +91,8 @@ class WorkQueue:
         """
         if isinstance(items, str | bytes | bytearray | memoryview) or not isinstance(items, Iterable):
             raise UsageError(
-                f"samebits.WorkQueue.put(): a {type(items).__name__} is one item, expected several. Fix: put([item])"
+                f"samebits.WorkQueue.put(): a {type(items).__name__} counts as one item, but several were expected. "
+                "Fix: put([item])"
             )
         parts = list(_parts(items))
         name = hashlib.blake2b(key.encode(errors="surrogatepass") if key is not None else b"".join(parts)).digest()

@@ -675,7 +675,8 @@ class _CollectiveAfterTraining:
         if not self._has_warned:
             self._has_warned = True
             log.warn(
-                f"{calling_place()}: a collective after the function that elastic.run calls: if a rank is lost there, "
+                f"{calling_place()}: a collective is called after the function that elastic.run calls has returned: if "
+                "a rank is lost there, "
                 "the job ends with status 80. Fix: move the call into that function"
             )
 

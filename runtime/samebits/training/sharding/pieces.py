@@ -252,8 +252,8 @@ class Putting:
                 return tree
             if target.is_meta:
                 raise CheckpointError(
-                    f"{path} is on the meta device, which holds no values. Fix: to begin with loaded values "
-                    "(samebits.elastic.load_dcp), build the model in memory"
+                    f"{path} is on the meta device, which holds no values. Fix: build the model in memory to start "
+                    "from loaded values (samebits.elastic.load_dcp)"
                 )
             return _wrapped(
                 Piece.of(target, path).cut(tree).contiguous(), target, target.device_mesh, target.placements
@@ -269,8 +269,8 @@ class Putting:
     def _piece_back(self, shared: Mapping[str, Any], path: str, live: Any) -> torch.Tensor:
         if path not in self.own:
             raise CheckpointError(
-                f"{path}: this rank's part of it is in no point that is left, and no other rank holds it. Fix: bring "
-                f"back this rank's checkpoint folder, or start over with `{spelled('run', '--fresh')}`, from a "
+                f"{path}: this rank's part of it is in no point that is left, and no other rank holds it. Fix: restore "
+                f"this rank's checkpoint folder, or start over with `{spelled('run', '--fresh')}`, from a "
                 "directory "
                 "that `samebits ckpt export --format dcp` has written and samebits.elastic.load_dcp reads"
             )

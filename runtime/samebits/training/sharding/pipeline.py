@@ -139,9 +139,9 @@ class Pipeline:
         index, expected = stage.stage_index, range(self.rank, len(self.parts), self._size)
         if stage.num_stages != len(self.parts) or index not in expected or stage.submod is not self.parts[index]:
             raise UsageError(
-                f"{calling_place()}: stage {index} of {stage.num_stages} is not one of this rank's: it trains the "
+                f"{calling_place()}: stage {index} of {stage.num_stages} does not belong to this rank, which trains "
                 f"parts {', '.join(map(str, expected))} of the {len(self.parts)} in state.{self.name}. Fix: "
-                f"PipelineStage({self.name}[i], i, {len(self.parts)}, device, group=…) for these i"
+                f"PipelineStage({self.name}[i], i, {len(self.parts)}, device, group=…) for each of these i"
             )
         if stage.group_size != self._size or stage.group_rank != self.rank:
             raise UsageError(

@@ -166,9 +166,11 @@ class StateHandler:
 
 
 class ModuleHandler(StateHandler):
-    """A module: an optimizer step changes its parameters; a forward pass or a loop its buffers, modes, flags, hooks.
+    """A module, whose parameters an optimizer step changes.
 
-    Extra state is the result of a submodule's ``get_extra_state()`` at each commit, such as FP8 scaling factors.
+    A forward pass or a loop changes its buffers, modes, flags and hooks.
+
+    Extra state, such as FP8 scaling factors, is the result of a submodule's ``get_extra_state()`` at each commit.
     """
 
     is_alike = True

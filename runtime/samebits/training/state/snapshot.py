@@ -379,7 +379,7 @@ def _rebuilt(tag: dict[str, Any], tensor: Callable[[dict[str, Any]], torch.Tenso
             return _numpy(tag["dtype"], tag["data"], (), "C")[()]
         case "array":
             return _numpy(tag["dtype"], tensor(tag["data"]).numpy().tobytes(), tag["shape"], tag["order"])
-    raise CheckpointError(f"a restore point holds a {tag[_AS]!r}, which this program does not know")
+    raise CheckpointError(f"a restore point holds a {tag[_AS]!r}, which this program does not recognize")
 
 
 def _pairs(tag: dict[str, Any], tensor: Callable[[dict[str, Any]], torch.Tensor]) -> list[tuple[Any, Any]]:

@@ -173,8 +173,8 @@ class TorchState(ObjectState):
                         raise UsageError(
                             f"{type(self).__name__}({optimizer_name}=…): parameter {place} of its group {number}, of "
                             f"shape {tuple(parameter.shape)}, belongs to no module of the state, so a recovery would "
-                            "lose it. Fix: give the state what holds it, as another module (criterion=criterion) or "
-                            "as the tensor itself (log_alpha=log_alpha)"
+                            "lose it. Fix: pass its owner to the state, as another module (criterion=criterion) or as "
+                            "the tensor itself (log_alpha=log_alpha)"
                         )
 
     def _take_trained_tensor(self, parameter: torch.Tensor) -> bool:

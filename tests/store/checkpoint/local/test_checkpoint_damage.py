@@ -127,7 +127,7 @@ def test_point_of_another_step_is_refused(found: FoundPoint, name: str) -> None:
 
 def test_point_of_another_job_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 7, job="another job")
-    assert f"was saved by job another job, this is job {JOB}" in refused(find(tmp_path, 7))
+    assert f"was saved by job another job, but this is job {JOB}" in refused(find(tmp_path, 7))
 
 
 def test_data_of_another_point_with_the_same_size_is_refused(tmp_path: Path) -> None:

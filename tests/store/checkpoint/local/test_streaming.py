@@ -130,5 +130,5 @@ def test_reordered_pieces_are_detected() -> None:
 
 
 def test_point_of_another_job_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=f"it is of job {JOB}, this is job other"):
+    with pytest.raises(CheckpointError, match=f"it belongs to job {JOB}, but this is job other"):
         arrived(messages_of(live()), job="other")

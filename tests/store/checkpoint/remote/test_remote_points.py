@@ -103,7 +103,7 @@ def test_folder_of_another_job_is_refused_with_both_names(folder: Folder) -> Non
     other = folder.place(job=OTHER)
     before = folder.names()
     for attempt in (lambda: save(other, 9), other.scan, lambda: prune(other, 2)):
-        with pytest.raises(ForeignFolderError, match=rf"belongs to job {JOB} \(digits\), this is job {OTHER}"):
+        with pytest.raises(ForeignFolderError, match=rf"belongs to job {JOB} \(digits\), but this is job {OTHER}"):
             attempt()
     assert folder.names() == before
 
