@@ -285,7 +285,7 @@ def test_other_version_is_named(tmp_path: Path) -> None:
     struct.pack_into("<Q", data, 32, xxhash.xxh3_64_intdigest(bytes(data[:32])))
     rewrite(tmp_path, bytes(data))
     with pytest.raises(
-        JournalDamagedError, match=r"format version 2, this program reads 1.*run the version that wrote"
+        JournalDamagedError, match=r"format version 2, but this program reads 1.*run the version that wrote"
     ):
         load(tmp_path)
 

@@ -167,7 +167,7 @@ def _decode_file_head(data: bytes) -> tuple[int, int]:
         raise JournalFormatError(JournalFault.DAMAGED, 0, "the checksum of the file's head does not match")
     if version != VERSION:
         raise JournalFormatError(
-            JournalFault.UNKNOWN_VERSION, 8, f"format version {version}, this program reads {VERSION}"
+            JournalFault.UNKNOWN_VERSION, 8, f"format version {version}, but this program reads {VERSION}"
         )
     return nonce, born_bytes
 

@@ -366,7 +366,7 @@ def _decoded_head(gateway: EtcdGateway, value: bytes) -> _Head:
     except msgspec.DecodeError as error:
         raise _damaged(gateway, f"its head is not one ({error})") from None
     if head.version != _VERSION or not 0 <= head.nonce < 1 << 64:
-        raise _damaged(gateway, f"its head has version {head.version}, this program reads {_VERSION}")
+        raise _damaged(gateway, f"its head has version {head.version}, but this program reads {_VERSION}")
     return head
 
 

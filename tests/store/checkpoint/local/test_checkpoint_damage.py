@@ -142,7 +142,7 @@ def test_later_version_is_named(found: FoundPoint, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patched:
         patched.setattr("samebits.store.checkpoint.point_format.VERSION", 2)
         save(found.path.parent.parent, 7)
-    assert "format version 2, this program reads 1" in refused(again(found))
+    assert "format version 2, but this program reads 1" in refused(again(found))
 
 
 # ---- scanning -----------------------------------------------------------------------------------------------------
