@@ -212,7 +212,7 @@ _ANOTHER_JOB = (  # A path that was wiped: its first term and this worker's firs
     CommittedPoint("job-0", 1, 1, Point(10, 1)),
     Finished("job-0", 1, Point(60, 1)),
     Fenced("job-0", "mine", 1, "the seat is held by another"),
-    EndJob("job-0", 1, EndKind.STOPPED, "somebody asked"),
+    EndJob("job-0", 1, EndKind.STOPPED, "a user asked"),
 )
 
 
@@ -242,7 +242,7 @@ _EARLIER = (  # Sent in this job by a scheduler that was superseded and may stil
     Depart("job-1", 1, 1, "text"),
     StopAt("job-1", 1, 9, 3),
     KeyAnswer("mine", 1, 1, KeyOutcome.DONE),
-    EndJob("job-1", 1, EndKind.STOPPED, "somebody asked"),
+    EndJob("job-1", 1, EndKind.STOPPED, "a user asked"),
 )
 
 

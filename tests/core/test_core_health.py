@@ -170,12 +170,14 @@ def test_worker_on_an_unhealthy_host_is_replaced_from_another_host(well: bool) -
     assert house.core.state.by_slot[1] == ("2" if well else "3")
 
 
-@pytest.mark.parametrize("why", ["no spare", "spare is cold", "spare is unwell too", "a round is open", "no recovery"])
+@pytest.mark.parametrize(
+    "why", ["no spare", "spare is cold", "spare is unhealthy too", "a round is open", "no recovery"]
+)
 def test_no_worker_leaves_otherwise(why: str) -> None:
     house = house_with_spares(0 if why == "no spare" else 1, recovery=why != "no recovery")
     if why == "spare is cold":
         house.beat("2", Activity.SEATED)
-    if why == "spare is unwell too":
+    if why == "spare is unhealthy too":
         feels(house, "2", DISK)
     if why == "a round is open":
         house.beat("0", Activity.WAITING)

@@ -219,7 +219,7 @@ def test_memory_is_preferred_to_disk() -> None:
 @pytest.mark.parametrize(
     ("lives", "reason"),
     [
-        ((None, None), "nobody remembers anything"),
+        ((None, None), "no member remembers anything"),
         (((50, 1), None), "it is of a generation that was overtaken"),
     ],
 )

@@ -197,14 +197,14 @@ def test_straggler_gives_its_slot_to_a_warm_spare_and_is_asked_until_it_has() ->
     assert house.core.stragglers == []
 
 
-@pytest.mark.parametrize("why", ["no spare", "spare is cold", "spare is unwell", "another is asked already"])
+@pytest.mark.parametrize("why", ["no spare", "spare is cold", "spare is unhealthy", "another is asked already"])
 def test_no_worker_is_swapped_otherwise(why: str) -> None:
     house = house_of(spares=0 if why == "no spare" else 1, swaps_stragglers=True)
     full = (Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True),)
     if why == "spare is cold":
         house.beat("3", Activity.SEATED)
-    if why in ("spare is unwell", "another is asked already"):
-        credential = house.credential("3" if why == "spare is unwell" else "1")
+    if why in ("spare is unhealthy", "another is asked already"):
+        credential = house.credential("3" if why == "spare is unhealthy" else "1")
         house.receive(credential.session, ReportEnvelope(credential, HealthReport(full)))
         house.tick(0.1)
     assert tell(house, SLOW) == (["s1"] if why == "another is asked already" else [])

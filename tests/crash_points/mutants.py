@@ -131,7 +131,7 @@ MUTANTS = {
     "keeps the lock when its note cannot be removed": Mutant(
         DirectoryLock, "release", _release_after_the_note, "lock", "EIO"
     ),
-    "deletes a damaged point": Mutant(folder, "move_damaged_aside", shutil.rmtree, "point saved anew", "killed after"),
+    "deletes a damaged point": Mutant(folder, "move_damaged_aside", shutil.rmtree, "point saved again", "killed after"),
     "tells the last failure, not the first": Mutant(
         durable, "removed_on_failure", _remove_and_complain, "pid file", "remounted"
     ),

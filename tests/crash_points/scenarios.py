@@ -402,6 +402,6 @@ SCENARIOS = {
         _tear_the_log, _log_behind_a_torn_end, _logged_steps, ([1], [1, 2]), lambda before, after: None
     ),
     "points saved": Scenario(_nothing, _save_two, _whole_points, ([], [1], [2, 1]), _changed_beyond()),
-    "point saved anew": Scenario(_damage_the_second, _save_anew, _verified_points, ([1], [2, 1]), _lost_a_point),
+    "point saved again": Scenario(_damage_the_second, _save_anew, _verified_points, ([1], [2, 1]), _lost_a_point),
     "points pruned": Scenario(_save(1, 2, 3, 4), _prune, _newest_points, ([4, 3],) * 3, _lost_a_newest),
 }

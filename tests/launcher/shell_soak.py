@@ -36,7 +36,7 @@ _CALLS_EVERY_S = 1.0
 MAY_END_WITH = {
     0: "the job finished",
     JobInterruptedError.exit_code: "it was interrupted",
-    JobStoppedError.exit_code: "somebody pressed Ctrl-C",
+    JobStoppedError.exit_code: "a user pressed Ctrl-C",
     -signal.SIGKILL: "killed",
     -signal.SIGHUP: "its terminal was closed",
 }

@@ -21,7 +21,7 @@ CASES: list[tuple[str, JobView | None, JobView, list[str]]] = [
     ("nothing", BEFORE, replace(BEFORE, step=8), []),
     ("another job", BEFORE, replace(BEFORE, job="another", workers=WORKERS[1:]), []),
     ("the house fills", replace(BEFORE, generation=0, workers=WORKERS[:1]), BEFORE, []),
-    ("nobody is named", BEFORE, replace(BEFORE, workers=(), spares=()), []),
+    ("no worker is named", BEFORE, replace(BEFORE, workers=(), spares=()), []),
     ("a worker is lost", BEFORE, replace(BEFORE, workers=(worker(0), worker(1, LOST), worker(2))), []),
     (
         "a spare takes its place",
@@ -55,9 +55,9 @@ CASES: list[tuple[str, JobView | None, JobView, list[str]]] = [
         replace(ELASTIC, workers=WORKERS[:1], world_size=1, retired=(worker(1, slot=None), worker(2, slot=None))),
         ["the job continues without workers 1 and 2: 1 worker"],
     ),
-    ("somebody is about to join", ELASTIC, replace(ELASTIC, workers=(*WORKERS, NEWCOMER)), []),
+    ("a worker is about to join", ELASTIC, replace(ELASTIC, workers=(*WORKERS, NEWCOMER)), []),
     (
-        "who was about to join is not there any more",
+        "a worker that was about to join has left",
         replace(ELASTIC, workers=(*WORKERS, NEWCOMER)),
         replace(ELASTIC, retired=(worker(4, slot=None),)),
         [],

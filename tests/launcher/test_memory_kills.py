@@ -38,7 +38,7 @@ def test_counted_kill_is_reported_once(tmp_path: Path, version: int) -> None:
     kernel = Kernel(tmp_path, version, str(3 << 29))
     kills = MemoryKills(kernel.proc, kernel.cgroups)
     kills.watch("worker_0", 7)
-    assert kills.cause("worker_0") == "", "somebody else's kill -9"
+    assert kills.cause("worker_0") == "", "another user's kill -9"
     kernel.count(1)
     assert kills.cause("worker_0") == "out of memory (the kernel's limit for its control group, 1.50 GiB)"
     assert kills.cause("worker_0") == "", "one kill has one victim"

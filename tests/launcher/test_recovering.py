@@ -78,7 +78,7 @@ FOUR = (*NODES, "3")
 TAKEN = view(workers=(worker(0), worker(3, slot=1), worker(2)), retired=(worker(1, LOST, slot=None),))
 
 CASES = [
-    Case("everybody is there", plan(view())),
+    Case("all workers are there", plan(view())),
     Case("a worker is gone and not yet counted lost", plan(view(), dead=(101,)), start=("worker_1",)),
     Case("a worker is gone and lost", plan(workers(ALIVE, LOST, ALIVE), dead=(101,)), start=("worker_1",)),
     Case("a lost one still exists", plan(workers(ALIVE, LOST, ALIVE)), start=("worker_1",), end=(101,)),

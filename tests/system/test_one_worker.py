@@ -65,7 +65,7 @@ def test_killed_worker_waits_for_its_seat_and_resumes_with_the_same_bits(
     assert float(first[1]) <= COOL_DOWN_S
     job.wait_for(1, r"seated: slot 1 of 2, start 2")
     assert time.monotonic() - killed_at >= COOL_DOWN_S - 0.1
-    seconds = [int(match[1]) for match in job.matches(1, r"waits for its seat: (\d+) s left")]
+    seconds = [int(match[1]) for match in job.matches(1, r"waiting for its seat: (\d+) s left")]
     assert seconds == sorted(set(seconds), reverse=True), "the seconds do not count down"
     assert len(seconds) >= 1
     assert seconds[0] < COOL_DOWN_S
