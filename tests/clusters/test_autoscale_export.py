@@ -138,10 +138,10 @@ def test_queue_metric_name_matches_the_exported_metrics(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["hpa", "--least", "3", "--most", "2"], "expected 1 or more, the smaller first"),
+        (["hpa", "--least", "3", "--most", "2"], "expected 1 or more, with --least not above --most"),
         (["hpa"], "--least 0, --most 0"),
-        (["keda", *BOUNDS, "--queue-per-worker", "5"], "belong together"),
-        (["keda", *BOUNDS, "--query", "x", "--prometheus", "http://p"], "belong together"),
+        (["keda", *BOUNDS, "--queue-per-worker", "5"], "need each other"),
+        (["keda", *BOUNDS, "--query", "x", "--prometheus", "http://p"], "need each other"),
         (["hpa", *BOUNDS, "--cpu", "1.5"], "expected shares from 0 to 1"),
     ],
 )
