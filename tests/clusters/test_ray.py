@@ -143,7 +143,7 @@ def test_lost_host_comes_back_on_another_node(
     job: RayJob, cluster: RayCluster, undisturbed: Callable[..., str], target: str
 ) -> None:
     job.wait_for_the_gate()
-    worker, title = job.identity("worker_2"), "ray::Host" if target == "actor" else "/raylet "
+    worker, title = job.identity("worker_2"), "ray::RayHost" if target == "actor" else "/raylet "
     kill(job.ancestor("worker_2", title))
     assert worker.wait_for_exit(ENDS_S), "no orphan trains on"
     job.wait_for("scheduler", "spare 3 .* takes slot 2 of worker 2", timeout_s=ENDS_S)
@@ -161,7 +161,7 @@ def test_coordinator_may_die(job: RayJob, undisturbed: Callable[..., str], targe
         case "scheduler":
             kill(job.identity("scheduler"))
         case "its actor":
-            kill(job.ancestor("scheduler", "ray::Host"))
+            kill(job.ancestor("scheduler", "ray::RayHost"))
         case "driver":
             job.process.kill()
             job.process.wait()
@@ -191,11 +191,11 @@ import time
 
 import ray
 
-from samebits.hosts.ray_cluster import Host, HostPlan
+from samebits.hosts.ray_cluster import HostPlan, RayHost
 
 folder, name, *words = sys.argv[1:]
 ray.init(address="auto", namespace="another")
-host = ray.remote(Host).options(name=name, num_cpus=0, max_concurrency=4).remote(HostPlan(folder, 1, tuple(words), ""))
+host = ray.remote(RayHost).options(name=name, num_cpus=0, max_concurrency=4).remote(HostPlan(folder, 1, tuple(words), ""))
 print("status", ray.get(host.wait.remote()), flush=True)
 del host
 while True:
@@ -215,7 +215,7 @@ def test_intruders_are_refused_and_harm_no_process(
 ) -> None:
     job.wait_for_the_gate()
     names = [f"worker_{rank}" for rank in range(HOSTS + 1)]
-    before = [*map(job.identity, [*names, "scheduler"]), *(job.ancestor(name, "ray::Host") for name in names)]
+    before = [*map(job.identity, [*names, "scheduler"]), *(job.ancestor(name, "ray::RayHost") for name in names)]
     other = [sys.executable, "-P", "-m", "samebits", "run", "--on", "ray", "--nnodes", "2", "-n", "1", "other.py"]
     second = subprocess.run(other, cwd=job.folder, env=job.environment(), capture_output=True, text=True, check=False)
     assert second.returncode == UsageError.exit_code
@@ -241,7 +241,7 @@ def test_intruders_are_refused_and_harm_no_process(
     log = (elsewhere / "host1" / "run.log").read_text()
     assert f"status {SecretError.exit_code}\nleft\n" in intruder.stdout, f"{intruder.stderr[-3000:]}\n{log}"
     assert "refuses this process's secret. Fix: compare CLUSTER_SECRET" in log
-    assert before == [*map(job.identity, [*names, "scheduler"]), *(job.ancestor(name, "ray::Host") for name in names)]
+    assert before == [*map(job.identity, [*names, "scheduler"]), *(job.ancestor(name, "ray::RayHost") for name in names)]
     assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
 
 
@@ -257,7 +257,7 @@ def test_scheduler_lost_with_its_journals_copy_resumes_from_the_etcd(
         leader = etcd.leader()
         assert leader is not None
         etcd.signal(leader, signal.SIGKILL)
-        kill(job.ancestor("scheduler", "ray::Host"))
+        kill(job.ancestor("scheduler", "ray::RayHost"))
         shutil.rmtree(job.recovery)
         job.wait_for("scheduler", r"resumes, term 2: .* read from the journal", timeout_s=STARTS_S)
         assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
@@ -275,7 +275,7 @@ def test_job_outlives_a_gcs_that_keeps_its_tables(
         job.wait_for_the_gate()
         cluster.restart_gcs()
         worker = job.identity("worker_2")
-        kill(job.ancestor("worker_2", "ray::Host"))  # its return needs the restarted GCS
+        kill(job.ancestor("worker_2", "ray::RayHost"))  # its return needs the restarted GCS
         assert worker.wait_for_exit(ENDS_S)
         job.wait_for("scheduler", "spare 3 .* takes slot 2 of worker 2", timeout_s=ENDS_S)
         job.wait_for("scheduler", "spare 2[. ].* is here", timeout_s=STARTS_S)
