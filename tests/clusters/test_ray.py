@@ -241,7 +241,10 @@ def test_intruders_are_refused_and_harm_no_process(
     log = (elsewhere / "host1" / "run.log").read_text()
     assert f"status {SecretError.exit_code}\nleft\n" in intruder.stdout, f"{intruder.stderr[-3000:]}\n{log}"
     assert "refuses this process's secret. Fix: compare CLUSTER_SECRET" in log
-    assert before == [*map(job.identity, [*names, "scheduler"]), *(job.ancestor(name, "ray::RayHost") for name in names)]
+    assert before == [
+        *map(job.identity, [*names, "scheduler"]),
+        *(job.ancestor(name, "ray::RayHost") for name in names),
+    ]
     assert job.finish() == undisturbed(*TRAINED, workers=HOSTS)
 
 

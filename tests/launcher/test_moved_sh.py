@@ -76,7 +76,7 @@ def test_copy_does_not_start_while_the_processes_it_names_run_elsewhere(job: She
     refused = script_in(job, copy, "recover.sh", "--moved")
     assert refused.end() == 80, refused.text
     assert "of the job that was copied" in refused.text
-    assert "runs elsewhere" in refused.text
+    assert "is running elsewhere" in refused.text
     assert len(job.running()) == 4
     (job.folder / "start.json").rename(job.log_dir / "start.json")
     shell.send(signal.SIGINT)

@@ -447,11 +447,11 @@ def test_changed_byte_in_memory_is_found_and_the_disk_is_used(
     change_byte(older.path, older.data_offset + 200)  # type: ignore[operator]
     again = rank()
     assert again.held() == [Point(2, 1), Point(1, 1)]
-    assert [record for record in caplog.records if "passed over" in record.message and "chunk 0" in record.message]
+    assert [record for record in caplog.records if "ignored" in record.message and "chunk 0" in record.message]
     caplog.clear()
     change_byte(newest.path, newest.data_offset + 200)  # type: ignore[operator]
     assert_is_step(again, 2)
-    assert [record for record in caplog.records if "passed over" in record.message and "chunk 0" in record.message]
+    assert [record for record in caplog.records if "ignored" in record.message and "chunk 0" in record.message]
     assert_is_step(again, 1)
 
 

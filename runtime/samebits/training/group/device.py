@@ -15,7 +15,6 @@ import fcntl
 import functools
 import hashlib
 import importlib.util
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,6 +27,7 @@ import torch.distributed as dist
 from samebits import config
 from samebits.errors import DeviceLostError, SettingsError
 from samebits.service import log
+from samebits.store import private
 from samebits.training import torch_private
 from samebits.training.group.breaker import run_aside
 
@@ -156,7 +156,7 @@ def claim(
 @functools.cache
 def _reservations(path: Path) -> int:
     """Return a descriptor of the file, open until the process ends: closing any would release the lock."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return private.open_to_append(path)
 
 
 def _reserve(descriptor: int, name: str) -> bool:
