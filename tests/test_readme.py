@@ -30,7 +30,7 @@ from tests.system.processes import Command, WarmStarter, environment_of_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 README, INDEX, TUTORIAL = "README.md", "docs/index.md", "docs/tutorials/recoverable-script.md"
-ENGLISH_ONLY = ("docs/contributors/evidence.md",)
+ENGLISH_ONLY = ("docs/contributors/evidence.md", "docs/contributors/relays.md")
 MOST_WORDS = 2000
 
 

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 CHINESE = ".zh-CN.md"
-IN_ONE_LANGUAGE = {"contributors/evidence.md"}
+IN_ONE_LANGUAGE = {"contributors/evidence.md", "contributors/relays.md"}
 
 
 @pytest.mark.parametrize("is_chinese", [False, True], ids=["en", "zh"])
