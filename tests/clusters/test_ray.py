@@ -195,7 +195,8 @@ from samebits.hosts.ray_cluster import HostPlan, RayHost
 
 folder, name, *words = sys.argv[1:]
 ray.init(address="auto", namespace="another")
-host = ray.remote(RayHost).options(name=name, num_cpus=0, max_concurrency=4).remote(HostPlan(folder, 1, tuple(words), ""))
+actor = ray.remote(RayHost).options(name=name, num_cpus=0, max_concurrency=4)
+host = actor.remote(HostPlan(folder, 1, tuple(words), ""))
 print("status", ray.get(host.wait.remote()), flush=True)
 del host
 while True:
