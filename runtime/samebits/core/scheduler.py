@@ -309,6 +309,10 @@ class SchedulerCore:
         """Return the volatile facts about a node's present session; read-only."""
         return self._ledger.presences.get(node)
 
+    def waiting_sessions(self) -> list[str]:
+        """Return the connected sessions without a seat."""
+        return self._admission.sessions()
+
     def seat_free_in_s(self) -> float | None:
         """Return the longest time in seconds that a refused process must still wait, or None."""
         return self._admission.longest_wait_s()

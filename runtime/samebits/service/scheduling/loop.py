@@ -69,6 +69,7 @@ CONNECTIONS_A_WORKER = 2  # its own, and that of a dying process or a waiting re
 CONNECTIONS_OTHER = 1000  # tools, and room for strangers
 SAVES_AGAIN = 3  # in a row, if RECOVERY_PATH is removed during writes
 WAIT_TOLD_EVERY_S = 15.0  # shorter than the gateway's own interval
+FAREWELL_S = 1.0
 MOST_LOOKS = 32  # at silent processes, in one pass: each takes 1 ms
 _LOG_LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}
 
@@ -337,7 +338,19 @@ class SchedulerService:
             self._carry_out(server, journal, core, this_pass)
             decided_at = now
             if this_pass.ended is not None:
+                self._see_off(server, core)
                 return this_pass.ended
+
+    def _see_off(self, server: Server, core: SchedulerCore) -> None:
+        """Stay until processes without a seat have read that the job is over and left, for ``FAREWELL_S`` at most.
+
+        A client of ZeroMQ that queues nothing while it is unconnected also drops what it has not read when the
+        connection closes. Such a process would take itself for the first of the next job.
+        """
+        there, until = set(core.waiting_sessions()), clock.now_s() + FAREWELL_S
+        while there and (left_s := until - clock.now_s()) > 0:
+            server.wait(left_s)
+            there -= {incoming.peer for incoming in server.drain() if isinstance(incoming, ConnectionLost)}
 
     def _pause_s(self, wake_at: float | None, now: float) -> float:
         pause = self._settings.heartbeat_interval_s
