@@ -145,7 +145,7 @@ def test_worker_stopped_too_long_returns_as_a_spare_in_its_own_process(
     require_no_step_lost_or_repeated(job, 0, 2, 3, losses=2)
 
 
-def test_dead_spare_changes_nothing_and_a_waiting_one_ends_with_the_final_state(
+def test_dead_spare_changes_nothing_and_one_that_was_not_needed_runs_no_script(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(spares=2)
@@ -154,8 +154,9 @@ def test_dead_spare_changes_nothing_and_a_waiting_one_ends_with_the_final_state(
     job.wait_for_step(MIDDLE)
     job.kill(4)
     job.wait_for("scheduler", r"spare 4 .* is lost")
-    assert job.finish() == undisturbed(*TRAINED)  # the other spare's, too: it has never trained
-    assert steps(job, 5) == []
+    assert job.finish() == undisturbed(*TRAINED)
+    assert steps(job, 5) == [] and not job.matches(5, "final step=")
+    job.wait_for(5, "this spare was not needed: it ends without the rest of the script")
     for node in (0, 1, 2, 3):
         assert len(job.matches(node, "generation 1:")) == 1
         assert job.matches(node, "generation 2:") == []

@@ -144,9 +144,11 @@ def run(
         session = ElasticRun(process, state, retaken)
         try:
             with process.trains():
-                return session.run(call)
+                result = session.run(call)
         finally:
             session.close()
+        process.end_unneeded_spare()
+        return result
 
     return wrapper
 

@@ -130,6 +130,13 @@ class Worker:
             raise
         self.ending.is_through = True
 
+    def end_unneeded_spare(self) -> None:
+        """End this process if training is finished and it has no rank, because scripts save and print by rank."""
+        if self.is_over and self.admitted.slot is None:
+            log.say("this spare was not needed: it ends without the rest of the script")
+            self.ending.exit_status.note(0)
+            sys.exit(0)
+
     def settle(self) -> None:
         """Wait, for a bounded time, for collectives in gloo's threads."""
         if self.group is not None:
@@ -420,7 +427,6 @@ def get_rank() -> int:
     """Return this process's rank.
 
     The rank can change with every generation. Before the first generation, it is the rank that this process will have.
-    After training, it is the world size in a spare that was not needed.
 
     Raises:
         UsageError: in a spare that has not replaced a lost worker, or before :func:`init`.
@@ -428,8 +434,6 @@ def get_rank() -> int:
     process = current("samebits.get_rank()")
     if process.generation is not None:
         return process.generation.rank
-    if process.admitted.slot is None and process.is_over:
-        return process.admitted.world_size
     if process.admitted.slot is None:
         raise UsageError(
             f"{calling_place()}: samebits.get_rank() in a spare, which has no rank yet. Fix: call it inside the "
