@@ -86,8 +86,11 @@ def test_job_runs_to_its_end_and_the_next_one_moves_it_aside(job: ShellJob) -> N
     assert (job.log_dir / "start.json").stat().st_mode & 0o777 == 0o600
     assert f"says {awkward!r}" in job.log("worker_0")
 
+    stale = job.log_dir / "worker_0.1.report"
+    stale.write_bytes(b"the step and the loss of a replacement in the first job")
     second = job.run("--steps", "20")
     assert second.end() == 0, second.text
+    assert not stale.exists(), "it would be shown as this job's"
     assert "is finished; its folders are moved aside" in second.text
     assert "final step=30" in job.log("worker_0")  # appended to, never overwritten
     assert "final step=20" in job.log("worker_0")

@@ -45,6 +45,12 @@ def report_file(log_dir: Path, node: str) -> Path:
     return log_dir / f"worker_{node}.report"
 
 
+def remove_reports(log_dir: Path) -> None:
+    """Remove the reports of an earlier job, whose steps and values would be shown as the next job's."""
+    for path in log_dir.glob("worker_*.report"):
+        path.unlink(missing_ok=True)
+
+
 def write_report(log_dir: Path, node: str, report: ProgressReport) -> None:
     """Replace the report.
 

@@ -231,7 +231,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--die-with-me",
         action="store_true",
         help="end all that was started here at once when this command dies, even by kill -9 (DIE_WITH_ME); else the "
-        "job continues, and another run or recover in this folder adopts it",
+        "job continues, and `samebits recover` in this folder adopts it",
     )
     ends.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
     ends.add_argument("--detach", action="store_true", help="exit once the job is started, and leave it running")

@@ -55,6 +55,7 @@ from samebits.store.durable import aside_id, move_aside, short_id
 from samebits.store.lock import DirectoryLock, is_locked, read_holder
 from samebits.store.owner import OWNER_FILE, read_owner
 from samebits.store.process_identity import host_id
+from samebits.store.progress_report import remove_reports
 
 NAMED = 6
 
@@ -399,6 +400,7 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
         if any(move.path == settings.recovery_path for move in plan.moves):
             clear(settings, "run.sh", say)
         remove_dead_pid_files(settings.log_dir)
+        remove_reports(settings.log_dir)
         if unfound := job_spec.keep(settings.log_dir, start, has_pointer=settings.hidden_state != "check"):
             say(unfound)
         if settings.enable_recovery and start.has_scheduler:

@@ -95,7 +95,7 @@ class ElasticSampler(Sampler[int]):
             self._go_to(0)
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Record that every rank has used a batch. Call this before ``optimizer.step()``.
+        """Record that every rank has used a batch. Call this before ``state.commit()``.
 
         Args:
             batch_idx: number of the batch, from 0 in each iteration over the loader.
