@@ -70,7 +70,7 @@ def test_samebits_run_keeps_a_spare_that_nobody_requested(job: ShellJob) -> None
     job.wait_view(is_warm)
     before = job.identities()
     job.kill("worker_1")
-    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); a spare takes its place")
+    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); .*spare")
     job.wait_view(lambda view: view.generation == 2 and trains(view, 3, {"0", "2", "3"}))
     job.wait_view(is_warm)
     assert changed(job, before) == {"worker_1.1"}
