@@ -305,7 +305,7 @@ def test_library_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("compiler", "said"),
     [
         ("#!/bin/sh\nprintf '\\033[31mworse\\n' >&2; exit 4\n", r"cannot build .*\(\\u001b\[31mworse\)"),
-        ("#!/bin/sh\nsleep 600 & echo $! >child; sleep 600\n", r"has not built .* within 0\.5 s"),
+        ("#!/bin/sh\nsleep 600 & echo $! >child; sleep 600\n", r"did not build .* within 0\.5 s"),
         ("#!/no/such/interpreter\n", "cannot be run: No such file or directory"),
     ],
     ids=["fails", "hangs", "cannot run"],

@@ -132,12 +132,7 @@ def run(
             with process.trains():
                 return _run_once(process, state, call)
         if process.has_trained:
-            raise UsageError(
-                f"{calling_place()}: samebits.elastic.run was called a second time, and this call trains nothing: a "
-                "job trains once. Fix: put all phases or folds into the one training function, and which of them is "
-                "under way into the state, as in `while state.fold < 3: …; state.fold += 1`; or start a job "
-                "for each fold"
-            )
+            raise UsageError(f"{calling_place()}: {_SECOND_RUN}")
         if isinstance(state, ObjectState):
             ddp.require_all_among(state.weights())
         process.has_trained = True
@@ -153,6 +148,11 @@ def run(
     return wrapper
 
 
+_SECOND_RUN = (
+    "samebits.elastic.run was called a second time, and this call trains nothing: a job trains once. Fix: put all phases "
+    "or folds into the one training function, and which of them is under way into the state, as in "
+    "`while state.fold < 3: …; state.fold += 1`; or start a job for each fold"
+)
 _OF_NO_BATCH = (UnboundLocalError, ZeroDivisionError, IndexError)
 
 

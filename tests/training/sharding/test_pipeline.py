@@ -161,8 +161,8 @@ def _stage(index: int = 0, part: int = 0, count: int = STAGES, **more: Any) -> C
         (_schedule("ScheduleLoopedBFS"), "the schedule ScheduleLoopedBFS is not supported. Fix: use one of"),
         (_schedule("ScheduleInterleavedZeroBubble"), "the schedule ScheduleInterleavedZeroBubble is not supported"),
         (_stage(1, 1), "stage 1 of 4 does not belong to this rank, which trains parts 0, 2 of the 4"),
-        (_stage(0, 2), "stage 0 of 4 is not one of this rank's"),
-        (_stage(0, 0, 2), "stage 0 of 2 is not one of this rank's"),
+        (_stage(0, 2), "stage 0 of 4 does not belong to this rank"),
+        (_stage(0, 0, 2), "stage 0 of 2 does not belong to this rank"),
     ],
 )
 def test_other_stages_and_schedules_are_refused_before_they_are_built(build: Any, found: str) -> None:
