@@ -149,8 +149,8 @@ def run(
 
 
 _SECOND_RUN = (
-    "samebits.elastic.run was called a second time, and this call trains nothing: a job trains once. Fix: put all phases "
-    "or folds into the one training function, and which of them is under way into the state, as in "
+    "samebits.elastic.run was called a second time, and this call trains nothing: a job trains once. Fix: put all "
+    "phases or folds into the one training function, and which of them is under way into the state, as in "
     "`while state.fold < 3: …; state.fold += 1`; or start a job for each fold"
 )
 _OF_NO_BATCH = (UnboundLocalError, ZeroDivisionError, IndexError)
