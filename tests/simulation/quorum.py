@@ -46,12 +46,15 @@ class QuorumFaults:
     late: float = 0.0
     twice: float = 0.0
     leaderless: float = 0.0
+    suspended: float = 0.0
+    """The share after which a member answers half of the reads from the state at this moment."""
 
     @classmethod
     def drawn(cls, rng: random.Random) -> QuorumFaults:
         """Return faults of which each is absent from half of the runs."""
         lost, unanswered, late, twice = (rng.choice((0.0, 0.0, 0.05, 0.2)) for _ in range(4))
-        return cls(lost, unanswered, late, twice, rng.choice((0.0, 0.0, 0.01, 0.03)))
+        leaderless, suspended = (rng.choice((0.0, 0.0, 0.01, 0.03)) for _ in range(2))
+        return cls(lost, unanswered, late, twice, leaderless, suspended)
 
 
 class _Gateway(EtcdGateway):
@@ -70,7 +73,9 @@ class _Gateway(EtcdGateway):
             try:
                 if "code" in answer:
                     self._raise(PLACE.members[0], 503, msgspec.json.encode(answer))
-                return msgspec.convert(answer, kind, strict=False)
+                decoded = msgspec.convert(answer, kind, strict=False)
+                self._require_no_earlier_state(PLACE.members[0], decoded.header.revision)
+                return decoded
             except _PassingError:
                 continue
         raise StoreError(f"{PLACE}: no member of the etcd answers")
@@ -105,6 +110,7 @@ class Quorum:
         self._count = count
         self._model = Etcd(rng.getrandbits(32), faults.lost, faults.unanswered, faults.late, faults.twice)
         self._leaderless = faults.leaderless
+        self._suspended = faults.suspended
         self._silent = 0  # how many requests will not be answered
         self._gateway = _Gateway(self)
         self._superseded: list[tuple[QuorumLog, list[bytes]]] = []
@@ -112,7 +118,8 @@ class Quorum:
     def calm_down(self) -> None:
         """Writes on the way are still applied, but no further fault happens."""
         self._model.faults = (0.0, 0.0, 0.0, 0.0)
-        self._leaderless, self._silent = 0.0, 0
+        self._leaderless, self._suspended, self._silent = 0.0, 0.0, 0
+        self._model.stale = None
 
     def open(self, folder: Any) -> tuple[Journal, list[bytes]]:
         """Claim the job and open its journal, as at a scheduler's start."""
@@ -124,6 +131,7 @@ class Quorum:
     def wipe(self) -> None:
         """Remove all keys of the job while no scheduler runs."""
         self._model.keys.clear()
+        self._model.stale = None
 
     def journals(self) -> int:
         """Return how many journals the etcd holds, including those that no head names."""
@@ -164,6 +172,9 @@ class Quorum:
         if self._silent:
             self._silent -= 1
             return None
+        if self._suspended and self._rng.random() < self._suspended:
+            self._count("etcd member suspended")
+            self._model.suspend_a_member()
         if self._leaderless and self._rng.random() < self._leaderless:
             self._count("etcd without a leader")
             self._silent = self._rng.randint(1, 2 * ATTEMPTS)

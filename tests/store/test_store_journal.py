@@ -117,7 +117,7 @@ def test_oversized_append_is_refused_and_a_large_snapshot_is_split(
 ) -> None:
     journal, _ = Journal.open(tmp_path)
     monkeypatch.setattr(journal_format, "MAX_BODY_BYTES", 100)
-    with pytest.raises(StoreError, match="at most 100"):
+    with pytest.raises(StoreError, match="exceeds the limit of 100 bytes"):
         journal.append([b"x" * 97])
     journal.append([b"x" * 96])
     snapshot = [bytes([number]) * number for number in range(96)]

@@ -10,7 +10,7 @@ from samebits.errors import StoreError
 from samebits.store import journal_format
 from samebits.store.journal import Journal
 from samebits.store.quorum import quorum_log as log_module
-from samebits.store.quorum.gateway import Equals, PutKey, Remove
+from samebits.store.quorum.gateway import Equals, EtcdGateway, PutKey, Remove
 from samebits.store.quorum.quorum_log import QuorumLog
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.quorum import QuorumFaults
@@ -70,6 +70,10 @@ def _remove_by_range(self: QuorumLog) -> None:
 
 
 def _remove_nothing(self: QuorumLog) -> None:
+    pass
+
+
+def _accept_any_state(self: EtcdGateway, member: object, revision: int) -> None:
     pass
 
 
@@ -134,5 +138,12 @@ MUTANTS: tuple[Mutant, ...] = (
         50,
         patches={f"{LOG}._remove_others": _remove_nothing},
         changes=COMPACTING,
+    ),
+    Mutant(
+        "quorum: answers from earlier states accepted",
+        frozenset({"S4"}),
+        100,
+        patches={"samebits.store.quorum.gateway.EtcdGateway._require_no_earlier_state": _accept_any_state},
+        changes={**COMPACTING, "quorum": QuorumFaults(suspended=0.1)},
     ),
 )

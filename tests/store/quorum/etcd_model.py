@@ -24,6 +24,7 @@ class Etcd:
         is_full: whether writes are refused as by a full database.
         fills: whether the next write fills it: it is applied, and refused all the same.
         writes: how many were asked for.
+        stale: an earlier state that half of all reads are answered from, as a suspended member does it.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Etcd:
         self.is_full = False
         self.fills = False
         self.writes = 0
+        self.stale: Etcd | None = None
         self._late: list[tuple[int, dict[str, Any]]] = []
         self._random = Random(seed)
         self._revision = 0
@@ -43,6 +45,8 @@ class Etcd:
         """Apply one request; None: the connection is closed without an answer."""
         with self._lock:
             if path == "/v3/kv/range":
+                if self.stale is not None and self._random.random() < 0.5:
+                    return self.stale._range(request)
                 return self._range(request)
             assert path == "/v3/kv/txn", path
             if self.fills:
@@ -83,11 +87,20 @@ class Etcd:
             else:
                 first, end = (_bytes(change["request_delete_range"][name]) for name in ("key", "range_end"))
                 self.keys = {key: value for key, value in self.keys.items() if not first <= key < end}
-        return {"succeeded": True} if holds else {}
+        return {"header": self._header()} | ({"succeeded": True} if holds else {})
 
     def _holds(self, one: dict[str, Any]) -> bool:
         value, _ = self.keys.get(_bytes(one["key"]), (None, 0))
         return value is None if one["target"] == "CREATE" else value == _bytes(one["value"])
+
+    def _header(self) -> dict[str, str]:
+        return {"revision": str(self._revision)}
+
+    def suspend_a_member(self) -> None:
+        """Keep the present state as the one that a member answers from."""
+        with self._lock:
+            self.stale = Etcd()
+            self.stale.keys, self.stale._revision = dict(self.keys), self._revision
 
     def _range(self, request: dict[str, Any]) -> dict[str, Any]:
         first = _bytes(request["key"])
@@ -99,7 +112,12 @@ class Etcd:
             | {"mod_revision": str(self.keys[key][1])}
             for key in found[:most]
         ]
-        return {"kvs": pairs, "count": str(len(found)), **({"more": True} if len(found) > most else {})}
+        return {
+            "header": self._header(),
+            "kvs": pairs,
+            "count": str(len(found)),
+            **({"more": True} if len(found) > most else {}),
+        }
 
 
 @contextmanager

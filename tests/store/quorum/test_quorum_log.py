@@ -22,7 +22,7 @@ from samebits.etcd_place import EtcdAccess, EtcdPlace
 from samebits.store.journal import JOURNAL_FILE, PLACE_FILE, Journal, read_journal, refresh_copies
 from samebits.store.quorum import gateway as gateway_module
 from samebits.store.quorum import quorum_log as log_module
-from samebits.store.quorum.gateway import EtcdGateway
+from samebits.store.quorum.gateway import EtcdGateway, EtcdKeyValue
 from samebits.store.quorum.quorum_log import QuorumClaim, QuorumLog, read_log, remove_job
 from samebits.store.term_claim import TermClaim
 from tests.store.quorum.etcd_model import Etcd, served
@@ -270,6 +270,46 @@ def test_nothing_is_lost_or_doubled_when_writes_are_lost_unanswered_or_late(
                     current.append([payload])
                     confirmed.append(payload)
             assert stored(place) == confirmed
+
+
+def test_read_that_meets_a_compaction_between_snapshot_and_appends_is_repeated(place: EtcdPlace) -> None:
+    log, _ = opened(place)
+    log.append([b"a"])
+    log.append([b"b"])
+
+    class Reader(EtcdGateway):
+        has_met = False
+
+        def under(self, prefix: str, *, has_values: bool = True) -> Iterator[EtcdKeyValue]:
+            if prefix.endswith("/log/") and not self.has_met:
+                self.has_met = True
+                log.compact([b"a", b"b"])
+            return super().under(prefix, has_values=has_values)
+
+    assert read_log(Reader(place, EtcdAccess()), "journal") == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_claim_reads_every_append_although_a_member_answers_from_an_earlier_state(seed: int) -> None:
+    random, etcd, confirmed = Random(seed), Etcd(seed), list[bytes]()
+    with served(etcd) as place:
+        reader, last = EtcdGateway(place, EtcdAccess()), list[bytes]()
+        current, _ = opened(place)
+        for number in range(30):
+            current.append([b"%d" % number])
+            confirmed.append(b"%d" % number)
+            match random.randrange(5):
+                case 0:
+                    etcd.suspend_a_member()
+                case 1:
+                    current, payloads = opened(place)
+                    assert payloads == confirmed
+                case 2:
+                    current.compact(confirmed)
+            now = read_log(reader, "journal") or []
+            assert len(last) <= len(now)
+            assert now == confirmed[: len(now)]
+            last = now
 
 
 def test_file_left_by_a_killed_scheduler_is_removed(tmp_path: Path, place: EtcdPlace) -> None:

@@ -1,8 +1,12 @@
 """Requests to an etcd through its HTTP gateway (etcd 3.4 and later), with the standard library alone.
 
-Every request here may be sent twice, and applied late, without harm: reads are linearizable, and a write is a
-transaction whose comparisons fail once it has been applied. So a request without an answer is sent to the next member
-until the patience is over, and the caller reads back whether an earlier attempt was applied.
+Every request here may be sent twice, and applied late, without harm: a write is a transaction whose comparisons fail
+once it has been applied. So a request without an answer is sent to the next member until the patience is over, and the
+caller reads back whether an earlier attempt was applied.
+
+A member that was suspended during an election can answer a linearizable read from an earlier state (etcd issue 20418;
+seen with 3.4.23). So a client rejects every answer whose revision is below the highest that the client has seen. Reads
+that follow a client's own claim are therefore complete. Without a claim they may be late, but never go backwards.
 
 Nothing here compacts or defragments the etcd or disarms an alarm: it may be Kubernetes' own.
 """
@@ -87,26 +91,34 @@ class _RawKeyValue(msgspec.Struct):
     mod_revision: int = 0
 
 
-class _RangeAnswer(msgspec.Struct):
+class _Header(msgspec.Struct):
+    revision: int = 0
+
+
+class _Response(msgspec.Struct):
+    header: _Header = msgspec.field(default_factory=_Header)
+
+
+class _RangeAnswer(_Response):
     kvs: list[_RawKeyValue] = []
     more: bool = False
 
 
-class _TransactionAnswer(msgspec.Struct):
+class _TransactionAnswer(_Response):
     succeeded: bool = False
 
 
-class _Lease(msgspec.Struct):
+class _Lease(_Response):
     id: int = msgspec.field(name="ID", default=0)
     seconds: int = msgspec.field(name="TTL", default=0)
 
 
-class _Renewal(msgspec.Struct):
+class _Renewal(_Response):
     result: _Lease = msgspec.field(default_factory=_Lease)
 
 
-class _Token(msgspec.Struct):
-    token: str
+class _Token(_Response):
+    token: str = ""
 
 
 class _Failure(msgspec.Struct):
@@ -115,7 +127,7 @@ class _Failure(msgspec.Struct):
     error: str = ""
 
 
-_Answer = TypeVar("_Answer", bound=msgspec.Struct)
+_Answer = TypeVar("_Answer", bound=_Response)
 
 
 class _PassingError(Exception):
@@ -154,13 +166,14 @@ class EtcdGateway:
         self._member = 0
         self._connection: http.client.HTTPConnection | None = None
         self._token = ""
+        self._revision = 0
 
     def another(self) -> EtcdGateway:
         """Return another client of the same etcd, for another thread."""
         return EtcdGateway(self.place, self._access, self._on_wait, self._patience_s)
 
     def get(self, key: str) -> EtcdKeyValue:
-        """Return the key's current value (a linearizable read).
+        """Return the key's value, not older than anything that this client has read or written before.
 
         Raises:
             StoreError: the etcd does not answer, or refuses.
@@ -223,7 +236,7 @@ class EtcdGateway:
 
     def end_lease(self, lease: int) -> None:
         """End a lease, and remove its keys. Raises as :meth:`lease`."""
-        self._ask("lease/revoke", {"ID": lease}, msgspec.Struct)
+        self._ask("lease/revoke", {"ID": lease}, _Response)
 
     @contextlib.contextmanager
     def watched(self, key: str) -> Iterator[socket.socket | None]:
@@ -302,10 +315,19 @@ class EtcdGateway:
         if answer.status != http.client.OK:
             self._raise(member, answer.status, data)
         try:
-            return msgspec.json.decode(data, type=kind, strict=False)
+            decoded = msgspec.json.decode(data, type=kind, strict=False)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.close()
             raise _PassingError(f"{member}: this is not an etcd's answer ({error})") from error
+        if path.startswith("kv/"):
+            self._require_no_earlier_state(member, decoded.header.revision)
+        return decoded
+
+    def _require_no_earlier_state(self, member: object, revision: int) -> None:
+        if revision < self._revision:
+            self.close()
+            raise _PassingError(f"{member}: the answer is from revision {revision}, before revision {self._revision}")
+        self._revision = revision
 
     def _headers(self) -> dict[str, str]:
         return {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})

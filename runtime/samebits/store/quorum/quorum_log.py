@@ -174,7 +174,10 @@ class QuorumLog:
             log._replace([])
             return log, None
         log._head_value, log._head = found.value, _decoded_head(gateway, found.value)
-        payloads, log._next, is_cut = _read(gateway, name, log._head)
+        try:
+            payloads, log._next, is_cut = _read(gateway, name, log._head)
+        finally:
+            claim.require()  # a successor may have compacted the journal during the read
         if is_cut:
             log._replace(payloads)  # a removal of the rest might be applied late, after appends in its place
         log._remove_others()
@@ -307,12 +310,17 @@ def read_log(gateway: EtcdGateway, name: str) -> list[bytes] | None:
     """
     found = gateway.get(_head_key(gateway, name))
     while found.revision:
+        damage, payloads = None, list[bytes]()
         try:
-            return _read(gateway, name, _decoded_head(gateway, found.value))[0]
-        except JournalDamagedError:
-            before, found = found, gateway.get(found.key)
-            if found.value == before.value:
-                raise  # otherwise the journal was compacted while it was read
+            payloads, _, _ = _read(gateway, name, _decoded_head(gateway, found.value))
+        except JournalDamagedError as error:
+            damage = error
+        before, found = found, gateway.get(found.key)
+        if found.value == before.value:
+            if damage is not None:
+                raise damage
+            return payloads
+        # A compaction replaced the journal during the read, and removed appends that were not read yet.
     return None
 
 
