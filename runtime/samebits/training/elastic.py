@@ -121,7 +121,8 @@ def run(
 
         def call() -> Result:
             counters.begin()
-            if asked != "off" and looks and state.completed_steps == 0:
+            look.called()
+            if asked != "off" and looks:
                 state.look_for_hidden(looks.pop())
             with _told_of_a_complete_epoch(state):
                 result = function(state, *args, **kwargs)

@@ -143,6 +143,31 @@ HIDDEN = {
         """,
         loss="loss = loss * warmup.scale()",
     ),
+    "moments in an attribute of the optimizer": script(
+        top="""
+        class Own(torch.optim.Optimizer):
+            def __init__(self, parameters):
+                super().__init__(parameters, dict(lr=0.1))
+                self.squares = {}
+            @torch.no_grad()
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    for p in group["params"]:
+                        if p not in self.squares:
+                            self.squares[p] = torch.zeros_like(p)  # moved
+                        self.squares[p].mul_(0.9).addcmul_(p.grad, p.grad)
+                        p.addcdiv_(p.grad, self.squares[p].sqrt() + 1e-3, value=-group["lr"])
+        optimizer = Own(model.parameters())
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
+        """,
+    ),
+    "norms that the clipping is derived from": script(
+        enter="norms = []",
+        grads="""
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1e9).item())  # moved
+        nn.utils.clip_grad_norm_(model.parameters(), float(np.percentile(norms, 10)))
+        """,
+    ),
     "replay buffer": script(
         top="""
         class Replay:
@@ -218,18 +243,6 @@ HIDDEN = {
         optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, step / 10)
         """,
     ),
-    "module that counts its calls": script(
-        top="""
-        class Annealed(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.inner, self.calls = model, 0
-            def forward(self, x):
-                self.calls += 1  # moved
-                return self.inner(x) / (1 + self.calls)
-        model = Annealed()
-        """,
-    ),
     "exponential average in a dict": script(
         enter="average = {}",
         after="""
@@ -289,6 +302,18 @@ HIDDEN = {
 }
 
 HARMLESS = {
+    "module that counts its calls": script(
+        top="""
+        class Annealed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.calls = model, 0
+            def forward(self, x):
+                self.calls += 1
+                return self.inner(x) / (1 + self.calls)
+        model = Annealed()
+        """,
+    ),
     "nothing": script(),
     "running loss for printing": script(
         enter="running = 0.0",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -228,3 +230,31 @@ def test_weights_of_all_modules_are_compared_after_a_recovery() -> None:
     assert [id(one) for one in pair.state.weights()] == [
         id(one) for one in (pair.one.bias, pair.one.weight, pair.two.bias, pair.two.weight)
     ]
+
+
+class Derived(torch.optim.SGD):
+    """An optimizer whose step calls its base class's; torch calls the hooks for both once an SGD has been created."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise RuntimeError("not now")
+        return super().step(closure)
+
+
+def test_step_that_calls_the_base_classs_step_counts_once_even_after_a_failed_one() -> None:
+    torch.optim.SGD([torch.zeros(1)])
+    model = nn.Linear(4, 2)
+    optimizer = Derived(model.parameters(), lr=0.1)
+    state = TorchState(model, optimizer)
+    Commits(state)
+    for number in range(3):
+        backward(state, number)
+        optimizer.fails = True
+        with pytest.raises(RuntimeError, match="not now"):
+            optimizer.step()
+        optimizer.fails = False
+        optimizer.step()
+        state.commit()
+        assert state.completed_steps == number + 1

@@ -322,6 +322,7 @@ def _digests_of(state: State) -> tuple[PassDigests, str]:
         found.setdefault(_short(name), xxhash.xxh3_64_intdigest(repr(value).encode(errors="surrogatepass")))
     handlers = state.handlers.items() if isinstance(state, ObjectState) else ()
     records = [f"state.{name}.{key}" for name, handler in handlers for key in handler.records]
+    records += [f"state.unlisted.{name}.attributes." for name, _ in handlers]  # restored, and some hold a time
     return {name: one for name, one in found.items() if not name.startswith(tuple(records))}, ""
 
 

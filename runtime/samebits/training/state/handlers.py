@@ -23,6 +23,7 @@ from samebits.errors import CheckpointError, UsageError
 from samebits.training import torch_private, value_trees
 from samebits.training.sharding.pieces import is_distributed, local, paths_of
 from samebits.training.state import snapshot
+from samebits.training.state.attributes import PlainAttributes
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.module_state import ModuleState
 
@@ -152,6 +153,10 @@ class StateHandler:
             return ()  # its contents differ on every call, such as a time
         return (self.path,)
 
+    def changed_attributes(self) -> Sequence[str]:
+        """Return the names of plain attributes of the object that differ from what was last remembered."""
+        return ()
+
     def tensors_changed(self) -> bool:
         """Return whether tensors that only an optimizer step changes, and are not in ``stepped()``, have changed."""
         return False
@@ -213,11 +218,11 @@ class ModuleHandler(StateHandler):
             self.load(copied_tree(contents))
 
     def unlisted(self) -> dict[str, Any]:
-        """Return modes, flags, and buffers that are not persistent."""
+        """Return modes, flags, changed plain attributes, and buffers that are not persistent."""
         return self._beside.unlisted()
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
-        """Adopt modes, flags, and buffers that are not persistent."""
+        """Adopt modes, flags, plain attributes, and buffers that are not persistent."""
         self._beside.load_unlisted(unlisted)
 
     def remember(self) -> None:
@@ -240,6 +245,9 @@ class ModuleHandler(StateHandler):
             if not same(told, self._extra_states):
                 found.append(f"extra state of {self.path}")
         return found
+
+    def changed_attributes(self) -> Sequence[str]:
+        return [f"{name} of {self.path}" for name in self._beside.changed_attributes()]
 
     def recall(self) -> None:
         for module, extra_state in zip(self._with_extra_state, copied_tree(self._extra_states), strict=True):
@@ -270,6 +278,21 @@ class OptimizerHandler(StateHandler):
         """The hyperparameters that every group has."""
         self._remembered_sizes = [len(group) for group in self._first_groups]
         self._moments = _moments_of(self.value)
+        self._attributes = PlainAttributes({"": self.value})
+
+    def unlisted(self) -> dict[str, Any]:
+        """Return plain attributes that have changed since the state was created."""
+        return {"attributes": self._attributes.since_start()}
+
+    def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
+        """Adopt plain attributes."""
+        self._attributes.load(unlisted["attributes"])
+
+    def changed_attributes(self) -> Sequence[str]:
+        return [f"{name} of {self.path}" for name in self._attributes.changed()]
+
+    def undo(self) -> None:
+        self._attributes.undo()
 
     def contents(self) -> Any:
         """Return the ``state_dict()``, with the parameters' names if groups were added.
@@ -400,6 +423,7 @@ class OptimizerHandler(StateHandler):
         return {}
 
     def remember(self) -> None:
+        self._attributes.remember()
         self._moments = _moments_of(self.value)
         self._remembered = [
             {

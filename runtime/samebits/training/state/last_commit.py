@@ -289,6 +289,10 @@ class LastCommit:
             found += handler.changed()
         return found
 
+    def changed_attributes(self) -> list[str]:
+        """Return the plain attributes of modules and optimizers that differ from the last commit, for a message."""
+        return [name for handler in self._handlers.values() for name in handler.changed_attributes()]
+
     @property
     def weights_have_signs(self) -> bool:
         """Whether weights were changed in place or moved, or a script may have written to them through ``.data``."""
@@ -497,6 +501,7 @@ class _AfterCommit:
         self._commit_line = ""
         self._present: Instruction | None = None
         self._assigned: dict[str, str] = {}  # the line of an attribute's first assignment
+        self._told: set[str] = set()  # plain attributes that were reported
         self._change: _Change | None = None
 
     def _instruction(self, frame: FrameType) -> Instruction:
@@ -554,6 +559,7 @@ class _AfterCommit:
 
     def turn_ends(self, line: str) -> None:
         """Handle the end of the turn, as :meth:`TurnWatcher.turn_ends`."""
+        self._tell_of_attributes()
         names = self._commit.changes()
         if _WEIGHT in names:
             self._interval, self._written_at = self._number - self._written_at, self._number
@@ -566,6 +572,17 @@ class _AfterCommit:
         line = line or next((self._assigned[one] for one in names if self._assigned.get(one)), self._commit_line)
         versions, is_written_once = self._commit.versions()
         self._change = _Change(line, names, self._digest, versions, is_written_once)
+
+    def _tell_of_attributes(self) -> None:
+        """Warn of plain attributes that changed; later steps may not read them, as a count of evaluations."""
+        names = [name for name in self._commit.changed_attributes() if name not in self._told]
+        if names:
+            self._told.update(names)
+            log.warn(
+                f"{self._commit_line}: {' and '.join(names)} changed after this commit, in the same loop: a recovery "
+                "at that commit would not repeat the change. Fix: change it before state.commit() if a later step "
+                "reads it"
+            )
 
     def lasting_change(self, *, at_end: bool) -> tuple[str, str] | None:
         """Return line and name of a change in the ended turn that is still there; None if there is none.

@@ -1,8 +1,8 @@
 """Keep the parts of a module's commit other than the values of its parameters.
 
-These are the modes of its parts (``train()``, ``eval()``), the ``requires_grad`` flags, the hooks, all buffers, and the
-parts themselves. No optimizer step changes them and no ``state_dict()`` holds them all, but an evaluation that a lost
-peer interrupts leaves any of them changed.
+These are the modes of its parts (``train()``, ``eval()``), the ``requires_grad`` flags, the hooks, all buffers, plain
+attributes, and the parts themselves. No optimizer step changes them and no ``state_dict()`` holds them all, but an
+evaluation that a lost peer interrupts leaves any of them changed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 from samebits.service import log
 from samebits.training import torch_private, value_trees
 from samebits.training.sharding.pieces import is_distributed
+from samebits.training.state.attributes import PlainAttributes
 
 __all__ = ["MODE", "ModuleState", "are_alike"]
 
@@ -132,6 +133,7 @@ class ModuleState:
         self._module = module
         self._is_sharded = any(is_distributed(one) for one in module.parameters())
         self._made_of = _MadeOf.at_present(module, is_sharded=self._is_sharded)
+        self._attributes = PlainAttributes(dict(module.named_modules()))
         self._commit: _Commit | None = None
         self._places: list[tuple[_Held, str]] = []  # where the copied buffers belong
         self._copies: list[torch.Tensor] = []
@@ -150,6 +152,7 @@ class ModuleState:
         """Keep the current state; called at every commit."""
         if not self._made_of.is_same():
             self._look_again()
+        self._attributes.remember()
         made_of = self._made_of
         self._commit = _Commit(
             modes=[one.training for one in made_of.modules],
@@ -208,11 +211,16 @@ class ModuleState:
             for one, kept in zip(live, self._copies, strict=True)
         )
 
+    def changed_attributes(self) -> list[str]:
+        """Return the names of plain attributes that differ from the last commit."""
+        return [] if self._commit is None else self._attributes.changed()
+
     def undo(self) -> None:
-        """Restore modes, flags, hooks and parts of the last commit, but not values."""
+        """Restore modes, flags, hooks, plain attributes and parts of the last commit, but not the buffers' values."""
         commit, made_of = self._commit, self._made_of
         if commit is None:
             return
+        self._attributes.undo()
         were_lazy = made_of.put_back()
         for index, some in enumerate(made_of.hooks_of):
             if index not in were_lazy:  # a lazy module removes its hook permanently
@@ -239,6 +247,7 @@ class ModuleState:
         """Record the new structure, and warn, since a replacement process builds the module without this change."""
         before = self._made_of.names
         self._made_of = _MadeOf.at_present(self._module, is_sharded=self._is_sharded)
+        self._attributes.follow(dict(self._module.named_modules()))
         names = self._made_of.names
         gone, new = [one for one in before if one not in names], [one for one in names if one not in before]
         if self._commit is not None and (gone or new):
@@ -257,6 +266,7 @@ class ModuleState:
             "eval": [path for path, one in self._module.named_modules() if not one.training],
             "frozen": [name for name, one in _parameters(self._module) if not one.requires_grad],
             "buffers": dict(self._non_persistent()),
+            "attributes": self._attributes.since_start(),
         }
 
     def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
@@ -267,6 +277,7 @@ class ModuleState:
             module.training = path not in in_eval
         for name, parameter in _parameters(self._module):
             _set_flag(parameter, name not in frozen)
+        self._attributes.load(unlisted.get("attributes", {}))  # absent in points of earlier releases
         modules = dict(named)
         for name, given in unlisted["buffers"].items():
             path, _, last = name.rpartition(".")

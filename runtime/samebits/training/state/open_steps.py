@@ -6,8 +6,10 @@ gradient of zeros does not await a step.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -44,6 +46,8 @@ class OpenSteps:
         self._tell_stepped = stepped
         self._needs_copies = needs_copies
         self._counts = [0] * len(optimizers)
+        self._callers: list[int | None] = [None] * len(optimizers)  # ids of the frames whose steps are under way
+        self._inner = [0] * len(optimizers)  # calls of super().step() that are under way
         self.beginning = 0  # number of the step that is about to be taken, counted from the last commit
         self._at_commit: Marks = {}
         self._has_closed = False  # whether a commit has contained a step
@@ -104,6 +108,12 @@ class OpenSteps:
             parameter.grad = None
 
     def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        index = next(number for number, one in enumerate(self._optimizers) if one is optimizer)
+        caller = sys._getframe(1)
+        if self._callers[index] is not None and _is_inside(caller, self._callers[index]):
+            self._inner[index] += 1  # torch calls the hooks again if step() calls super().step()
+            return
+        self._callers[index], self._inner[index] = id(caller), 0
         if any(one is not None for one in (*args[1:2], kwargs.get("closure"))):
             self._needs_copies()
         if len(self._optimizers) > 1:
@@ -111,17 +121,28 @@ class OpenSteps:
                 self._at_first_step = self.marks()
             elif any(_has_changed(key, one, self._at_first_step) for key, one in _gradients([optimizer])):
                 self._needs_copies()
-        self.beginning = 1 + next(
-            count for one, count in zip(self._optimizers, self._counts, strict=True) if one is optimizer
-        )
+        self.beginning = 1 + self._counts[index]
         self._about_to_step()
 
     def _after(self, index: int) -> Callable[..., None]:
         def after(*_: object) -> None:
+            if self._inner[index]:
+                self._inner[index] -= 1
+                return
+            self._callers[index] = None
             self._counts[index] += 1
             self._tell_stepped()
 
         return after
+
+
+def _is_inside(frame: FrameType | None, outer: int | None) -> bool:
+    """Return whether the frame was called by the frame with the id ``outer``; a step that failed is no longer there."""
+    while frame is not None:
+        frame = frame.f_back
+        if id(frame) == outer:
+            return True
+    return False
 
 
 def same_marks(one: Marks, other: Marks) -> bool:

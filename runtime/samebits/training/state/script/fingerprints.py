@@ -29,6 +29,7 @@ __all__ = [
     "fingerprint",
     "has_type",
     "is_library_type",
+    "is_method",
     "is_users_object",
     "modules_of",
     "plain_function",
@@ -240,6 +241,16 @@ def plain_function(value: object) -> types.FunctionType | None:
             return None
         value = inner
     return None
+
+
+def is_method(function: types.FunctionType, name: str, owner: object) -> bool:
+    """Return whether the function is a method of the owner, also if a wrapper of it is stored in the owner itself.
+
+    A schedule stores such a wrapper of ``optimizer.step``.
+    """
+    if name not in attributes_of(owner):
+        return True
+    return any(plain_function(one.__dict__.get(name, MISSING)) is function for one in type_line(owner))
 
 
 def modules_of(value: Any) -> Iterator[Any]:

@@ -25,6 +25,7 @@ from torch import nn
 from samebits.core.reports import OF_HIDDEN_STATE
 from samebits.service import log
 from samebits.training.group.calling_place import is_library
+from samebits.training.state.attributes import is_plain
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.script.fingerprints import (
     MISSING,
@@ -44,11 +45,14 @@ MOST_S = 0.05
 """Limit on the CPU seconds of the calling thread for all looks in a job; further looks are skipped."""
 _MOST_S_AT_LENGTH = 5.0
 _FIRST, _LAST, _LAST_AT_LENGTH = 2, 4, 12  # numbers of commits
-_LATER = (128, 1024, 8192)  # numbers of commits, for values that begin to change late
+_LATER = (5, 6, 8, 10, 13, 16, 20, 25, *(2**power * part // 4 for power in range(5, 13) for part in (4, 5, 6, 7)), 8192)
+"""Numbers of commits, for values that begin to change late."""
 _MOST_WATCHED = 200
 _MOST_FRAMES = 64
 _NAMED = 5
 _ATOMS = (int, float, bool, str, bytes, type(None))
+_OF_OPTIMIZERS = ("state", "param_groups", "defaults")
+"""Attributes of an optimizer that a recovery restores, or that no step changes."""
 _WRAPPED = ("optimizer", "scheduler", "module", "_optimizer", "_forward_module")
 _KINDS = {"random": "random.Random", "numpy": "NumPy generator", "generator": "torch.Generator", "module": "module"}
 
@@ -125,7 +129,12 @@ class HiddenStateLook:
         self._script: ScriptFunctions | None = None
         self.findings: list[HiddenChange] = []
         self._began = 0.0
+        self._is_new_call = False
         self.spent_s = 0.0
+
+    def called(self) -> None:
+        """Handle that the training function is about to be called, so its locals will be new."""
+        self._is_new_call = True
 
     def committed(self, *, is_again: bool = False) -> bool:
         """Look, if this commit is one to look at; return whether later commits should be looked at.
@@ -136,12 +145,15 @@ class HiddenStateLook:
         """
         self._commits += not is_again
         if self._commits < _FIRST:
+            self._is_new_call = False
             return True
-        if not is_again and not self._is_due():
+        is_new_call = is_again or (self._is_new_call and self._commits > _FIRST)
+        self._is_new_call = False
+        if not is_new_call and not self._is_due():
             return True
         self._began = time.thread_time() - self.spent_s
         try:
-            goes_on = self._begin_again() if is_again else self._look()
+            goes_on = self._begin_again() if is_new_call else self._look()
         except Exception as error:
             _not_done(error)
             return False
@@ -263,13 +275,16 @@ class HiddenStateLook:
             if type(owner) is types.FunctionType:
                 value, path = scope_of(owner)(path[0]), path[1:]
         for name in path:
-            is_restored = handled.is_handled(value) and not has_type(value, nn.Module)  # only a module's tensors are
+            holder = value
+            is_restored = handled.is_handled(value) and not handled.is_restored_in_part(value)
             if value is MISSING or handled.is_state(value) or is_restored:
                 return MISSING
             if has_type(value, dict, torch.Tensor):
                 break  # an attribute or a method of the object
             inner = attribute(value, name)
             value = value if type(inner) in (property, types.FunctionType, types.GetSetDescriptorType) else inner
+            if handled.is_restored_in_part(holder) and (is_plain(value) or name in _OF_OPTIMIZERS):
+                return MISSING
         if has_type(value, torch.utils.data.DataLoader):
             return value  # its dataset may have state, even if its position is restored
         return MISSING if handled.is_state(value) or handled.is_handled(value) else value
@@ -333,6 +348,10 @@ class _Handled:
         if has_type(value, nn.Module):
             return any(id(one) in self._objects for one in _first_tensors(own))
         return any(name in own and self.is_handled(own[name]) for name in _WRAPPED) and is_wrapper(value)
+
+    def is_restored_in_part(self, value: object) -> bool:
+        """Return whether a recovery restores only tensors and plain attributes of the value."""
+        return id(value) in self._objects and has_type(value, nn.Module, torch.optim.Optimizer)
 
     def is_training(self, value: object) -> bool:
         """Return whether a change of the value changes training."""

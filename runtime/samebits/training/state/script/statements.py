@@ -20,6 +20,7 @@ from samebits.training.state.script.fingerprints import (
     attribute,
     attributes_of,
     has_type,
+    is_method,
     is_users_object,
     modules_of,
     plain_function,
@@ -333,7 +334,7 @@ class Statements:
             for child in (*node.args, *(one.value for one in node.keywords)):
                 self._read(child, step, hidden)
             return True
-        elif function is not None and len(path) > 1 and path[-1] not in attributes_of(owner):
+        elif function is not None and len(path) > 1 and is_method(function, path[-1], owner):
             is_plain = type(value) is staticmethod or has_type(owner, type, types.ModuleType)
             bound = None if is_plain else path[:-1]
         if function is None or is_library(function.__code__.co_filename):

@@ -141,17 +141,17 @@ class ScriptFunctions:
 
     def changing_line(self, path: Path, beside: types.CodeType | None) -> SourceLine | None:
         """Return the line that changes this name or attribute, according to the functions read so far."""
-        if beside in self.read:
-            found = self.read[beside].changing_line(path)
-            if found is not None:
-                return found
-        for code, function in self.read.items():
-            for step in function.steps:
+        function = self.read.get(beside) if beside is not None else None
+        found = None if function is None else function.changing_line(path, is_prefix)
+        if found is not None:
+            return found
+        for code, other in self.read.items():
+            for step in other.steps:
                 for one in (*step.writes, *step.changes, *step.drawn):
                     is_same = one[-1] == path[-1] and (len(one) > 1) == (len(path) > 1)
                     if is_same and code is not beside and (len(path) > 1 or path[0] not in code.co_varnames):
                         return SourceLine(code.co_filename, step.line)
-        return None
+        return None if function is None else function.changing_line(path, _touch)
 
     def expand(self, value: object, read: SourceLine, depth: int = 0) -> list[Outside] | None:
         """Return the values on which an object that is used as a whole depends; None for a plain value."""
@@ -317,10 +317,15 @@ class Function(Statements):
                 return None
         return math.lcm(*found) if found else None
 
-    def changing_line(self, path: Path) -> SourceLine | None:
-        """Return the line that changes the value; prefer lines in loops, and updates over constant assignments."""
-        found = [step for step in self.steps if any(_touch(one, path) for one in step.writes | step.changes)]
-        found = found or [step for step in self.steps if any(_touch(one, path) for one in step.drawn)]
+    def changing_line(self, path: Path, reaches: Callable[[Path, Path], bool]) -> SourceLine | None:
+        """Return the line that changes the value; prefer lines in loops, and updates over constant assignments.
+
+        Args:
+            path: the value.
+            reaches: returns whether a change of the second path changes the value at the first.
+        """
+        found = [step for step in self.steps if any(reaches(path, one) for one in step.writes | step.changes)]
+        found = found or [step for step in self.steps if any(reaches(path, one) for one in step.drawn)]
         if not any(step.loops or step.is_relevant for step in found):
             return None
         best = max(found, key=lambda step: (bool(step.loops), step.is_relevant, path in step.reads, bool(step.reads)))
