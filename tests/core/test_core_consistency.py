@@ -25,7 +25,7 @@ from samebits.core.messages import (
 )
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, RolledBack
-from samebits.core.reports import FINAL, MAX_DIGESTS, MAX_PARTS, Digest, Digests, Part, PartKind
+from samebits.core.reports import FINAL, MAX_DIGESTS, MAX_PARTS, Anomaly, Digest, Digests, Part, PartKind
 from samebits.core.restore import choose_restore_point
 from samebits.core.state import JobState
 from samebits.core.values import replace
@@ -464,6 +464,23 @@ def test_script_that_repeats_the_difference_ends_the_job() -> None:
     explain(house, 100, "1")
     record = next(one for one in house.journal if isinstance(one, JobInterrupted))
     assert record.kind is EndKind.UNEQUAL and "the same difference came again" in record.cause
+
+
+@pytest.mark.parametrize("has_recovered", [False, True])
+def test_hidden_state_is_named_as_the_cause_after_a_recovery(has_recovered: bool) -> None:
+    house = house_of(3 if has_recovered else 2)
+    credential = house.credential("0")
+    text = "hidden state: opt.cov (train.py:7) changed outside the state. Fix: keep it in TorchState(…)"
+    house.receive(credential.session, ReportEnvelope(credential, Anomaly(4, text)))
+    if has_recovered:
+        flip(house, "1")
+        go_back(house)
+        for node in "012":
+            house.beat(node)
+    all_say(house, 100, "1")
+    explain(house, 100, "1")
+    record = next(one for one in house.journal if isinstance(one, JobInterrupted))
+    assert ("first in model.linear.weight: most likely hidden state: opt.cov" in record.cause) == has_recovered
 
 
 def test_ranks_with_different_commit_counts_at_a_step_differ() -> None:

@@ -605,7 +605,7 @@ class SchedulerCore:
         if found is None:
             self._rendezvous.is_held = self._equality.is_in_question
             self._finish_if_equal()
-        elif text := self._consistency.judge(found):
+        elif text := self._consistency.judge(found, self._host_health.hidden_state):
             self._end_unequal(text)
         else:
             self._equality.settle()

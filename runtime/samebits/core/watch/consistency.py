@@ -110,8 +110,13 @@ class ConsistencyJudge:
         self._repairs: list[Repair] = []
         self._offences: Counter[str] = Counter()  # by node: how often its state differed
 
-    def judge(self, found: RankDifference) -> str:
-        """Roll all ranks back, journaled and logged, or return why the job must end."""
+    def judge(self, found: RankDifference, hidden_state: str = "") -> str:
+        """Roll all ranks back, journaled and logged, or return why the job must end.
+
+        Args:
+            found: the difference.
+            hidden_state: the last report of hidden state.
+        """
         ledger, committed = self._ledger, self._ledger.state.generation
         trust = ledger.policy.trust if ledger.policy.recovery else Trust.STOP
         since = 0 if found.equal is None else found.equal.generation
@@ -119,7 +124,9 @@ class ConsistencyJudge:
         decision = decide(found, trust, self._repairs, origins)
         if isinstance(decision, Stop) or committed is None:
             why = decision.why if isinstance(decision, Stop) else ""
-            return f"{sentence(found.judgement, found.one, found.other)}{f'. Not repaired: {why}' if why else ''}"
+            lost = hidden_state if committed is not None and committed.generation > 1 else ""
+            text = sentence(found.judgement, found.one, found.other, lost)
+            return f"{text}{f'. Not repaired: {why}' if why else ''}"
         values = {rank: found.values[rank] for rank in decision.suspects or found.values}
         self._repairs = [*self._repairs, Repair(found.step, decision.to.step, values)][-MOST_REPAIRS:]
         # a rank that only copied the value is not to blame

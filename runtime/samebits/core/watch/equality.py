@@ -107,10 +107,12 @@ _ORDER = sorted(PartKind, key=lambda kind: 2.5 if kind is PartKind.SETTING else 
 """Order in which differences are named: causes before their effects."""
 
 
-def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
+def sentence(judgement: Judgement, one: Digest, other: Digest, hidden_state: str = "") -> str:
     """Describe a difference: the ranks, the first part, the likely cause and a fix.
 
-    Args: as in :class:`RankDifference`.
+    Args:
+        judgement, one, other: as in :class:`RankDifference`.
+        hidden_state: the report of hidden state, with its fix, if a recovery has lost some.
     """
     alike, *odd = judgement.groups
     mine, theirs = f"rank {alike[0]}", f"rank {odd[0][0]}"
@@ -126,6 +128,8 @@ def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
     if not found:
         return f"{text}. {_FIXES[PartKind.TRAINED]}"
     first = _first_of(found, mine, theirs)
+    if hidden_state and found[0][0].kind is PartKind.TRAINED:
+        return f"{text}, first in {first}: most likely {hidden_state}"
     return f"{text}, first in {first}: {_cause(found[0][0], averages=one.averages and other.averages)}"
 
 

@@ -29,9 +29,14 @@ NAMED = 16
 
 
 class HostHealth:
-    """The health of one job's hosts."""
+    """The health of one job's hosts.
+
+    Attributes:
+        hidden_state: the last report of hidden state; "" if there is none.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
+        self.hidden_state = ""
         self._ledger = ledger
         self._hosts: dict[str, dict[str, tuple[Ailment, ...]]] = {}  # host → node → problems
         self._host_of: dict[str, str] = {}
@@ -69,6 +74,8 @@ class HostHealth:
         if body.comes_again:
             why = f"worker {seat.node} reported an implausible number: step {body.step} is repeated"
             self._again = self._ledger.state.generation_number, why
+        if body.text.startswith(OF_HIDDEN_STATE):
+            self.hidden_state = body.text
         now = self._ledger.now
         has_own_words = body.text.startswith((OF_A_THREAD, OF_HIDDEN_STATE))
         about = body.text if has_own_words else body.is_verdict
