@@ -113,7 +113,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "torchx": (),
     # Of the launcher: torchrun's agents keep their job's scheduler running.
     "integrations": ("launcher.kept_scheduler", "training"),
-    "__main__": ("commands", "config", "dashboard", "net", "service", "spelling", "store"),
+    "__main__": ("__version__", "commands", "config", "dashboard", "net", "service", "spelling", "store"),
 }
 """What each package may import besides ``errors``, ``named_file``, ``printable`` and ``strict_json``, which all may."""
 

@@ -58,7 +58,7 @@ def test_wheel_holds_no_remains_of_an_earlier_build(repository: Path, tmp_path: 
         if (repository / name).is_file():
             shutil.copy(repository / name, tmp_path)
     (tmp_path / "runtime/samebits").mkdir(parents=True)
-    (tmp_path / "runtime/samebits/__init__.py").write_text("")
+    (tmp_path / "runtime/samebits/__init__.py").write_text('__version__ = "0.1.0"\n')
     for stale in ("runtime", "samebits/gone"):
         (tmp_path / "build/lib" / stale).mkdir(parents=True)
         (tmp_path / "build/lib" / stale / "__init__.py").write_text("")

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from samebits.training.state.data.global_batch import GlobalBatch as GlobalBatch
     from samebits.training.state.data.sampler import ElasticSampler as ElasticSampler
 
+__version__ = "0.1.0"
+
 _HOME = {
     "CheckpointConfig": "samebits.training.state.checkpoint_config",
     "CheckpointRecovery": "samebits.compat.checkpoints",

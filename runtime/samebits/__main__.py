@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from samebits import __version__
 from samebits.errors import WRONG_WORDS, SameBitsError, StoreError
 from samebits.net.descriptors import require_descriptors
 from samebits.printable import PrintableStream, raw_of
@@ -72,6 +73,9 @@ def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_usage())
         return 0 if words else WRONG_WORDS
+    if words == ["--version"]:
+        print(f"samebits {__version__}")
+        return 0
     subcommand = next((entry for entry in SUBCOMMANDS if entry.name == words[0]), None)
     if words[0] in RENAMED:
         again = shlex.join(words[1:])
@@ -275,7 +279,8 @@ def _usage() -> str:
     shown = [entry for entry in SUBCOMMANDS if entry.is_shown]
     width = max(len(entry.name) for entry in shown)
     rows = "\n".join(f"  {entry.name:<{width}}  {entry.summary}" for entry in shown)
-    return f"usage: samebits <subcommand> [--help]\n\nA job is started with {spelled('run')}.\n\n{rows}"
+    usage = "usage: samebits <subcommand> [--help]\n       samebits --version"
+    return f"{usage}\n\nA job is started with {spelled('run')}.\n\n{rows}"
 
 
 if __name__ == "__main__":

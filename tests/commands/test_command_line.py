@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from samebits import __main__ as command_line
-from samebits import config
+from samebits import __version__, config
 from samebits.__main__ import RENAMED, SUBCOMMANDS, Subcommand, main
 from samebits.account.event_log import line_of
 from samebits.account.events import EventKind, JobEvent
@@ -99,6 +99,11 @@ def run_command(word: str, output: int, unbuffered: str) -> subprocess.Completed
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     command = [sys.executable, "-m", "samebits", *word.split()]
     return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr() == (f"samebits {__version__}\n", "")
 
 
 def test_ctrl_c_is_no_error_either(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
