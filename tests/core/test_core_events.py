@@ -233,6 +233,7 @@ def test_recovery_after_a_total_kill_records_the_step_that_was_reached(seen: int
         house.beat(node, step=100)
     (row,) = recoveries_of(house.events)
     assert (row.step, row.restore_step, row.steps_lost) == (at_least, 100, at_least - 100)
+    assert row.all_lost
 
 
 def test_thousand_seats_in_one_pass_make_few_events() -> None:

@@ -98,6 +98,77 @@ def test_cool_down_after_all_were_killed_is_a_wait_and_not_idle_time() -> None:
     }
 
 
+KILLED_AT_START = [
+    event(EventKind.SCHEDULER, 100),
+    event(EventKind.SEATED, 104, slot=1, node="1"),
+    event(EventKind.SCHEDULER, 110),
+    event(EventKind.LOST, 110, slot=1, node="1"),
+    event(EventKind.PROMOTED, 117, slot=1, node="1.1"),
+    event(EventKind.ROUND, 118),
+    event(EventKind.GENERATION, 120, members=2),
+    event(EventKind.TRAINING, 121),
+    event(EventKind.STEP, 131, 100),
+]
+
+
+def test_loss_before_the_first_step_is_a_recovery() -> None:
+    (row,) = recoveries_of(KILLED_AT_START)
+    assert (row.lost, row.steps_lost, row.total_ms, row.all_lost) == (["1"], 0, 11_000, False)
+    assert recovery_line(row).endswith(
+        "worker 1: ; training began after 11.0 s "
+        "(waiting for replacements 7.0 s, workers joining 3.0 s, restoring 1.0 s)"
+    )
+    assert spent(KILLED_AT_START) == {
+        "start_up": 4,
+        "idle": 6,
+        "waiting_for_seats": 7,
+        "forming": 3,
+        "restoring": 1,
+        "productive": 10,
+    }
+    assert recoveries_of([one for one in KILLED_AT_START if one.kind is not EventKind.LOST]) == []
+
+
+@pytest.mark.parametrize(
+    ("known", "slots", "text"),
+    [
+        (363, (0, 1), "at least 63 steps redone"),
+        (300, (0, 1), "an unknown number of steps redone"),
+        (363, (1,), "63 steps redone"),
+        (300, (1,), "no step redone"),
+    ],
+)
+def test_redone_steps_are_a_lower_bound_if_no_worker_survived(known: int, slots: tuple[int, ...], text: str) -> None:
+    lost = [event(EventKind.LOST, 120, slot=slot, node=str(slot)) for slot in slots]
+    spare = [event(EventKind.LOST, 120, spare=1, node="2")]
+    killed = [
+        *START,
+        event(EventKind.STEP, 110, known),
+        event(EventKind.SCHEDULER, 120),
+        *lost,
+        *spare,
+        *ALL_KILLED[7:],
+    ]
+    (row,) = recoveries_of(killed)
+    assert recovery_line(row).endswith(f", {text}")
+    assert row.plain()["all_lost"] == (len(slots) == 2)
+
+
+def test_job_that_ends_during_a_recovery_has_not_recovered_and_resumes_without_one() -> None:
+    ended = [*START, *KILL[:3], event(EventKind.INTERRUPTED, 125, 150)]
+    resumed = [
+        event(EventKind.SCHEDULER, 200),
+        event(EventKind.PROMOTED, 210, slot=1, node="1.1"),
+        event(EventKind.ROUND, 210),
+        event(EventKind.GENERATION, 212, restore=100, members=2),
+        event(EventKind.TRAINING, 213, 100),
+    ]
+    assert len(recoveries_of(ended[:-1])) == 1
+    assert recoveries_of(ended) == recoveries_of(ended + resumed) == []
+    (row,) = recoveries_of(ended + resumed + [event(EventKind.LOST, 220, 150, slot=1, node="1.1"), *KILL[2:]])
+    assert row.number == 1
+
+
 SPARE_AND_SCHEDULER = [
     *START,
     event(EventKind.LOST, 110, 50, node="1", slot=1),
@@ -128,7 +199,7 @@ def test_recovery_and_the_time_buckets_agree(events: list[JobEvent]) -> None:
 def test_line_of_a_recovery_names_all_that_were_lost_and_what_was_redone() -> None:
     (row,) = recoveries_of(ALL_KILLED)
     said = recovery_line(row)
-    assert "workers 0 and 1 were lost; worker 0: " in said and said.endswith(", 8 steps redone")
+    assert "workers 0 and 1 were lost; worker 0: " in said and said.endswith(", at least 8 steps redone")
     phases = "waiting for replacements 31.0 s, workers joining 2.0 s, restoring 1.0 s"
     assert f"trained again after 34.0 s ({phases})" in said
 

@@ -19,7 +19,7 @@ class Bucket(enum.StrEnum):
     """How a period of time was used."""
 
     PRODUCTIVE = "productive"  # steps done for the first time
-    START_UP = "start_up"  # from a scheduler start without a living generation to the first step
+    START_UP = "start_up"  # from a scheduler start without a living generation to the first step, or to a first loss
     FORMING = "forming"  # the members meet
     WAITING = "waiting_for_seats"  # a member is missing and its slot is not taken
     RESTORING = "restoring"  # the group forms and obtains its state
@@ -209,7 +209,10 @@ class Goodput:
         slot = event.more.get("slot")
         if type(slot) is not int:
             return
-        if self.stage == _Stage.FORMING:
+        if self.stage == _Stage.STARTING and event.kind is EventKind.LOST and not self.high_step:
+            self._pass(at)
+            self.stage = _Stage.FORMING
+        elif self.stage == _Stage.FORMING:
             self._pass(at)
         elif self.stage == _Stage.AWAY and missing:
             self.lost_at_us = self.lost_at_us or at

@@ -192,8 +192,9 @@ def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
     """Return one recovery as a line, the same wherever it is shown."""
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
     phases = ", ".join(f"{_PHASES[name]} {duration(ms / 1000)}" for name, ms in row.phases().items() if ms >= 0.5)
-    took = "not over yet" if row.total_ms is None else f"trained again after {duration(row.total_ms / 1000)} ({phases})"
-    redone = f", {counted(row.steps_lost, 'step') if row.steps_lost else 'no step'} redone"
+    began = "training began" if row.is_first_start else "trained again"
+    took = "not over yet" if row.total_ms is None else f"{began} after {duration(row.total_ms / 1000)} ({phases})"
+    redone = "" if row.is_first_start else f", {row.steps_lost_text()} redone"
     step = f", step {row.step}" if has_steps else ""
     several = f"workers {listed(map(root_of, row.lost))} were lost; " if len(row.lost) > 1 else ""
     text = f"recovery {row.number} at {at}{step}: {several}{titled(row.cause)}; {took}"

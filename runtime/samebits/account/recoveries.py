@@ -1,16 +1,19 @@
 """Every recovery of a job as one row: cause, phases in milliseconds and cost, from the events alone.
 
 A recovery lasts from the first loss (or the round, if no member was lost) until every member of the next generation
-trains. Further losses in that time belong to the same row.
+trains. Further losses in that time belong to the same row. A loss before the first step counts as well. If the job ends
+during a recovery, the recovery is dropped: a person who restarts an ended job resumes it, which is no recovery.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from samebits.account.events import EventKind, JobEvent
+from samebits.printable import counted
 
 
 @dataclass(slots=True)
@@ -20,6 +23,8 @@ class Recovery:
     Attributes:
         silent_ms: between the lost worker's last message, or the close of its connection, and the loss.
         seated_at: when the last missing slot was taken.
+        is_first_start: the job had not trained before, so training began only after this recovery.
+        all_lost: every member was lost, so no worker could report the last step, and ``step`` is a lower bound.
         last_to_join: the worker that the others waited for.
         last_to_train: the worker whose group or state took longest.
     """
@@ -38,6 +43,8 @@ class Recovery:
     restored_from: str = ""
     generation: int = 0
     members: int = 0
+    is_first_start: bool = False
+    all_lost: bool = False
     last_to_join: str = ""
     last_to_train: str = ""
     missing: str = ""
@@ -49,8 +56,14 @@ class Recovery:
 
     @property
     def steps_lost(self) -> int:
-        """Return how many completed steps had to be repeated."""
+        """Return how many completed steps had to be repeated; a lower bound with ``all_lost``."""
         return 0 if self.restore_step is None else max(0, self.step - self.restore_step)
+
+    def steps_lost_text(self) -> str:
+        """Return ``no step``, ``3 steps`` or ``at least 3 steps``."""
+        if self.all_lost:
+            return f"at least {counted(self.steps_lost, 'step')}" if self.steps_lost else "an unknown number of steps"
+        return counted(self.steps_lost, "step") if self.steps_lost else "no step"
 
     def phases(self) -> dict[str, float]:
         """Return the milliseconds of each completed phase; they add up to ``total_ms``."""
@@ -77,16 +90,25 @@ class Recovery:
         }
 
 
+class _Stage(enum.Enum):
+    STARTING = enum.auto()  # no member has trained yet
+    TRAINED = enum.auto()
+    OVER = enum.auto()  # ended; a later scheduler start may resume the job
+
+
 @dataclass(slots=True)
 class Recoveries:
     """Accumulates events into ``rows``; a recovery in progress is the last row."""
 
     rows: list[Recovery] = field(default_factory=list)
     _open: Recovery | None = None
-    _has_trained: bool = False
+    _stage: _Stage = _Stage.STARTING
     _reached: int = 0  # the highest step seen on the current line, or in a checkpoint
     _leaving: set[str] = field(default_factory=set)  # nodes that a person or launcher has asked to leave, and are here
     _absent: set[object] = field(default_factory=set)  # slots without a holder in the open recovery
+    _formed: int = 0  # members of the last generation
+    _members: int = 0  # members of the last generation that trained
+    _lost_slots: set[object] = field(default_factory=set)  # in the open recovery; a node if its slot is unknown
     _has_left: bool = False  # such a node, since every member trained
 
     def add(self, event: JobEvent) -> None:
@@ -105,20 +127,29 @@ class Recoveries:
             case EventKind.ROUND if self._open is None and (self._leaving or self._has_left):
                 pass  # the world changes as requested
             case EventKind.TRAINED | EventKind.INTERRUPTED | EventKind.FINISHED:
-                self._open, self._has_trained = None, False
+                self.rows = [row for row in self.rows if row is not self._open]
+                self._open, self._stage = None, _Stage.OVER
             case EventKind.CAUSE:  # it may come after the recovery
                 self._explain(event)
-            case EventKind.LOST | EventKind.ROUND if self._open is None and self._has_trained:
-                if not event.more.get("spare"):
-                    self._begin(event)
+            case EventKind.LOST | EventKind.ROUND if self._open is None and self._interrupts(event):
+                self._begin(event)
             case _ if self._open is not None:
                 self._go_on(self._open, event)
+
+    def _interrupts(self, event: JobEvent) -> bool:
+        """Return whether this loss or round begins a recovery: before the first training, only a loss does."""
+        if event.more.get("spare"):
+            return False
+        is_start = self._stage is _Stage.STARTING and event.kind is EventKind.LOST
+        return self._stage is _Stage.TRAINED or is_start
 
     def _reach(self, event: JobEvent) -> None:
         """Update the highest known step, which a scheduler that starts with all workers does not know."""
         match event.kind:
+            case EventKind.GENERATION:
+                self._formed = int(_number(event.more.get("members")))
             case EventKind.TRAINING:
-                self._reached = event.step
+                self._reached, self._members = event.step, self._formed
             case EventKind.STEP:
                 self._reached = max(self._reached, event.step)
             case EventKind.COMMITTED:
@@ -132,8 +163,10 @@ class Recoveries:
         if event.kind is EventKind.LOST:
             row.lost, row.silent_ms = [event.node], _number(event.more.get("silent_ms"))
             row.cause = loss_of(event)
+        row.is_first_start = self._stage is _Stage.STARTING
         self._open = row
         self._absent.clear()
+        self._lost_slots.clear()
         self._go_on(row, event)
 
     def _explain(self, event: JobEvent) -> None:
@@ -150,6 +183,9 @@ class Recoveries:
                     row.lost.append(event.node)
                 row.step = max(row.step, event.step)
                 self._absent.add(event.more.get("slot"))
+                if not event.more.get("spare"):
+                    self._lost_slots.add(event.more.get("slot", event.node))
+                row.all_lost = 0 < self._members <= len(self._lost_slots)
             case EventKind.LEFT | EventKind.RETIRED:
                 self._absent.add(event.more.get("slot"))
             case EventKind.ROUND:
@@ -173,7 +209,7 @@ class Recoveries:
                 row.last_to_join = str(event.more.get("last", ""))
 
     def _close(self, event: JobEvent) -> None:
-        row, self._open, self._has_trained = self._open, None, True
+        row, self._open, self._stage = self._open, None, _Stage.TRAINED
         if row is not None and row.formed_at is not None:
             row.trains_at, row.last_to_train = event.at, str(event.more.get("last", ""))
 

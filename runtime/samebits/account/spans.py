@@ -108,6 +108,7 @@ def _recovery(row: Recovery, job: str) -> Span:
         "samebits.lost": ",".join(row.lost),
         "samebits.step": row.step,
         "samebits.steps_lost": row.steps_lost,
+        "samebits.all_lost": row.all_lost,
         "samebits.restored_from": row.restored_from,
     }
     return Span("recover", row.noticed_at, max(at, row.trains_at or at), shared | more, tuple(parts))

@@ -315,7 +315,11 @@ def _recovered(scene: IncidentState, view: JobView, row: Recovery) -> Incident:
         since=row.trains_at,
         ranks=_ranks_in(row, scene.events, view),
         why=without_remedy(row.cause),
-        facts={"total_ms": row.total_ms, "redone": row.steps_lost, "step": row.restore_step},
+        facts={
+            "total_ms": row.total_ms,
+            "redone": f"{'≥ ' if row.all_lost else ''}{row.steps_lost}",
+            "step": row.restore_step,
+        },
         command=spelled("history"),
     )
 

@@ -208,9 +208,10 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
             continue  # this run did not take place
         goodput = "" if one["goodput"] is None else f", {one['goodput']:.1%} productive"
         redone = sum(row["steps_lost"] for row in one["recoveries"])
+        least = "at least " if any(row["all_lost"] for row in one["recoveries"]) else ""
         lines.append(
             f"{name}: {counted(one['step'], 'step')} in {duration(one['wall_s'])}{goodput}, "
-            f"{counted(redone, 'step')} redone"
+            f"{least}{counted(redone, 'step')} redone"
         )
     lines += [f"look: {text}" for text in told["advice"]]
     last = folder / (NAMES[1] if told[NAMES[1]]["wall_s"] else NAMES[0])

@@ -199,7 +199,7 @@
       bars.append(strip);
       const named = (name, label, text) => { const cell = make("td", name, text); cell.dataset.label = label; return cell; }; // the narrow layout has no table head
       line.append(make("td", "", String(row.number)), make("td", "", clock(row.noticed_at)), named("step", word("step"), String(row.step)), make("td", "why", row.cause), bars,
-        make("td", "num", row.total_ms === null ? word("running") : span(row.total_ms)), named("num redo", word("redone"), String(row.steps_lost)), make("td", "wait", row.last_to_join));
+        make("td", "num", row.total_ms === null ? word("running") : span(row.total_ms)), named("num redo", word("redone"), `${row.all_lost ? "≥ " : ""}${row.steps_lost}`), make("td", "wait", row.last_to_join));
       return line;
     }));
   }
