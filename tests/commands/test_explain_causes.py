@@ -22,7 +22,7 @@ AT = {
     Hang.STUCK: SLEEPS,
     Hang.BUSY: SLEEPS._replace(rests=False, place="train.py:46 (evaluate)"),
     Hang.LOADING: SLEEPS._replace(phase=Phase.DATA, place="train.py:46 (read)"),
-    Hang.SAVING: SLEEPS._replace(phase=Phase.COMMIT, place="train.py:46 (state.commit)"),
+    Hang.SAVING: SLEEPS._replace(phase=Phase.STORING, place="train.py:46 (state.commit)"),
     Hang.COMPILING: SLEEPS._replace(phase=Phase.COMPILING, place="train.py:46 (model)"),
     Hang.APART: WAITS._replace(collectives=811),
     Hang.LINK: WAITS,

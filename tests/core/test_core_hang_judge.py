@@ -79,6 +79,7 @@ def test_sleeping_worker_is_named_with_its_line_and_the_waiting_ranks() -> None:
         (COMPUTES, Hang.BUSY, "worker 1 is in train.py:46 (time.sleep) and computes"),
         (READS, Hang.LOADING, "worker 1 is in train.py:46 (time.sleep) and waits for data"),
         (SLEEPS._replace(phase=Phase.COMMIT), Hang.SAVING, "and commits"),
+        (SLEEPS._replace(phase=Phase.STORING), Hang.SAVING, "and waits for the disk of CHECKPOINT_PATH"),
         (SLEEPS._replace(phase=Phase.COMPILING), Hang.COMPILING, "and compiles"),
         (SLEEPS._replace(place=""), Hang.STUCK, "worker 1 is in code that is not the script's"),
         (SLEEPS._replace(place="a\nb\x1b[2J" + "x" * 999), Hang.STUCK, "worker 1 is in a b\\u001b[2Jxxx"),

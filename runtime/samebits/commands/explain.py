@@ -22,7 +22,7 @@ SAYS: dict[Hang, str] = {
     Hang.STUCK: "worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait for it in all_reduce #812",
     Hang.BUSY: "worker 2 is in train.py:46 (evaluate) and computes",
     Hang.LOADING: "worker 2 is in train.py:46 (read) and waits for data",
-    Hang.SAVING: "worker 2 is in train.py:46 (state.commit) and commits",
+    Hang.SAVING: "worker 2 is in train.py:46 (state.commit) and waits for the disk of CHECKPOINT_PATH",
     Hang.COMPILING: "worker 2 is in train.py:46 (model) and compiles",
     Hang.APART: "worker 2 is in all_reduce #811 already or still",
     Hang.LINK: "all workers wait in the same collective, all_reduce #812, and none leaves it",

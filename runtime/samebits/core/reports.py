@@ -92,6 +92,7 @@ class Phase(enum.IntEnum):
     OPTIMIZER = 6
     COMMIT = 7
     COMPILING = 8
+    STORING = 9  # waiting until the disk has taken a checkpoint
 
 
 class Progress(NamedTuple):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -12,9 +15,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from samebits.core.point import Point
 from samebits.core.reports import Phase, Progress
+from samebits.store.checkpoint import MemoryRoom, Writer
 from samebits.training.run import main_thread_probe
 from samebits.training.run.main_thread_probe import MainThreadProbe, expect_pause, phase_of, place_of
+from tests.store.points import JOB
 
 HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__).name
 
@@ -116,6 +122,23 @@ def test_lock_is_seen_in_the_line_that_takes_it(waiting: Callable[[Callable[[], 
         assert place_of(frame, Phase.USER) == f"{HERE}:{take.__code__.co_firstlineno + 1} (lock.acquire)"
     finally:
         lock.release()
+
+
+def test_wait_for_the_writer_process_is_a_wait_for_the_disk(
+    tmp_path: Path, waiting: Callable[[Callable[[], object]], FrameType]
+) -> None:
+    writer = Writer(
+        tmp_path, MemoryRoom(tmp_path, JOB, 0), 0, command=(sys.executable, "-c", "import time; time.sleep(600)")
+    )
+    writer.submit("a", 1, Point(1, 1))
+    waiting(lambda: writer.outcome(wait=True))
+    waits = threading.enumerate()[-1].ident or 0
+    give_up_at = time.monotonic() + 60
+    while (frame := sys._current_frames()[waits]).f_code.co_name != "_hear":
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+    assert phase_of(frame) is Phase.STORING
+    os.kill(writer.pid or 0, signal.SIGKILL)
 
 
 @pytest.fixture

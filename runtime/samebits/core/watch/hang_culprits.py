@@ -14,7 +14,12 @@ from samebits.core.ledger import NAMED
 from samebits.core.reports import MAX_PLACE_CHARS, Phase, Progress
 from samebits.printable import printable
 
-_BY_PHASE = {Phase.DATA: Hang.LOADING, Phase.COMMIT: Hang.SAVING, Phase.COMPILING: Hang.COMPILING}
+_BY_PHASE = {
+    Phase.DATA: Hang.LOADING,
+    Phase.COMMIT: Hang.SAVING,
+    Phase.STORING: Hang.SAVING,
+    Phase.COMPILING: Hang.COMPILING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,8 @@ def standing(member: Member, hang: Hang) -> str:
 
 def where(progress: Progress, hang: Hang) -> str:
     """Return ``train.py:46 (time.sleep) and computes``."""
+    if progress.phase is Phase.STORING:
+        return f"{shown_place(progress)} and waits for the disk of CHECKPOINT_PATH"
     doing = {
         Hang.BUSY: " and computes",
         Hang.LOADING: " and waits for data",

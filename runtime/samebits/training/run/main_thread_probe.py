@@ -41,6 +41,7 @@ _PHASES = (  # by the start of a file's path; the first match counts
     (f"{TORCH_FOLDER}optim/", Phase.OPTIMIZER),
     (f"{TORCH_FOLDER}autograd/", Phase.BACKWARD),
     (f"{TORCH_FOLDER}nn/", Phase.FORWARD),
+    (f"{PACKAGE_FOLDER}store/checkpoint/writer.py", Phase.STORING),  # reads the writer process's answer
     (f"{PACKAGE_FOLDER}training/", Phase.COMMIT),
     (f"{PACKAGE_FOLDER}store/", Phase.COMMIT),
 )
