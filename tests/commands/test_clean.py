@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from samebits.store.journal import Journal
 from samebits.store.lock import DirectoryLock
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.launcher.shell_job import free_port
-from tests.store.points import JOB
+from tests.store.points import JOB, save
 from tests.store.slots import fill_and_hash
 
 FORMER, STRANGER = "1a2b3c4d-former", "99999999-stranger"
@@ -85,6 +86,22 @@ def test_dry_run_shows_everything_and_removes_nothing(
     assert "is unfinished, and its memory holds step 7; without it" in text
     assert STRANGER not in text
     assert everything(here, memory) == before
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "text"),
+    [
+        (5, r"its memory holds step 7, which is not on disk; without it `\S*samebits recover` continues from step 5"),
+        (9, r"`\S*samebits recover` continues from step 9 also without that memory: the step is on disk"),
+    ],
+)
+def test_memory_is_compared_with_the_disk(
+    here: Path, capsys: pytest.CaptureFixture[str], on_disk: int, text: str
+) -> None:
+    for rank in range(4):
+        save(here / "ckpt_of_rank", on_disk, rank=rank, job=JOB)
+    assert main(["clean", "--dry-run"]) == 0
+    assert re.search(f"is unfinished, and {text}\n", capsys.readouterr().out)
 
 
 def test_nothing_is_removed_without_a_terminal_to_ask(

@@ -22,6 +22,7 @@ from samebits.config import Settings
 from samebits.errors import LockedError, StoreError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import process_names, read_pid_files, spoken
+from samebits.launcher.recovering import newest_candidate
 from samebits.launcher.spawning import StartLock
 from samebits.service.status import stored_view
 from samebits.spelling import spelled
@@ -99,13 +100,25 @@ def shown(left: Sequence[Left], settings: Settings) -> list[str]:
     lines = [f"  {spoken_size(one.size_bytes):>10}  {one.path} ({one.what})" for one in left]
     view = _view_of(settings.recovery_path)
     if view is not None and not view.job_finished and any(one.job == view.job for one in left):
-        newest = checkpoints.newest_in_memory(checkpoints.SHARED_MEMORY, view.job)
-        if newest is not None:
-            lines.append(
-                f"samebits: {view} is unfinished, and its memory holds step {newest.step}; without it "
-                f"`{spelled('recover')}` continues from what is on disk"
-            )
+        without = _without_memory(view, settings)
+        lines += [f"samebits: {view} is unfinished, and {without}"] if without else []
     return lines
+
+
+def _without_memory(view: JobView, settings: Settings) -> str:
+    """Return what a recovery loses without the job's memory; empty if the memory holds no point."""
+    newest = checkpoints.newest_in_memory(checkpoints.SHARED_MEMORY, view.job)
+    if newest is None:
+        return ""
+    on_disk, recover = newest_candidate(settings), spelled("recover")
+    if on_disk is None:
+        return f"its memory holds step {newest.step}; without it `{recover}` continues from what is on disk"
+    if on_disk.point >= newest:
+        return f"`{recover}` continues from step {on_disk.point.step} also without that memory: the step is on disk"
+    return (
+        f"its memory holds step {newest.step}, which is not on disk; without it `{recover}` continues from step "
+        f"{on_disk.point.step}"
+    )
 
 
 def remove(left: Sequence[Left]) -> int:
