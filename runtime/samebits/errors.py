@@ -19,7 +19,7 @@
     │   └── PointsLostError          94   every copy of the job's restore points is gone
     ├── ListenError                  75   the scheduler's address cannot be listened on
     ├── JobFailedError               76   a death ended the job (ENABLE_RECOVERY=0)
-    ├── JobInterruptedError          77   the job stopped unfinished; recover.sh continues it
+    ├── JobInterruptedError          77   the job stopped unfinished; samebits recover resumes it
     ├── JobStoppedError              78   the user stopped the job
     ├── StuckError                   79   this process could not leave a blocked collective
     ├── UsageError                   80   the runtime's calls are in an order that cannot work
@@ -31,7 +31,7 @@
     ├── SchedulerLeftError           84   the scheduler was ended by SIGTERM; its job continues
     ├── SecretError                  85   this process and the scheduler do not share one CLUSTER_SECRET
     ├── DivergenceError              86   a repeated step differs from its record in the step log
-    ├── ScriptFailedError            87   errors of the script ended its workers; recover.sh continues once it is fixed
+    ├── ScriptFailedError            87   errors of the script ended its workers; samebits recover resumes it once fixed
     ├── UntrainedError               88   the script ended without training in the job
     ├── UnequalError                 89   the ranks' states differ; the job does not count as finished
     ├── SupersededError              91   another scheduler has claimed the job; this one has stopped
@@ -226,7 +226,7 @@ class JobInterruptedError(SameBitsError):
 
 
 class JobStoppedError(SameBitsError):
-    """The user ended the job; ``recover.sh`` resumes it from its newest checkpoint."""
+    """The user ended the job; ``samebits recover`` resumes it from its newest checkpoint."""
 
     exit_code = 78
 

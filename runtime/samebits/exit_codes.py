@@ -75,7 +75,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     _of(errors.ListenError, YES, "无法监听 SCHED_HOST:SCHED_PORT；能查到占用者时会写明。"),
     _of(errors.JobFailedError, NO, "ENABLE_RECOVERY=0 时有进程死亡，作业因此结束；信息即根本原因。"),
     _of(errors.JobInterruptedError, YES, "已没有 worker，而作业尚未完成；其记录簿和检查点完好。"),
-    _of(errors.JobStoppedError, NO, "用户要求结束作业；`recover.sh` 从最新检查点继续。"),
+    _of(errors.JobStoppedError, NO, "用户要求结束作业；`samebits recover` 从最新检查点继续。"),
     _of(errors.StuckError, YES, "套接字断开后集合通信仍未结束；本进程放弃席位。"),
     _of(errors.UsageError, NO, "本包的某个调用在该处无法工作；信息中写明那里应该用哪个调用。"),
     _of(errors.AnomalyError, NO, "报告的损失或梯度范数不可能出自正常训练，而 LOSS_ANOMALY=stop。"),

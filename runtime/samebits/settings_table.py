@@ -969,8 +969,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "CLUSTER_SECRET_FILE", "cluster_secret_file", _FILE, None, _AUTHENTICATION,
-        "File that contains the secret, from which `recover.sh` reads it again.",
-        "存放密钥的文件，`recover.sh` 可据此找回密钥。",
+        "File that contains the secret, from which `samebits recover` reads it again.",
+        "存放密钥的文件，`samebits recover` 可据此找回密钥。",
     ),
     Variable(
         "CLUSTER_INSECURE", "cluster_insecure", _SWITCH, "0", _INSECURE,

@@ -1,7 +1,7 @@
 """Spell commands for users to paste, and find the nearest match of a misspelled word.
 
-A command is spelled in the way this process was started: ``samebits``, or in a checkout the repository's script, by its
-path from the current folder.
+A command is spelled ``samebits``, as users type it. Only the process that a script of the repository, such as
+``scripts/run.sh``, has become names that script instead, by its path from the current folder.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
+_MAIN = Path(__file__).resolve().with_name("__main__.py")
+_PROCESSES_OF_A_JOB = ("scheduler", "plain", "dashboard")
+"""Subcommands that ``run`` starts with ``python -m samebits``, whichever way it was started itself."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _RUN_SH_TAKES = {"--fresh", "--detach", "--json", "--dry-run", "--plain"}
 
 
 def spelled(name: str, *args: str) -> str:
-    """Return ``bash scripts/recover.sh``, or ``samebits recover`` if that was typed or there is no script.
+    """Return ``samebits recover``, or ``bash scripts/recover.sh`` in the process that such a script has become.
 
     Args:
         name: ``run``, ``recover`` or ``add``.
         args: its arguments.
     """
     path = _SCRIPTS / f"{name}.sh"
-    if _is_the_command(sys.argv[0]) or not path.is_file():
+    if not _is_a_script(sys.argv) or not path.is_file():
         return shlex.join([_command(), name, *args])
     try:
         here = Path.cwd()
@@ -61,6 +63,11 @@ def spelled_run(words: Sequence[str], *, fresh: bool = False) -> str:
     if command.startswith("bash "):
         assigned = [one for one in assigned if one != "MAX_RESTARTS=0"]  # run.sh exports it
     return " ".join([*assigned, command])
+
+
+def _is_a_script(argv: Sequence[str]) -> bool:
+    """Return whether a script may have become this process: a script runs ``python -m samebits``."""
+    return Path(argv[0]).resolve() == _MAIN and "".join(argv[1:2]) not in _PROCESSES_OF_A_JOB
 
 
 def _is_the_command(typed: str) -> bool:

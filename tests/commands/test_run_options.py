@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import samebits.__main__
 from samebits import config
 from samebits.__main__ import main
 from samebits.commands.run.check import words_of_job
@@ -331,6 +332,11 @@ def test_advised_command_is_the_repositorys_script_or_the_installed_one(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = Path(__file__).resolve().parents[2]
+    main_module = str(root / "runtime/samebits/__main__.py")
+    for argv in (["train.py"], [main_module, "scheduler"], [main_module, "dashboard", "--port", "0"]):
+        monkeypatch.setattr("sys.argv", argv)
+        assert spelled("recover").endswith("samebits recover"), "which script started this process is unknown"
+    monkeypatch.setattr("sys.argv", [main_module, "recover"])
     assert spelled("recover", "--moved") == f"bash {root}/scripts/recover.sh --moved"
     monkeypatch.chdir(root)
     assert spelled("run", "--fresh", "my train.py") == "bash scripts/run.sh --fresh 'my train.py'"
@@ -357,7 +363,7 @@ def test_printed_start_is_the_complete_command_that_was_typed(here: Path, monkey
     job_spec.keep(here / "device", start)
     assert (job_spec.read(here / "device") or start).command() == again
     typed_to_script = ["MAX_RESTARTS=0", "--json", "--fresh", "--", "train.py", "-n", "3"]
-    monkeypatch.setattr("sys.argv", ["-m"])
+    monkeypatch.setattr("sys.argv", [samebits.__main__.__file__, "run"])
     monkeypatch.chdir(Path(__file__).resolve().parents[2])
     assert spelled_run(typed_to_script) == "bash scripts/run.sh --json train.py -n 3"
     assert "samebits run -n 2 train.py" in spelled_run(["-n", "2", "train.py"]), "run.sh has no -n"

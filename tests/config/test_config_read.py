@@ -399,7 +399,7 @@ def test_script_started_by_hand_gets_one_sentence_on_how_to_start_it() -> None:
     problem = the_problem({"HOME": "/home/me", "WORLD_SIZE": "4"})
     assert "ROLE and WORKER_NUM are not set" in problem
     assert problem.count("Fix: ") == 1
-    assert "bash scripts/run.sh train.py" in problem
+    assert "samebits run train.py`" in problem
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_names_that_are_not_text_are_kept_byte_for_byte(here: Path) -> None:
 
 
 def test_missing_job_names_the_places_searched(here: Path) -> None:
-    with pytest.raises(UsageError, match=r"device/start\.json is not there.*the job's folder.*run\.sh"):
+    with pytest.raises(UsageError, match=r"device/start\.json is not there.*the job's folder.*samebits run"):
         read_here()
 
 
@@ -104,7 +104,7 @@ def test_missing_job_names_the_places_searched(here: Path) -> None:
 def test_invalid_file_is_an_error_with_a_fix(here: Path, content: str) -> None:
     (here / "device").mkdir()
     (here / "device" / "start.json").write_text(content)
-    with pytest.raises(StoreError, match=r"start\.json: does not describe how a job was started.*run\.sh"):
+    with pytest.raises(StoreError, match=r"start\.json: does not describe how a job was started.*samebits run"):
         read(here / "device")
 
 

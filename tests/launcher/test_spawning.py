@@ -196,7 +196,7 @@ def test_one_process_starts_others_at_a_time(tmp_path: Path) -> None:
             cwd=Path(__file__).parents[2],
         )
         assert second.stderr is not None
-        assert "is starting processes here, waiting for it" in second.stderr.readline()
+        assert "is starting processes here; waiting" in second.stderr.readline()
         assert second.poll() is None
         lock.release()
         assert second.communicate(timeout=WAIT_S)[0] == "in\n"

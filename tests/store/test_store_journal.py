@@ -219,7 +219,7 @@ def test_changed_byte_is_never_loaded(tmp_path: Path, snapshot: list[bytes] | No
         start = max(start for start in starts if start <= position)
         assert f"byte {start}:" in str(caught.value), "it names the place"
         assert str(tmp_path / "journal") in str(caught.value)
-        assert "run.sh --fresh" in str(caught.value)
+        assert "run --fresh" in str(caught.value)
         assert (tmp_path / "journal").read_bytes() == data, "and changes nothing"
         assert names_in(tmp_path) == ["journal"]
 
@@ -273,7 +273,7 @@ def test_remains_of_an_older_journal_on_the_disk_are_ignored(tmp_path: Path) -> 
 @pytest.mark.parametrize("content", [b"", b"\x93SBJ", b"{}", b"x" * 1000, bytes(1000)])
 def test_foreign_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal").write_bytes(content)
-    with pytest.raises(JournalDamagedError, match=r"is not a journal.*run\.sh --fresh"):
+    with pytest.raises(JournalDamagedError, match=r"is not a journal.*run --fresh"):
         load(tmp_path)
     assert (tmp_path / "journal").read_bytes() == content
 

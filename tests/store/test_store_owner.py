@@ -24,7 +24,7 @@ def test_folder_of_another_job_is_refused_with_both_names(tmp_path: Path) -> Non
     claim_folder(tmp_path, "job-1", "digits")
     with pytest.raises(ForeignFolderError) as caught:
         claim_folder(tmp_path, "job-2", "llama")
-    for word in (str(tmp_path), "job-1", "digits", "job-2", "llama", "run.sh --fresh"):
+    for word in (str(tmp_path), "job-1", "digits", "job-2", "llama", "run --fresh"):
         assert word in str(caught.value)
     assert read_owner(tmp_path) == FolderOwner("job-1", "digits")
 
@@ -61,7 +61,7 @@ def test_one_of_many_simultaneous_jobs_gets_the_folder(tmp_path: Path) -> None:
 def test_unreadable_marker_is_named_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "owner.json").write_bytes(content)
     for attempt in (lambda: read_owner(tmp_path), lambda: claim_folder(tmp_path, "job", "digits")):
-        with pytest.raises(StoreError, match=r"owner\.json.*run\.sh --fresh"):
+        with pytest.raises(StoreError, match=r"owner\.json.*run --fresh"):
             attempt()
     assert (tmp_path / "owner.json").read_bytes() == content
 

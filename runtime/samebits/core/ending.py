@@ -257,7 +257,7 @@ class Ending:
         if ledger.present():
             return False
         if ledger.policy.recovery and state.generation is not None and state.final is None:
-            return False  # stopped, not finished: recover.sh resumes it
+            return False  # stopped, not finished: a recovery resumes it
         unfinished = self._unfinished_scripts()
         if (state.final is None or unfinished) and (self._admission.pending or self._admission.refused):
             return False  # a process that asks for a seat may still run the rest

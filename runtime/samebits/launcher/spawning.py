@@ -245,7 +245,7 @@ class StartLock:
                 self.release()
                 raise BusyError from None
             print(
-                "samebits: another run.sh or recover.sh is starting processes here, waiting for it",
+                "samebits: another `run` or `recover` is starting processes here; waiting until it has finished",
                 file=sys.stderr,
                 flush=True,
             )

@@ -789,7 +789,7 @@ def _why_silent(ask: KeyAsk) -> str:
     if ask.op is KeyOp.WAIT:
         return ". Fix: find out why no process writes it, or pass a longer timeout_s"
     unknown = "; it is unknown whether the change was made" if ask.changes else ""
-    return f"{unknown}. Fix: start a scheduler again (recover.sh), of this release: an older one has no keys"
+    return f"{unknown}. Fix: restart the scheduler with `samebits recover`, in this release: earlier ones have no keys"
 
 
 def _place_of(frame: FrameType | None) -> str:

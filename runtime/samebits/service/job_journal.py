@@ -178,12 +178,12 @@ def begin_from(settings: Settings, job: str, point: Point, top: int) -> None:
         StoreError: a journal exists, or the disk refuses.
     """
     path = settings.recovery_path
-    with DirectoryLock(path, "recover.sh"):
+    with DirectoryLock(path, "samebits recover"):
         gateway = gateway_of(settings, lambda _: None)
-        journal, payloads = Journal.open(path, TermClaim.take(path, "recover.sh", gateway=gateway))
+        journal, payloads = Journal.open(path, TermClaim.take(path, "samebits recover", gateway=gateway))
         with journal:
             if payloads:
-                raise StoreError(f"{path}: a journal exists. Fix: run recover.sh without --from-checkpoints")
+                raise StoreError(f"{path}: a journal exists. Fix: run `samebits recover` without --from-checkpoints")
             begun = from_points(
                 job, settings.job_name, fixed_settings(settings), clock.boot_id(), clock.now_s(), point, top
             )

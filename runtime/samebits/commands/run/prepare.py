@@ -386,7 +386,7 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
     """
     settings, start = ready.settings, ready.start
     private.check_folder(settings.recovery_path, "RECOVERY_PATH")
-    lock = DirectoryLock(settings.recovery_path, "run.sh")
+    lock = DirectoryLock(settings.recovery_path, "samebits run")
     found = look(settings, ready.port_problem, start.command(fresh=True))
     if settings.recovery_path.exists():
         try:
@@ -398,7 +398,7 @@ def prepare(ready: PreparedJob, *, fresh: bool) -> None:
         plan = plan_start(found, fresh=fresh)
         _carry_out(plan)
         if any(move.path == settings.recovery_path for move in plan.moves):
-            clear(settings, "run.sh", say)
+            clear(settings, "samebits run", say)
         remove_dead_pid_files(settings.log_dir)
         remove_reports(settings.log_dir)
         if unfound := job_spec.keep(settings.log_dir, start, has_pointer=settings.hidden_state != "check"):

@@ -217,7 +217,7 @@ def from_points(
 
 
 _NOWHERE = Process("", 0, 0, "")
-_MEND = "End the remaining processes and start again with `bash scripts/recover.sh` or `bash scripts/run.sh`"
+_MEND = "End the remaining processes and start again with `samebits recover` or `samebits run`"
 
 
 def is_placeholder(session: str) -> bool:
