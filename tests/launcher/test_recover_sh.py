@@ -221,7 +221,7 @@ def test_other_jobs_scheduler_on_the_same_port_is_ignored(job: ShellJob, new_job
     assert "(second)" not in status.text, "the other's processes would be taken for this job's"
     assert "no scheduler answers at" in status.text
     recover = job.recover()
-    recover.wait_for("on SCHED_PORT=.* the scheduler of job .* answers: that is not job")
+    recover.wait_for("on SCHED_PORT=.* the scheduler of job .* answers, but this folder belongs to job")
     recover.wait_for("the scheduler .* ended with status 75: .*; training continues without it")
     recover.send(signal.SIGINT)
     assert recover.end() == 78, recover.text

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from samebits.errors import RefusedError
 from tests.launcher.shell_job import UNTIL_TOLD, WORKER, Shell, ShellJob
 from tests.system.processes import WarmStarter
 
@@ -53,3 +54,40 @@ def test_each_host_starts_and_restarts_its_share(job: ShellJob, other: ShellJob)
                 shell.end()
         assert other.running() == []
         other.close()
+
+
+def test_finished_job_gives_every_host_free(job: ShellJob, other: ShellJob) -> None:
+    """The second host has no journal, but it followed the job to its end."""
+    shells = [started(host, job.port, rank, "--steps", "10") for rank, host in enumerate((job, other))]
+    assert [shell.end() for shell in shells] == [0, 0], "\n".join(shell.text for shell in shells)
+    recover = other.recover()
+    assert recover.end() == 0 and re.search(r"nothing to do: job \S+ is finished\n", recover.text), recover.text
+    shells = [started(host, job.port, rank, "--steps", "20") for rank, host in enumerate((job, other))]
+    assert [shell.end() for shell in shells] == [0, 0], "\n".join(shell.text for shell in shells)
+    assert other.running() == []
+    other.close()
+
+
+def test_recovered_worker_of_an_earlier_job_is_refused_alone(
+    job: ShellJob, other: ShellJob, tmp_path: Path, warm_commands: WarmStarter
+) -> None:
+    """The scheduler's host starts another job at the same address, while the second host still has the earlier one."""
+    shells = [started(host, job.port, rank, *UNTIL_TOLD) for rank, host in enumerate((job, other))]
+    shells[1].wait_for(r"· step [1-9]\S* .*2/2 workers")
+    other.kill_everything(shells[1])
+    job.kill_everything(shells[0])
+    (tmp_path / "later").mkdir()
+    later = ShellJob(tmp_path / "later", warm_commands)
+    first = started(later, job.port, 0, "--steps", "10")
+    first.wait_for("waiting for worker 1")
+    stale = other.recover()
+    stale.wait_for(r"on SCHED_PORT=\d+ the scheduler of job .* answers, but this folder belongs to job ")
+    assert stale.end() == RefusedError.exit_code, stale.text
+    assert re.search(r"belongs to job \S+, this scheduler runs job \S+", other.log("worker_1")), stale.text
+    (tmp_path / "later share").mkdir()
+    share = ShellJob(tmp_path / "later share", warm_commands)
+    second = started(share, job.port, 1, "--steps", "10")
+    assert (first.end(), second.end()) == (0, 0), f"{first.text}\n{second.text}"
+    for host in (other, later, share):
+        assert host.running() == []
+        host.close()

@@ -25,7 +25,7 @@ from samebits.launcher.job_spec import JobSpec, change, program_of, version_of
 from samebits.launcher.processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, runs_in, spoken
 from samebits.launcher.progress_line import keep_going_without_output
 from samebits.launcher.recovering import RecoveryPlan, Remains, plan_recovery
-from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
+from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening, own_job
 from samebits.launcher.spawning import (
     Listener,
     Program,
@@ -116,6 +116,9 @@ def _bring_back(log_dir: Path, kept: JobSpec) -> FollowResult | None:
     secrets = job_spec.secrets_for(kept, present)
     settings = kept.settings(secrets)
     require_descriptors(settings.max_worker_num + settings.spare_num)
+    if kept.is_finished:
+        _say(f"nothing to do: job {own_job(settings)} is finished")
+        return None
     with StartLock(log_dir) as lock:
         if is_listening(settings):
             job_spec.require_secrets(kept, secrets)
@@ -124,7 +127,7 @@ def _bring_back(log_dir: Path, kept: JobSpec) -> FollowResult | None:
         if _journal_is_lost(remains):
             _refuse_without_journal(settings, kept)
         supervisor = supervisor_for(settings)
-        job = remains.view.job if remains.view is not None else ""
+        job = remains.view.job if remains.view is not None else own_job(settings)
         replaces = supervisor is not None and can_replace(settings, job)
         recovery = plan_recovery(replace(remains, cool_down_s=0.0) if replaces else remains)
         if recovery.start:
@@ -286,9 +289,10 @@ def look(settings: Settings) -> Remains:
     refresh(settings, _say)
     stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
     told = ask_once(settings, ANSWER_TIMEOUT_S)
-    if told is not None and stored is not None and told.job != stored.job:
+    own = own_job(settings)
+    if told is not None and own not in ("", told.job):
         where = told.address or f"SCHED_PORT={settings.sched_port}"
-        _say(f"on {where} the scheduler of {told} answers: that is not {stored}")
+        _say(f"on {where} the scheduler of {told} answers, but this folder belongs to {stored or f'job {own}'}")
         told = None
     if told is not None and stored is not None and told.term < stored.term:
         _say(f"the scheduler that answers has term {told.term}, but term {stored.term} has begun: it was replaced")

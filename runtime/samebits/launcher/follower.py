@@ -50,7 +50,7 @@ from samebits.launcher.processes import (
     watch,
 )
 from samebits.launcher.progress_line import LOOK_S, JsonScreen, Screen, Showing
-from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
+from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening, own_job
 from samebits.launcher.supervising import Dead, Supervisor
 from samebits.launcher.worker_logs import LogEnds
 from samebits.service import cause_file, status
@@ -58,6 +58,7 @@ from samebits.service.process_state import ProcessObserver
 from samebits.service.status import stored_view
 from samebits.spelling import spelled
 from samebits.store import durable
+from samebits.store.owner import claim_folder
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure
 
@@ -195,6 +196,7 @@ class Follower:
         self._observer = ProcessObserver(settings.node_timeout_s)
         self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
         kept = job_spec.read(settings.log_dir)
+        self._has_scheduler = kept is None or kept.has_scheduler
         script = Path(kept.script if kept is not None else settings.job_name or "train.py").name
         self._showing = Showing(settings, self._screen, script, tee, is_served=is_listening(settings))
         self._recoveries = RecoveryFeed(settings.recovery_path) if settings.enable_recovery else None
@@ -250,6 +252,8 @@ class Follower:
             self._screen.say("the job continues without this command; `samebits follow` follows it again")
             return FollowResult(LEFT)
         end_summary.say(result, self._following, self._settings, self._screen)
+        if result.verdict.kind is None and not self._has_scheduler:
+            job_spec.keep_end(self._settings.log_dir)
         return result
 
     def _follow(self, stop_by: str | None) -> None:
@@ -325,9 +329,17 @@ class Follower:
             self._following.heard(view, time.monotonic())
 
     def _is_of_this_job(self, view: JobView) -> bool:
-        """Return whether the scheduler is this job's, by the id in the journal, which it writes before it answers."""
+        """Return whether the scheduler is this job's, by the id in the journal, which it writes before it answers.
+
+        On a host without the scheduler, LOG_DIR takes the id of the first job that answers.
+        """
         stored = self._stored_view()
-        return stored is None or stored.job == view.job
+        own = stored.job if stored is not None else own_job(self._settings)
+        if own not in ("", view.job):
+            return False
+        if self._settings.enable_recovery and not self._has_scheduler:
+            claim_folder(self._settings.log_dir, view.job, view.name)  # no journal here would name the job later
+        return True
 
     def _stored_view(self) -> JobView | None:
         if not self._settings.enable_recovery:

@@ -19,7 +19,7 @@ from typing import Any
 from samebits import config, earlier, strict_json
 from samebits.config import Role, Settings
 from samebits.errors import ForeignFolderError, SettingsError, StoreError, UsageError
-from samebits.launcher.spawning import Program, Way, is_here
+from samebits.launcher.spawning import Program, StartLock, Way, is_here
 from samebits.named_file import read_named_file
 from samebits.service import job_journal, log
 from samebits.spelling import spelled, spelled_run
@@ -110,6 +110,8 @@ class JobSpec:
     """Discovered hosts that must not be used."""
     job: str = ""
     """The job's id, which ``run`` chose; empty if another host has the scheduler, or an earlier release wrote this."""
+    is_finished: bool = False
+    """Whether the job has finished, on a host without the scheduler; elsewhere the journal tells."""
     words: tuple[str, ...] = ()
     """The command that was typed to start the job, after the exported variables of SameBits; empty in older files."""
 
@@ -180,6 +182,8 @@ def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
         content["way"] = start.way.value
     if not start.has_scheduler:
         content["has_scheduler"] = False
+    if start.is_finished:
+        content["finished"] = True
     content |= {
         name: value
         for name, value in (
@@ -205,6 +209,18 @@ def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
     except StoreError as error:
         return f"{error}; so other commands here need LOG_DIR={shlex.quote(str(log_dir))}"
     return ""
+
+
+def keep_end(log_dir: Path) -> None:
+    """Record that the folder's job has finished, for later commands on a host without the journal.
+
+    Raises:
+        StoreError: the log folder cannot be read or written.
+    """
+    with StartLock(log_dir):
+        kept = read(log_dir)
+        if kept is not None:
+            keep(log_dir, replace(kept, is_finished=True))
 
 
 def keep_address(recovery_path: Path, environment: Mapping[str, str]) -> None:
@@ -261,7 +277,7 @@ def read(log_dir: Path) -> JobSpec | None:
         if size is not None and type(size) is not int:
             raise ValueError(f"size is {str(size)[:40]!r}")
         drained = tuple(str(host) for host in content.get("drained", ()))
-        job = str(content.get("job", ""))
+        job, is_finished = str(content.get("job", "")), bool(content.get("finished", False))
         typed = tuple(str(word) for word in content.get("words", ()))
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -286,6 +302,7 @@ def read(log_dir: Path) -> JobSpec | None:
         size=size,
         drained=drained,
         job=job,
+        is_finished=is_finished,
         words=typed,
     )
 

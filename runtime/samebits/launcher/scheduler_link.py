@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
@@ -26,6 +27,8 @@ from samebits.net.curve import cluster_keys
 from samebits.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
 from samebits.service import status
 from samebits.service.status import stored_view
+from samebits.store import checkpoint as checkpoints
+from samebits.store.owner import read_owner
 
 CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 5.0  # for a scheduler that listens; on a busy machine an answer takes a while
@@ -278,18 +281,30 @@ def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, JobView] |
     if shut_out is not None and not answers:
         raise shut_out
     if len({view.job for _, view in answers}) > 1:
-        own = _own_job(settings)
+        own = own_job(settings)
         answers = [answer for answer in answers if answer[1].job == own] or answers[:1]
     return max(answers, key=lambda answer: answer[1].term, default=None)
 
 
-def _own_job(settings: Settings) -> str:
-    """Return the id of the job in this folder's journal; empty if none is readable."""
+def own_job(settings: Settings) -> str:
+    """Return the id of the job that this folder's files belong to; empty if they do not say.
+
+    Only the scheduler's host has the journal; on other hosts, LOG_DIR or the checkpoints have an owner.
+    """
+    if not settings.enable_recovery:
+        return ""
+    folders = [settings.log_dir]
     try:
-        stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
+        stored = stored_view(settings.recovery_path)
+        if stored is not None:
+            return stored.job
+        if isinstance(settings.checkpoint_path, Path):
+            roots = checkpoints.folders_with_points(settings.checkpoint_path)
+            folders += [checkpoints.rank_directory(root, slot) for root in roots for slot in checkpoints.slots_in(root)]
+        owners = [owner.job for folder in folders if (owner := read_owner(folder)) is not None]
     except StoreError:
         return ""
-    return "" if stored is None else stored.job
+    return owners[0] if owners else ""
 
 
 def _asked(settings: Settings, timeout_s: float, *first: object) -> JobView | None:

@@ -394,7 +394,7 @@ class Supervisor:
                 kept=kept,
                 settings=settings,
                 job=job,
-                program=replace(_program(kept), listening=listener.descriptors),
+                program=replace(_program(kept), job=kept.job or job, listening=listener.descriptors),
                 spawn_worker=self._spawn_worker,
             )
         finally:

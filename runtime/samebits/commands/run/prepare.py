@@ -449,8 +449,11 @@ def look(settings: Settings, port_problem: str = "", fresh: str = "") -> StartCo
     elif kept is not None:
         started = kept.settings()
         here = _running_processes(started)
-        if not started.enable_recovery and _is_same(started.checkpoint_path, settings.checkpoint_path):
-            past = jobs
+        if _is_same(started.checkpoint_path, settings.checkpoint_path):
+            if not started.enable_recovery:
+                past = jobs
+            elif kept.is_finished and log_owner is not None:
+                past |= {log_owner.job}
         if _is_same(started.recovery_path, settings.recovery_path):
             running = tuple(dict.fromkeys((*here, *running)))
         else:
