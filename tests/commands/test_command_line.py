@@ -101,6 +101,16 @@ def run_command(word: str, output: int, unbuffered: str) -> subprocess.Completed
     return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False, env=environment)
 
 
+@pytest.mark.parametrize("command", ["status", "ps", "history", "steps"])
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_folder_without_a_job_is_one_error_with_and_without_json(
+    here: Path, capsys: pytest.CaptureFixture[str], command: str, option: tuple[str, ...]
+) -> None:
+    assert main([command, *option]) == UsageError.exit_code
+    output, error = capsys.readouterr()
+    assert output == "" and error.startswith("samebits: ") and "Fix: " in error
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr() == (f"samebits {__version__}\n", "")

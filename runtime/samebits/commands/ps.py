@@ -37,14 +37,14 @@ def main(arguments: Sequence[str]) -> int:
         view = None
     started = read_pid_files(settings.log_dir, names) or _started_by_others(view, settings)
     rows = rows_of(started, view, settings.max_worker_num)
-    if options.json:
-        print(json.dumps(rows))
-        return 0
     if not rows and view is None:
         raise UsageError(
             f"no job was started here: LOG_DIR={settings.log_dir} names no process, and no scheduler answers. Fix: "
             "change to the folder the job was started in"
         )
+    if options.json:
+        print(json.dumps(rows))
+        return 0
     table: list[tuple[str, ...]] = [("node", "slot", "role", "pid", "state")]
     table += [tuple("–" if row[key] is None else str(row[key]) for key in table[0]) for row in rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
