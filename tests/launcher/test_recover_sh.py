@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -41,6 +42,19 @@ def test_killed_worker_is_restarted_while_run_sh_stays(job: ShellJob) -> None:
     assert job.log("worker_1").count("says \"a 'b' $c\"") == 2  # same arguments, same log
     for name in WORKERS:
         assert "final step=" in job.log(name)
+
+
+def test_detached_recovery_leaves_the_job_running(job: ShellJob) -> None:
+    shell = job.run(*UNTIL_TOLD)
+    job.wait_training()
+    job.kill_everything(shell)
+    recover = job.recover("--detach")
+    assert recover.end() == 0, recover.text
+    assert re.search(r"the job runs without this command; `.*samebits follow` follows it\n", recover.text)
+    assert sorted(job.running()) == ["scheduler", *WORKERS]
+    follower = job.tool("follow")
+    job.let_finish()
+    assert follower.end() == 0, follower.text
 
 
 def test_environment_is_the_jobs_not_the_shells(job: ShellJob) -> None:

@@ -63,19 +63,23 @@ def main(arguments: Sequence[str]) -> int:
         help="the journal is lost, and every process with it: begin a new one, from the newest point that all ranks "
         "hold on disk",
     )
+    parser.add_argument("--detach", action="store_true", help="exit once the processes are started, without following")
     options = parser.parse_args(arguments)
     hear_signals()
     keep_going_without_output()
     log_dir, kept = _moved_in() if options.moved else job_spec.read_here()
     if options.from_checkpoints:
         _begin_journal(log_dir, kept)
-    return go_on(log_dir, kept)
+    return go_on(log_dir, kept, detach=options.detach)
 
 
-def go_on(log_dir: Path, kept: JobSpec) -> int:
-    """Restart what is gone and follow; repeat if the scheduler gave up too early. Return the exit status."""
+def go_on(log_dir: Path, kept: JobSpec, *, detach: bool = False) -> int:
+    """Restart what is gone and follow; repeat if the scheduler gave up too early. Return the exit status.
+
+    ``detach``: return once the processes are started.
+    """
     while True:
-        result = _bring_back(log_dir, job_spec.read(log_dir) or kept)
+        result = _bring_back(log_dir, job_spec.read(log_dir) or kept, detach=detach)
         if result is None or not result.call_again:
             return 0 if result is None else result.verdict.exit_code
         print("samebits: the scheduler gave the job up while its workers were starting: once more", flush=True)
@@ -110,8 +114,8 @@ def _moved_in() -> tuple[Path, JobSpec]:
     return log_dir, moved
 
 
-def _bring_back(log_dir: Path, kept: JobSpec) -> FollowResult | None:
-    """Restart what is gone and follow the job; return None if the job is over."""
+def _bring_back(log_dir: Path, kept: JobSpec, *, detach: bool) -> FollowResult | None:
+    """Restart what is gone and follow the job; return None if the job is over, or with ``detach``."""
     present = config.whole_environment()
     secrets = job_spec.secrets_for(kept, present)
     settings = kept.settings(secrets)
@@ -151,6 +155,9 @@ def _bring_back(log_dir: Path, kept: JobSpec) -> FollowResult | None:
             start_again(settings.log_dir, recovery, program, in_place if replaces else None)
             listener.close()
             lock.release()
+            if detach and not signals.caught:
+                _say(f"the job runs without this command; `{spelled('follow')}` follows it")
+                return None
             driver = discovery_for(settings, supervisor)
             return Follower(settings, signals, restarts=True, logs=logs, supervisor=supervisor, driver=driver).run()
 
