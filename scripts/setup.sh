@@ -226,10 +226,10 @@ if is_done; then exit 0; fi
 check_is_ours # again: what the other one left
 
 if [ -e "$unfinished" ]; then
-    say "an earlier setup was killed in the middle, so $venv is made anew"
+    say "an earlier setup was killed in the middle, so $venv is created again"
     rm -rf "$venv"
 elif [ -e "$venv" ] && [ ! -x "$venv/bin/python" ]; then
-    say "$venv has no working Python, so it is made anew"
+    say "$venv has no working Python, so it is created again"
     rm -rf "$venv"
 fi
 mkdir -p "$venv" || fail "$venv cannot be made. Fix: VENV=<a folder of your own> for this and every other script"

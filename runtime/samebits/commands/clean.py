@@ -165,7 +165,7 @@ def _nothing_lives(settings: Settings) -> Iterator[None]:
         running.append(f"its scheduler on SCHED_PORT={settings.sched_port}")
     view = _view_of(settings.recovery_path)
     rooms = checkpoints.rooms_of(checkpoints.SHARED_MEMORY, view.job) if view is not None else []
-    running += [f"who holds {room.path}" for room in rooms if room.is_locked]
+    running += [f"the process that holds {room.path}" for room in rooms if room.is_locked]
     if running:
         raise LockedError(
             f"the job in this folder is still running: {', '.join(running[:6])}; nothing was removed. Fix: run "

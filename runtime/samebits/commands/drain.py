@@ -70,8 +70,8 @@ def main(arguments: Sequence[str]) -> int:
         job_spec.keep(log_dir, replace(kept, nodes=staying, drained=drained))
     if strangers := [node for node in meant.nodes if node not in nodes]:
         _say(f"worker {', '.join(strangers)} was started on another host and may be restarted there")
-    who = f"worker {', '.join(meant.nodes)}" if meant.nodes else "nobody"
-    text = f"{who} is to leave at the next commit: drained by hand ({', '.join(names)})"
+    leaving = f"worker {', '.join(meant.nodes)}" if meant.nodes else "no worker"
+    text = f"{leaving} is to leave at the next commit: drained by hand ({', '.join(names)})"
     _say(text)
     wait_until_left(settings, text, meant.nodes, options.timeout)
     return 0

@@ -256,8 +256,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits explain",
-        description="Print every environment variable of a job, what each exit code means, or which causes are told "
-        "apart and what is done about each; your own causes (CAUSE_TABLE) come first. A number explains one exit code.",
+        description="Print every environment variable of a job, what each exit code means, or which causes are "
+        "distinguished and how the job reacts to each; your own causes (CAUSE_TABLE) come first. A number explains one "
+        "exit code.",
     )
     parser.add_argument("topic", metavar="|".join((*_TOPICS, "CODE")))
     form = parser.add_mutually_exclusive_group()

@@ -41,9 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="samebits keep",
         usage="%(prog)s [--stay] command ...",
-        description="For containers: run a process of a job, hand SIGTERM and SIGINT on to it, and start it again as "
-        "long as its exit status says that this can help (samebits explain exit-codes), as RECOVER_STRATEGY "
-        "says. What is tried is said here, and kept in the job's history.",
+        description="For containers: run a process of a job, forward SIGTERM and SIGINT to the process, and restart it "
+        "as long as its exit status shows that a restart can help (samebits explain exit-codes), within the limits of "
+        "RECOVER_STRATEGY. Each attempt is printed here and recorded in the job's history.",
     )
     parser.add_argument(
         "--stay",

@@ -69,8 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     if view is not None and not listens:
         raise UsageError(
             f"nothing to stop: {view} is unfinished at step {view.step}, but no process of it runs here, and no "
-            f"scheduler answers at {shown(settings.sched_host, settings.sched_port)}. Fix: `{spelled('recover')}` goes "
-            "on with it"
+            f"scheduler answers at {shown(settings.sched_host, settings.sched_port)}. Fix: `{spelled('recover')}` "
+            "resumes it"
         )
     if not runs_here and not listens:
         raise UsageError(
