@@ -162,7 +162,7 @@ def test_nothing_is_removed_while_a_process_of_the_job_lives(
         assert main(["clean", "--yes"]) == 73
     room = MemoryRoom(memory, JOB, 0)
     assert main(["clean", "--yes"]) == 73
-    assert "the job in this folder is still running: who holds" in capsys.readouterr().err
+    assert "the job in this folder is still running: the process that holds" in capsys.readouterr().err
     room.close()
     assert everything(here, memory) == before
 

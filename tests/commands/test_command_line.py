@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -477,7 +478,7 @@ def test_damaged_journal_is_kept_and_moved_only_on_request(
     (scheduler_role / "recovery" / "journal").write_bytes(b"no journal of ours" * 20)
     status, text = prepare_here(capsys)
     assert status == 71
-    assert "run.sh --fresh" in text
+    assert "samebits run --fresh" in text
     assert prepare_here(capsys, "--fresh")[0] == 0
     assert (scheduler_role / "recovery.unknown.aside" / "journal").read_bytes() == b"no journal of ours" * 20
 
@@ -516,7 +517,7 @@ def test_two_log_folders_of_one_folder_are_distinguished(
     monkeypatch.setenv("RECOVERY_PATH", "other")
     status, text = prepare_here(capsys)
     assert status == 0
-    assert f"type LOG_DIR={scheduler_role / 'logs'} bash" in text
+    assert re.search(rf"type LOG_DIR={scheduler_role / 'logs'} \S*samebits recover\n", text)
 
 
 def test_run_without_a_script_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
