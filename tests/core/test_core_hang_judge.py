@@ -10,7 +10,7 @@ from samebits.core.ledger import NAMED
 from samebits.core.messages import Activity, GiveUp, Heartbeat, ReportEnvelope, RoundOpened
 from samebits.core.records import JobInterrupted
 from samebits.core.reports import Phase, Progress, StallReport
-from samebits.core.watch.hang_culprits import Member, find_culprits, sentence
+from samebits.core.watch.hang_culprits import Member, different_collectives, find_culprits, sentence
 from samebits.core.watch.hang_judge import FIRST_STEPS_S
 from tests.core.house import House, training_house
 
@@ -124,6 +124,19 @@ def test_no_rank_is_blamed_if_all_wait_in_the_same_collective() -> None:
     found = find_culprits([member(0, WAITS), member(1, WAITS)])
     assert found.culprits == () and found.common is Hang.LINK
     assert "all workers wait in the same collective, all_reduce #812" in sentence(found, 6.0)
+    found = find_culprits([member(0, WAITS), member(1, WAITS._replace(place="all_reduce at train.py:60"))])
+    assert found.common is Hang.LINK and different_collectives(found) == ""
+
+
+def test_rank_in_a_collective_of_another_name_is_found_although_the_numbers_agree() -> None:
+    other = WAITS._replace(place="broadcast at train.py:60")
+    found = find_culprits([member(0, WAITS), member(1, WAITS), member(2, other)])
+    assert [(one.node, hang) for one, hang in found.culprits] == [("2", Hang.APART)]
+    assert sentence(found, 6.0).endswith(
+        "worker 2 is in another collective, broadcast #812, workers 0 and 1 wait for it in all_reduce #812"
+    )
+    sends, receives = (WAITS._replace(place=f"{name} at train.py:60") for name in ("send", "recv"))
+    assert find_culprits([member(0, sends), member(1, receives)]).common is Hang.LINK
 
 
 def test_evaluation_on_all_ranks_blames_no_rank() -> None:
@@ -279,6 +292,32 @@ def test_rank_whose_function_returns_early_again_ends_the_job() -> None:
     assert ended.kind is EndKind.SCRIPT_FAILED
     assert "worker 1 has returned from the training function, worker 0 waits for it in all_reduce #812" in ended.cause
     assert "(all_reduce at train.py:50), as it did before the group was formed again" in ended.cause
+
+
+@pytest.mark.parametrize(("second", "ends"), [("broadcast at train.py:60", True), ("broadcast at train.py:70", False)])
+def test_different_collectives_in_two_generations_end_the_job(second: str, ends: bool) -> None:
+    """The second group was connected, so only the script can be the cause; another place may be another cause."""
+    house = training_for_a_while(2, step_timeout_s=6.0)
+    for generation, place in ((1, "broadcast at train.py:60"), (2, second)):
+        for second_of in range(1, 40):
+            if house.core.phase() != "training":
+                break
+            house.tick(1.0)
+            still = WAITS._replace(still_s=float(second_of), steps=0 if generation == 2 else 10)
+            report(house, "0", still)
+            report(house, "1", still._replace(place=place))
+        if generation == 1:
+            assert house.ended is None
+            house.train()
+    found = [one for one in house.journal if isinstance(one, JobInterrupted)]
+    assert bool(found) == ends and house.core.phase() != "training"
+    for one in found:
+        assert one.kind is EndKind.SCRIPT_FAILED
+        assert one.cause == (
+            "the ranks call different collectives after step 10: worker 0 is in all_reduce at train.py:50, worker 1 in "
+            "broadcast at train.py:60, as they did before the group was formed again. Fix: call the same collectives "
+            "in the same order on every rank"
+        )
 
 
 def test_stopped_process_is_named_before_its_lease_is_over() -> None:

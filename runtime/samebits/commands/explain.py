@@ -24,7 +24,7 @@ SAYS: dict[Hang, str] = {
     Hang.LOADING: "worker 2 is in train.py:46 (read) and waits for data",
     Hang.SAVING: "worker 2 is in train.py:46 (state.commit) and waits for the disk of CHECKPOINT_PATH",
     Hang.COMPILING: "worker 2 is in train.py:46 (model) and compiles",
-    Hang.APART: "worker 2 is in all_reduce #811 already or still",
+    Hang.APART: "worker 2 is in another collective, all_reduce #811",
     Hang.LINK: "all workers wait in the same collective, all_reduce #812, and none leaves it",
     Hang.NOBODY_WAITS: "and no rank waits for another",
 }

@@ -20,6 +20,8 @@ _BY_PHASE = {
     Phase.STORING: Hang.SAVING,
     Phase.COMPILING: Hang.COMPILING,
 }
+_BETWEEN_TWO = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
+"""Calls that ranks pair with calls of other names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,41 @@ def find_culprits(members: Sequence[Member]) -> Standstill:
             (member, Hang.APART) for member in waiting if member.progress and member.progress.collectives != usual
         )
         return Standstill(apart, tuple(member for member in waiting if (member, Hang.APART) not in apart))
+    if odd := _in_another_collective(waiting):
+        return Standstill(
+            tuple((one, Hang.APART) for one in odd), tuple(one for one in waiting if one.progress and one not in odd)
+        )
     if len(numbers) < len(waiting):  # some have returned; others wait in a collective that the former never enter
         apart = tuple((member, Hang.APART) for member in waiting if member.progress is None)
         return Standstill(apart, tuple(member for member in waiting if member.progress))
     return Standstill((), waiting, Hang.LINK)
+
+
+def _in_another_collective(waiting: Sequence[Member]) -> list[Member]:
+    """Return the members whose collective differs from most others', although it has the same number."""
+    named = [(member, _collective_name(member.progress)) for member in waiting if member.progress]
+    names = [name for _, name in named]
+    if len(set(names)) < 2 or "" in names or _BETWEEN_TWO.intersection(names):
+        return []
+    usual = max(dict.fromkeys(names), key=names.count)
+    return [member for member, name in named if name != usual]
+
+
+def different_collectives(found: Standstill) -> str:
+    """Return ``worker 0 is in barrier at train.py:8, worker 1 in broadcast at train.py:9``; empty if all agree."""
+    if not found.culprits or any(hang is not Hang.APART or member.progress is None for member, hang in found.culprits):
+        return ""
+    members = sorted((*(one for one, _ in found.culprits), *found.waiting), key=lambda one: one.node)
+    places: dict[str, Member] = {}
+    for member in members:
+        if member.progress:
+            places.setdefault(shown_place(member.progress), member)
+    if len(places) < 2:
+        return ""
+    shown = [
+        f"worker {member.node} {'in' if n else 'is in'} {place}" for n, (place, member) in enumerate(places.items())
+    ]
+    return ", ".join(shown[:NAMED])
 
 
 def hang_of(progress: Progress) -> Hang:
@@ -112,7 +145,7 @@ def standing(member: Member, hang: Hang) -> str:
     if progress is None:
         return f"{who} has returned from the training function"
     if hang is Hang.APART:
-        return f"{who} is in {_collective([member])} already or still"
+        return f"{who} is in another collective, {_collective([member])}"
     return f"{who} is in {where(progress, hang)}"
 
 
@@ -145,5 +178,9 @@ def _workers(members: Sequence[Member]) -> str:
 
 def _collective(members: Sequence[Member]) -> str:
     progress = next(member.progress for member in members if member.progress)
-    name = shown_place(progress).partition(" ")[0] if progress.place else "a collective"
-    return f"{name} #{progress.collectives}"
+    return f"{_collective_name(progress) or 'a collective'} #{progress.collectives}"
+
+
+def _collective_name(progress: Progress) -> str:
+    """Return the collective in a place such as ``all_reduce at train.py:50``; empty if the place is unknown."""
+    return shown_place(progress).partition(" ")[0] if progress.place else ""

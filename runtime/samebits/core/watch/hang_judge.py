@@ -22,6 +22,7 @@ from samebits.core.state import Seat
 from samebits.core.watch.hang_culprits import (
     Member,
     Standstill,
+    different_collectives,
     find_culprits,
     hang_of,
     sentence,
@@ -86,6 +87,7 @@ class HangJudge:
         self._seen_since: float | None = None  # when the present standstill exceeded the limit
         self._held_by: tuple[Hang | None, frozenset[str]] = (None, frozenset())  # the culprits of that standstill
         self._ended_at_step: dict[int, int] = {}  # step → how often a member was ended there
+        self._apart: tuple[int, str] = (0, "")  # where the group was last formed again for different collectives
         self.said = self.in_vain = ""
         self.found: Standstill | None = None
 
@@ -126,14 +128,16 @@ class HangJudge:
             self._look_at = now + LOOK_AGAIN_S if self._told else None
             return ""
         self._look_at = now + LOOK_AGAIN_S
-        # A rank that has returned needs no time for its first steps, and the ranks that wait for it compile nothing.
-        is_apart = len(still) < len(members) and all(one.waits and not one.silent_s for one in members)
+        found, step = find_culprits(members), max(member.step for member in members)
+        # If all ranks wait, none compiles, so the first steps need no time if a rank has returned or waits elsewhere.
+        is_elsewhere = len({one.collectives for one in still}) == 1 and bool(different_collectives(found))
+        is_apart = len(still) < len(members) or is_elsewhere
+        is_apart = is_apart and all(one.waits and not one.silent_s for one in members)
         still_s, timeout_s = min(one.still_s for one in still), self._timeout_s(still, is_first=not is_apart)
         if still_s < timeout_s:
             self._look_at = now + min(max(timeout_s - still_s, SOONEST_S), LOOK_AGAIN_S)
             self._come_on()
             return ""
-        found, step = find_culprits(members), max(member.step for member in members)
         if self._seen_since is None or found.held_by != self._held_by:
             self._held_by, self._seen_since = found.held_by, now
         self.found = found
@@ -285,6 +289,13 @@ class HangJudge:
                 "steps. Fix: take the same number of batches on every rank (samebits.ElasticSampler does), and leave "
                 "the loop at the same step everywhere"
             )
+        elif apart := different_collectives(found):
+            if self._apart == (step, apart):  # the new group was connected, so the network is not the cause
+                self.in_vain = (
+                    f"the ranks call different collectives after step {step}: {apart}, as they did before the group "
+                    "was formed again. Fix: call the same collectives in the same order on every rank"
+                )
+            self._apart = step, apart
         return text
 
     def _end_them(self, over: Sequence[tuple[Member, Hang]], step: int) -> None:
