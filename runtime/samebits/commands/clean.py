@@ -19,7 +19,7 @@ from pathlib import Path
 from samebits.account.job_view import JobView
 from samebits.commands.recover import look
 from samebits.config import Settings
-from samebits.errors import LockedError, StoreError, UsageError
+from samebits.errors import ForeignFolderError, LockedError, StoreError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.processes import process_names, read_pid_files, spoken
 from samebits.launcher.recovering import newest_candidate
@@ -110,8 +110,12 @@ def _without_memory(view: JobView, settings: Settings) -> str:
     newest = checkpoints.newest_in_memory(checkpoints.SHARED_MEMORY, view.job)
     if newest is None:
         return ""
-    on_disk, recover = newest_candidate(settings), spelled("recover")
-    if on_disk is None:
+    recover = spelled("recover")
+    try:
+        on_disk = newest_candidate(settings)
+    except ForeignFolderError:  # several jobs save there
+        on_disk = None
+    if on_disk is None or on_disk.job != view.job:
         return f"its memory holds step {newest.step}; without it `{recover}` continues from what is on disk"
     if on_disk.point >= newest:
         return f"`{recover}` continues from step {on_disk.point.step} also without that memory: the step is on disk"
