@@ -12,6 +12,7 @@ from pytest import MonkeyPatch
 from samebits import config
 from samebits.core.ends import EndKind
 from samebits.core.messages import SCHEMA, EndJob, Pending, StatusQuery, StopJob
+from samebits.errors import UsageError
 from samebits.net import relaying
 from samebits.net.address import endpoint
 from samebits.net.channel import ForgedError, RankEnd
@@ -135,6 +136,12 @@ def test_ranks_stay_at_the_relay_while_the_scheduler_is_replaced(behind: Behind)
     client.send(ASKED)
     behind.until_heard(lambda seen: Arrived("session-a", ASKED) in seen)
     assert behind.server.connections == 1, "the rank came without the relay"
+
+
+def test_relay_without_an_address_is_refused_with_the_line_to_export() -> None:
+    settings, _ = config.read({"SCHED_HOST": "10.0.0.1"}, role_required=False)
+    with pytest.raises(UsageError, match=r"Fix: export SCHED_HOST=relay:127\.0\.0\.1:8119,10\.0\.0\.1 here"):
+        RelayService(settings)
 
 
 class LyingRelay:
