@@ -11,6 +11,12 @@ other peers too, and pending messages are read before leases are checked. Per pe
 and by name, which are removed with its connection. They hold its last heartbeat, and an identical one is not parsed
 again.
 
+The queue is long because a full one is dangerous. ZeroMQ stops reading such a connection, also the pings of its peer,
+which gives up after NODE_TIMEOUT and resets the connection. If a ping is among the data that was read before, libzmq
+4.3.5 then aborts this process (``!_io_error`` in ``stream_engine_base.cpp``, reported as libzmq #4841). A worker that
+sends two messages a second fills a queue of 32 while a scheduler is busy for 16 s, and one of 256 in two minutes. A
+hostile peer can still fill it.
+
 Descriptors are reused, and a close may be read before or after messages of the next connection with the same number. So
 ``ConnectionLost`` may be reported for a peer that has already reconnected, which is then probed (``core.scheduler``);
 for a peer that is gone it is always reported. Unread messages of a connection whose peer has reconnected are dropped:
@@ -59,9 +65,11 @@ from samebits.net.sockets import Waker, Wire, source_of
 __all__ = ["Arrived", "ConnectionLost", "Garbled", "Incoming", "Rejected", "Rejection", "Server"]
 
 MAX_INCOMING_BYTES = 1 << 20
-MAX_INCOMING_QUEUE = 32
+MAX_INCOMING_QUEUE = 256
+MAX_UNHEARD_BYTES = 33 * MAX_INCOMING_BYTES
+"""Most bytes of a connection that completes no message."""
 MAX_OUTGOING_QUEUE = 100
-PEER_TURNS = 64  # messages of one peer per drain; more than an honest one sends after a pause of a minute
+PEER_TURNS = 512  # messages of one peer per drain; more than its queue holds, so that a close is read after them
 DRAIN_LIMIT = 8192  # messages per drain, or one per connection, if that is more
 MAX_SOCKETS = 65535
 MAX_REPEATED_BYTES = 512
@@ -165,8 +173,7 @@ class Server:
             zmq.HANDSHAKE_IVL: max(1000, int(silence_s * 1000)),
         }.items():
             self._socket.setsockopt(option, value)
-        most_bytes = (MAX_INCOMING_QUEUE + 1) * MAX_INCOMING_BYTES
-        self._gate = Gate(self._socket, keys, self.max_connections, most_bytes, silence_s)
+        self._gate = Gate(self._socket, keys, self.max_connections, MAX_UNHEARD_BYTES, silence_s)
         self._poller = zmq.Poller()
         self._waker = Waker()
         self._bells, self._is_rung = self._gate.sources, True
