@@ -81,7 +81,7 @@ class RelayWire:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """An authentic message of a rank; ``attachment`` is the one that it came over."""
+    """An authentic message from a rank, and the attachment through which it arrived."""
 
     session: str
     body: bytes
