@@ -1,15 +1,15 @@
 """One scheduler and ten thousand workers: forming, heartbeats, losses and returns, beside bare sockets and peers.
 
 ``python -m benchmarks.control_plane [--quick] [--workers N …]``; ``--etcd`` only compares a journal in an etcd with
-one in a file. The workers are simulated (``workers.control_plane``:
-a DEALER each, many per process, with the product's messages). The scheduler is the real process with its journal on
-disk. *Formed* runs from the first connect until the last worker has received its durable place: connect, Register →
-Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in between. The bare ROUTER has the same
-conversation with the same clients; the echo is one message and its answer. All clients run on the measured machine, so
-wall times include them; the server's own CPU time is more reliable, until the last worker is admitted and until all are
-formed. NODE_TIMEOUT is 30 s here, because a machine that simulates all workers may keep them silent for longer than 5.
-A loss that needs GRACE's reconnect (its process is not on the scheduler's host) is timed after that grace. The floor of
-a decision is the death itself, since killed processes take time to end.
+one in a file, and ``--relays N`` only a formation behind N relays with one without any. The workers are simulated
+(``workers.control_plane``: a DEALER each, many per process, with the product's messages). The scheduler is the real
+process with its journal on disk. *Formed* runs from the first connect until the last worker has received its durable
+place: connect, Register → Admitted, all in → RoundOpened, Join → GenerationStarted, and the heartbeats in between. The
+bare ROUTER has the same conversation with the same clients; the echo is one message and its answer. All clients run on
+the measured machine, so wall times include them; the server's own CPU time is more reliable, until the last worker is
+admitted and until all are formed. NODE_TIMEOUT is 30 s here, because a machine that simulates all workers may keep them
+silent for longer than 5. A loss that needs GRACE's reconnect (its process is not on the scheduler's host) is timed
+after that grace. The floor of a decision is the death itself, since killed processes take time to end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from benchmarks import control_plane_trials as trials
 from benchmarks.control_plane_stage import descriptor_problem
-from benchmarks.control_plane_trials import Kept, Losses, MassLoss, Registered, Served
+from benchmarks.control_plane_trials import Formed, Kept, Losses, MassLoss, Registered, Served
 from benchmarks.formation import fsync_ms
 from benchmarks.report import MISSING, Progress, Report, median, rounded, spread, table
 
@@ -123,6 +123,54 @@ def report_etcd(found: dict[int, OnEtcd]) -> Report:
         }
         ratios[str(workers)] = {"etcd_form_vs_file": rounded(form_s["etcd"] / form_s["file"])}
     return Report("control_plane", {"fsync_ms": median(fsync_ms())}, {}, {"by_workers": ours}, {"by_workers": ratios})
+
+
+def measure_relays(extent: Extent, relays: int, **variables: str) -> dict[int, dict[str, list[Formed]]]:
+    """Form each number of workers with a bare ROUTER, with our scheduler, and with our scheduler behind relays."""
+    progress = Progress(f"{', '.join(map(str, extent.workers))} workers, without and with {relays} relays")
+    found: dict[int, dict[str, list[Formed]]] = {}
+    for workers in extent.workers:
+        here = found[workers] = {"router": [], "direct": [], "relayed": []}
+        for trial in range(extent.trials):
+            for name in list(here)[:: -1 if trial % 2 else 1]:
+                used = relays if name == "relayed" else 0
+                is_bare = name == "router"
+                here[name].append(trials.formed(workers, extent.clients, used, is_bare=is_bare, **variables))
+        shown = ", ".join(f"{name} {spread([_cpu_us(one, workers) for one in some])}" for name, some in here.items())
+        progress.say(f"{workers} workers: the server's CPU time for each, in µs: {shown}")
+    return found
+
+
+def _cpu_us(formed: Formed, workers: int) -> float:
+    return formed.form_cpu_s / workers * 1e6
+
+
+def report_relays(found: dict[int, dict[str, list[Formed]]], relays: int) -> Report:
+    """Report the formations with and without relays, and the bare ROUTER's as the floor of those without."""
+    figures: dict[int, dict[str, dict[str, float]]] = {}
+    for workers, here in found.items():
+        figures[workers] = {
+            name: {
+                "form_s": median([one.form_s for one in some]),
+                "admitted_cpu_us": median([one.admit_cpu_s / workers * 1e6 for one in some]),
+                "cpu_us_per_registration": median([_cpu_us(one, workers) for one in some]),
+                "relays_cpu_us": median([one.relays_cpu_s / workers * 1e6 for one in some]),
+            }
+            for name, some in here.items()
+        }
+    floor: dict[str, dict[str, float]] = {}
+    ours: dict[str, dict[str, float]] = {}
+    ratios: dict[str, dict[str, float]] = {}
+    for workers, by_name in figures.items():
+        size, relayed, direct = str(workers), by_name["relayed"], by_name["direct"]
+        floor[size] = {f"router_{name}": value for name, value in by_name["router"].items() if "relays" not in name}
+        ours[size] = {f"direct_{name}": value for name, value in direct.items() if "relays" not in name}
+        ours[size] |= {"relays_count": relays, **{f"relayed_{name}": value for name, value in relayed.items()}}
+        ratios[size] = {
+            f"relayed_{name}_vs_direct": rounded(relayed[name] / direct[name])
+            for name in ("form_s", "admitted_cpu_us", "cpu_us_per_registration")
+        }
+    return Report("control_plane", {"by_workers": floor}, {}, {"by_workers": ours}, {"by_workers": ratios})
 
 
 def _contests(found: Found, workers: int, extent: Extent) -> list[Callable[[], None]]:
@@ -286,7 +334,10 @@ def main() -> None:
     parser.add_argument(
         "--etcd", action="store_true", help="only a journal in an etcd, whose leader is killed, against one in a file"
     )
-    parser.add_argument("--no-curve", action="store_true", help="leave CURVE (CLUSTER_SECRET) out")
+    parser.add_argument(
+        "--relays", type=int, metavar="N", help="only a formation behind N relays, against one without any"
+    )
+    parser.add_argument("--no-curve", action="store_true", help="leave CLUSTER_SECRET (CURVE, and MACs) out")
     arguments = parser.parse_args()
     extent = Extent(
         workers=arguments.workers or (WORKERS_QUICK if arguments.quick else WORKERS),
@@ -307,7 +358,11 @@ def main() -> None:
             table(["workers", *by_workers], [[name, *(one[name] for one in by_workers.values())] for name in names])
         )
         return
-    document = report(measure(extent))
+    if arguments.relays:
+        variables = {"CLUSTER_SECRET": trials.SECRET} if extent.curve else {}
+        document = report_relays(measure_relays(extent, arguments.relays, **variables), arguments.relays)
+    else:
+        document = report(measure(extent))
     document.print(people(document))
 
 

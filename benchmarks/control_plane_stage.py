@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import resource
 import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.moments import Moment
-from benchmarks.processes import Job, Stage, wait_until_listening, worker_module
+from benchmarks.processes import Job, Stage, free_port, wait_until_listening, worker_module
 
 __all__ = ["BARE", "GRACE_S", "SCHEDULER", "Crowds", "Scene", "cpu_s", "descriptor_problem", "resident_kib"]
 
@@ -85,6 +87,16 @@ class Scene:
         wait_until_listening(self.port, self.stage)
         return time.monotonic()
 
+    def start_relays(self, count: int) -> dict[str, int]:
+        """Start this many relays; return the port of each by its name on the stage."""
+        ports = {f"relay_{number}": free_port() for number in range(count)}
+        for name, port in ports.items():
+            variables = {**self.job.variables, "SCHED_HOST": f"relay:127.0.0.1:{port},127.0.0.1"}
+            self.stage.start(name, [sys.executable, "-m", "samebits", "relay"], variables)
+        for port in ports.values():
+            wait_until_listening(port, self.stage)
+        return ports
+
     def tell_all(self) -> float:
         """Let the bare server open a round; return when it started to, on the host's monotonic clock."""
         assert self.bare.stdin is not None
@@ -93,13 +105,15 @@ class Scene:
         (moment,) = self.wait_for("publishes", {self.bare.pid})
         return moment.at_s
 
-    def start_crowds(self, kind: str, count: int, clients: int, *, blob_bytes: int = 0) -> Crowds:
+    def start_crowds(
+        self, kind: str, count: int, clients: int, *, blob_bytes: int = 0, relays: Sequence[int] = ()
+    ) -> Crowds:
         """Start slots 0 to ``count`` - 1, dealt out to this many processes; return when all are ready.
 
         They are dealt out rather than split into blocks: a server that broadcasts in slot order would finish with one
         process before the next, and the first one's thousands of answers would delay the others.
         """
-        return Crowds(self, kind, count, clients, blob_bytes)
+        return Crowds(self, kind, count, clients, blob_bytes, relays)
 
     def start_victims(self, count: int) -> subprocess.Popen[bytes]:
         """Start the last ``count`` slots as a process each; return when all have been forked."""
@@ -129,12 +143,15 @@ class Scene:
 class Crowds:
     """The client processes of a scene."""
 
-    def __init__(self, scene: Scene, kind: str, count: int, clients: int, blob_bytes: int) -> None:
+    def __init__(
+        self, scene: Scene, kind: str, count: int, clients: int, blob_bytes: int, relays: Sequence[int]
+    ) -> None:
         self._scene = scene
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         for number in range(clients):
             its_count = len(range(number, count, clients))
             plan = {"kind": kind, "first": number, "count": its_count, "stride": clients, "blob_bytes": blob_bytes}
+            plan["relays"] = list(relays)
             self._processes[f"crowd_{number}"] = scene._start_clients(f"crowd_{number}", plan)
         scene.wait_for("ready", self.pids)
 

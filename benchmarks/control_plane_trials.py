@@ -156,6 +156,37 @@ def bare_encrypted(workers: int, clients: int, beats_s: float) -> Served:
         return Served(*_form(scene, crowds, BARE), *_beat(scene, crowds, BARE, beats_s))
 
 
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A formation: seconds, the server's CPU seconds until all are admitted and formed, and those of all relays."""
+
+    form_s: float
+    admit_cpu_s: float
+    form_cpu_s: float
+    relays_cpu_s: float = 0.0
+
+
+def formed(workers: int, clients: int, relays: int = 0, *, is_bare: bool = False, **variables: str) -> Formed:
+    """Form a job with our scheduler, or the same crowd with a bare ROUTER.
+
+    Args:
+        relays: among which the crowd is dealt out; 0: every worker connects to the scheduler.
+        variables: of the job.
+    """
+    with Stage() as stage:
+        scene = Scene(stage, workers, **variables)
+        if is_bare:
+            scene.start_bare("router", workers)
+        else:
+            scene.start_scheduler()
+        ports = scene.start_relays(relays)
+        crowds = scene.start_crowds("crowd", workers, clients, relays=tuple(ports.values()))
+        pids = [pid for name, pid in scene.stage.pids().items() if name in ports]
+        before_s = sum(map(cpu_s, pids))
+        form_s, admit_cpu_s, form_cpu_s, _ = _form(scene, crowds, BARE if is_bare else SCHEDULER)
+        return Formed(form_s, admit_cpu_s, form_cpu_s, sum(map(cpu_s, pids)) - before_s)
+
+
 def echo(workers: int, clients: int) -> float:
     """One message and its answer for each worker: the bare minimum of a ROUTER."""
     with Stage() as stage:

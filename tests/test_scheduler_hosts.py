@@ -16,6 +16,7 @@ from samebits.scheduler_hosts import (
     file_in,
     names_one,
     shown,
+    split_relay,
 )
 
 PORT = 8118
@@ -55,11 +56,23 @@ def test_hosts_are_normalised(text: str, written: str, named: list[tuple[str, in
         ("file:hosts", "expected an absolute path"),
         ("file:", "expected an absolute path"),
         ("a:9000", "the port goes into SCHED_PORT"),
+        ("relay:a,b", "expected relay:host:port"),
+        ("relay:a:9000", "expected relay:host:port"),
+        ("relay:a:9000,relay:b:9000,c", "expected relay:host:port"),
+        ("relay:a:0,b", "no port from 1 to 65535"),
     ],
 )
 def test_invalid_hosts_are_refused_with_the_cause(text: str, why: str) -> None:
     with pytest.raises(NotHostsError, match=why):
         canonical(text)
+
+
+@pytest.mark.parametrize("rest", ["a", "a,b:9000", "file:/hosts"])
+def test_relay_precedes_the_scheduler_s_hosts(rest: str) -> None:
+    text = canonical(f" relay:[0::1]:9000 , {rest}")
+    assert text == f"relay:[::1]:9000,{rest}"
+    assert split_relay(text) == (SchedulerAddress("::1", 9000), rest)
+    assert split_relay(rest) == (None, rest)
 
 
 def test_file_is_named_by_its_path() -> None:

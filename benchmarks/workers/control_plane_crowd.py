@@ -43,6 +43,7 @@ from samebits.core.messages import (
     RoundId,
 )
 from samebits.net.address import endpoint
+from samebits.net.channel import RankEnd
 from samebits.net.client import MAX_INCOMING_BYTES, RECONNECT_MS
 from samebits.net.curve import cluster_keys
 from samebits.service.agent import share_of
@@ -65,6 +66,7 @@ class Plan:
     count: int
     stride: int = 1  # from one of its slots to the next
     blob_bytes: int = 0  # its part of the address map, brought by every Join
+    relays: tuple[int, ...] = ()  # ports of relays on loopback, among which the workers are dealt out
 
     @property
     def slots(self) -> range:
@@ -79,6 +81,7 @@ class Worker:
     session: str
     register: bytes
     socket: zmq.Socket[bytes]
+    end: RankEnd | None = None  # of its attachment through a relay
     is_up: bool = False  # its connection is established
     is_known: bool = False  # it was established once
     is_admitted: bool = False
@@ -168,6 +171,9 @@ class Crowd:
             index = len(self._workers)
             session = self._sessions[index]
             worker = Worker(self._plan.slots[index], session, self._registers[index], self._socket(kind, session))
+            if relays := self._plan.relays:
+                where = endpoint("127.0.0.1", relays[self._plan.slots[index] % len(relays)])
+                worker.end = RankEnd(b"" if self._keys is None else self._keys.session_key, session)
             self._workers.append(worker)
             descriptor = int(worker.socket.getsockopt(zmq.FD))
             self._by_descriptor[descriptor] = worker
@@ -196,7 +202,8 @@ class Crowd:
         else:
             connection.setsockopt(zmq.ROUTING_ID, session.encode("ascii"))
         if self._keys is not None:
-            connection.curve_serverkey = self._keys.scheduler.public
+            relays = self._keys.relay if self._plan.relays else None
+            connection.curve_serverkey = (relays or self._keys.scheduler).public
             connection.curve_publickey = self._keys.worker.public
             connection.curve_secretkey = self._keys.worker.secret
         return connection
@@ -216,7 +223,11 @@ class Crowd:
                 return
             try:
                 while True:
-                    self._hear(worker, worker.socket.recv(_NOW))
+                    frames = worker.socket.recv_multipart(_NOW)
+                    if worker.end is None or len(frames) == 2:  # else the hash before the message, which costs us alone
+                        self._hear(worker, frames[-1])
+                    elif worker.end.welcome(frames[0]):
+                        self._send(worker, worker.register)
             except zmq.Again:
                 continue
 
@@ -224,7 +235,7 @@ class Crowd:
         """Return whether the worker had to introduce itself because its connection was established."""
         has_come, worker.is_up = is_up and not worker.is_up, is_up
         if has_come:
-            worker.socket.send(worker.register, _NOW)
+            worker.socket.send(worker.register if worker.end is None else worker.end.hello, _NOW)
             self._in_flight -= not worker.is_known
             worker.is_known = True
         return has_come
@@ -304,7 +315,7 @@ class Crowd:
     def _send(self, worker: Worker, packed: bytes) -> None:
         """Send, or drop if the connection is down (as net.client): all is sent again when it is back."""
         try:
-            worker.socket.send(packed, zmq.NOBLOCK)
+            worker.socket.send(packed if worker.end is None else worker.end.seal(packed), zmq.NOBLOCK)
         except zmq.Again:
             worker.is_up = False
 

@@ -160,6 +160,30 @@ def _scheduler(arguments: Arguments) -> int:
     return ended.kind.exit_code
 
 
+def _relay(arguments: Arguments) -> int:
+    import argparse
+
+    from samebits import config
+    from samebits.service import log
+    from samebits.service.relay import RelayService
+
+    argparse.ArgumentParser(
+        prog="samebits relay",
+        description="Carry the messages of this host's workers over one connection to the scheduler, until SIGTERM. "
+        "SCHED_HOST=relay:127.0.0.1:8119,<the scheduler's host> names both, here and in the workers.",
+    ).parse_args(arguments)
+    settings, warnings = config.read(role_required=False)
+    log.set_up("relay")
+    for warning in warnings:
+        log.warn(warning)
+    service = RelayService(settings)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: service.stop())
+    service.serve()
+    return 0
+
+
 def _plain(arguments: Arguments) -> int:
     import argparse
 
@@ -213,6 +237,9 @@ SUBCOMMANDS = (
     Subcommand("run", "start a job here and follow it to its end", _in("commands.run.command")),
     Subcommand("recover", "restart the missing processes of the job here, and follow it", _in("commands.recover")),
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
+    Subcommand(
+        "relay", "carry this host's workers' messages over one connection to the scheduler", _relay, is_shown=False
+    ),
     Subcommand("status", "show the job's state; --json for programs", _in("commands.status")),
     Subcommand(
         "history", "show what happened, every recovery and where the time went; --html, --otel, --follow", _history

@@ -19,7 +19,7 @@ from typing import Any
 
 from samebits.errors import SettingsError
 from samebits.etcd_place import EtcdAccess, EtcdPlace
-from samebits.scheduler_hosts import addresses_in
+from samebits.scheduler_hosts import SchedulerAddress, addresses_in, split_relay
 from samebits.settings_table import (
     GRACES,
     HEALTH_LIMITS,
@@ -151,7 +151,8 @@ class Settings:
     """The values of ``VARIABLES``, typed. Relative folders are relative to the current folder.
 
     ``checkpoint_path`` is a ``str`` if it is a URL. ``journal_place`` is set if RECOVERY_PATH names an etcd;
-    ``recovery_path`` is then the folder of the journal's copy. ``role`` is None and ``worker_num`` with its bounds 0
+    ``recovery_path`` is then the folder of the journal's copy. ``relay`` is the relay that SCHED_HOST names before the
+    scheduler's hosts; ``sched_host`` is without it. ``role`` is None and ``worker_num`` with its bounds 0
     only if a tool read the settings with ``role_required=False``.
     """
 
@@ -209,6 +210,7 @@ class Settings:
     cluster_secret_file: Path | None
     cluster_insecure: bool
     journal_place: EtcdPlace | None = None
+    relay: SchedulerAddress | None = None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -225,6 +227,9 @@ def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True)
     reading = _Reading(environ, role_required)
     for variable in VARIABLES:
         reading.take(variable)
+    if (hosts := reading.values.get("sched_host")) is not None:
+        relay, rest = split_relay(hosts)
+        reading.values |= {"relay": relay, "sched_host": rest}
     reading.refuse_removed()
     reading.check_relations()
     if reading.problems:

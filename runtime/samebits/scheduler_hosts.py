@@ -1,4 +1,4 @@
-"""Parse SCHED_HOST: one host, several hosts, each optionally with a port, or a file of them.
+"""Parse SCHED_HOST: one host, several hosts, each optionally with a port, or a file of them; before them a relay.
 
 The setting stays a text in canonical form; callers that need its addresses get them here. No name is resolved and no
 file opened.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = "file:"
+RELAY = "relay:"
 MOST_HOSTS = 64
 _LONGEST_NAME = 253  # RFC 1035, section 2.3.4
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -53,13 +54,30 @@ def one_host(text: str) -> str:
         return value
 
 
+def split_relay(text: str) -> tuple[SchedulerAddress | None, str]:
+    """Split SCHED_HOST's canonical text into the address of this host's relay, if it names one, and the rest."""
+    if not text.startswith(RELAY):
+        return None, text
+    relay, _, rest = text.removeprefix(RELAY).partition(",")
+    ((host, port),) = listed(relay)
+    return SchedulerAddress(host, port or 0), rest
+
+
 def canonical(text: str) -> str:
     """Return SCHED_HOST in canonical form: a host, ``a,b:8119,[fd00::1]:8119``, or ``file:/path``.
+
+    ``relay:host:port,`` may precede each form.
 
     Raises:
         NotHostsError: ``text`` is none of these.
     """
     value = text.strip()
+    if value.startswith(RELAY):
+        relay, _, rest = value.removeprefix(RELAY).partition(",")
+        named = listed(relay)
+        if len(named) != 1 or named[0][1] is None or not rest or rest.strip().startswith(RELAY):
+            raise NotHostsError(f"expected {RELAY}host:port, and then the scheduler's host")
+        return f"{RELAY}{_written(*named[0])},{canonical(rest)}"
     if value.startswith(FILE):
         path = value.removeprefix(FILE)
         if not path.startswith("/"):

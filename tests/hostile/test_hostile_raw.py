@@ -60,10 +60,11 @@ def test_many_old_zmtp_peers_do_not_end_a_drain_early() -> None:
         with dealers(ends.port, [b"honest"]) as (honest,):
             honest.send(ASKED)
             until(ends.heard, lambda item: isinstance(item, Arrived))
-            for _ in range(2 * PEER_TURNS):
+            count = PEER_TURNS // 2
+            for _ in range(count):
                 say(ends.port, b"\x01\x00" + b"\x02\x00B" * 3)
             (first, *_) = drains = [list(ends.server.drain())]
-            assert sum(isinstance(item, Garbled) for item in first) == 3 * 2 * PEER_TURNS
+            assert sum(isinstance(item, Garbled) for item in first) == 3 * count > PEER_TURNS
             honest.send(ASKED)
             while Arrived("honest", StatusQuery(follow=False)) not in drains[-1]:
                 assert len(drains) < 100, "never heard"

@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -92,7 +93,7 @@ def test_every_peer_is_heard_in_a_drain_however_many_there_are(monkeypatch: pyte
 
 def test_rest_of_a_drain_is_not_lost(ends: Ends) -> None:
     client = ends.connected("talker")
-    count = 3 * PEER_TURNS
+    count = PEER_TURNS + 100  # the client's own queue holds 1000
     for number in range(count):
         client.send(StopJob(str(number)))
     seen = until(ends.heard, lambda item: item == Arrived("talker", StopJob(str(count - 1))))
@@ -268,6 +269,28 @@ def test_closing_does_not_wait_for_a_reader_of_its_own_events() -> None:
     """
     closing = "from tests.net.test_server_bounds import close_with_a_full_queue as close; close()"
     subprocess.run([sys.executable, "-c", closing], cwd=ROOT, check=True, timeout=PATIENCE_S)
+
+
+def lose_a_peer_with_unread_messages(count: int) -> None:
+    """Reset a connection whose messages and ping are unread, as a worker does that waits in vain for a pong."""
+    ends = Ends()
+    with bare_dealer(ends.port, b"impatient") as connection:
+        for _ in range(count):
+            connection.sendall(bytes([0, len(ASKED)]) + ASKED)
+        connection.sendall(b"\x04\x07\x04PING\x00\x0a")  # RFC 37
+        unread = ends.server._socket.poll(PATIENCE_S * 1000)
+        assert unread
+        threading.Event().wait(0.5)  # until ZeroMQ's thread has read what it takes
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset (socket(7))
+    seen = until(ends.heard, lambda item: item == ConnectionLost("impatient"))
+    assert seen.count(Arrived("impatient", StatusQuery(follow=False))) == count
+    ends.close()
+
+
+def test_peer_that_gives_up_on_a_busy_scheduler_does_not_abort_it() -> None:
+    """libzmq aborts if the peer's queue was full. Runs in a process that may be aborted."""
+    losing = "from tests.net.test_server_bounds import lose_a_peer_with_unread_messages as lose; lose(200)"
+    subprocess.run([sys.executable, "-c", losing], cwd=ROOT, check=True, timeout=PATIENCE_S)
 
 
 SPEAKER = """

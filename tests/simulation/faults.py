@@ -250,6 +250,12 @@ def _flap(world: World, rng: random.Random) -> bool:
     return True
 
 
+def _lose_relay(world: World, rng: random.Random) -> bool:
+    """Lose the relay of a host with several workers."""
+    hosts = [worker.process.host for worker in world.workers if worker.connection is not None]
+    return world.network.lose_relay(rng.choice(hosts), rng) > 1 if hosts else False
+
+
 def _partition(world: World, rng: random.Random) -> bool:
     """Separate some workers from the scheduler, sometimes in one direction only."""
     if not world.workers:
@@ -450,6 +456,7 @@ FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
     "scheduler stopped": _stop_scheduler,
     "connection broken": _flap,
     "partition": _partition,
+    "relay lost": _lose_relay,
     "duplicate started": _start_duplicate,
     "stranger started": _start_stranger,
     "message forged": _forge,

@@ -56,8 +56,15 @@ JOINT_STOPS_EVERY_S = {"joint stop asked for": 20.0}
 AILMENTS_EVERY_S = {"host unwell": 8.0}
 REPLACEMENTS_EVERY_S = {"replacement forged": 15.0}
 LOST_DISKS_EVERY_S = {"every disk lost": 25.0}
+RELAYS_EVERY_S = {"relay lost": 6.0}
 LATER_EVERY_S = (
-    HANGS_EVERY_S | DRAINS_EVERY_S | AILMENTS_EVERY_S | REPLACEMENTS_EVERY_S | LOST_DISKS_EVERY_S | JOINT_STOPS_EVERY_S
+    HANGS_EVERY_S
+    | DRAINS_EVERY_S
+    | AILMENTS_EVERY_S
+    | REPLACEMENTS_EVERY_S
+    | LOST_DISKS_EVERY_S
+    | JOINT_STOPS_EVERY_S
+    | RELAYS_EVERY_S
 )
 
 P_REPLACES = 0.4
@@ -66,6 +73,7 @@ P_ODD_RANK = 0.15
 """Share of runs in which a rank's state becomes different."""
 QUIETER = 0.2
 P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS, P_LOST_DISKS, P_JOINT_STOPS = 0.35, 0.3, 0.3, 0.3, 0.2, 0.2
+P_RELAYS = 0.2
 P_SHARDED = 0.3
 P_QUORUM = 0.4
 """Share of runs whose journal is in an etcd."""
@@ -149,6 +157,7 @@ class Mix:
         has("ailments", P_AILMENTS, AILMENTS_EVERY_S)
         has("lost disks", P_LOST_DISKS, LOST_DISKS_EVERY_S)
         has("joint stops", P_JOINT_STOPS, JOINT_STOPS_EVERY_S)
+        has("relays", P_RELAYS, RELAYS_EVERY_S)
         watch, keys, quorum = random_of("watch"), random_of("keys"), random_of("quorum")
         return replace(
             self,

@@ -78,6 +78,19 @@ class Network:
             self.world.after(self.world.rng.uniform(0.001, latest_s), self.world.host.connection_closed, connection)
         self.world.after(self.world.rng.uniform(0.001, 0.015), connection.worker.connection_closed, connection)
 
+    def lose_relay(self, host: str, rng: random.Random) -> int:
+        """End the connections of a host's workers together, without notifying the scheduler; return their number.
+
+        Each worker notices at its own time, because a relay may be stopped rather than dead.
+        """
+        ended = [one for one in self._open.values() if one.worker.process.host == host]
+        for connection in ended:
+            connection.is_open = False
+            del self._open[connection.number]
+            latest_s = self.world.policy.node_timeout_s / 2
+            self.world.after(rng.uniform(0.001, latest_s), connection.worker.connection_closed, connection)
+        return len(ended)
+
     def cut_off(self, nodes: frozenset[str], lasts_s: float, *, up: bool, down: bool, rng: random.Random) -> None:
         """Delay these nodes' messages, or the scheduler's to them, until the partition has healed."""
         heals_at, timeout_s = self.world.now + lasts_s, self.world.policy.node_timeout_s

@@ -69,19 +69,27 @@ def file_problem(path: Path, error: NotHostsError) -> str:
 
 
 class AddressBook:
-    """The addresses of SCHED_HOST in turn. Not thread-safe.
+    """The addresses of SCHED_HOST in turn, the relay's first. Not thread-safe.
 
     Args:
         host: SCHED_HOST.
         port: SCHED_PORT.
         wake: called from another thread when :meth:`take` has something to do.
+        relay: of this host; None if there is none.
 
     Attributes:
         has_choice: whether there may be other addresses than the present one.
     """
 
-    def __init__(self, host: str, port: int, wake: Callable[[], None] = lambda: None) -> None:
-        self.has_choice = not names_one(host)
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        wake: Callable[[], None] = lambda: None,
+        relay: SchedulerAddress | None = None,
+    ) -> None:
+        self.has_choice = relay is not None or not names_one(host)
+        self._relay = () if relay is None else (relay,)
         self._turns = 0
         self._file, self._port, self._wake = file_in(host), port, wake
         self._index = 0
@@ -90,15 +98,20 @@ class AddressBook:
         self._said = ""
         self._changes = self._notices = 0  # since an address was the right one
         self._refusals: dict[SchedulerAddress, str] = {}
-        self._all = addresses_in(host, port)
+        self._all = self._relay + addresses_in(host, port)
         if self._file is not None:
             with contextlib.suppress(NotHostsError):  # reported by the next take()
-                self._all = read_file(self._file, port)
+                self._all = self._relay + read_file(self._file, port)
 
     @property
     def present(self) -> SchedulerAddress | None:
         """Return the address that is tried or used now; None until a file has named one."""
         return self._all[self._index] if self._all else None
+
+    @property
+    def is_at_relay(self) -> bool:
+        """Return whether the present address is the relay's."""
+        return bool(self._relay) and self._index == 0
 
     @property
     def every(self) -> tuple[SchedulerAddress, ...]:
@@ -181,6 +194,6 @@ class AddressBook:
 
     def _read_file(self, path: Path) -> None:
         try:
-            self._read = read_file(path, self._port)
+            self._read = self._relay + read_file(path, self._port)
         except NotHostsError as error:
             self._read = error

@@ -13,6 +13,11 @@ even if ZeroMQ itself would give up.
 If SCHED_HOST names several addresses, each gets a socket of its own, so that no message from one address is received
 over the next. The client leaves an address if no handshake completes in time, if its secret differs, or if its user
 asks for it.
+
+If this host has a relay, it is tried first, and the messages are sealed for the scheduler (``net.channel``). The
+connection counts as up once the scheduler's welcome has arrived. If the relay dies, stops or loses the scheduler, the
+client connects to the scheduler itself, after a delay that differs between sessions and is short enough to keep the
+lease.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import itertools
 import os
 import socket
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +38,10 @@ from samebits.core import messages
 from samebits.errors import ProtocolError
 from samebits.net.address import endpoint
 from samebits.net.address_book import AddressBook
+from samebits.net.channel import ATTACH_AGAIN, DATA, UNREACHABLE, WELCOME, ForgedError, RankEnd
 from samebits.net.curve import ClusterKeys
-from samebits.net.sockets import EVENT, STOPPED, Waker, close_both
+from samebits.net.relaying import MAX_RELAYED_BYTES
+from samebits.net.sockets import EVENT, STOPPED, Waker, Wire, close_both
 from samebits.scheduler_hosts import SchedulerAddress
 
 _SIGNATURE_AND_VERSION = b"\xff" + bytes(8) + b"\x7f" + b"\x03"
@@ -119,6 +127,10 @@ STAYS_S = 5.0  # a connection that lasted this long was the right one
 ASK_AFTER = 3
 ASK_TIMEOUT_S = 1.0
 REFUSED_AFTER = 2  # a killed scheduler closes all its connections, and one of them may stand a moment longer
+AT_RELAY = 3
+"""A connection to a relay may be silent for this part of NODE_TIMEOUT, so that the rest is left to attach elsewhere."""
+SPREAD = 5
+"""Ranks whose relay is gone come to the scheduler within this part of NODE_TIMEOUT."""
 _FINAL = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 _EVENTS = (
@@ -179,17 +191,28 @@ class Client:
         identity: this connection's name at the scheduler: the session, ASCII.
         silence_s: after this long without ZeroMQ's own heartbeat the connection counts as closed.
         keys: the cluster's keys; None: no authentication or encryption.
+        relay: the address of this host's relay; None if there is none.
+        wire: writes and reads the messages.
 
     Attributes:
         peer: the other end of the latest connection, as the kernel reports it; None before the first one.
     """
 
     def __init__(
-        self, host: str, port: int, identity: str, silence_s: float, *, keys: ClusterKeys | None = None
+        self,
+        host: str,
+        port: int,
+        identity: str,
+        silence_s: float,
+        *,
+        keys: ClusterKeys | None = None,
+        relay: SchedulerAddress | None = None,
+        wire: Wire = messages.SCHEMA,
     ) -> None:
         self._waker = Waker()
-        self._book = AddressBook(host, port, self.wake)
-        self._keys = keys
+        self._book = AddressBook(host, port, self.wake, relay)
+        self._keys, self._wire = keys, wire
+        self._delay_s = silence_s / SPREAD * zlib.crc32(identity.encode()) / 2**32
         self._identity, self._silence_s = identity, silence_s
         self._handshake_s = max(1.0, silence_s)
         self._said_elsewhere: set[str] = set()
@@ -215,6 +238,9 @@ class Client:
         self._refusals = 0  # of connections younger than the witness
         self._retry_at: float | None = None
         self._is_up, self._up_at = False, 0.0
+        self._end: RankEnd | None = None  # of the attachment through a relay
+        is_at_relay = self._book.is_at_relay
+        silence_s = self._silence_s / AT_RELAY if is_at_relay else self._silence_s
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, self._identity.encode("ascii"))
         for option, value in {
@@ -224,12 +250,13 @@ class Client:
             zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
             zmq.RECONNECT_IVL: RECONNECT_MS,
             zmq.HANDSHAKE_IVL: int(self._handshake_s * 1000),
-            zmq.HEARTBEAT_IVL: max(1, int(self._silence_s * 1000 / 3)),
-            zmq.HEARTBEAT_TIMEOUT: int(self._silence_s * 1000),
+            zmq.HEARTBEAT_IVL: max(1, int(silence_s * 1000 / 3)),
+            zmq.HEARTBEAT_TIMEOUT: int(silence_s * 1000),
         }.items():
             self._socket.setsockopt(option, value)
         if self._keys is not None:
-            self._socket.curve_serverkey = self._keys.scheduler.public
+            relays = self._keys.relay if is_at_relay else None
+            self._socket.curve_serverkey = (relays or self._keys.scheduler).public
             self._socket.curve_publickey = self._keys.worker.public
             self._socket.curve_secretkey = self._keys.worker.secret
         # A unique name: by default the second socket would take the first one's, which is closed a moment later.
@@ -250,13 +277,23 @@ class Client:
 
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something arrives, ``wake`` is called, or ``timeout_s`` has passed."""
+        timeout_s = self.pause_s(timeout_s)
+        ready = self._poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
+        if any(source == self._waker.descriptor for source, _ in ready):
+            self._waker.rest()
+
+    def pause_s(self, timeout_s: float | None) -> float | None:
+        """Return ``timeout_s``, or less if ``drain`` has something to do sooner."""
         for at in (self._retry_at, self._leave_at):
             if at is not None:
                 left_s = max(0.0, at - time.monotonic())
                 timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
-        ready = self._poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
-        if any(source == self._waker.descriptor for source, _ in ready):
-            self._waker.rest()
+        return timeout_s
+
+    @property
+    def sources(self) -> list[zmq.Socket[bytes] | int]:
+        """Return the sockets and the descriptor to poll, instead of ``wait``; a reconnect may change them."""
+        return [self._socket, self._monitor, self._waker.descriptor]
 
     def wake(self) -> None:
         """Make ``wait`` return; may be called from any thread."""
@@ -280,6 +317,8 @@ class Client:
         """Schedule leaving the present address: soon, but later if all addresses were tried in vain."""
         self._is_waited_for = False
         soon = time.monotonic() + RECONNECT_MS / 1000 * self._book.slowness(4)
+        if self._book.is_at_relay:
+            soon += self._delay_s
         self._leave_at = soon if self._leave_at is None else min(self._leave_at, soon)
 
     def drain(self) -> Iterator[Up | Down | ShutOut | TurnedAway | PassedOver | Got]:
@@ -306,9 +345,37 @@ class Client:
             except zmq.Again:
                 return
             try:
-                yield Got(messages.SCHEMA.unpack(frames[-1], MAX_INCOMING_BYTES))
-            except ProtocolError:
-                continue  # not our protocol: ignore it; the time limits keep running
+                if self._book.is_at_relay:
+                    yield from self._take_relayed(frames)
+                else:
+                    yield Got(self._wire.unpack(frames[-1], MAX_INCOMING_BYTES))
+            except (ProtocolError, ForgedError):
+                continue  # not our protocol, or not our scheduler: ignore it; the time limits keep running
+
+    def _attach(self) -> None:
+        """Introduce this rank to the scheduler through the relay; leave the relay if no welcome arrives in time."""
+        session_key = b"" if self._keys is None else self._keys.session_key
+        self._end = RankEnd(session_key, self._identity)
+        self._leave_at, self._is_waited_for = time.monotonic() + self._silence_s / AT_RELAY + self._delay_s, False
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(self._end.hello, zmq.NOBLOCK)
+
+    def _take_relayed(self, frames: list[bytes]) -> Iterator[Up | Down | Got]:
+        """Yield what a relay passed on, or says itself: that its scheduler is gone, or can be reached."""
+        kind = frames[0][:1]
+        if kind == DATA and len(frames) == 2 and self._end is not None:
+            self._end.check(frames[0][1:], frames[1])
+            yield Got(self._wire.unpack(frames[1], MAX_INCOMING_BYTES))
+        elif kind == WELCOME and self._end is not None and self._end.welcome(frames[0]):
+            self._is_up, self._leave_at, self._up_at = True, None, time.monotonic()
+            yield Up()
+        elif kind in (ATTACH_AGAIN, UNREACHABLE):
+            was_up, self._is_up, self._end = self._is_up, False, None
+            if was_up:
+                self._leave_at = time.monotonic() + self._silence_s / AT_RELAY + self._delay_s
+                yield Down()
+            if kind == ATTACH_AGAIN:
+                self._attach()
 
     def _take_file(self) -> Iterator[Down | PassedOver]:
         in_use = self._book.present
@@ -342,7 +409,8 @@ class Client:
             self._connected_at = time.monotonic()
             self._is_younger = is_after_witness  # only meaningful with a witness; a new witness resets it
             self.peer = _peer_of(value) or self.peer
-            if self._leave_at is not None and self._is_waited_for:  # something listens there: give it more time, once
+            is_slow = self._is_waited_for and not self._book.is_at_relay
+            if self._leave_at is not None and is_slow:  # something listens there: give it more time, once
                 self._leave_at, self._is_waited_for = time.monotonic() + GREET_S * self._book.slowness(8), False
         elif event == zmq.EVENT_CLOSED:
             if self._leave_at is not None:  # nothing listens there
@@ -350,11 +418,19 @@ class Client:
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._failures, self._said = 0, set()
             self._dismiss()
+            if self._book.is_at_relay:
+                self._attach()
+                return
             self._is_up, self._leave_at, self._up_at = True, None, time.monotonic()
             yield Up()
         elif event == zmq.EVENT_DISCONNECTED:
             self._book.look()
-            self._is_up = False
+            was_up, self._is_up, self._end = self._is_up, False, None
+            if self._book.is_at_relay:
+                self._leave_at, self._is_waited_for = time.monotonic() + self._delay_s, False
+                if was_up:
+                    yield Down()
+                return
             if time.monotonic() - self._up_at > STAYS_S:
                 self._book.stays()
             if self._leave_at is None:
@@ -451,8 +527,13 @@ class Client:
 
     def send(self, message: object) -> None:
         """Send the message, or drop it if there is no connection."""
+        packed = self._wire.pack(message)
+        if self._book.is_at_relay:
+            if self._end is None or not self._end.is_open or len(packed) > MAX_RELAYED_BYTES:
+                return
+            packed = self._end.seal(packed)
         try:
-            self._socket.send(messages.SCHEMA.pack(message), zmq.NOBLOCK)
+            self._socket.send(packed, zmq.NOBLOCK)
         except zmq.Again:
             return  # repeated after the reconnect
 

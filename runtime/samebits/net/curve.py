@@ -1,7 +1,9 @@
-"""Read the cluster's secret and derive the two key pairs of CURVE, ZeroMQ's authentication and encryption.
+"""Read the cluster's secret and derive the key pairs of CURVE, ZeroMQ's authentication and encryption.
 
-Every process that knows the secret computes the same two pairs, the scheduler's and the workers'. So no key is ever
-sent or stored, and a successful handshake proves that a process knows the secret.
+Every process that knows the secret computes the same pairs: the scheduler's, the workers' and the relays'. So no key is
+ever sent or stored, and a successful handshake proves that a process knows the secret, or is a relay that was given the
+relays' pair. The secret also yields the session key, with which ranks and the scheduler authenticate the messages that
+pass through a relay (``net.relaying``); a relay discards it.
 
 Derivation: ``master = scrypt(secret, salt="samebits curve keys v1", N=2^14, r=8, p=1)`` (RFC 7914, with its parameters
 for interactive use: some 50 ms and 16 MiB per guess), then for each side 32 bytes of BLAKE2b, keyed with the master and
@@ -41,10 +43,29 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ClusterKeys:
-    """Both sides' keys. The public halves are secret too: a handshake can be requested with one of them."""
+    """Both sides' keys. The public halves are secret too: a handshake can be requested with one of them.
+
+    Attributes:
+        scheduler: of the listening side.
+        worker: of the connecting side.
+        relay: of relays, which may connect to the listening side too; None: no relay may.
+        session_key: authenticates a rank's messages through a relay, end to end; empty in a relay.
+    """
 
     scheduler: KeyPair = field(repr=False)
     worker: KeyPair = field(repr=False)
+    relay: KeyPair | None = field(default=None, repr=False)
+    session_key: bytes = field(default=b"", repr=False)
+
+    def above_relay(self) -> ClusterKeys:
+        """Return the keys with which a relay connects to the scheduler."""
+        assert self.relay is not None, "these keys are a relay's already"
+        return ClusterKeys(scheduler=KeyPair(self.scheduler.public, b""), worker=self.relay)
+
+    def below_relay(self) -> ClusterKeys:
+        """Return the keys between a relay and its workers; the secret half that a side does not need is left out."""
+        assert self.relay is not None, "these keys are a relay's already"
+        return ClusterKeys(scheduler=self.relay, worker=self.worker)
 
 
 def cluster_keys(secret: str | None, secret_file: Path | None) -> ClusterKeys | None:
@@ -108,7 +129,12 @@ def derive_keys(words: bytes) -> ClusterKeys:
     master = hashlib.scrypt(
         words, salt=_SALT, n=_SCRYPT_N, r=_SCRYPT_R, p=_SCRYPT_P, maxmem=_SCRYPT_MEMORY_BYTES, dklen=32
     )
-    return ClusterKeys(scheduler=_pair(master, b"scheduler"), worker=_pair(master, b"worker"))
+    return ClusterKeys(
+        scheduler=_pair(master, b"scheduler"),
+        worker=_pair(master, b"worker"),
+        relay=_pair(master, b"relay"),
+        session_key=hashlib.blake2b(key=master, person=b"session", digest_size=32).digest(),
+    )
 
 
 def _pair(master: bytes, side: bytes) -> KeyPair:

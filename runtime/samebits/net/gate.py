@@ -40,6 +40,8 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"samebits"
 MAX_EVENTS = 4096
 """Events handled per call: twice what ZeroMQ queues before its I/O thread waits for us."""
+RELAYS_ID = "relay"
+"""ZeroMQ's ``User-Id`` of connections that used the relays' key."""
 UNKNOWN = "an unknown address"
 CHECK_S = 1.0  # how often a connection without messages is checked
 SLICES = 16  # connections are checked in slices, because checking thousands at once would delay detection of a loss
@@ -137,12 +139,14 @@ class Gate:
         self._rejected: list[Rejected] = []
         self._failure: Rejection | None = None  # of the descriptor that the next DISCONNECTED event names
         self._zap: zmq.Socket[bytes] | None = None
-        self._expected = b""
+        self._user_of: dict[bytes, bytes] = {}  # by public key
         if keys is not None:
             self._zap = listening.context.socket(zmq.REP)
             self._zap.linger = 0
             self._zap.bind(ZAP_ENDPOINT)
-            self._expected = z85.decode(keys.worker.public)
+            self._user_of = {z85.decode(keys.worker.public): b""}
+            if keys.relay is not None:
+                self._user_of[z85.decode(keys.relay.public)] = RELAYS_ID.encode()
             listening.curve_server = True
             listening.curve_secretkey = keys.scheduler.secret
             listening.zap_domain = ZAP_DOMAIN
@@ -262,9 +266,9 @@ class Gate:
         A question is: version, request, domain, address, identity, mechanism, key (RFC 27).
         """
         assert self._zap is not None, "a question came over it"
-        is_right = len(question) == 7 and question[5] == b"CURVE" and question[6] == self._expected
-        status = [b"200", b"OK"] if is_right else [b"400", b"another key"]
-        self._zap.send_multipart([b"1.0", question[1], *status, b"", b""])
+        user = self._user_of.get(question[6]) if len(question) == 7 and question[5] == b"CURVE" else None
+        status = [b"400", b"another key", b""] if user is None else [b"200", b"OK", user]
+        self._zap.send_multipart([b"1.0", question[1], *status, b""])
 
     def _turn_away(self) -> Iterator[Rejected]:
         """Close connections beyond the bound; they are removed once ZeroMQ notices."""

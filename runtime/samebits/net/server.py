@@ -11,10 +11,19 @@ other peers too, and pending messages are read before leases are checked. Per pe
 and by name, which are removed with its connection. They hold its last heartbeat, and an identical one is not parsed
 again.
 
+The queue is long because a full one is dangerous. ZeroMQ stops reading such a connection, also the pings of its peer,
+which gives up after NODE_TIMEOUT and resets the connection. If a ping is among the data that was read before, libzmq
+4.3.5 then aborts this process (``!_io_error`` in ``stream_engine_base.cpp``, reported as libzmq #4841). A worker that
+sends two messages a second fills a queue of 32 while a scheduler is busy for 16 s, and one of 256 in two minutes. A
+hostile peer can still fill it.
+
 Descriptors are reused, and a close may be read before or after messages of the next connection with the same number. So
 ``ConnectionLost`` may be reported for a peer that has already reconnected, which is then probed (``core.scheduler``);
 for a peer that is gone it is always reported. Unread messages of a connection whose peer has reconnected are dropped:
 they arrive under a name that no peer has, and the peer repeats what matters.
+
+A peer may be a relay, whose ranks are peers like any other (``net.relaying``), but share its descriptor. A relay's
+connection that closes is no close of its ranks' connections.
 
 A dead connection that was not closed is detected by its silence (``net.gate``), not by heartbeats that ZeroMQ sends
 from here: to cancel a timer, ZeroMQ searches the timers of all connections (``poller_base_t::cancel_timer`` in libzmq),
@@ -49,15 +58,18 @@ from samebits.errors import ProtocolError
 from samebits.net.address import BACKLOG, cannot_listen, endpoint, not_to_listen_on, place_of
 from samebits.net.curve import ClusterKeys
 from samebits.net.descriptors import raise_descriptor_limit
-from samebits.net.gate import UNKNOWN, Gate, Rejected, Rejection
-from samebits.net.sockets import Waker, source_of
+from samebits.net.gate import RELAYS_ID, UNKNOWN, Gate, Rejected, Rejection
+from samebits.net.relaying import RELAY_PREFIX, Attachment, Carried, Detached, Dropped, RelayedRanks
+from samebits.net.sockets import Waker, Wire, source_of
 
 __all__ = ["Arrived", "ConnectionLost", "Garbled", "Incoming", "Rejected", "Rejection", "Server"]
 
 MAX_INCOMING_BYTES = 1 << 20
-MAX_INCOMING_QUEUE = 32
+MAX_INCOMING_QUEUE = 256
+MAX_UNHEARD_BYTES = 33 * MAX_INCOMING_BYTES
+"""Most bytes of a connection that completes no message."""
 MAX_OUTGOING_QUEUE = 100
-PEER_TURNS = 64  # messages of one peer per drain; more than an honest one sends after a pause of a minute
+PEER_TURNS = 512  # messages of one peer per drain; more than its queue holds, so that a close is read after them
 DRAIN_LIMIT = 8192  # messages per drain, or one per connection, if that is more
 MAX_SOCKETS = 65535
 MAX_REPEATED_BYTES = 512
@@ -123,6 +135,8 @@ class Server:
         port: TCP port.
         silence_s: time limit of a handshake; after about a third longer without a byte a connection counts as closed.
         keys: the cluster's keys; None: no authentication or encryption.
+        wire: writes and reads the messages.
+        takes_relays: whether peers may be relays, with ranks behind them.
         most_connections: how many an honest cluster may need at a time; bounded by the system's limits.
         inherited: listening sockets, made by the parent process.
     """
@@ -134,6 +148,8 @@ class Server:
         silence_s: float,
         *,
         keys: ClusterKeys | None = None,
+        wire: Wire = messages.SCHEMA,
+        takes_relays: bool = True,
         most_connections: int = MAX_SOCKETS,
         inherited: Sequence[socket.socket] = (),
     ) -> None:
@@ -157,8 +173,7 @@ class Server:
             zmq.HANDSHAKE_IVL: max(1000, int(silence_s * 1000)),
         }.items():
             self._socket.setsockopt(option, value)
-        most_bytes = (MAX_INCOMING_QUEUE + 1) * MAX_INCOMING_BYTES
-        self._gate = Gate(self._socket, keys, self.max_connections, most_bytes, silence_s)
+        self._gate = Gate(self._socket, keys, self.max_connections, MAX_UNHEARD_BYTES, silence_s)
         self._poller = zmq.Poller()
         self._waker = Waker()
         self._bells, self._is_rung = self._gate.sources, True
@@ -167,6 +182,11 @@ class Server:
         self._peer_of: dict[int, _Peer] = {}
         self._descriptor_of: dict[str, int] = {}
         self._displaced: list[str] = []  # peers whose descriptor another peer now uses
+        self._wire = wire
+        self._has_keys = keys is not None
+        self._takes_relays = takes_relays
+        session_key = b"" if keys is None else keys.session_key
+        self._relayed = RelayedRanks(session_key, self.max_connections, self._send)
         self._told: dict[type, tuple[object, bytes | zmq.Frame]] = {}  # by type, the last message and its packed form
         self._listen(addresses, port, {place_of(one): one for one in inherited})
 
@@ -185,6 +205,11 @@ class Server:
                 self.close()
                 raise cannot_listen(address, port, error.errno, error.strerror) from None
 
+    @property
+    def sources(self) -> list[zmq.Socket[bytes] | int]:
+        """Return what to poll before ``wait(0)``, in a loop that has other sockets too."""
+        return [self._socket, *self._bells, self._waker.descriptor]
+
     def watch(self, descriptor: int) -> None:
         """Make ``wait`` also return when this descriptor becomes readable."""
         self._poller.register(descriptor, zmq.POLLIN)
@@ -195,6 +220,7 @@ class Server:
 
     def wait(self, timeout_s: float) -> set[int]:
         """Sleep until something can be read; return the watched descriptors that are readable."""
+        self._relayed.flush()
         ready = self._poller.poll(0 if self._gate.has_news else max(0, int(timeout_s * 1000 + 0.999)))
         self._is_rung = any(source is bell for source, _ in ready for bell in self._bells)
         descriptors = {source for source, _ in ready if isinstance(source, int)}
@@ -235,11 +261,11 @@ class Server:
                 yield Garbled("", OLD_ZMTP, UNKNOWN)
                 turn = turns_of_old[name] = turns_of_old.get(name, 0) + 1
             else:
-                incoming = self._read(name, body, more, descriptor, owners)
-                if incoming is not None:
-                    yield incoming
-                turn = turns[descriptor] = turns.get(descriptor, 0) + 1
-            if turn == PEER_TURNS:
+                found = self._read(name, body, more, descriptor, owners)
+                yield from found
+                taken = self._relayed.turns(descriptor) if descriptor in self._relayed.relays else 1
+                turn = turns[descriptor] = turns.get(descriptor, 0) + taken
+            if turn >= PEER_TURNS:
                 break  # the others have had their turn; the rest follows at the next drain
         self._gate.heard(turns)
         for end in ended:
@@ -256,36 +282,63 @@ class Server:
     def _close(self, peer: str, descriptor: int, *, still_used: bool) -> Iterator[ConnectionLost]:
         if not still_used:
             self._peer_of.pop(descriptor, None)
+            self._forget_relay(descriptor)
         if self._descriptor_of.get(peer) == descriptor:
             del self._descriptor_of[peer]
             yield ConnectionLost(peer)
 
     def _read(
         self, name: bytes, body: zmq.Frame, more: int, descriptor: int, owners: dict[int, list[str]]
-    ) -> Incoming | None:
+    ) -> list[Incoming]:
         peer = self._peer_of.get(descriptor)
         if peer is None or name != peer.name or self._descriptor_of.get(peer.session) != descriptor:
-            if not _PEER.fullmatch(name):
-                if _was_renamed(body):
-                    return None
-                return Garbled("", f"its name is {name[:40]!r}, expected a session", self._gate.address_of(descriptor))
+            if problem := self._problem_of_name(name, body):
+                return [Garbled("", problem, self._gate.address_of(descriptor))]
+            if not _PEER.fullmatch(name):  # ZeroMQ took its name away
+                return []
             peer = self._meet(name, descriptor, peer)
         if owners and descriptor in owners and owners[descriptor][-1:] != [peer.session]:
             owners[descriptor].append(peer.session)
         if more:
             address = self._gate.address_of(descriptor)
-            return Garbled(peer.session, f"{more + 1} frames instead of one message", address)
+            return [Garbled(peer.session, f"{more + 1} frames instead of one message", address)]
         packed = body.bytes
         if packed == peer.said:
             assert peer.arrived is not None, "the heartbeat was stored"
-            return peer.arrived
+            return [peer.arrived]
+        if name.startswith(RELAY_PREFIX) and self._takes_relays:
+            return self._read_relayed(name, packed, descriptor)
+        return [self._decoded(peer, peer.session, packed, descriptor)]
+
+    def _decoded(self, memory: _Peer | Attachment, session: str, packed: bytes, descriptor: int) -> Arrived | Garbled:
+        """Decode a message; a heartbeat is kept in ``memory``."""
         try:
-            arrived = Arrived(peer.session, messages.SCHEMA.unpack(packed, MAX_INCOMING_BYTES))
+            arrived = Arrived(session, self._wire.unpack(packed, MAX_INCOMING_BYTES))
         except ProtocolError as error:
-            return self._garbled(peer.session, packed, error, self._gate.address_of(descriptor))
+            return self._garbled(session, packed, error, self._gate.address_of(descriptor))
         if type(arrived.message) is Heartbeat and len(packed) <= MAX_REPEATED_BYTES:
-            peer.said, peer.arrived = packed, arrived
+            memory.said, memory.arrived = packed, arrived
         return arrived
+
+    def _read_relayed(self, name: bytes, packed: bytes, descriptor: int) -> list[Incoming]:
+        """Return what a relay's frame contains: its ranks' messages, as if each had its own connection."""
+        found: list[Incoming] = []
+        try:
+            for part in self._relayed.take(name, descriptor, packed):
+                match part:
+                    case Carried(session, body, attachment):
+                        self._descriptor_of[session] = descriptor
+                        is_repeated = body == attachment.said
+                        found.append(
+                            attachment.arrived if is_repeated else self._decoded(attachment, session, body, descriptor)
+                        )
+                    case Dropped(problem):
+                        found.append(Garbled("", problem, self._gate.address_of(descriptor)))
+                    case Detached(session) if self._descriptor_of.pop(session, None) is not None:
+                        found.append(ConnectionLost(session))
+        except ProtocolError as error:
+            found.append(Garbled("", f"a relay's frame is {error}", self._gate.address_of(descriptor)))
+        return found
 
     def _meet(self, name: bytes, descriptor: int, before: _Peer | None) -> _Peer:
         """Register a peer that sends over this connection for the first time, or returned to it."""
@@ -293,9 +346,27 @@ class Server:
         if before is not None and before.name != name and self._descriptor_of.get(before.session) == descriptor:
             del self._descriptor_of[before.session]
             self._displaced.append(before.session)
+        self._forget_relay(descriptor, still=name)
+        self._relayed.leave(peer.session)
         self._peer_of[descriptor] = peer
         self._descriptor_of[peer.session] = descriptor
         return peer
+
+    def _forget_relay(self, descriptor: int, still: bytes = b"") -> None:
+        """Forget the ranks of a relay whose connection closed. That is no close of theirs: each lease decides."""
+        for session in self._relayed.drop(descriptor, still):
+            self._descriptor_of.pop(session, None)
+
+    def _problem_of_name(self, name: bytes, body: zmq.Frame) -> str:
+        """Return why a connection may not have this name, or ""; with a secret, relays have keys of their own."""
+        if not _PEER.fullmatch(name):
+            return "" if _was_renamed(body) else f"its name is {name[:40]!r}, expected a session"
+        is_relays = self._has_keys and body.get("User-Id") == RELAYS_ID
+        if not self._has_keys or is_relays == name.startswith(RELAY_PREFIX):
+            return ""
+        if is_relays:
+            return "a relay uses a worker's session as its own; its messages were dropped"
+        return "a worker sends as a relay; its messages were dropped"
 
     @staticmethod
     def _garbled(session: str, packed: bytes, error: ProtocolError, address: str) -> Garbled:
@@ -313,6 +384,10 @@ class Server:
         """Return the IP address that the peer's connection comes from."""
         return self._gate.address_of(self._descriptor_of.get(peer, -1))
 
+    def send_frames(self, peer: str, *frames: bytes) -> bool:
+        """Send a message of several frames; return False, and drop it, if the peer is gone."""
+        return self._send(peer.encode("ascii"), *frames)
+
     def send(self, peer: str, message: object) -> bool:
         """Send a message; return False, and drop it, if the peer is gone.
 
@@ -321,9 +396,21 @@ class Server:
         packed = self._pack(message)
         if type(message) in WELCOMES:
             self._gate.settle(self._descriptor_of.get(peer, -1))
+        if peer in self._relayed:
+            self._relayed.add(peer, packed, packed if isinstance(packed, bytes) else packed.bytes)
+            return True
+        return self._send(peer.encode("ascii"), packed)
+
+    def flush(self) -> None:
+        """Send the queued messages to ranks behind relays; ``wait`` does so too."""
+        self._relayed.flush()
+
+    def _send(self, name: bytes, *frames: bytes | zmq.Frame) -> bool:
         try:
-            self._send_frame(peer.encode("ascii"), _MORE)
-            self._send_frame(packed, _NOW)
+            self._send_frame(name, _MORE)
+            for frame in frames[:-1]:
+                self._send_frame(frame, _MORE)
+            self._send_frame(frames[-1], _NOW)
         except zmq.Again:
             return True  # its queue is full: a peer that does not read recovers with its next heartbeat, or is lost
         except zmq.ZMQError as error:
@@ -335,17 +422,18 @@ class Server:
     def _pack(self, message: object) -> bytes | zmq.Frame:
         kind = type(message)
         if kind not in TOLD_ALIKE:
-            return messages.SCHEMA.pack(message)
+            return self._wire.pack(message)
         last = self._told.get(kind)
         if last is not None and (last[0] is message or last[0] == message):
             return last[1]
-        packed = messages.SCHEMA.pack(message)
+        packed = self._wire.pack(message)
         ready = packed if len(packed) < SHARED_BYTES else zmq.Frame(packed)
         self._told[kind] = (message, ready)
         return ready
 
     def close(self) -> None:
         """Close after everything was sent, at most a second later."""
+        self._relayed.flush()
         self._gate.close()
         self._context.term()
         self._waker.close()

@@ -1,10 +1,11 @@
-"""Small helpers for sockets: a pipe that wakes a polling thread, and ZeroMQ's event format."""
+"""The parts that both ends share: a pipe that wakes a polling thread, ZeroMQ's event format, and the codec's type."""
 
 from __future__ import annotations
 
 import os
 import struct
 import threading
+from typing import Protocol
 
 import zmq
 
@@ -41,6 +42,20 @@ class Waker:
             write, self._write = self._write, -1
             os.close(write)
             os.close(self.descriptor)
+
+
+class Wire(Protocol):
+    """Writes and reads the messages of a connection."""
+
+    def pack(self, value: object) -> bytes:
+        """Return the message's bytes."""
+
+    def unpack(self, packed: bytes, max_bytes: int) -> object:
+        """Return the message.
+
+        Raises:
+            ProtocolError: ``packed`` is longer than ``max_bytes`` or malformed.
+        """
 
 
 STOPPED = zmq.EVENT_MONITOR_STOPPED  # must be among the events that the monitor is asked for

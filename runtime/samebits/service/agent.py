@@ -209,7 +209,7 @@ class Agent:
         self._end_at: float | None = None  # when a main thread that must end is ended
         self.keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         host, port = settings.sched_host, settings.sched_port
-        self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys)
+        self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys, relay=settings.relay)
         self._deaths = DeathWatch(lambda session: self._report(PeerGone(session)))
         self._observer = ProcessObserver(settings.node_timeout_s)
         self._beside: dict[str, ProcessIdentity] = {}  # the watched peer, by node

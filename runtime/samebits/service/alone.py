@@ -45,6 +45,7 @@ class SchedulerThread:
             self.settings = replace(
                 settings,
                 sched_host=loopback(),
+                relay=None,
                 sched_bind=None,
                 sched_port=free_port([loopback()]),
                 cluster_secret=secrets.token_hex(32),

@@ -404,6 +404,7 @@ class SchedulerService:
             this_pass.sends = [send for send in this_pass.sends if not isinstance(send.message, KeyAnswer)]
         for send in this_pass.sends:
             server.send(send.session, send.message)
+        server.flush()
         if this_pass.notes:
             log.tell([(_LOG_LEVELS[note.level], note.text) for note in this_pass.notes])
         if self._events is not None:

@@ -1,0 +1,299 @@
+"""Frames between a relay and the scheduler, and the scheduler's record of the ranks behind relays.
+
+A relay connects under a name that begins with ``relay-`` and packs what its ranks send into :class:`Upward` frames. The
+scheduler answers with :class:`Downward` frames, in which a message to many ranks appears once. Relays only carry: the
+messages are sealed by the ranks (``net.channel``), each rank keeps its session and lease, and nothing about relays
+reaches the core.
+
+A relay may report that a rank's connection to it has closed, which counts as a closed connection of that rank. If the
+relay's own connection closes, that says nothing about its ranks: no close is reported, and each rank's lease decides
+unless it attaches elsewhere in time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from samebits.core.values import MAX_ID_CHARS, Meta, Schema, Value, line
+from samebits.net.channel import HELLO, MAC_BYTES, NONCE_BYTES, ForgedError, SchedulerEnd, digest_of
+
+RELAY_PREFIX = b"relay-"
+MAX_FRAME_BYTES = 1 << 20
+MAX_RELAYED_BYTES = MAX_FRAME_BYTES - (1 << 12)
+"""Most bytes of a rank's message through a relay: it must fit into a frame."""
+MAX_BATCH = 1024
+"""Most messages in a frame."""
+MAX_RANKS = 1024
+"""Most ranks behind one relay."""
+DOWN_BYTES = 1 << 20
+"""From this size on, what waits for a relay is sent without waiting for more."""
+
+_SESSION = re.compile(r"[0-9A-Za-z._-]{1,64}")
+_HELLO_BYTES = 1 + NONCE_BYTES + MAC_BYTES
+_Session = Annotated[str, line(MAX_ID_CHARS, least=1)]
+_Stamp = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
+
+
+class Upward(Value, frozen=True):
+    """Messages from the ranks behind a relay in order of arrival, then the ranks whose connection to it closed."""
+
+    messages: Annotated[tuple[tuple[_Session, bytes], ...], Meta(max_length=MAX_BATCH)] = ()
+    closed: Annotated[tuple[_Session, ...], Meta(max_length=MAX_BATCH)] = ()
+
+
+class RelayedMessage(Value, frozen=True):
+    """A message to these ranks, with a stamp for each; without stamps it is a welcome."""
+
+    sessions: tuple[_Session, ...]
+    stamps: tuple[_Stamp, ...]
+    body: bytes
+
+
+class Downward(Value, frozen=True):
+    """Messages to the ranks behind a relay, and ranks that are not attached there and have to attach again."""
+
+    deliveries: tuple[RelayedMessage, ...] = ()
+    detached: tuple[_Session, ...] = ()
+
+
+UPWARD: Schema[Upward] = Schema(Upward)
+DOWNWARD: Schema[Downward] = Schema(Downward)
+
+
+class RelayWire:
+    """The relay's wire to the scheduler."""
+
+    def pack(self, value: object) -> bytes:
+        """Return an :class:`Upward` frame's bytes."""
+        return UPWARD.pack(value)
+
+    def unpack(self, packed: bytes, max_bytes: int) -> Downward:
+        """Return a frame from the scheduler.
+
+        Raises:
+            samebits.errors.ProtocolError: it is longer than ``max_bytes`` or malformed.
+        """
+        return DOWNWARD.unpack(packed, max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """An authentic message from a rank, and the attachment through which it arrived."""
+
+    session: str
+    body: bytes
+    attachment: Attachment
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Part of a frame that was refused, with the reason."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """A rank whose connection to its relay closed."""
+
+    session: str
+
+
+@dataclass(slots=True)
+class Attachment:
+    """A rank behind a relay, and its last heartbeat."""
+
+    relay: _Relay
+    end: SchedulerEnd
+    said: bytes | None = None
+    arrived: Any = None
+
+
+@dataclass(slots=True)
+class _Relay:
+    """The connection of a relay: its ranks, and what waits to be sent to it."""
+
+    name: bytes
+    descriptor: int
+    attached: set[str] = field(default_factory=set)
+    greeted: dict[str, SchedulerEnd] = field(default_factory=dict)
+    """Ranks that were welcomed and have sent nothing since; until then another attachment stays valid."""
+    sessions: list[str] = field(default_factory=list)
+    stamps: list[bytes] = field(default_factory=list)
+    packed: object = None  # identifies the message to those ranks
+    body: bytes = b""
+    messages: int = 0  # in its last frame
+    deliveries: list[RelayedMessage] = field(default_factory=list)
+    waiting_bytes: int = 0
+    strangers: dict[str, None] = field(default_factory=dict)  # that sent without being attached here
+
+
+class RelayedRanks:
+    """The ranks behind all relays.
+
+    Args:
+        session_key: from the cluster's keys; empty without a secret.
+        most: how many ranks may be attached.
+        send: sends a frame to a relay, or drops it.
+
+    Attributes:
+        relays: by the descriptor of their connection.
+    """
+
+    def __init__(self, session_key: bytes, most: int, send: Callable[[bytes, bytes], object]) -> None:
+        self._session_key, self._most, self._send = session_key, most, send
+        self.relays: dict[int, _Relay] = {}
+        self._attachments: dict[str, Attachment] = {}
+        self._unsent: dict[int, _Relay] = {}
+        self._digest: tuple[object, bytes] = (None, b"")
+
+    def __contains__(self, session: str) -> bool:
+        """Return whether the rank is attached to a relay."""
+        return session in self._attachments
+
+    def turns(self, descriptor: int) -> int:
+        """Return how many turns of a peer a relay's last frame has taken: a relay has the turns of all its ranks."""
+        relay = self.relays[descriptor]
+        return max(1, relay.messages // max(1, len(relay.attached) + len(relay.greeted)))
+
+    def take(self, name: bytes, descriptor: int, packed: bytes) -> Iterator[Carried | Dropped | Detached]:
+        """Yield what a relay's frame contains.
+
+        Raises:
+            samebits.errors.ProtocolError: it is no such frame.
+        """
+        frame = UPWARD.unpack(packed, MAX_FRAME_BYTES)
+        relay = self.relays.get(descriptor)
+        if relay is None:
+            relay = self.relays[descriptor] = _Relay(name, descriptor)
+        relay.messages = len(frame.messages)
+        for session, sealed in frame.messages:
+            if sealed[:1] == HELLO:
+                if problem := self._greet(relay, session, sealed):
+                    yield Dropped(problem)
+                continue
+            try:
+                carried = self._open(relay, session, sealed)
+            except ForgedError as error:
+                yield Dropped(f"a message of session {session[:8]} through a relay is {error}; it was dropped")
+                continue
+            if carried is None:
+                self._ask_to_attach(relay, session)
+            else:
+                yield carried
+        for session in frame.closed:
+            relay.greeted.pop(session, None)
+            if session in relay.attached:
+                self.leave(session)
+                yield Detached(session)
+
+    def _greet(self, relay: _Relay, session: str, hello: bytes) -> str:
+        """Welcome a rank; return why not, or ""."""
+        if len(hello) != _HELLO_BYTES or not _SESSION.fullmatch(session) or session.startswith(RELAY_PREFIX.decode()):
+            return "a relay passes on a hello that no rank sends; it was dropped"
+        is_new = session not in relay.greeted and session not in relay.attached
+        if is_new and len(relay.greeted) + len(relay.attached) >= MAX_RANKS:
+            return f"a relay brings more than {MAX_RANKS} ranks; the others have to connect to the scheduler"
+        if is_new and len(self._attachments) >= self._most:
+            return f"relays bring more than {self._most} ranks; the others have to connect to the scheduler"
+        try:
+            end = relay.greeted[session] = SchedulerEnd(self._session_key, session, hello)
+        except ForgedError as error:
+            return f"the hello of rank session {session[:8]} through a relay is {error}; it was dropped"
+        self._close_delivery(relay)
+        relay.deliveries.append(RelayedMessage((session,), (), end.welcome))
+        self._unsent[relay.descriptor] = relay
+        return ""
+
+    def _open(self, relay: _Relay, session: str, sealed: bytes) -> Carried | None:
+        """Return the rank's message; None if the rank is not attached to this relay.
+
+        Raises:
+            ForgedError: the message is not authentic.
+        """
+        present = self._attachments.get(session)
+        if present is not None and present.relay is not relay:
+            present = None
+        greeted = relay.greeted.get(session)
+        if greeted is not None:
+            try:
+                body = greeted.open(sealed)
+            except ForgedError:
+                if present is None:
+                    raise
+            else:  # its first message: from now on this attachment is valid, and no other
+                self.leave(session)
+                del relay.greeted[session]
+                relay.attached.add(session)
+                present = self._attachments[session] = Attachment(relay, greeted)
+                return Carried(session, body, present)
+        return None if present is None else Carried(session, present.end.open(sealed), present)
+
+    def _ask_to_attach(self, relay: _Relay, session: str) -> None:
+        if len(relay.strangers) < MAX_BATCH:
+            relay.strangers[session] = None
+            self._unsent[relay.descriptor] = relay
+
+    def leave(self, session: str) -> None:
+        """Forget the rank's attachment, if it has one."""
+        attachment = self._attachments.pop(session, None)
+        if attachment is not None:
+            attachment.relay.attached.discard(session)
+
+    def drop(self, descriptor: int, unless: bytes = b"") -> set[str]:
+        """Forget a relay whose connection has closed, but not one with the name ``unless``.
+
+        Returns:
+            Its ranks, which are attached nowhere now.
+        """
+        relay = self.relays.get(descriptor)
+        if relay is None or relay.name == unless:
+            return set()
+        del self.relays[descriptor]
+        self._unsent.pop(descriptor, None)
+        for session in relay.attached:
+            del self._attachments[session]
+        return relay.attached
+
+    def add(self, session: str, message: object, packed: bytes) -> None:
+        """Queue a message to an attached rank until :meth:`flush`.
+
+        Args:
+            session: of the rank.
+            message: identifies the message; the same object in a row means the same message to many ranks.
+            packed: its bytes.
+        """
+        attachment = self._attachments[session]
+        relay = attachment.relay
+        if self._digest[0] is not message:
+            self._digest = (message, digest_of(packed))
+        if relay.packed is not message:
+            self._close_delivery(relay)
+            relay.packed, relay.body = message, packed
+            relay.waiting_bytes += len(packed)
+        relay.sessions.append(session)
+        relay.stamps.append(attachment.end.stamp(self._digest[1]))
+        self._unsent[relay.descriptor] = relay
+        if relay.waiting_bytes >= DOWN_BYTES:
+            self._flush(relay)
+
+    @staticmethod
+    def _close_delivery(relay: _Relay) -> None:
+        if relay.sessions:
+            relay.deliveries.append(RelayedMessage(tuple(relay.sessions), tuple(relay.stamps), relay.body))
+        relay.sessions, relay.stamps, relay.packed, relay.body = [], [], None, b""
+
+    def flush(self) -> None:
+        """Send what is queued: one frame to each relay."""
+        for relay in list(self._unsent.values()):
+            self._flush(relay)
+
+    def _flush(self, relay: _Relay) -> None:
+        self._close_delivery(relay)
+        frame = Downward(tuple(relay.deliveries), tuple(relay.strangers))
+        relay.deliveries, relay.strangers, relay.waiting_bytes = [], {}, 0
+        self._unsent.pop(relay.descriptor, None)
+        self._send(relay.name, DOWNWARD.pack(frame))

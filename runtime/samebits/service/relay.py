@@ -1,0 +1,193 @@
+"""Run a host's relay: one connection to the scheduler for all ranks of the host.
+
+A relay reads nothing but the names of the connections. It packs what its ranks send into frames, and copies what the
+scheduler sends to them (``net.relaying``). It keeps no state that outlives a connection, so it may be killed, stopped
+and started again at any time: its ranks train on, and attach elsewhere.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+
+import zmq
+
+from samebits.config import Settings, require_secret
+from samebits.errors import ProtocolError, UsageError
+from samebits.net.address import listening
+from samebits.net.channel import ATTACH_AGAIN, DATA, HELLO, UNREACHABLE
+from samebits.net.client import Client, Down, Got, PassedOver, ShutOut, TurnedAway, Up
+from samebits.net.curve import cluster_keys
+from samebits.net.relaying import (
+    MAX_BATCH,
+    MAX_FRAME_BYTES,
+    MAX_RANKS,
+    MAX_RELAYED_BYTES,
+    RELAY_PREFIX,
+    Downward,
+    RelayedMessage,
+    RelayWire,
+    Upward,
+)
+from samebits.net.server import Arrived, ConnectionLost, Server
+from samebits.net.sockets import Waker
+from samebits.printable import counted
+from samebits.service import log
+
+LOOK_S = 1.0  # how often silent connections are checked, if nothing arrives
+CONNECTIONS_A_RANK = 2
+OVERHEAD_BYTES = 80
+"""Most bytes that a frame needs for a message besides its body: the session, and msgpack's lengths."""
+
+
+class Sealed:
+    """The wire between a relay and its ranks: their messages as they are."""
+
+    def pack(self, value: object) -> bytes:
+        """Return the bytes unchanged."""
+        assert isinstance(value, bytes), "a relay sends only bytes"
+        return value
+
+    def unpack(self, packed: bytes, max_bytes: int) -> bytes:
+        """Return the bytes unchanged.
+
+        Raises:
+            ProtocolError: they do not fit into a frame.
+        """
+        most = min(max_bytes, MAX_RELAYED_BYTES)
+        if len(packed) > most:
+            raise ProtocolError(f"{len(packed)} bytes, at most {most} are accepted")
+        return packed
+
+
+class RelayService:
+    """The relay of one host.
+
+    Args:
+        settings: SCHED_HOST names the relay's own address and the scheduler's.
+
+    Raises:
+        UsageError: SCHED_HOST names no relay.
+        ListenError: the relay's address cannot be listened on.
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret, or one is required to listen there.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.relay is None:
+            raise UsageError(
+                "SCHED_HOST names no relay: expected the relay's own address and then the scheduler's host. Fix: "
+                f"export SCHED_HOST=relay:127.0.0.1:8119,{settings.sched_host} here and in this host's workers"
+            )
+        addresses, port = listening(settings.relay.host, settings.relay.port)
+        require_secret(addresses, settings)
+        keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
+        self._stops = False
+        self._waker = Waker()
+        self._below = Server(
+            addresses,
+            port,
+            settings.node_timeout_s,
+            keys=None if keys is None else keys.below_relay(),
+            wire=Sealed(),
+            takes_relays=False,
+            most_connections=CONNECTIONS_A_RANK * MAX_RANKS,
+        )
+        self._above = Client(
+            settings.sched_host,
+            settings.sched_port,
+            f"{RELAY_PREFIX.decode()}{uuid.uuid4().hex}",
+            settings.node_timeout_s,
+            keys=None if keys is None else keys.above_relay(),
+            wire=RelayWire(),
+        )
+        self._where = f"{settings.relay}"
+        self._ranks: set[str] = set()
+        self._is_up = False
+
+    def stop(self) -> None:
+        """Make ``serve`` return; may be called from any thread and from a signal handler."""
+        self._stops = True
+        self._waker.wake()
+
+    def serve(self) -> None:
+        """Carry messages until ``stop`` is called."""
+        log.say(f"relay for this host's workers, listening on {self._where}")
+        try:
+            while not self._stops:
+                self._sleep()
+                self._carry_down()
+                self._carry_up()
+        finally:
+            self._above.close()
+            self._below.close()
+            self._waker.close()
+
+    def _sleep(self) -> None:
+        poller = zmq.Poller()
+        for source in (*self._below.sources, *self._above.sources, self._waker.descriptor):
+            poller.register(source, zmq.POLLIN)
+        pause_s = self._above.pause_s(LOOK_S)
+        poller.poll(0 if pause_s is None else int(pause_s * 1000 + 0.999))
+        self._below.wait(0)
+        self._above.wait(0)
+
+    def _carry_down(self) -> None:
+        for incoming in self._above.drain():
+            match incoming:
+                case Up():
+                    self._is_up = True
+                    self._tell(self._ranks, ATTACH_AGAIN)
+                case Down() if self._is_up:
+                    self._is_up = False
+                    log.warn(f"the scheduler is unreachable; notifying {counted(len(self._ranks), 'worker')}")
+                    self._tell(self._ranks, UNREACHABLE)
+                case Got(Downward(deliveries, detached)):
+                    for delivery in deliveries:
+                        self._deliver(delivery)
+                    self._tell(detached, ATTACH_AGAIN)
+                case ShutOut(text) | TurnedAway(text) | PassedOver(text):
+                    log.warn(text)
+
+    def _deliver(self, delivery: RelayedMessage) -> None:
+        """Send a message to each of its ranks; without stamps it is a welcome."""
+        if not delivery.stamps:
+            self._tell(delivery.sessions, delivery.body)
+            return
+        for session, stamp in zip(delivery.sessions, delivery.stamps, strict=True):
+            self._below.send_frames(session, DATA + stamp, delivery.body)
+
+    def _tell(self, ranks: Iterable[str], body: bytes) -> None:
+        for session in ranks:
+            self._below.send(session, body)
+
+    def _carry_up(self) -> None:
+        messages: list[tuple[str, bytes]] = []
+        closed: list[str] = []
+        for incoming in self._below.drain():
+            match incoming:
+                case Arrived(session, sealed):
+                    self._ranks.add(session)
+                    if self._is_up:
+                        messages.append((session, sealed))
+                    elif sealed[:1] == HELLO:
+                        self._below.send(session, UNREACHABLE)
+                case ConnectionLost(session):
+                    self._ranks.discard(session)
+                    closed.append(session)
+        for frame in frames_of(messages, closed):
+            self._above.send(frame)
+
+
+def frames_of(messages: Sequence[tuple[str, bytes]], closed: Sequence[str]) -> Iterator[Upward]:
+    """Pack messages, and then closed connections, into as few frames as their limits allow."""
+    first, size = 0, 0
+    for number, (_, sealed) in enumerate(messages):
+        needs = len(sealed) + OVERHEAD_BYTES
+        if number - first == MAX_BATCH or size + needs > MAX_FRAME_BYTES:
+            yield Upward(tuple(messages[first:number]))
+            first, size = number, 0
+        size += needs
+    last = tuple(messages[first:])
+    for at in range(0, max(len(closed), bool(last)), MAX_BATCH):
+        yield Upward(last, tuple(closed[at : at + MAX_BATCH]))
+        last = ()

@@ -1,0 +1,297 @@
+"""Ranks behind a relay: messages in both directions, closes, and what a hostile relay cannot do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+from pytest import MonkeyPatch
+
+from samebits import config
+from samebits.core.ends import EndKind
+from samebits.core.messages import SCHEMA, EndJob, Pending, StatusQuery, StopJob
+from samebits.errors import UsageError
+from samebits.net import relaying
+from samebits.net.address import endpoint
+from samebits.net.channel import ForgedError, RankEnd
+from samebits.net.client import Client, Down, Got, Up
+from samebits.net.curve import ClusterKeys, cluster_keys
+from samebits.net.relaying import DOWNWARD, MAX_BATCH, UPWARD, Downward, Upward
+from samebits.net.server import Arrived, ConnectionLost, Garbled, Server
+from samebits.scheduler_hosts import SchedulerAddress
+from samebits.service.relay import RelayService
+from tests.net.ends import PATIENCE_S, Ends, listened, until
+from tests.system.processes import free_port
+
+SECRET = "correct-horse-battery-staple"
+KEYS = cluster_keys(SECRET, None)
+RANKS = ("session-a", "session-b")
+ASKED = StatusQuery(follow=False)
+
+
+class Behind(Ends):
+    """A server, a relay of the product in a thread, and clients behind it."""
+
+    def __init__(self, keys: ClusterKeys | None, silence_s: float = 5.0) -> None:
+        super().__init__(keys, silence_s=silence_s)
+        self.keys = keys
+        self.place = SchedulerAddress("127.0.0.1", free_port())
+        self.start_relay()
+
+    def start_relay(self) -> None:
+        secret = {} if self.keys is None else {"CLUSTER_SECRET": SECRET}
+        settings, _ = config.read(
+            {
+                "SCHED_HOST": f"relay:{self.place},127.0.0.1",
+                "SCHED_PORT": str(self.port),
+                "NODE_TIMEOUT": f"{self.silence_s:g}",
+                **secret,
+            },
+            role_required=False,
+        )
+        self.relay = RelayService(settings)
+        self._thread = threading.Thread(target=self.relay.serve)
+        self._thread.start()
+
+    def end_relay(self) -> None:
+        self.relay.stop()
+        self._thread.join()
+
+    def client(self, identity: str, keys: ClusterKeys | None = None) -> Client:
+        client = Client(self.address, self.port, identity, self.silence_s, keys=self.keys, relay=self.place)
+        self.clients.append(client)
+        return client
+
+    def until_heard(self, are_all: Callable[[list[object]], bool]) -> list[object]:
+        """Return what the server has heard once that is enough."""
+        seen: list[object] = [*self.aside]
+        self.aside.clear()
+
+        def step() -> list[object]:
+            seen.extend(self.heard())
+            return [are_all(seen)]
+
+        until(step, bool)
+        return seen
+
+    def close(self) -> None:
+        self.end_relay()
+        super().close()
+
+
+@pytest.fixture(params=[None, KEYS], ids=["open", "secret"])
+def behind(request: pytest.FixtureRequest) -> Iterator[Behind]:
+    ends = Behind(request.param)
+    yield ends
+    ends.close()
+
+
+def test_messages_pass_a_relay_in_both_directions(behind: Behind) -> None:
+    clients = {session: behind.connected(session) for session in RANKS}
+    for session, client in clients.items():
+        client.send(StopJob(session))
+    sent = {Arrived(session, StopJob(session)) for session in RANKS}
+    behind.until_heard(lambda seen: sent <= {*seen})
+    assert behind.server.connections == 1, "the ranks came without the relay"
+    for session in RANKS:
+        assert behind.server.send(session, Pending(session, 1, 2, 4))
+    for session, client in clients.items():
+        assert Got(Pending(session, 1, 2, 4)) in until(behind.got(client), lambda item: isinstance(item, Got))
+
+
+def test_close_of_a_rank_is_reported_after_its_messages(behind: Behind) -> None:
+    client, other = (behind.connected(session) for session in RANKS)
+    client.send(ASKED)
+    client.close()
+    behind.clients.remove(client)
+    seen = behind.until_heard(lambda seen: ConnectionLost("session-a") in seen)
+    assert seen == [Arrived("session-a", ASKED), ConnectionLost("session-a")]
+    other.send(ASKED)
+    behind.until_heard(lambda seen: Arrived("session-b", ASKED) in seen)
+
+
+def test_ranks_of_an_ended_relay_come_to_the_scheduler_and_none_is_reported_as_closed(behind: Behind) -> None:
+    clients = {session: behind.connected(session) for session in RANKS}
+    for client in clients.values():
+        client.send(ASKED)
+    behind.until_heard(lambda seen: {Arrived(session, ASKED) for session in RANKS} <= {*seen})
+    behind.end_relay()
+    for session, client in clients.items():
+        until(behind.got(client), lambda item: isinstance(item, Up))
+        client.send(StopJob(session))
+    seen = behind.until_heard(lambda seen: {Arrived(session, StopJob(session)) for session in RANKS} <= {*seen})
+    assert not [item for item in seen if isinstance(item, ConnectionLost) and item.peer in RANKS]
+    assert behind.server.send("session-a", Pending("session-a", 1, 2, 4))
+    until(behind.got(clients["session-a"]), lambda item: item == Got(Pending("session-a", 1, 2, 4)))
+
+
+def test_ranks_stay_at_the_relay_while_the_scheduler_is_replaced(behind: Behind) -> None:
+    client = behind.connected("session-a")
+    behind.server.close()
+    until(lambda: listened(client), lambda item: isinstance(item, Down))
+    behind.server = Server(["127.0.0.1"], behind.port, 5.0, keys=behind.keys)
+    until(behind.got(client), lambda item: isinstance(item, Up))
+    client.send(ASKED)
+    behind.until_heard(lambda seen: Arrived("session-a", ASKED) in seen)
+    assert behind.server.connections == 1, "the rank came without the relay"
+
+
+def test_relay_without_an_address_is_refused_with_the_line_to_export() -> None:
+    settings, _ = config.read({"SCHED_HOST": "10.0.0.1"}, role_required=False)
+    with pytest.raises(UsageError, match=r"Fix: export SCHED_HOST=relay:127\.0\.0\.1:8119,10\.0\.0\.1 here"):
+        RelayService(settings)
+
+
+class LyingRelay:
+    """A relay of the test, with everything that a relay knows, behind which a rank is attached."""
+
+    def __init__(self, ends: Ends, keys: ClusterKeys, session: str = "session-a") -> None:
+        self.ends, self.session = ends, session
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.setsockopt(zmq.ROUTING_ID, b"relay-0")
+        above = keys.above_relay()
+        self.socket.curve_serverkey = above.scheduler.public
+        self.socket.curve_publickey, self.socket.curve_secretkey = above.worker.public, above.worker.secret
+        self.socket.connect(endpoint("127.0.0.1", ends.port))
+        self.rank = RankEnd(keys.session_key, session)
+        self.send((session, self.rank.hello))
+        assert self.rank.welcome(self.receive().deliveries[0].body)
+
+    def send(self, *messages: tuple[str, bytes], closed: tuple[str, ...] = ()) -> None:
+        self.socket.send(UPWARD.pack(Upward(messages, closed)))
+
+    def receive(self) -> Downward:
+        for _ in range(int(PATIENCE_S / 0.1)):
+            self.ends.aside += self.ends.heard()
+            if self.socket.poll(0):
+                return DOWNWARD.unpack(self.socket.recv())
+        raise AssertionError("the server sent no frame")
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()
+
+
+@pytest.fixture
+def guarded() -> Iterator[Ends]:
+    ends = Ends(KEYS)
+    yield ends
+    ends.close()
+
+
+@pytest.fixture
+def liar(guarded: Ends) -> Iterator[LyingRelay]:
+    assert KEYS is not None
+    relay = LyingRelay(guarded, KEYS)
+    yield relay
+    relay.close()
+
+
+def heard_after(ends: Ends, liar: LyingRelay) -> list[object]:
+    """Return what the server heard until the rank's next authentic message."""
+    end = StopJob("the end")
+    liar.send((liar.session, liar.rank.seal(SCHEMA.pack(end))))
+    seen = until(ends.heard, lambda item: item == Arrived(liar.session, end))
+    return [item for item in seen if item != Arrived(liar.session, end)]
+
+
+def problem_of(seen: list[object]) -> str:
+    (garbled,) = seen
+    assert isinstance(garbled, Garbled)
+    return garbled.problem
+
+
+def test_message_is_accepted_once_and_only_unchanged(guarded: Ends, liar: LyingRelay) -> None:
+    packed = SCHEMA.pack(ASKED)
+    sealed = liar.rank.seal(packed)
+    liar.send((liar.session, sealed))
+    assert Arrived(liar.session, ASKED) in heard_after(guarded, liar)
+    liar.send((liar.session, sealed))
+    assert "repeated; it was dropped" in problem_of(heard_after(guarded, liar))
+    liar.send((liar.session, liar.rank.seal(packed)[:-1] + b"\xc3"))
+    assert "forged" in problem_of(heard_after(guarded, liar))
+
+
+def test_relay_cannot_introduce_or_speak_for_another_rank(guarded: Ends, liar: LyingRelay) -> None:
+    liar.send(("session-b", RankEnd(b"", "session-b").hello))
+    assert "does not know the cluster's secret" in problem_of(heard_after(guarded, liar))
+    liar.send(("session-b", liar.rank.hello))
+    assert "does not know the cluster's secret" in problem_of(heard_after(guarded, liar))
+    liar.send(("session-b", liar.rank.seal(SCHEMA.pack(ASKED))), closed=("session-b",))
+    assert heard_after(guarded, liar) == []
+    assert liar.receive().detached == ("session-b",), "a rank that is not attached has to attach"
+
+
+def test_recorded_attachment_is_worthless(guarded: Ends, liar: LyingRelay) -> None:
+    beat = liar.rank.seal(SCHEMA.pack(ASKED))
+    liar.send((liar.session, beat), (liar.session, liar.rank.hello), (liar.session, beat))
+    seen = heard_after(guarded, liar)
+    assert seen.count(Arrived(liar.session, ASKED)) == 1
+    assert "repeated" in problem_of([item for item in seen if not isinstance(item, Arrived)])
+
+
+def test_late_messages_of_a_rank_that_left_its_relay_change_nothing(guarded: Ends, liar: LyingRelay) -> None:
+    liar.send((liar.session, liar.rank.seal(SCHEMA.pack(ASKED))))
+    until(guarded.heard, lambda item: item == Arrived(liar.session, ASKED))
+    direct = guarded.connected(liar.session, KEYS)
+    direct.send(StopJob("direct"))
+    until(guarded.heard, lambda item: item == Arrived(liar.session, StopJob("direct")))
+    liar.send((liar.session, liar.rank.seal(SCHEMA.pack(ASKED))), closed=(liar.session,))
+    assert liar.receive().detached == (liar.session,)
+    assert guarded.aside == []
+    guarded.server.send(liar.session, Pending(liar.session, 1, 2, 4))
+    until(guarded.got(direct), lambda item: isinstance(item, Got))
+
+
+def test_frames_and_ranks_of_a_relay_are_bounded(guarded: Ends, liar: LyingRelay, monkeypatch: MonkeyPatch) -> None:
+    liar.send(*[("x", b"")] * (MAX_BATCH + 1))
+    assert "a relay's frame is malformed" in problem_of(heard_after(guarded, liar))
+    liar.socket.send(b"\xdd\xff\xff\xff\xff")
+    assert "a relay's frame is malformed" in problem_of(heard_after(guarded, liar))
+    monkeypatch.setattr(relaying, "MAX_RANKS", 1)
+    assert KEYS is not None
+    liar.send(("session-b", RankEnd(KEYS.session_key, "session-b").hello))
+    assert "more than 1 rank" in problem_of(heard_after(guarded, liar))
+
+
+def test_common_message_passes_a_relay_once(guarded: Ends, liar: LyingRelay) -> None:
+    assert KEYS is not None
+    other = RankEnd(KEYS.session_key, "session-b")
+    liar.send(("session-b", other.hello))
+    assert other.welcome(liar.receive().deliveries[0].body)
+    for session, rank in (("session-a", liar.rank), ("session-b", other)):
+        liar.send((session, rank.seal(SCHEMA.pack(ASKED))))
+        until(guarded.heard, lambda item, session=session: item == Arrived(session, ASKED))
+    end = EndJob("job", 1, EndKind.STOPPED, "the test")
+    for session in RANKS:
+        guarded.server.send(session, end)
+    (delivery,) = liar.receive().deliveries
+    assert delivery.sessions == RANKS
+    assert SCHEMA.unpack(delivery.body) == end
+    liar.rank.check(delivery.stamps[0], delivery.body)
+    with pytest.raises(ForgedError):
+        other.check(delivery.stamps[0], delivery.body)
+    other.check(delivery.stamps[1], delivery.body)
+    with pytest.raises(ForgedError):
+        other.check(delivery.stamps[1], delivery.body)
+
+
+@pytest.mark.parametrize("name", [b"session-b", b"relay-1"])
+def test_relays_and_workers_keys_do_not_stand_for_each_other(guarded: Ends, name: bytes) -> None:
+    assert KEYS is not None
+    pair = KEYS.relay if name == b"session-b" else KEYS.worker
+    assert pair is not None
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        socket.setsockopt(zmq.ROUTING_ID, name)
+        socket.curve_serverkey, socket.curve_publickey = KEYS.scheduler.public, pair.public
+        socket.curve_secretkey = pair.secret
+        socket.connect(endpoint("127.0.0.1", guarded.port))
+        socket.send(SCHEMA.pack(ASKED))
+        (found,) = until(guarded.heard, lambda item: isinstance(item, Garbled))
+    assert isinstance(found, Garbled)
+    assert found.problem.endswith("messages were dropped")
