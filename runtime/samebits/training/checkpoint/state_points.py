@@ -96,6 +96,7 @@ class StatePoints:
         self._comparisons = comparisons_by(_every(process), self._agree)
         self._kept = RollbackCopies()
         self._has_no_room = False  # lack of memory for copies was logged
+        self._is_finite = True  # whether the gradients of the last step were
         self.digests = StateDigests(process.agent, state, self._comparisons.took)
         self._process = process
         self._state = state
@@ -386,8 +387,24 @@ class StatePoints:
             point, self.commits, averages=bool(self.layouts), is_save=is_save, is_due=is_due, kept=kept
         )
 
+    def compare_if_not_finite(self) -> None:
+        """Report the last commit's digest if the gradients of the next step have just become not finite.
+
+        Call it before a step. If one rank's weights were corrupted, the step would make all weights of all ranks not a
+        number, and they would be equal again at the next comparison. Each rank decides by itself: the scheduler
+        compares the digests once all ranks have reported one, so a rank that sees a reduced gradient of its own waits
+        for none. No other digest has this key, since a commit that follows belongs to another step.
+        """
+        was_finite, self._is_finite = self._is_finite, ddp.gradients_are_finite()
+        if self._is_finite or not was_finite or not self._process.settings.enable_recovery:
+            return
+        if self._state.compared() is not None and self._comparisons.are_on:
+            point = Point(self._state.completed_steps, self.present().generation)
+            self.digests.tell(self.digests.now(point, self.commits + 1, averages=bool(self.layouts)))
+
     def begin_comparing(self, point: Point) -> None:
         """Begin a generation's comparisons at ``point``."""
+        self._is_finite = True
         self.digests.begin()
         self._kept.begin(point)
         self._comparisons.begins(self._state.completed_steps, leads=self.present().rank == 0)

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ __all__ = [
     "capture_all",
     "fingerprint",
     "generation_ended",
+    "gradients_are_finite",
     "install",
     "require_all_among",
 ]
@@ -512,6 +514,35 @@ def sync_buffers_all() -> None:
 def wrappers() -> list[DistributedDataParallel]:
     """Return the wrappers that are alive, those built outside a generation first."""
     return _riders.wrappers()
+
+
+def gradients_are_finite() -> bool:
+    """Return whether a sample of the wrappers' reduced gradients is finite.
+
+    A loss that is not finite on any rank makes almost every reduced gradient not finite, on all ranks. The sample is
+    one value each of up to ``_SAMPLED`` parameters per wrapper, so that looking at it takes microseconds. On an
+    accelerator, it waits for the queued work.
+    """
+    return all(
+        math.isfinite(parameter.grad.view(-1)[0].item())
+        for ddp in wrappers()
+        for parameter in _sampled_of(ddp)
+        if parameter.grad is not None and parameter.grad.is_contiguous()
+    )
+
+
+def _sampled_of(ddp: DistributedDataParallel) -> Sequence[torch.Tensor]:
+    found = _sampled.get(ddp)
+    if found is None:
+        parameters = [one for one in ddp.module.parameters() if one.requires_grad and one.numel()]
+        last = max(0, len(parameters) - 1)
+        places = sorted({round(last * part / (_SAMPLED - 1)) for part in range(_SAMPLED)})
+        found = _sampled[ddp] = [parameters[place] for place in places if parameters]
+    return found
+
+
+_SAMPLED = 4
+_sampled: weakref.WeakKeyDictionary[Module, Sequence[torch.Tensor]] = weakref.WeakKeyDictionary()
 
 
 def require_all_among(weights: Sequence[torch.Tensor]) -> None:

@@ -191,6 +191,7 @@ class ElasticRun:
         if self._has_replicas:
             self._points.wait_for_gradients()
         self._settle()
+        self._points.compare_if_not_finite()
         self._audits.before_step()
         if self._replay is not None and not self._is_again:
             self._replay.before_step()
