@@ -186,6 +186,7 @@ class ElasticRun:
                 "state.commit() after every optimizer.step()"
             )
         self._require_equal()
+        self._points.require_shards_at_rest()
         ddp.sync_buffers_all()
         ddp.settle_all()
         if self._has_replicas:
