@@ -35,6 +35,7 @@ from samebits.training.checkpoint.save_schedule import spoken
 from samebits.training.checkpoint.staging import Staging
 from samebits.training.state import snapshot
 from samebits.training.state.checkpoint_config import AUTO
+from samebits.training.state.compared import is_hashable
 from samebits.training.state.snapshot import NamedTensors
 
 __all__ = ["CopySchedule", "ShardCopies", "ShardsAtRest"]
@@ -150,8 +151,15 @@ class ShardsAtRest:
         self._digests: dict[str, tuple[int, int]] = {}  # the version and the digest of each shard at the commit
 
     def committed(self, shards: Mapping[str, torch.Tensor]) -> None:
-        """Remember the digests of a commit's shards, by name."""
-        self._digests = {name: (torch_private.version_of(one), _digest_of(one)) for name, one in shards.items()}
+        """Remember the digests of a commit's shards, by name; tensors of other classes than torch's are left out."""
+        self._digests = {
+            name: (torch_private.version_of(one), _digest_of(one)) for name, one in shards.items() if is_hashable(one)
+        }
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is to be preceded by a check."""
+        return bool(self._digests)
 
     def changed(self, shards: Mapping[str, torch.Tensor]) -> str:
         """Return the first shard whose bits have changed without an operator; "" if there is none.
@@ -159,9 +167,9 @@ class ShardsAtRest:
         The digests are forgotten, since an optimizer step follows.
         """
         digests, self._digests = self._digests, {}
-        for name, one in shards.items():
-            version, digest = digests.get(name, (-1, 0))
-            if version == torch_private.version_of(one) and digest != _digest_of(one):
+        for name, (version, digest) in digests.items():
+            one = shards.get(name)
+            if one is not None and version == torch_private.version_of(one) and digest != _digest_of(one):
                 return name
         return ""
 

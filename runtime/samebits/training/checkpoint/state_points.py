@@ -403,6 +403,8 @@ class StatePoints:
                 return to the newest one that every rank's copies or checkpoints hold.
             UnequalError: it has changed again after the same step.
         """
+        if not self._at_rest.is_due:
+            return
         name = self._at_rest.changed(self._state.shards(at_rest=True))
         if not name:
             return
