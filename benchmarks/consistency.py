@@ -1,11 +1,12 @@
 """The cost of comparing ranks during training: steps per second with CONSISTENCY=majority:N against 0.
 
-``python -m benchmarks.consistency [--quick] [--workload NAME ...]``. Three jobs of four ranks under ``elastic.run``,
-one with comparisons and two without, alternate in every order (``benchmarks.turns``). A window is one interval and so
-contains one comparison: the copy, and the hash during the next step. The models have 3 and 25 million parameters unless
-another is named. The smaller ones compare every 50 steps. The transformer, whose steps take a second on two cores,
-compares every 5; the figure for 50 is computed and marked so. On a machine with other load the ratio of CPU time is
-more reliable.
+``python -m benchmarks.consistency [--quick] [--sharded] [--workload NAME ...]``. Three jobs of four ranks under
+``elastic.run``, one with comparisons and two without, alternate in every order (``benchmarks.turns``). A window is one
+interval and so contains one comparison: the copy, and the hash during the next step. With ``--sharded``, FSDP2 takes
+DDP's place, and each rank hashes its shards at a commit and again before the next step. The models have 3 and 25
+million parameters unless another is named. The smaller ones compare every 50 steps. The transformer, whose steps take a
+second on two cores, compares every 5; the figure for 50 is computed and marked so. On a machine with other load the
+ratio of CPU time is more reliable.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ USUAL, QUICK = ("wide", "transformer"), ("mlp",)
 ROUNDS_QUICK = 6
 
 
-def measure(workload: str, rounds: int, progress: Progress) -> Turns:
-    """Measure each contestant's windows."""
+def measure(workload: str, rounds: int, progress: Progress, *, sharded: bool = False) -> Turns:
+    """Measure each contestant's windows; sharded jobs make no copies in shared memory."""
     turns, every = Turns(OFF), LOADS[workload].every
+    kind, settings = ("sharded", {"SHARD_COPY_EVERY": "off"}) if sharded else ("elastic", {})
     starts = {
-        name: job_of_ours(WORLD_SIZE, CONSISTENCY=f"majority:{every if name == ON else 0}") for name in CONTESTANTS
+        name: job_of_ours(WORLD_SIZE, kind, CONSISTENCY=f"majority:{every if name == ON else 0}", **settings)
+        for name in CONTESTANTS
     }
     take_turns(turns, starts, workload, every, itertools.islice(itertools.cycle(ORDERS), rounds), progress.say)
     return turns
@@ -82,12 +85,14 @@ def people(measured: Mapping[str, Turns]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="six rounds; of the smallest model, 0.4 million")
+    parser.add_argument("--sharded", action="store_true", help="FSDP2 in place of DDP")
     parser.add_argument("--workload", nargs="+", choices=list(LOADS), help=f"default: {' '.join(USUAL)}")
     options = parser.parse_args()
     names = options.workload or (QUICK if options.quick else USUAL)
     progress, measured = Progress(f"steps/s of {', '.join(names)}, {WORLD_SIZE} ranks"), dict[str, Turns]()
     for name in names:
-        measured[name] = measure(name, ROUNDS_QUICK if options.quick else LOADS[name].rounds, progress)
+        rounds = ROUNDS_QUICK if options.quick else LOADS[name].rounds
+        measured[name] = measure(name, rounds, progress, sharded=options.sharded)
     report(measured).print(people(measured))
 
 

@@ -733,11 +733,12 @@ VARIABLES: tuple[Variable, ...] = (
         "point at which all were equal; `leader`: rank 0 counts as correct, and all ranks return; `stop`: the job "
         "ends. The number is the steps between comparisons of all ranks' weights, moments and positions. These are "
         "hashed while the next steps run, and a copy of the last state in which all ranks were equal is kept in "
-        "memory. `majority:auto`: comparisons take at most 1 % of training time; `majority:0`: ranks are compared only "
+        "memory. At the same commits, each rank checks that its shards do not change before the next step. "
+        "`majority:auto`: comparisons take at most 1 % of training time; `majority:0`: ranks are compared only "
         "at saves and at the end, and nothing is repaired.",
         "曾经相等的 rank 变得不相等时：`majority`：若过半数一致，全体回到相等之处；`leader`：以 rank 0 为准，全体回退；"
         "`stop`：作业结束。数字是相邻两次比较所有 rank 的权重、动量和位置之间的步数；哈希与后续的步并行计算，"
-        "内存中保留最近一次全体相等的状态的副本。"
+        "内存中保留最近一次全体相等的状态的副本。在这些提交上，每个 rank 还检查自己的分片在下一步之前没有改变。"
         "`majority:auto`：开销不超过训练的 1 %；`majority:0`：只在保存时和结束时比较，不修复。",
         scope=Scope.JOB,
     ),

@@ -132,6 +132,22 @@ def test_identified_fault_is_reported_with_its_process_even_if_the_value_was() -
     ]
 
 
+def test_each_devices_fault_is_reported_however_soon_it_follows_another() -> None:
+    house = House(policy(3)).fill().train()
+    for node, step in (("1", 50), ("2", 100), ("0", 100)):
+        credential = house.credential(node)
+        anomaly = Anomaly(step, f"rank {node}'s device is at fault", is_verdict=True, comes_again=True)
+        house.receive(credential.session, ReportEnvelope(credential, anomaly))
+    assert [note[-27:] for note in house.notes if "at fault" in note] == [
+        "rank 1's device is at fault",
+        "rank 2's device is at fault",
+    ]
+    for step in range(3 * MOST_ANOMALIES):
+        anomaly = Anomaly(200 + step, "a transient error", is_verdict=True)
+        house.receive(credential.session, ReportEnvelope(credential, anomaly))
+    assert sum("transient" in note for note in house.notes) == MOST_ANOMALIES - 2
+
+
 def test_round_that_recomputes_a_step_gives_that_as_its_reason() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -123,6 +124,39 @@ def test_difference_within_one_step_with_unknown_rank_is_described_fully() -> No
     assert ", since that commit: " in record.text and house.core.notices[-1][1] == record.text
     unknown = replace(record, suspects=())
     assert unknown.reason == "all ranks roll back to step 50: the ranks differed after step 50"
+
+
+# ---- no false alarms
+
+
+def false_alarms(commits: int, seed: int, size: int = 3) -> int:
+    """Let equal ranks report this many commits, and return the number of requests, rollbacks and ends.
+
+    Reports arrive in any order, some late, some twice, and some only with the next report, which repeats them.
+    """
+    rng, house, alarms, step = random.Random(seed), house_of(size), 0, 0
+    nodes = [str(one) for one in range(size)]
+    told: dict[str, list[Digest]] = {node: [] for node in nodes}
+    for commit in range(1, commits + 1):
+        step += rng.randint(1, 50)
+        is_kept, shared = rng.random() < 0.5, rng.randbytes(16)
+        for node in rng.sample(nodes, size):
+            point = Point(step, house.core.state.generation_number)
+            loose = b"" if rng.random() < 0.5 else b"loose"
+            told[node] = [*told[node], Digest(point, commit, shared, loose, is_kept=is_kept)][-MAX_DIGESTS:]
+            for _ in range(rng.choice((0, 1, 1, 1, 2))):
+                credential = house.credential(node)
+                digests = told[node] if rng.random() < 0.9 else told[node][:-1]
+                house.receive(credential.session, ReportEnvelope(credential, Digests(tuple(digests))))
+        alarms += sum(isinstance(one, Explain) for sent in house.sent.values() for one in sent)
+        for sent in house.sent.values():
+            sent.clear()
+    return alarms + sum(isinstance(one, (RolledBack, JobInterrupted)) for one in house.journal)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_ranks_raise_no_alarm(seed: int) -> None:
+    assert false_alarms(100, seed) == 0
 
 
 # ---- the decision

@@ -1,8 +1,9 @@
 """A recipe with dropout in which single bits of weights or moments flip on given ranks and steps.
 
 ``--flip RANK:STEP`` (repeatable) flips one bit after the commit of that step, once, in the worker that started with
-that rank. ``--always`` flips the same bit after every later step too, as a script's own mistake would. ``--die
-RANK:STEP`` kills the worker that started with that rank when all have committed that step, once.
+that rank; with ``--what exponent``, it sets all bits of a weight's exponent, so that the loss is not a number.
+``--always`` flips the same bit after every later step too, as a script's own mistake would. ``--die RANK:STEP`` kills
+the worker that started with that rank when all have committed that step, once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import samebits
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--what", choices=("weight", "moment"), default="weight")
+parser.add_argument("--what", choices=("weight", "moment", "exponent"), default="weight")
 parser.add_argument("--flip", action="append", default=[], help="RANK:STEP")
 parser.add_argument("--die", action="append", default=[], help="RANK:STEP")
 parser.add_argument("--always", action="store_true")
@@ -69,8 +70,9 @@ def flip_where_it_is_time() -> None:
         flips.discard(step)
         flipped += 1
     weight = net[0].weight
-    target = weight if arguments.what == "weight" else optimizer.state[weight]["exp_avg"]
-    ctypes.c_uint32.from_address(target.data_ptr() + 4 * flipped).value ^= 1 << 21
+    target = optimizer.state[weight]["exp_avg"] if arguments.what == "moment" else weight
+    memory = ctypes.c_uint32.from_address(target.data_ptr() + 4 * flipped)
+    memory.value = memory.value | 0x7FC00000 if arguments.what == "exponent" else memory.value ^ 1 << 21
     print(f"flipped a bit of a {arguments.what} behind step {state.completed_steps}", flush=True)
 
 

@@ -7,6 +7,7 @@ every step, and at the end the hash of the whole weights, gathered from all rank
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import time
 from collections.abc import Callable
@@ -128,6 +129,14 @@ def whole_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def flip(model: Layers, optimizer: torch.optim.Optimizer, what: str) -> None:
+    """Flip a bit of this rank's shard of a weight, or of its ``exp_avg``, without a trace."""
+    weight = model.second.weight
+    shard = (optimizer.state[weight]["exp_avg"] if what == "moment" else weight).to_local()
+    ctypes.c_uint32.from_address(shard.data_ptr()).value ^= 1 << 20
+    print(f"flipped a bit of a {what}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
@@ -136,6 +145,7 @@ def main() -> None:
     parser.add_argument("--mesh", type=int, nargs="+", default=(), metavar="SIZE")
     parser.add_argument("--hold", type=int, default=0, metavar="STEP", help="see Held")
     parser.add_argument("--hold-step", type=int, default=0, metavar="STEP", help="see HeldBeforeItsStep")
+    parser.add_argument("--flip", action="append", default=[], metavar="RANK:STEP:WHAT", help="see flip")
     parser.add_argument("--pause-ms", type=float, default=0.0)
     parser.add_argument("--kill", action="append", default=[], metavar="RANK:POINT[:NUMBER]")
     parser.add_argument("--marks", type=Path, default=Path(), help="where a kill that has happened is marked")
@@ -143,6 +153,7 @@ def main() -> None:
     args = parser.parse_args()
 
     stepped_at = {int(one.split(":")[2]) for one in args.kill if one.split(":")[1] in ("stepped", "committed")}
+    flips = [one.split(":") for one in args.flip]
     points = KillPoints(args.kill, args.marks)
     points.install()
     samebits.init()
@@ -196,6 +207,9 @@ def main() -> None:
                 points.here("stepped", state.step)
                 state.commit()
                 points.here("committed", state.step)
+                for one in [one for one in flips if one[:2] == [str(samebits.get_rank()), str(state.step)]]:
+                    flips.remove(one)
+                    flip(model, optimizer, one[2])
                 print(f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at 0", flush=True)
                 if state.step == args.steps:
                     break

@@ -59,6 +59,19 @@ def test_flipped_bit_is_named_and_the_result_is_undisturbed(
     assert event.more["suspects"] == [str(rank)] and event.more["back_to"] == 15
 
 
+def test_weight_that_is_not_a_number_is_named_before_all_ranks_are_equal_again(
+    new_job: Callable[..., Job], undisturbed: Callable[..., str]
+) -> None:
+    """The next step makes every weight of every rank not a number, and their digests equal."""
+    job = new_job("--what", "exponent", "--flip", "1:17", script=SCRIPT, workers=3, settings=COMPARED)
+    job.start()
+    end = job.wait_finished()
+    (said,) = job.matches("scheduler", NAMED)
+    print(said.string)
+    assert said[1] == "1" and said[2] == "17" and said[3] == "model.0.weight"
+    assert end == undisturbed(script=SCRIPT, workers=3)
+
+
 @pytest.mark.thorough
 def test_two_against_two_ends_the_job_with_a_message(new_job: Callable[..., Job]) -> None:
     job = new_job("--flip", "1:17", "--flip", "3:17", script=SCRIPT, workers=4, settings=COMPARED)

@@ -67,6 +67,25 @@ def test_a_killed_process_costs_at_most_one_step_if_every_commit_is_copied(
     assert not job.memory_rooms()
 
 
+def test_flip_in_a_shard_that_no_other_rank_holds_is_named_and_changes_no_bit(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    """A weight of one rank, then a moment of another; the second flip comes between two copies in shared memory."""
+    trained = ("--steps", "20", "--interval", "1000", "--rng", "saved")
+    alone = new_job(*trained, script=SCRIPT, workers=WORKERS, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    settings = {"CONSISTENCY": "majority:1", "SHARD_COPY_EVERY": "2"}
+    flips = ("--flip", "1:6:weight", "--flip", "2:13:moment")
+    job = new_job(*trained, *flips, script=SCRIPT, workers=WORKERS, settings=settings)
+    job.start()
+    assert job.wait_finished() == alone.wait_finished()
+    for rank, step, what in ((1, 6, "model.second.weight"), (2, 13, "exp_avg of model.second.weight")):
+        (said,) = job.matches("scheduler", rf"rank (\d)'s {what} changed in memory after the commit of step {step}, ")
+        assert int(said[1]) == rank
+    begun = job.matches(0, r"generation \d+: rank 0 of 3 continues from step (\d+)")
+    assert [int(one[1]) for one in begun] == [6, 12], job.tails()
+
+
 STRANGER = SCRIPT.with_name("stranger.py")
 
 

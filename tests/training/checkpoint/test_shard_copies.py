@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from samebits.errors import CheckpointError
 from samebits.printable import counted
 from samebits.store.checkpoint import PointHeader, rooms_of
 from samebits.training.checkpoint import shard_copies, staging
-from samebits.training.checkpoint.shard_copies import DECIDED_AT, CopySchedule, ShardCopies
+from samebits.training.checkpoint.shard_copies import DECIDED_AT, CopySchedule, ShardCopies, ShardsAtRest
 
 JOB, SLOT = "a-job", 3
 
@@ -180,3 +181,21 @@ def test_copies_that_do_not_fit_are_off_and_say_the_figures(
     said = caplog.text
     assert "2 copies of 3 MiB on 3 ranks of this host need 18 MiB" in said
     assert "16 MiB is the share of the available 64 MiB" in said and "SHARD_COPY_EVERY=off" in said
+
+
+# ---- shards between a commit and the next step
+
+
+def test_bits_that_no_operator_has_changed_are_noticed_once() -> None:
+    shards = {name: torch.ones(3, dtype=torch.bfloat16) for name in ("weight", "exp_avg of weight", "bias")}
+    at_rest = ShardsAtRest()
+    at_rest.committed(shards)
+    assert at_rest.changed(shards) == ""
+    at_rest.committed(shards)
+    shards["weight"].mul_(2)  # the script's own change
+    ctypes.c_uint16.from_address(shards["bias"].data_ptr() + 4).value ^= 1
+    assert at_rest.changed(shards) == "bias"
+    assert at_rest.changed(shards) == "", "an optimizer has stepped since"
+    at_rest.committed(shards)
+    ctypes.c_uint16.from_address(shards["bias"].data_ptr()).value ^= 1
+    assert at_rest.changed({}) == "", "the script may have written to the shards"

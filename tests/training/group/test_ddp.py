@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -113,6 +114,39 @@ def test_final_layout_is_adopted_and_kept(group: Group, options: dict[str, Any])
         iterate(target, 3)  # gradients now arrive in another order, which must no longer matter
         assert capture(target) == layout
         assert all(parameter.grad is not None for parameter in target.parameters())
+
+
+@pytest.mark.parametrize("cap_mb", [25, BUCKET_CAP_MB], ids=["one bucket per kind", "several"])
+@pytest.mark.parametrize("kinds", [("bfloat16",), ("float64", "bfloat16"), ("bfloat16", "float16", "float64")], ids=str)
+def test_final_layout_of_a_model_with_several_dtypes_is_adopted(
+    group: Group, cap_mb: float, kinds: tuple[str, ...]
+) -> None:
+    """Torch appends the unfilled bucket of each dtype in the order of a hash table."""
+    orders = itertools.permutations(("first", "second", "third", "fourth", "fifth")[: len(kinds) + 2])
+    for used in itertools.islice(orders, 0, None, 5):
+        source, target = (wrapper(Mixed(kinds, used), bucket_cap_mb=cap_mb) for _ in range(2))
+        iterate(source, 3)
+        layout = capture(source)
+        for one in (target, source):
+            attach(one, group, layout)
+            assert capture(one) == layout
+
+
+class Mixed(nn.Module):
+    """Layers in several dtypes, used in a given order."""
+
+    def __init__(self, kinds: tuple[str, ...], used: tuple[str, ...]) -> None:
+        super().__init__()
+        self.used = used
+        dtypes = [torch.float32, torch.float32, *(getattr(torch, kind) for kind in kinds)]
+        for name, dtype in zip(sorted(used), dtypes, strict=True):
+            self.add_module(name, nn.Linear(24, 24, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in self.used:
+            layer = self.get_submodule(name)
+            x = layer(x.to(layer.weight.dtype))
+        return x
 
 
 def backwards(model: Shuffled, x: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,7 @@ def test_only_parts_equal_on_all_ranks_are_compared() -> None:
     assert state.weights() == []
     with world(1, RANKS):
         entered(state)
-        assert [tuple(one.shape) for one in state.shards()] == [(3,), (3, 4), (2,), (2, 7), (1,), (1, 5)]
+        assert [tuple(one.shape) for one in state.shards().values()] == [(3,), (3, 4), (2,), (2, 7), (1,), (1, 5)]
 
 
 def test_pieces_changed_through_data_return_to_the_last_commit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -88,7 +89,8 @@ def test_gradient_is_reproduced_and_nothing_is_changed(autocast: bool, layout: t
     before = everything(net)
     computed, other = again(batch)
     assert computed == other and computed.value() == other.value()
-    assert [bool(one) for one in computed.digests] == ["unused" not in name for name in names_of(net)]
+    names = names_of(net)[:-1]
+    assert [bool(one) for one in computed.digests] == [*("unused" not in name for name in names), False]
     assert everything(net) == before and net.training
 
 
@@ -110,6 +112,22 @@ def test_changed_bit_gives_another_gradient_and_names_its_parameter() -> None:
     computed, other = again(batch)
     assert computed.value() != other.value()
     assert names_of(net)[computed.first_other(other)] == "1.bias"
+
+
+def test_gradient_that_is_not_a_number_is_compared_by_its_outputs() -> None:
+    """A wrong activation has made the loss not a number, and so every gradient, wherever it is computed."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    wrapper, batch = kept(net)
+    errs = [False, False, True]
+    net[0].register_forward_hook(lambda _module, _inputs, output: output * (math.inf if errs.pop() else 1.0))
+    wrapper(torch.randn(3, 4)).softmax(1).sum().backward()
+    computed, other = again(batch)
+    assert computed.value() != other.value()
+    assert names_of(net)[computed.first_other(other)] == "the outputs"
+    wrapper(torch.randn(3, 4) * math.inf).softmax(1).sum().backward()  # not a number on every rank
+    errs.append(False)
+    computed, other = again(batch)
+    assert computed == other
 
 
 def test_last_micro_batch_of_accumulated_gradients_is_kept() -> None:
@@ -181,7 +199,7 @@ def test_scaled_clipped_gradient_set_to_none_is_the_same() -> None:
     nn.utils.clip_grad_norm_(net.parameters(), 0.1)
     net.zero_grad(set_to_none=True)
     computed, other = again(batch)
-    assert computed == other and all(computed.digests)
+    assert computed == other and all(computed.digests[:-1])
 
 
 def test_two_backward_passes_through_one_forward_pass_are_reported() -> None:

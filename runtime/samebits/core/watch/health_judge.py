@@ -20,10 +20,11 @@ from samebits.core.watch.health_limits import SHOWN_AT_ONCE, place_said, said
 ANOMALY_S = 30.0
 """Seconds in which only one report of an implausible number is shown, since all ranks share the loss.
 
-Ended threads and hidden state are shown once per text in that time.
+In that time, verdicts are shown once per step, since each may name another rank's device. Ended threads and hidden
+state are shown once per text.
 """
 MOST_ANOMALIES = 16
-"""Reports remembered at a time. At this number, further ended threads and hidden state are not shown."""
+"""Verdicts, and other reports, remembered at a time. No more verdicts, ended threads and hidden state are shown."""
 NAMED = 16
 """Readings that a status lists."""
 
@@ -72,15 +73,21 @@ class HostHealth:
     def note(self, seat: Seat, body: Anomaly, rank: int | None) -> None:
         """Show one rank's report of an implausible number, an ended thread or hidden state."""
         if body.comes_again:
-            why = f"worker {seat.node} reported an implausible number: step {body.step} is repeated"
+            what = "a fault" if body.is_verdict else "an implausible number"
+            why = f"worker {seat.node} reported {what}: step {body.step} is repeated"
             self._again = self._ledger.state.generation_number, why
         if body.text.startswith(OF_HIDDEN_STATE):
             self.hidden_state = body.text
         now = self._ledger.now
         has_own_words = body.text.startswith((OF_A_THREAD, OF_HIDDEN_STATE))
-        about = body.text if has_own_words else body.is_verdict
+        about: object = body.text if has_own_words else "a number"
+        if body.is_verdict and not has_own_words:
+            about = body.step, body.comes_again
         self._quiet_until = {one: until for one, until in self._quiet_until.items() if now < until}
-        if about not in self._quiet_until and not (has_own_words and len(self._quiet_until) >= MOST_ANOMALIES):
+        verdicts = sum(isinstance(one, tuple) for one in self._quiet_until)
+        others = len(self._quiet_until) - verdicts
+        is_full = (verdicts if isinstance(about, tuple) else others if has_own_words else 0) >= MOST_ANOMALIES
+        if about not in self._quiet_until and not is_full:
             self._quiet_until[about] = now + ANOMALY_S
             parts = [*([] if rank is None else [f"rank {rank}"]), *([str(seat.process)] if body.is_verdict else [])]
             place = f" ({', '.join(parts)})" if parts else ""

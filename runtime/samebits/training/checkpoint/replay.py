@@ -54,7 +54,7 @@ def require_steps(state: State) -> TorchState:
 def weights_digest(state: State) -> str:
     """Return the hex xxh3_128 of all parameters in the order of their names; of sharded ones, of this rank's pieces."""
     digest = xxhash.xxh3_128()
-    for tensor in (*state.weights(), *state.shards()):
+    for tensor in (*state.weights(), *state.shards().values()):
         digest.update(snapshot.bytes_of(tensor))
     return digest.hexdigest()
 

@@ -332,6 +332,11 @@ class Comparisons:
         self._every = every
         self._next = 1
 
+    @property
+    def are_on(self) -> bool:
+        """Whether ranks are compared between saves."""
+        return self._every != 0
+
     def begins(self, step: int, *, leads: bool) -> None:
         """Begin a generation at this step; ``leads`` is true on rank 0."""
         self._next = step + 1

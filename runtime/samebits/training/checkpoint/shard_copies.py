@@ -17,6 +17,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import torch
+import xxhash
+
 from samebits.core.messages import KeptCommit
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, LockedError, StoreError
@@ -26,13 +29,16 @@ from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import Checkpoint, MemoryRoom, PointHeader, TensorPart, Tree
 from samebits.store.checkpoint.memory_buffer import available_bytes
 from samebits.store.checkpoint.memory_room import NAMES, RoomKind
+from samebits.training import torch_private
 from samebits.training.checkpoint.rollback_copies import SHARE_OF_AVAILABLE
 from samebits.training.checkpoint.save_schedule import spoken
 from samebits.training.checkpoint.staging import Staging
+from samebits.training.state import snapshot
 from samebits.training.state.checkpoint_config import AUTO
+from samebits.training.state.compared import is_hashable
 from samebits.training.state.snapshot import NamedTensors
 
-__all__ = ["CopySchedule", "ShardCopies"]
+__all__ = ["CopySchedule", "ShardCopies", "ShardsAtRest"]
 
 SHARE = 0.01
 """Share of training time that copies may take with ``auto``."""
@@ -132,6 +138,44 @@ class CopySchedule:
 
     def _step_s(self) -> float:
         return statistics.median(self._steps_s[1:] or self._steps_s or [0.0])
+
+
+class ShardsAtRest:
+    """Notice shards that change between a commit and the next step, when nothing may change them.
+
+    No other rank holds such a shard, so a flipped bit can only be found by its own rank, and only until an optimizer
+    changes the shard.
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[str, tuple[int, int]] = {}  # the version and the digest of each shard at the commit
+
+    def committed(self, shards: Mapping[str, torch.Tensor]) -> None:
+        """Remember the digests of a commit's shards, by name; tensors of other classes than torch's are left out."""
+        self._digests = {
+            name: (torch_private.version_of(one), _digest_of(one)) for name, one in shards.items() if is_hashable(one)
+        }
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is to be preceded by a check."""
+        return bool(self._digests)
+
+    def changed(self, shards: Mapping[str, torch.Tensor]) -> str:
+        """Return the first shard whose bits have changed without an operator; "" if there is none.
+
+        The digests are forgotten, since an optimizer step follows.
+        """
+        digests, self._digests = self._digests, {}
+        for name, (version, digest) in digests.items():
+            one = shards.get(name)
+            if one is not None and version == torch_private.version_of(one) and digest != _digest_of(one):
+                return name
+        return ""
+
+
+def _digest_of(tensor: torch.Tensor) -> int:
+    return xxhash.xxh3_64_intdigest(snapshot.bytes_of(tensor))
 
 
 class ShardCopies:

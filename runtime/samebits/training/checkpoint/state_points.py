@@ -18,7 +18,7 @@ import xxhash
 
 from samebits.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, KeptCommit, OrphanedPage, Page
 from samebits.core.point import Point
-from samebits.errors import CheckpointError, DeviceLostError, GenerationEndedError, StoreError, UsageError
+from samebits.errors import CheckpointError, DeviceLostError, GenerationEndedError, StoreError, UnequalError, UsageError
 from samebits.service import log
 from samebits.service.copies.buddy import brief_of
 from samebits.spelling import spelled
@@ -31,7 +31,7 @@ from samebits.training.checkpoint.kept_generators import KeptGenerators
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
 from samebits.training.checkpoint.rollback_copies import RollbackCopies, RollbackCopy, bytes_in
 from samebits.training.checkpoint.save_schedule import comparisons_by, due_by
-from samebits.training.checkpoint.shard_copies import CopySchedule, ShardCopies
+from samebits.training.checkpoint.shard_copies import CopySchedule, ShardCopies, ShardsAtRest
 from samebits.training.group import ddp, meshes, transfer
 from samebits.training.group import device as devices
 from samebits.training.group.group import Group, discard, is_communication_failure
@@ -96,6 +96,7 @@ class StatePoints:
         self._comparisons = comparisons_by(_every(process), self._agree)
         self._kept = RollbackCopies()
         self._has_no_room = False  # lack of memory for copies was logged
+        self._is_finite = True  # whether the gradients of the last step were
         self.digests = StateDigests(process.agent, state, self._comparisons.took)
         self._process = process
         self._state = state
@@ -106,6 +107,8 @@ class StatePoints:
         self._shard_copies = ShardCopies(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
         self._copies_due = CopySchedule(_copies_every(process), lambda number: transfer.gather(number, process.device))
         self._copies_shards = False
+        self._at_rest = ShardsAtRest()
+        self._corrupted_at = 0  # the last step after which a shard of this rank had changed
         self._told_interval = 0
 
     # ---- the folder
@@ -380,15 +383,65 @@ class StatePoints:
     def compare(self, step: int, *, is_save: bool) -> None:
         """Report the current state's digest if commits of this kind are compared."""
         point = Point(step, self.present().generation)
-        is_due = step > 0 and self._comparisons.is_at(step) and not self._state.shards()
+        is_due = step > 0 and self._comparisons.is_at(step)
+        if is_due and self._state.shards():
+            is_due, began_s = False, time.monotonic()
+            self._at_rest.committed(self._state.shards(at_rest=True))
+            self._comparisons.took(2 * (time.monotonic() - began_s))  # they are hashed again before the next step
         kept = self._keep(point) if is_due else None
         self.digests.committed(
             point, self.commits, averages=bool(self.layouts), is_save=is_save, is_due=is_due, kept=kept
         )
 
+    def require_shards_at_rest(self) -> None:
+        """Check that no shard has changed since the last commit, if that commit is one of those that are compared.
+
+        Call it before a step.
+
+        Raises:
+            GenerationEndedError: a shard has changed; this rank's last commit is no longer in its memory, and all ranks
+                return to the newest one that every rank's copies or checkpoints hold.
+            UnequalError: it has changed again after the same step.
+        """
+        if not self._at_rest.is_due:
+            return
+        name = self._at_rest.changed(self._state.shards(at_rest=True))
+        if not name:
+            return
+        step, rank = self._state.completed_steps, self.present().rank
+        self._state.forget()
+        is_again, self._corrupted_at = step == self._corrupted_at, step
+        text = (
+            f"rank {rank}'s {name} changed in memory after the commit of step {step}, and no operator wrote to it: "
+            f"rank {rank}'s memory was silently corrupted{' again' if is_again else ''}"
+        )
+        follows = "the job ends" if is_again else "all ranks return to the newest copy or checkpoint of every shard"
+        log.warn(f"{text}; {follows}")
+        self._process.agent.report_anomaly(step, f"{text}; {follows}", is_verdict=True, comes_again=not is_again)
+        if is_again:
+            raise UnequalError(f"{text}. Fix: test the memory of rank {rank}'s host, and continue on another host")
+        raise GenerationEndedError(text)
+
+    def compare_if_not_finite(self) -> None:
+        """Report the last commit's digest if the gradients of the next step have just become not finite.
+
+        Call it before a step. If one rank's weights were corrupted, the step would make all weights of all ranks not a
+        number, and they would be equal again at the next comparison. Each rank decides by itself: the scheduler
+        compares the digests once all ranks have reported one, so a rank that sees a reduced gradient of its own waits
+        for none. No other digest has this key, since a commit that follows belongs to another step.
+        """
+        was_finite, self._is_finite = self._is_finite, ddp.gradients_are_finite()
+        if self._is_finite or not was_finite or not self._process.settings.enable_recovery:
+            return
+        if self._state.compared() is not None and self._comparisons.are_on:
+            point = Point(self._state.completed_steps, self.present().generation)
+            self.digests.tell(self.digests.now(point, self.commits + 1, averages=bool(self.layouts)))
+
     def begin_comparing(self, point: Point) -> None:
         """Begin a generation's comparisons at ``point``."""
+        self._is_finite = True
         self.digests.begin()
+        self._at_rest.committed({})
         self._kept.begin(point)
         self._comparisons.begins(self._state.completed_steps, leads=self.present().rank == 0)
 
@@ -683,7 +736,7 @@ class StatePoints:
         if sharding is None or not sharding.has_replicas:
             return _nothing
         digest = xxhash.xxh3_64()
-        for shard in self._state.shards():
+        for shard in self._state.shards().values():
             digest.update(snapshot.bytes_of(shard))
         gathered = transfer.begin_gather(digest.intdigest() >> 1, self._process.device)
         keys = [sharding.key_of(rank) for rank in range(world_size)]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
+import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,6 +41,7 @@ __all__ = [
     "capture_all",
     "fingerprint",
     "generation_ended",
+    "gradients_are_finite",
     "install",
     "require_all_among",
 ]
@@ -216,14 +219,42 @@ def _build_final(
     position = {id(parameter): index for index, parameter in enumerate(parameters)}
     wanted = [name for bucket in layout.buckets for name in bucket]
     _require_same_parameters(ddp, wanted, {name for name, one in by_name.items() if id(one) in position})
-    order = [position[id(by_name[name])] for name in wanted]
     ddp.process_group = _GroupOfOne()
-    torch_private.new_reducer(ddp, [parameters[index] for index in order], [sparse[index] for index in order])
-    if not torch_private.lay_out_as_given(ddp):
-        raise LayoutError(
-            f"the restore point's gradient buckets of {type(ddp.module).__name__} are final, but this wrapper never "
-            "rebuilds its buckets (find_unused_parameters=True). Fix: build it with the same arguments on every rank"
-        )
+    for number, names in enumerate(_arrivals(layout, lambda name: (by_name[name].dtype, by_name[name].device))):
+        if number:
+            torch_private.unhook_reducer(ddp)
+        order = [position[id(by_name[name])] for name in names]
+        torch_private.new_reducer(ddp, [parameters[index] for index in order], [sparse[index] for index in order])
+        if not torch_private.lay_out_as_given(ddp):
+            raise LayoutError(
+                f"the restore point's gradient buckets of {type(ddp.module).__name__} are final, but this wrapper "
+                "never rebuilds its buckets (find_unused_parameters=True). Fix: build it with the same arguments on "
+                "every rank"
+            )
+        if _read(ddp) == layout:
+            return
+
+
+def _arrivals(layout: Layout, kind_of: Callable[[str], Hashable]) -> Iterator[list[str]]:
+    """Yield orders in which gradients may have arrived to give this layout, the likeliest first.
+
+    The reducer fills one bucket per kind of gradient (dtype and device). Buckets that are not full at the end follow in
+    an order that depends only on which kind arrived first, and libstdc++'s hash table returns the newest kind first. An
+    order is therefore tried for each order of the kinds.
+    """
+    names = [name for bucket in layout.buckets for name in bucket]
+    firsts: dict[Hashable, str] = {}
+    for name in names:
+        firsts.setdefault(kind_of(name), name)
+    lasts = {kind_of(bucket[0]): index for index, bucket in enumerate(layout.buckets)}
+    kinds = sorted(firsts, key=lambda kind: -lasts[kind])
+    for arriving in itertools.permutations(kinds):
+        order: dict[str, None] = {}
+        for name in names:
+            for kind in arriving[: arriving.index(kind_of(name)) + 1]:
+                order.setdefault(firsts[kind])
+            order.setdefault(name)
+        yield list(order)
 
 
 def _connect_reducer(ddp: DistributedDataParallel) -> None:
@@ -483,6 +514,35 @@ def sync_buffers_all() -> None:
 def wrappers() -> list[DistributedDataParallel]:
     """Return the wrappers that are alive, those built outside a generation first."""
     return _riders.wrappers()
+
+
+def gradients_are_finite() -> bool:
+    """Return whether a sample of the wrappers' reduced gradients is finite.
+
+    A loss that is not finite on any rank makes almost every reduced gradient not finite, on all ranks. The sample is
+    one value each of up to ``_SAMPLED`` parameters per wrapper, so that looking at it takes microseconds. On an
+    accelerator, it waits for the queued work.
+    """
+    return all(
+        math.isfinite(parameter.grad.view(-1)[0].item())
+        for ddp in wrappers()
+        for parameter in _sampled_of(ddp)
+        if parameter.grad is not None and parameter.grad.is_contiguous()
+    )
+
+
+def _sampled_of(ddp: DistributedDataParallel) -> Sequence[torch.Tensor]:
+    found = _sampled.get(ddp)
+    if found is None:
+        parameters = [one for one in ddp.module.parameters() if one.requires_grad and one.numel()]
+        last = max(0, len(parameters) - 1)
+        places = sorted({round(last * part / (_SAMPLED - 1)) for part in range(_SAMPLED)})
+        found = _sampled[ddp] = [parameters[place] for place in places if parameters]
+    return found
+
+
+_SAMPLED = 4
+_sampled: weakref.WeakKeyDictionary[Module, Sequence[torch.Tensor]] = weakref.WeakKeyDictionary()
 
 
 def require_all_among(weights: Sequence[torch.Tensor]) -> None:

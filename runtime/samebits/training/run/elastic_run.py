@@ -186,11 +186,13 @@ class ElasticRun:
                 "state.commit() after every optimizer.step()"
             )
         self._require_equal()
+        self._points.require_shards_at_rest()
         ddp.sync_buffers_all()
         ddp.settle_all()
         if self._has_replicas:
             self._points.wait_for_gradients()
         self._settle()
+        self._points.compare_if_not_finite()
         self._audits.before_step()
         if self._replay is not None and not self._is_again:
             self._replay.before_step()

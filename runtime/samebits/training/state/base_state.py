@@ -309,9 +309,14 @@ class State(ABC):
         """Return the tensors that must be equal on every rank when a generation begins."""
         return []
 
-    def shards(self) -> list[torch.Tensor]:
-        """Return this rank's pieces of sharded weights."""
-        return []
+    def shards(self, *, at_rest: bool = False) -> Mapping[str, torch.Tensor]:
+        """Return this rank's pieces of sharded weights by name, in the order of the names.
+
+        Args:
+            at_rest: add their moments, and return nothing if the script may have written to weights since the last
+                commit.
+        """
+        return {}
 
     # ---- for subclasses
 

@@ -252,15 +252,18 @@ class ShardedValues:
         """Return whether ranks hold different parts of a parameter."""
         return pieces.is_distributed(parameter) or id(parameter) in self._staged
 
-    def shards(self) -> list[torch.Tensor]:
-        """Return this rank's pieces of the parameters, in the order of their names."""
-        return [pieces.local(one) for one in self._parameters() if not self._is_elsewhere(one)]
+    def shards(self) -> dict[str, torch.Tensor]:
+        """Return the parameters of which this rank has a piece, by name, in the order of their names."""
+        return {name: one for name, one in self._named_parameters() if not self._is_elsewhere(one)}
 
     def _parameters(self) -> Iterator[Any]:
+        return (parameter for _, parameter in self._named_parameters())
+
+    def _named_parameters(self) -> Iterator[tuple[str, Any]]:
         return (
-            parameter
-            for _, module in sorted(self._modules.items())
-            for _, parameter in sorted(module.named_parameters())
+            (f"{module_name}.{name}", parameter)
+            for module_name, module in sorted(self._modules.items())
+            for name, parameter in sorted(module.named_parameters())
             if self.is_apart(parameter)
         )
 

@@ -21,6 +21,7 @@ from samebits.errors import UsageError
 from samebits.training import torch_private
 from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
+from samebits.training.sharding import pieces
 from samebits.training.sharding import pipeline as pipelines
 from samebits.training.state.base_state import CommitSink
 from samebits.training.state.checkpoint_config import CheckpointConfig
@@ -390,9 +391,21 @@ class TorchState(ObjectState):
             if is_hashable(value)
         ]
 
-    def shards(self) -> list[torch.Tensor]:
-        """Return this rank's pieces of sharded weights."""
-        return [] if self._sharded is None else self._sharded.shards()
+    def shards(self, *, at_rest: bool = False) -> dict[str, torch.Tensor]:
+        """Return this rank's pieces of sharded weights as :meth:`State.shards`."""
+        if self._sharded is None or (at_rest and self._last_commit.weights_have_signs):
+            return {}
+        parameters = self._sharded.shards()
+        found = {name: pieces.local(parameter) for name, parameter in parameters.items()}
+        if at_rest:
+            found |= {
+                f"{moment} of {name}": pieces.local(value)
+                for optimizer in self._optimizers
+                for name, parameter in parameters.items()
+                for moment, value in optimizer.state.get(parameter, {}).items()
+                if isinstance(value, torch.Tensor)
+            }
+        return found
 
     @property
     def counts_optimizer_steps(self) -> bool:

@@ -38,6 +38,7 @@ class _Batch:
     autocast: tuple[bool, str, bool]  # whether it is on, its dtype, and whether casts are cached
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)  # the outputs' gradients, by position
     digests: dict[int, int] = field(default_factory=dict)  # digests of the parameters' gradients, by position
+    outputs: int = 0  # digest of the outputs
     has_outputs: bool = False
     problem: str = ""
 
@@ -84,7 +85,12 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A local gradient as one digest per parameter, in the order of :func:`names_of`; 0 means no gradient."""
+    """A local gradient as one digest per parameter, in the order of :func:`names_of`; 0 means no gradient.
+
+    The last digest is of the outputs if one of their gradients is not finite, else 0. From a loss that is not a number,
+    every gradient would be computed as not a number, whatever the outputs should have been. Otherwise the outputs do
+    not count: their low bits may depend on the alignment of the inputs.
+    """
 
     digests: tuple[int, ...]
 
@@ -112,6 +118,7 @@ class AuditedBatch:
         self._wants = wants
         self._batch: _Batch | None = None
         self._is_again = False
+        self._outputs_again = 0  # digest of the outputs that were recomputed
         self._on_parameters: list[Any] = []
         self._hooks = [
             self.module.register_forward_pre_hook(self._before, with_kwargs=True),
@@ -132,9 +139,11 @@ class AuditedBatch:
             return "its module was not called with gradients, or only in compiled code"
         if batch.problem or not batch.digests or not batch.gradients:
             return batch.problem or "its last forward pass had no backward pass"
-        count = len(names_of(self.module))
+        count = len(_parameters(self.module))
+        outputs = 0 if _are_finite(batch.gradients) else batch.outputs
+        digests = (*(batch.digests.get(place, 0) for place in range(count)), outputs)
         try:
-            return batch.packed(most_bytes), Computed(tuple(batch.digests.get(place, 0) for place in range(count)))
+            return batch.packed(most_bytes), Computed(digests)
         except (CheckpointError, TypeError, ValueError, OverflowError) as error:
             return f"its inputs cannot be sent ({error})"
 
@@ -146,7 +155,8 @@ class AuditedBatch:
         """
         self._is_again = True
         try:
-            return compute_again(self.module, packed)
+            digests, is_finite = compute_again(self.module, packed)
+            return Computed((*digests, 0 if is_finite else self._outputs_again))
         finally:
             self._is_again = False
 
@@ -182,9 +192,12 @@ class AuditedBatch:
 
     def _after(self, module: nn.Module, _: object, outputs: Any) -> Any:
         batch = self._batch
+        if self._is_again and not torch.compiler.is_compiling():
+            self._outputs_again = _digest_of_outputs(outputs)
         if torch.compiler.is_compiling() or self._is_again or batch is None or batch.has_outputs or batch.problem:
             return None
         batch.has_outputs = True
+        batch.outputs = _digest_of_outputs(outputs)
         differentiable = [(place, one) for place, one in enumerate(_tensors(outputs)) if one.requires_grad]
         if len(differentiable) == 1:
             ((place, output),) = differentiable
@@ -207,12 +220,16 @@ class AuditedBatch:
 
 
 def names_of(module: nn.Module) -> list[str]:
-    """Return the names of the trained parameters, in order."""
-    return list(_parameters(module))
+    """Return the names of the trained parameters, in order, and a name for the outputs."""
+    return [*_parameters(module), "the outputs"]
 
 
-def compute_again(module: nn.Module, packed: memoryview) -> Computed:
-    """Recompute a batch; see :meth:`AuditedBatch.compute_again`."""
+def compute_again(module: nn.Module, packed: memoryview) -> tuple[list[int], bool]:
+    """Recompute a batch, as :meth:`AuditedBatch.compute_again`.
+
+    Returns:
+        The digests of the parameters' gradients, and whether the outputs' gradients are finite.
+    """
     device = next(module.parameters()).device
     tree, about = batch_bytes.unpack(packed, device)
     (args, kwargs), buffers, gradients = tree["inputs"], tree["buffers"], tree["gradients"]
@@ -240,7 +257,7 @@ def compute_again(module: nn.Module, packed: memoryview) -> Computed:
         raise ValueError(
             "a gradient was computed in another way, such as torch.utils.checkpoint with use_reentrant=True"
         )
-    return Computed(tuple(0 if one is None else _digest(one) for one in found))
+    return [0 if one is None else _digest(one) for one in found], _are_finite(gradients)
 
 
 def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -249,6 +266,21 @@ def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def _digest(gradient: torch.Tensor) -> int:
     return xxhash.xxh3_64_intdigest(snapshot.bytes_of(gradient)) | 1
+
+
+def _are_finite(gradients: Mapping[int, torch.Tensor]) -> bool:
+    return all(bool(one.isfinite().all()) for one in gradients.values())
+
+
+def _digest_of_outputs(outputs: Any) -> int:
+    """Return a digest of the outputs that have gradients; 0 if one cannot be hashed."""
+    digest = xxhash.xxh3_64()
+    for one in _tensors(outputs):
+        if one.requires_grad:
+            if one.layout is not torch.strided:
+                return 0
+            digest.update(snapshot.bytes_of(one))
+    return digest.intdigest() | 1
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
