@@ -6,12 +6,15 @@ what each case must come to.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ import samebits
 from samebits.errors import GenerationEndedError, UsageError
 from samebits.training.group import device as devices
 from samebits.training.group import transfer
+from samebits.training.group.calling_place import PACKAGE_FOLDER
 from samebits.training.group.group import Group, form_alone, is_communication_failure
 from samebits.training.process import context
 from samebits.training.process.device_view import DeviceView, wait_for_memory
@@ -33,6 +37,8 @@ from tests.device.script import sha256_of
 BREAK_RETURNS_WITHIN_S = 2.0
 QUEUED_S = 6 * watchdog.STUCK_LOOKS * watchdog.LOOK_EVERY_S
 """Longer than a thread may be at rest in a collective."""
+WAITING = ("synchronize", "item", "tolist", "cpu", "query", "empty", "clone", "to", "copy_")
+"""Names of calls that may wait for the device, or allocate on it."""
 FIRST_STEPS, STEPS_EACH = 7, 3
 """After the first steps, commits are no longer looked at for changes of the weights."""
 
@@ -231,6 +237,42 @@ def run_ahead(broken_at: int = 0) -> None:
     print(sha256_of(model))
 
 
+def calls_of_a_step() -> None:
+    """Count SameBits' own calls in a step, and those that wait for the device, for a model with LAYERS layers."""
+    samebits.init()
+    device = torch.device(backend.NAME, 0)
+    layers = [torch.nn.Linear(4, 4, device=device) for _ in range(int(os.environ["LAYERS"]))]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), device_ids=[0])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    state = samebits.elastic.TorchState(model, optimizer, step=0)
+    rows, calls = torch.ones(2, 4, device=device), Counter[str]()
+
+    def count(frame: FrameType, event: str, called: Any) -> None:
+        if not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
+            return
+        if event == "call":
+            calls["calls"] += 1
+        elif event == "c_call":
+            calls["calls"] += 1
+            calls[getattr(called, "__name__", "")] += 1
+
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
+        while state.step < FIRST_STEPS + STEPS_EACH:
+            optimizer.zero_grad()
+            loss = model(rows).square().mean()
+            if state.step == FIRST_STEPS + 1:
+                sys.setprofile(count)
+            loss.backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+            sys.setprofile(None)
+
+    train(state)
+    print(json.dumps({"calls": calls["calls"]} | {name: calls[name] for name in WAITING}))
+
+
 def scaled(broken_at: int = -1) -> None:
     """A GradScaler skips a step, and halves its scale, for the bytes that an aborted collective leaves.
 
@@ -327,6 +369,7 @@ CASES = {
     "long_queue": long_queue,
     "waiting_pair": waiting_pair,
     "run_ahead": run_ahead,
+    "calls_of_a_step": calls_of_a_step,
     "break_behind_a_commit": lambda: run_ahead(FIRST_STEPS + 2),
     "scaled": scaled,
     "break_behind_a_scaler": lambda: scaled(2),

@@ -17,6 +17,9 @@ from tests.device.here import look
 from tests.device.jobs import GATE, GOES_ON, SPARE, DeviceJob
 from tests.device.test_backend import BUILD_S, ROOT
 
+CALLS_PER_PARAMETER = 5
+"""The ids of its gradient and moments, and its address, are asked for; what is per module counts for two."""
+
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(BUILD_S)]
 
 
@@ -85,6 +88,19 @@ def test_the_host_waits_for_collectives_alone_and_a_break_leaves_the_last_commit
         assert case != "run_ahead" or told == ["nothing 1", "reduces 2", "sends 2"]
         ended.append(last)
     assert ended[0] == ended[1], "a break has changed the bits"
+
+
+def test_a_step_waits_once_and_calls_little_for_each_parameter(tmp_path: Path) -> None:
+    counted = []
+    for layers in (10, 30):
+        (folder := tmp_path / str(layers)).mkdir()
+        ran = run("calls_of_a_step", folder=folder, LAYERS=str(layers))
+        assert ran.returncode == 0, ran.stderr
+        counted.append(json.loads(ran.stdout.splitlines()[-1]))
+    few, many = counted
+    waits = {name: times for name, times in many.items() if name != "calls" and times}
+    assert waits == {"synchronize": 1}, "the wait for the step's collectives is not the only one"
+    assert (many["calls"] - few["calls"]) / (2 * 20) <= CALLS_PER_PARAMETER, counted
 
 
 def test_step_that_a_scaler_skips_for_aborted_gradients_is_not_committed(tmp_path: Path) -> None:

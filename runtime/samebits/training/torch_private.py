@@ -621,7 +621,11 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 def versions_among(values: Iterable[object]) -> list[int]:
     """Return :func:`version_of` each tensor among the values, and -1 for anything else."""
-    return [getattr(one, "_version", -1) for one in values]
+    everything: list[Any] = list(values)
+    try:
+        return [one._version for one in everything]
+    except AttributeError:  # not all are tensors, which is rare: a call for each value would triple the cost
+        return [getattr(one, "_version", -1) for one in everything]
 
 
 _data: Any = vars(torch._C.TensorBase)["data"]
