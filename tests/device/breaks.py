@@ -13,6 +13,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,8 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import samebits
 from samebits.errors import GenerationEndedError, UsageError
+from samebits.training import torch_private
 from samebits.training.group import device as devices
-from samebits.training.group import transfer
+from samebits.training.group import gloo, transfer
+from samebits.training.group.breakable_group import BreakableGroup
+from samebits.training.group.breaker import Breaker
 from samebits.training.group.calling_place import PACKAGE_FOLDER
 from samebits.training.group.group import Group, form_alone, is_communication_failure
 from samebits.training.process import context
@@ -336,6 +341,25 @@ def waiting_pair() -> None:
         print("left", is_communication_failure(error))
 
 
+def gloo_pair() -> None:
+    """Two ranks on one device are connected by gloo, as on a card on which NCCL accepts one rank only."""
+    device, store, limit = torch.device(backend.NAME, 0), dist.HashStore(), timedelta(seconds=60)
+    with ThreadPoolExecutor(2) as threads:
+        meshes = list(threads.map(lambda rank: gloo.connect(store, rank, 2, "127.0.0.1", limit, limit), range(2)))
+    pairs = []
+    for rank, mesh in enumerate(meshes):
+        inner = dist.ProcessGroup(store, rank, 2)
+        pairs.append(BreakableGroup(inner, Breaker("a test"), limit, lambda *_: None))
+        for one in (inner, pairs[-1]):
+            torch_private.dress_group(one, mesh, "1", "a test")
+    sent, received = torch.arange(4.0, device=device), torch.zeros(4, device=device)
+    works = [pairs[0].send([sent], 1, 0), pairs[1].recv([received], 0, 0)]
+    sent.fill_(9.0)  # the copy was made before
+    for work in works:
+        work.wait()
+    print("received", received.tolist(), flush=True)
+
+
 def lost_context(hangs: bool) -> None:
     """A device that fails or hangs in this process alone is found by asking it."""
     device = torch.device(backend.NAME, 0)
@@ -371,6 +395,7 @@ CASES = {
     "run_ahead": run_ahead,
     "calls_of_a_step": calls_of_a_step,
     "break_behind_a_commit": lambda: run_ahead(FIRST_STEPS + 2),
+    "gloo_pair": gloo_pair,
     "scaled": scaled,
     "break_behind_a_scaler": lambda: scaled(2),
     "failing_context": lambda: lost_context(False),

@@ -103,6 +103,11 @@ def test_a_step_waits_once_and_calls_little_for_each_parameter(tmp_path: Path) -
     assert (many["calls"] - few["calls"]) / (2 * 20) <= CALLS_PER_PARAMETER, counted
 
 
+def test_ranks_on_one_device_send_and_receive_over_gloo() -> None:
+    ran = run("gloo_pair")
+    assert (ran.stdout, ran.returncode) == ("received [0.0, 1.0, 2.0, 3.0]\n", 0), ran.stderr
+
+
 def test_step_that_a_scaler_skips_for_aborted_gradients_is_not_committed(tmp_path: Path) -> None:
     told = []
     for case in ("scaled", "break_behind_a_scaler"):
