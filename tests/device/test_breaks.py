@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from samebits.errors import AbortHungError, StuckError
 from tests.device import backend
-from tests.device.checks import FOLDER, LEFT_WITHIN_S, WHOLE, grown
+from tests.device.checks import FOLDER, WHOLE, Verdict, grown, left
 from tests.device.here import look
 from tests.device.jobs import GATE, GOES_ON, SPARE, DeviceJob
 from tests.device.test_backend import BUILD_S, ROOT
@@ -177,4 +179,12 @@ def test_nothing_grows_over_a_hundred_generations(kind: str, tmp_path: Path) -> 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     told = json.loads(ran.stdout.splitlines()[-1])
     assert grown(told, WHOLE.cycles) == [] and list(tmp_path.glob("nccl-*")) == []
-    assert kind == "cpu" or told["left_s"] <= LEFT_WITHIN_S, "a peer that died while it connected was waited for"
+
+
+@pytest.mark.parametrize(("how", "text"), [("", r"left \d"), ("locked", f"status {AbortHungError.exit_code}")])
+def test_rank_that_connects_to_a_lost_peer_leaves_or_gives_up_its_seat(how: str, text: str, tmp_path: Path) -> None:
+    """NCCL's non-blocking communicators connect in the background, and hold the lock that the abort needs."""
+    here = look(tmp_path, made_up=True)
+    here = replace(here, environment=here.environment | {"TRIAL_ABORT": how})
+    found = left(here, tmp_path / "left")
+    assert found.verdict is Verdict.PASSED and re.search(text, found.text), found
