@@ -75,6 +75,7 @@ def look(folder: Path, *, made_up: bool = False, stops: bool = False, refuses_tw
             has = frozenset({"graphs", "inductor", "pinning", "sharing"})
             told = path | _first_of("CUDA_VISIBLE_DEVICES") | {_COLLECTIVES: "gloo"}
             told["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic
+            told["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of processes per rank costs more than it saves here
             return Here("cuda", torch.cuda.get_device_name(0), _nvidia_driver(), told, has)
         npu: Any = getattr(torch, "npu", None)
         if npu is not None and npu.is_available():
