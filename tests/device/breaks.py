@@ -360,6 +360,34 @@ def gloo_pair() -> None:
     print("received", received.tolist(), flush=True)
 
 
+def streams() -> None:
+    """A checkpoint's copies arrive while the training's stream waits for a peer that is gone."""
+    device = torch.device(backend.NAME, 0)
+    group = form_alone(device)
+    rows = torch.ones(4, device=device)
+    torch.get_device_module(device).hold_collectives(True)
+    dist.all_reduce(torch.ones(4, device=device))
+    training = torch.accelerator.current_stream(device)
+    waiting = threading.Thread(target=training.synchronize)
+    waiting.start()
+    while not waiting_in_its_stream(waiting):
+        time.sleep(0.01)
+    copy, beside = torch.zeros(4), torch.Stream(device)
+    with beside:
+        copy.copy_(rows, non_blocking=True)
+    beside.synchronize()
+    print("copied", copy.sum().item(), flush=True)
+    group.break_("a test")
+    waiting.join()
+    print("left", flush=True)
+
+
+def waiting_in_its_stream(thread: threading.Thread) -> bool:
+    """Return whether the thread has come to rest (proc(5), the state in stat)."""
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    return stat[stat.rindex(")") + 2] == "S"
+
+
 def lost_context(hangs: bool) -> None:
     """A device that fails or hangs in this process alone is found by asking it."""
     device = torch.device(backend.NAME, 0)
@@ -396,6 +424,7 @@ CASES = {
     "calls_of_a_step": calls_of_a_step,
     "break_behind_a_commit": lambda: run_ahead(FIRST_STEPS + 2),
     "gloo_pair": gloo_pair,
+    "streams": streams,
     "scaled": scaled,
     "break_behind_a_scaler": lambda: scaled(2),
     "failing_context": lambda: lost_context(False),

@@ -133,6 +133,11 @@ def test_a_receive_that_an_abort_does_not_reach_ends_the_process() -> None:
     assert "waiting_pair" in ran.stderr, "the place is named"
 
 
+def test_copies_go_on_while_another_stream_waits_for_a_collective() -> None:
+    ran = run("streams", TRIAL_ABORT="undefined")
+    assert (ran.stdout, ran.returncode) == ("copied 4.0\nleft\n", 0), ran.stderr
+
+
 @pytest.mark.parametrize("how", ["failing", "hanging"])
 def test_a_lost_context_is_no_lost_peer(how: str) -> None:
     ran = run(f"{how}_context")
