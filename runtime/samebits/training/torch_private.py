@@ -138,8 +138,8 @@ def connect_device(group: dist.ProcessGroup, device: torch.device) -> None:
 def first_nccl() -> str:
     """Return the name of torch's first NCCL backend, for which abort and error handling are written.
 
-    That is ``nccl``, unless this torch creates another backend under that name than under ``nccl-legacy``, as torch
-    2.15 does (pytorch#192281). Relies on ``dist.is_backend_available``, which registers a backend of torch's own, and
+    The name is ``nccl``, unless ``nccl-legacy`` creates a different backend than ``nccl``, as in torch 2.15
+    (pytorch#192281). Relies on ``dist.is_backend_available``, which registers one of torch's backends on request, and
     on ``Backend._plugins``, which has no ``nccl`` before torch 2.14.
     """
     if not dist.is_backend_available(_LEGACY_NCCL):
@@ -157,13 +157,14 @@ _LEGACY_NCCL = "nccl-legacy"
 
 @dataclass(frozen=True, slots=True)
 class BackendAbilities:
-    """What SameBits uses of a group's backend, as far as the backend object has it.
+    """The abilities of a group's backend that decide how SameBits uses the backend.
 
     Attributes:
-        aborts_by_reason: its abort is ``abort_hccl_comm(reason)``, which a group's ``abort`` does not call (HCCL).
-        aborts_together: several communicators can be aborted as one. Without this, the communicators of pairs, which
-            sends and receives create, are not aborted either.
-        counts: its sequence number grows with each collective.
+        aborts_by_reason: the backend is aborted by ``abort_hccl_comm(reason)``, which a group's ``abort`` does not call
+            (HCCL).
+        aborts_together: several communicators can be aborted as one. Backends without this ability do not abort the
+            communicators that sends and receives create for each pair of ranks.
+        counts: the backend's sequence number grows with each collective.
     """
 
     aborts_by_reason: bool
@@ -174,10 +175,10 @@ class BackendAbilities:
 def abilities_of(backend: object, device: torch.device) -> BackendAbilities:
     """Return what a backend for this device can do, whatever its name and torch's version are.
 
-    Relies on ``_group_start`` and ``_group_end``, which ProcessGroupNCCL has and ProcessGroupNCCL2,
-    ProcessGroupNCCLLazy and backends written in Python have not; on ``abort_hccl_comm`` of ProcessGroupHCCL; and on
-    ``wrapped_pg``, under which TORCH_DISTRIBUTED_DEBUG=DETAIL keeps a backend. The sequence numbers of HCCL and of
-    CUDA backends other than ProcessGroupNCCL are not relied on.
+    Relies on ``_group_start`` and ``_group_end``, which only ProcessGroupNCCL has (not ProcessGroupNCCL2,
+    ProcessGroupNCCLLazy or a backend written in Python); on ``abort_hccl_comm`` of ProcessGroupHCCL; and on the
+    attribute ``wrapped_pg`` of the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL puts around a backend. The sequence
+    numbers of HCCL and of CUDA backends other than ProcessGroupNCCL are not used.
     """
     bare = getattr(backend, "wrapped_pg", backend)
     by_reason = hasattr(bare, "abort_hccl_comm")
@@ -624,7 +625,7 @@ def versions_among(values: Iterable[object]) -> list[int]:
     everything: list[Any] = list(values)
     try:
         return [one._version for one in everything]
-    except AttributeError:  # not all are tensors, which is rare: a call for each value would triple the cost
+    except AttributeError:  # rare: some values are no tensors; calling getattr for each value costs more
         return [getattr(one, "_version", -1) for one in everything]
 
 

@@ -150,8 +150,9 @@ class BreakableGroup(dist.ProcessGroup):
     def pairwise(self, name: str, tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> dist.Work:
         """Launch a send or receive of ``inner`` by its method name.
 
-        For these, gloo reads and writes a tensor's address from the host, even if the tensor is on an accelerator. Such
-        a tensor is sent from a copy in host memory; a received one is copied to its device by the work's ``wait``.
+        gloo reads and writes the address of such a tensor from the host, even if the tensor is on an accelerator. An
+        accelerator's tensor is therefore sent from a copy in host memory. A received copy is copied to the device by
+        the work's ``wait``.
         """
         sends = name == "send"
         copies = [one if one.is_cpu else one.cpu() if sends else torch.empty_like(one, device="cpu") for one in tensors]
