@@ -92,7 +92,9 @@ def register() -> None:
         return built.Collectives(store, rank, size)
 
     dist.Backend.register_backend(COLLECTIVES, collectives, devices=[NAME])
-    _let_gloo_accept_its_tensors(built)
+    dist.Backend.backend_capability[dist.Backend.GLOO].append(NAME)
+    if os.environ.get("COLLECTIVE_BACKEND") == dist.Backend.GLOO:  # else a launch would have one more Python frame
+        _let_gloo_accept_its_tensors(built)
 
 
 def _let_gloo_accept_its_tensors(built: Any) -> None:
@@ -102,6 +104,8 @@ def _let_gloo_accept_its_tensors(built: Any) -> None:
 
     def staging(launch: Callable[..., Any]) -> Callable[..., Any]:
         def staged(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _is_gloos(self):
+                return launch(self, *args, **kwargs)
             pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
             def copied(value: Any) -> Any:
@@ -112,7 +116,7 @@ def _let_gloo_accept_its_tensors(built: Any) -> None:
                 return pairs.setdefault(id(value), (value, value.detach().cpu()))[1]
 
             given = [copied(one) for one in args]
-            if not pairs or not isinstance(self, dist.ProcessGroupGloo | dist.ProcessGroup) or _is_its_own(self):
+            if not pairs:
                 return launch(self, *args, **kwargs)
             tensors, copies = (list(side) for side in zip(*pairs.values(), strict=True))
             results = args[0] if isinstance(args[0], list) else [args[0]]
@@ -121,12 +125,14 @@ def _let_gloo_accept_its_tensors(built: Any) -> None:
 
         return staged
 
-    def _is_its_own(group: Any) -> bool:
+    def _is_gloos(group: Any) -> bool:
         if isinstance(group, dist.ProcessGroupGloo):
+            return True
+        try:
+            return isinstance(group._get_backend(torch.device(NAME)), dist.ProcessGroupGloo)
+        except RuntimeError:  # the group has no backend for this device
             return False
-        return not isinstance(group._get_backend(torch.device(NAME)), dist.ProcessGroupGloo)
 
-    dist.Backend.backend_capability[dist.Backend.GLOO].append(NAME)
     kinds: tuple[Any, ...] = (dist.ProcessGroup, dist.ProcessGroupGloo)
     for kind in kinds:
         for name in _ON_GLOO:
