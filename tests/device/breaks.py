@@ -6,12 +6,17 @@ what each case must come to.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,8 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import samebits
 from samebits.errors import GenerationEndedError, UsageError
+from samebits.training import torch_private
 from samebits.training.group import device as devices
-from samebits.training.group import transfer
+from samebits.training.group import gloo, transfer
+from samebits.training.group.breakable_group import BreakableGroup
+from samebits.training.group.breaker import Breaker
+from samebits.training.group.calling_place import PACKAGE_FOLDER
 from samebits.training.group.group import Group, form_alone, is_communication_failure
 from samebits.training.process import context
 from samebits.training.process.device_view import DeviceView, wait_for_memory
@@ -33,6 +42,8 @@ from tests.device.script import sha256_of
 BREAK_RETURNS_WITHIN_S = 2.0
 QUEUED_S = 6 * watchdog.STUCK_LOOKS * watchdog.LOOK_EVERY_S
 """Longer than a thread may be at rest in a collective."""
+WAITING = ("synchronize", "item", "tolist", "cpu", "query", "empty", "clone", "to", "copy_")
+"""Names of calls that may wait for the device, or allocate on it."""
 FIRST_STEPS, STEPS_EACH = 7, 3
 """After the first steps, commits are no longer looked at for changes of the weights."""
 
@@ -231,6 +242,42 @@ def run_ahead(broken_at: int = 0) -> None:
     print(sha256_of(model))
 
 
+def calls_of_a_step() -> None:
+    """Count SameBits' own calls in a step, and those that wait for the device, for a model with LAYERS layers."""
+    samebits.init()
+    device = torch.device(backend.NAME, 0)
+    layers = [torch.nn.Linear(4, 4, device=device) for _ in range(int(os.environ["LAYERS"]))]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), device_ids=[0])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    state = samebits.elastic.TorchState(model, optimizer, step=0)
+    rows, calls = torch.ones(2, 4, device=device), Counter[str]()
+
+    def count(frame: FrameType, event: str, called: Any) -> None:
+        if not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
+            return
+        if event == "call":
+            calls["calls"] += 1
+        elif event == "c_call":
+            calls["calls"] += 1
+            calls[getattr(called, "__name__", "")] += 1
+
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
+        while state.step < FIRST_STEPS + STEPS_EACH:
+            optimizer.zero_grad()
+            loss = model(rows).square().mean()
+            if state.step == FIRST_STEPS + 1:
+                sys.setprofile(count)
+            loss.backward()
+            optimizer.step()
+            state.step += 1
+            state.commit()
+            sys.setprofile(None)
+
+    train(state)
+    print(json.dumps({"calls": calls["calls"]} | {name: calls[name] for name in WAITING}))
+
+
 def scaled(broken_at: int = -1) -> None:
     """A GradScaler skips a step, and halves its scale, for the bytes that an aborted collective leaves.
 
@@ -294,6 +341,53 @@ def waiting_pair() -> None:
         print("left", is_communication_failure(error))
 
 
+def gloo_pair() -> None:
+    """Two ranks on one device are connected by gloo, as on a card on which NCCL accepts one rank only."""
+    device, store, limit = torch.device(backend.NAME, 0), dist.HashStore(), timedelta(seconds=60)
+    with ThreadPoolExecutor(2) as threads:
+        meshes = list(threads.map(lambda rank: gloo.connect(store, rank, 2, "127.0.0.1", limit, limit), range(2)))
+    pairs = []
+    for rank, mesh in enumerate(meshes):
+        inner = dist.ProcessGroup(store, rank, 2)
+        pairs.append(BreakableGroup(inner, Breaker("a test"), limit, lambda *_: None))
+        for one in (inner, pairs[-1]):
+            torch_private.dress_group(one, mesh, "1", "a test")
+    sent, received = torch.arange(4.0, device=device), torch.zeros(4, device=device)
+    works = [pairs[0].send([sent], 1, 0), pairs[1].recv([received], 0, 0)]
+    sent.fill_(9.0)  # the copy was made before
+    for work in works:
+        work.wait()
+    print("received", received.tolist(), flush=True)
+
+
+def streams() -> None:
+    """A checkpoint's copies arrive while the training's stream waits for a peer that is gone."""
+    device = torch.device(backend.NAME, 0)
+    group = form_alone(device)
+    rows = torch.ones(4, device=device)
+    torch.get_device_module(device).hold_collectives(True)
+    dist.all_reduce(torch.ones(4, device=device))
+    training = torch.accelerator.current_stream(device)
+    waiting = threading.Thread(target=training.synchronize)
+    waiting.start()
+    while not waiting_in_its_stream(waiting):
+        time.sleep(0.01)
+    copy, beside = torch.zeros(4), torch.Stream(device)
+    with beside:
+        copy.copy_(rows, non_blocking=True)
+    beside.synchronize()
+    print("copied", copy.sum().item(), flush=True)
+    group.break_("a test")
+    waiting.join()
+    print("left", flush=True)
+
+
+def waiting_in_its_stream(thread: threading.Thread) -> bool:
+    """Return whether the thread has come to rest (proc(5), the state in stat)."""
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    return stat[stat.rindex(")") + 2] == "S"
+
+
 def lost_context(hangs: bool) -> None:
     """A device that fails or hangs in this process alone is found by asking it."""
     device = torch.device(backend.NAME, 0)
@@ -327,7 +421,10 @@ CASES = {
     "long_queue": long_queue,
     "waiting_pair": waiting_pair,
     "run_ahead": run_ahead,
+    "calls_of_a_step": calls_of_a_step,
     "break_behind_a_commit": lambda: run_ahead(FIRST_STEPS + 2),
+    "gloo_pair": gloo_pair,
+    "streams": streams,
     "scaled": scaled,
     "break_behind_a_scaler": lambda: scaled(2),
     "failing_context": lambda: lost_context(False),

@@ -17,12 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from samebits.core.causes.table import DEFAULT, Observation
+from samebits.errors import AbortHungError, StuckError
 from tests.device import jobs
 from tests.device.here import Here
 
 FOLDER = Path(__file__).resolve().parent
 DESCRIPTORS_GROWN, THREADS_GROWN = 2, 2
 KIB_GROWN_PER_CYCLE = 64
+CARD_KIB_GROWN = 64 * 1024
+"""The card's memory also has other users; a communicator that leaks takes several MiB in each cycle."""
+TWO_RANKS_IN_A_PROCESS = ("trial", "cuda")
+"""Devices on which a second rank can exist without answering: it only gives its address and touches no device."""
+GIVES_UP = (AbortHungError.exit_code, StuckError.exit_code)
+SPARE_HOLDS = "a warm spare's memory of the device"
 MOST_BLOCKED = 1.15
 """÷ the device-to-host copy."""
 LEFT_WITHIN_S = 5.0
@@ -72,9 +79,11 @@ def grown(told: Mapping[str, Any], cycles: int) -> list[str]:
         "threads": THREADS_GROWN,
         "anonymous_kib": KIB_GROWN_PER_CYCLE * cycles,
         "device_bytes": 0,
+        "card_kib": CARD_KIB_GROWN,
         "names": 0,
     }
-    return [f"{value} {name}" for name, value in told["grown"].items() if value > most[name]]
+    by = {name: told["after"][name] - told["before"][name] for name in most}
+    return [f"{value} {name}" for name, value in by.items() if value > most[name]]
 
 
 def groups(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
@@ -83,17 +92,32 @@ def groups(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     told = _told(here, folder, FOLDER / "groups.py", str(extent.cycles), COLLECTIVE_BACKEND="")
     if isinstance(told, str):
         yield Found(name, Verdict.FAILED, told)
-        return
-    leaks = grown(told, extent.cycles)
-    text = f"{told['each_s'] * 1000:.1f} ms each; grown by {', '.join(leaks) or 'nothing'}"
-    figures = {"cycle_s": told["each_s"]} | {name: float(value) for name, value in told["grown"].items()}
-    yield Found(name, Verdict.FAILED if leaks else Verdict.PASSED, text, figures)
-    name, left_s = "a group is broken while it connects to a peer that is gone", told["left_s"]
-    if left_s is None:
-        yield Found(name, Verdict.NOT_HERE, f"not tried on {here.kind}")
-        return
+    else:
+        leaks, before, after = grown(told, extent.cycles), told["before"], told["after"]
+        held = ", ".join(f"{name} {before[name]} → {after[name]}" for name in before)
+        text = f"{told['each_s'] * 1000:.1f} ms each; {held}; grown by {', '.join(leaks) or 'nothing'}"
+        figures = {"cycle_s": float(told["each_s"])}
+        figures |= {f"{name}_{when}": float(told[when][name]) for when in ("before", "after") for name in before}
+        yield Found(name, Verdict.FAILED if leaks else Verdict.PASSED, text, figures)
+    yield left(here, folder)
+
+
+def left(here: Here, folder: Path) -> Found:
+    """Return whether a rank leaves a peer that is gone before it has connected."""
+    name = "a group is broken while it connects to a peer that is gone"
+    if here.kind not in TWO_RANKS_IN_A_PROCESS:
+        return Found(name, Verdict.NOT_HERE, f"not tried on {here.kind}")
+    ran = _ran(here, folder, FOLDER / "groups.py", "connecting", COLLECTIVE_BACKEND="")
+    if isinstance(ran, str):
+        return Found(name, Verdict.FAILED, ran)
+    if ran.returncode in GIVES_UP:
+        return Found(name, Verdict.PASSED, f"the process gave up its seat with status {ran.returncode}, as documented")
+    told = _parsed(ran)
+    if isinstance(told, str):
+        return Found(name, Verdict.FAILED, told)
+    left_s = float(told["left_s"])
     verdict = Verdict.PASSED if left_s <= LEFT_WITHIN_S else Verdict.FAILED
-    yield Found(name, verdict, f"left {left_s * 1000:.1f} ms after the break", {"left_s": left_s})
+    return Found(name, verdict, f"left {left_s * 1000:.1f} ms after the break", {"left_s": left_s})
 
 
 def kills(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
@@ -108,45 +132,56 @@ def kills(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
 
 
 def rides(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """Variants of a step; a spare takes over with the same bits."""
+    """Each variant of a step; a spare takes over with the same bits."""
+    for ride in (amp, compiled, graphs):
+        yield from ride(here, folder / ride.__name__, extent)
+
+
+def amp(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """Mixed precision."""
+    yield _rides(here, folder, "DDP with AMP (autocast and GradScaler)", ["--amp"])
+
+
+def compiled(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """A compiled module."""
     compiler = "inductor" if "inductor" in here.has else "aot_eager"
-    ways = [("AMP (autocast and GradScaler)", ["--amp"]), (f"torch.compile ({compiler})", ["--compile", compiler])]
-    if "graphs" in here.has:
-        ways.append(("CUDA graphs of a module's forward and backward", ["--graphs"]))
-    else:
-        yield Found("CUDA graphs ride", Verdict.NOT_HERE, f"{here.kind} has none")
-    if "inductor" not in here.has:
+    if compiler != "inductor":
         yield Found("torch.compile (inductor) rides", Verdict.NOT_HERE, f"inductor writes no code for {here.kind}")
-    for name, args in ways:
-        place = folder / re.sub(r"\W+", "-", name)
-        try:
-            wanted = jobs.run(here, place / "undisturbed", jobs.undisturbed, args).sha256
-        except AssertionError as error:
-            yield Found(f"{name} rides", Verdict.FAILED, str(error))
-            continue
-        yield _compared(here, place, f"{name} rides", wanted, jobs.kill_with_a_spare, 1, args)
+    yield _rides(here, folder, f"torch.compile ({compiler})", ["--compile", compiler])
+
+
+def graphs(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
+    """A module's passes as CUDA graphs."""
+    name = "CUDA graphs of a module's forward and backward"
+    if "graphs" in here.has:
+        yield _rides(here, folder, name, ["--graphs"])
+    else:
+        yield Found(f"{name} ride", Verdict.NOT_HERE, f"{here.kind} has none")
 
 
 def kill(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
-    """One rank killed, a spare in its place: the bits of the undisturbed run."""
+    """One rank killed, a spare in its place: the bits of an undisturbed run, and the spare's memory."""
+    name = "DDP: kill -9 with a spare, same bits"
     try:
-        wanted = jobs.run(here, folder / "undisturbed", jobs.undisturbed)
+        undisturbed, ran = jobs.run_beside(here, folder)
     except AssertionError as error:
-        yield Found("a job of several ranks on one device", Verdict.FAILED, str(error))
+        yield Found(name, Verdict.FAILED, str(error))
         return
-    yield _compared(here, folder, "kill -9 with a spare, same bits", wanted.sha256, jobs.kill_with_a_spare, 1)
+    yield _as_undisturbed(name, ran.sha256, undisturbed.sha256)
+    yield _held(ran.held_bytes)
 
 
 def overhead(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     """What a commit after every step costs."""
     name = "steps/s with a commit after each, against plain steps"
-    told = _told(here, folder, FOLDER / "overhead.py", str(extent.rounds))
+    told = _told(here, folder, FOLDER / "overhead.py", str(extent.rounds), COLLECTIVE_BACKEND="")
     if isinstance(told, str):
         yield Found(name, Verdict.FAILED, told)
         return
-    share = told["plain"] / told["commit"]
-    figures = {"plain_s": told["plain"], "commit_s": told["commit"], "share": share}
-    yield Found(name, Verdict.PASSED, f"{share:.3f} × plain", figures)
+    share, commit_s = told["plain"] / told["commit"], told["commit"] - told["plain"]
+    text = f"{share:.3f} × plain; a step takes {told['plain'] * 1000:.2f} ms, a commit {commit_s * 1000:.2f} ms more"
+    figures = {"plain_s": told["plain"], "with_commit_s": told["commit"], "commit_s": commit_s, "share": share}
+    yield Found(name, Verdict.PASSED, text, figures)
 
 
 def digests(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
@@ -165,28 +200,41 @@ def digests(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
 
 def spare_memory(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     """A warm spare holds no more of the device than a worker with a built state."""
-    name = "a warm spare's memory of the device"
     try:
-        held = jobs.run(here, folder / "spare", jobs.kill_with_a_spare, spares=1).held_bytes
+        yield _held(jobs.run(here, folder / "spare", jobs.kill_with_a_spare, spares=1).held_bytes)
     except AssertionError as error:
-        yield Found(name, Verdict.FAILED, str(error))
-        return
-    worker, spare = held[0], held[jobs.SPARE]
+        yield Found(SPARE_HOLDS, Verdict.FAILED, str(error))
+
+
+def _held(held: Mapping[int, int]) -> Found:
+    worker, spare = held.get(0), held.get(jobs.SPARE)
+    if worker is None or spare is None:
+        return Found(SPARE_HOLDS, Verdict.FAILED, f"only nodes {sorted(held)} have printed what they hold")
     verdict = Verdict.PASSED if spare <= worker else Verdict.FAILED
-    yield Found(name, verdict, f"{spare} bytes, a worker's {worker}", {"spare_bytes": spare, "worker_bytes": worker})
+    figures = {"spare_bytes": float(spare), "worker_bytes": float(worker)}
+    return Found(SPARE_HOLDS, verdict, f"{spare} bytes, a worker's {worker}", figures)
 
 
 def saving(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     """The cost of saving and restoring a state on the device, against copying it."""
-    name = f"saving {extent.megabytes} MiB blocks at most {MOST_BLOCKED} × the copy from the device"
-    told = _told(here, folder, FOLDER / "saving.py", str(extent.megabytes), str(extent.rounds))
+    name = f"{extent.megabytes} MiB are saved and restored, same bits"
+    told = _told(here, folder, FOLDER / "saving.py", str(extent.megabytes), str(extent.rounds), COLLECTIVE_BACKEND="")
     if isinstance(told, str):
         yield Found(name, Verdict.FAILED, told)
         return
-    blocked = (told["saving"] - told["plain"]) / told["fetch"]
-    restored = told["restore"] / told["put"]
-    figures = {f"{way}_s": seconds for way, seconds in told.items()} | {"blocked": blocked, "restored": restored}
+    gigabytes, stall_s = (extent.megabytes << 20) / 1e9, told["saving"] - told["plain"]
+    rates = {f"{way}_gb_s": gigabytes / told[way] for way in ("durable", "restore", "fetch", "put")}
+    text = (
+        f"a step stalls {stall_s * 1000:.1f} ms; saved to disk at {rates['durable_gb_s']:.2f} GB/s, restored at "
+        f"{rates['restore_gb_s']:.2f} GB/s; copies: {rates['fetch_gb_s']:.2f} GB/s to the host, "
+        f"{rates['put_gb_s']:.2f} GB/s to the device"
+    )
+    figures = {f"{way}_s": seconds for way, seconds in told.items()} | rates | {"stall_s": stall_s}
+    yield Found(name, Verdict.PASSED, text, figures)
+    name = f"saving {extent.megabytes} MiB blocks at most {MOST_BLOCKED} × the copy from the device"
+    blocked, restored = stall_s / told["fetch"], told["restore"] / told["put"]
     text = f"blocked {blocked:.2f} × the copy to the host, restored {restored:.2f} × the copy to the device"
+    figures = {"blocked": blocked, "restored": restored}
     if "pinning" not in here.has:
         yield Found(name, Verdict.NOT_HERE, f"{here.kind} has no engine that copies by itself; here {text}", figures)
     else:
@@ -211,41 +259,53 @@ def full(here: Here, folder: Path, extent: Extent) -> Iterator[Found]:
     yield Found(name, Verdict.PASSED if holds else Verdict.FAILED, f"{said!r}: {fault}")
 
 
-SHARING = ("kill", "kills", "rides", "digests", "spare_memory", "full")
+SHARING = ("kill", "kills", "rides", "amp", "compiled", "graphs", "digests", "spare_memory", "full")
 """Those that need several ranks on one device."""
 Check = Callable[[Here, Path, Extent], Iterator[Found]]
 CHECKS: dict[str, Check] = {one.__name__: one for one in (groups, kills, rides, spare_memory, saving, full)}
 CARD_CHECKS: dict[str, Check] = {
-    one.__name__: one for one in (groups, kill, saving, overhead, full, rides, digests, spare_memory)
+    one.__name__: one for one in (groups, kill, saving, overhead, full, amp, graphs, compiled, digests)
 }
 """In the order of what the first minutes with a card are to show."""
 
 
 def _compared(
-    here: Here,
-    folder: Path,
-    name: str,
-    wanted: str,
-    disturb: Callable[[jobs.DeviceJob], None],
-    spares: int,
-    args: Sequence[str] = (),
+    here: Here, folder: Path, name: str, wanted: str, disturb: Callable[[jobs.DeviceJob], None], spares: int
 ) -> Found:
     try:
-        ran = jobs.run(here, folder / disturb.__name__, disturb, args, spares)
+        ran = jobs.run(here, folder / disturb.__name__, disturb, spares=spares)
     except AssertionError as error:
         return Found(name, Verdict.FAILED, str(error))
-    if ran.sha256 != wanted:
-        return Found(name, Verdict.FAILED, f"sha256 {ran.sha256}, undisturbed {wanted}")
+    return _as_undisturbed(name, ran.sha256, wanted)
+
+
+def _rides(here: Here, folder: Path, name: str, args: Sequence[str]) -> Found:
+    try:
+        undisturbed, ran = jobs.run_beside(here, folder, args)
+    except AssertionError as error:
+        return Found(f"{name} rides", Verdict.FAILED, str(error))
+    return _as_undisturbed(f"{name} rides", ran.sha256, undisturbed.sha256)
+
+
+def _as_undisturbed(name: str, found: str, wanted: str) -> Found:
+    if found != wanted:
+        return Found(name, Verdict.FAILED, f"sha256 {found}, undisturbed {wanted}")
     return Found(name, Verdict.PASSED, f"sha256 {wanted[:16]}… as undisturbed")
 
 
 def _told(here: Here, folder: Path, script: Path, *args: str, **more: str) -> dict[str, Any] | str:
-    """Parse the script's last line; otherwise return the end of its output."""
-    place = folder / script.stem
+    """Run a script and parse its last line; return what went wrong if there is no such line."""
+    ran = _ran(here, folder, script, *args, **more)
+    return ran if isinstance(ran, str) else _parsed(ran)
+
+
+def _ran(here: Here, folder: Path, script: Path, *args: str, **more: str) -> subprocess.CompletedProcess[str] | str:
+    """Run a script in a folder of its own; return what went wrong if it does not end."""
+    place = folder / f"{script.stem}-{args[0]}"
     place.mkdir(parents=True)
     environment = {name: value for name, value in (os.environ | here.environment | more).items() if value}
     try:
-        ran = subprocess.run(
+        return subprocess.run(
             [sys.executable, str(script), *args],
             env=environment,
             cwd=place,
@@ -254,8 +314,12 @@ def _told(here: Here, folder: Path, script: Path, *args: str, **more: str) -> di
             timeout=WITHIN_S,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return f"{script.name} did not end within {WITHIN_S:g} s"
+    except subprocess.TimeoutExpired as error:
+        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+        return f"{script.name} did not end within {WITHIN_S:g} s: " + "\n".join(said.splitlines()[-15:])
+
+
+def _parsed(ran: subprocess.CompletedProcess[str]) -> dict[str, Any] | str:
     if ran.returncode:
         return f"status {ran.returncode}: " + "\n".join((ran.stdout + ran.stderr).splitlines()[-15:])
     told: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

@@ -1,8 +1,11 @@
 """``python groups.py COUNT [DEVICE]``: form, use and break a group of one this often on the device; report leaks.
 
-First, one is broken while it connects to a peer that is gone. It is a separate process, so that all its resources
-belong to its groups. The last line is JSON: by how much descriptors, threads, resident and device memory, and names in
-/dev/shm have grown from the first cycles to the last one.
+A separate process, so that all its resources belong to its groups. The last line is JSON: the descriptors, threads,
+resident and device memory, and names in /dev/shm that the process held after the first cycles and after the last one.
+
+``python groups.py connecting [DEVICE]``: break a group while it connects to a peer that is gone. The last line is JSON:
+the seconds until the connecting rank returned. If the break cannot be carried out (NCCL's communicators hold the lock
+that the abort needs), the process ends with the status of ``AbortHungError`` or ``StuckError`` instead.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,11 +26,10 @@ import torch.distributed as dist
 from samebits.errors import GenerationEndedError
 from samebits.training.group import device as devices
 from samebits.training.group.group import Exchange, Group, form_alone, is_communication_failure
+from samebits.training.run import watchdog
 from tests.device.script import memory_bytes
 from tests.system.cycles import Holding, holding_of
 
-TWO_RANKS_IN_A_PROCESS = ("trial", "cuda")
-"""Devices on which a second rank can exist without answering: it only gives its address and touches no device."""
 WARM = 10
 """After this many, one-time allocations have been made."""
 SETTLED_WITHIN_S = 60.0
@@ -76,11 +79,15 @@ class Meeting:
 
 
 def break_while_it_connects(device: torch.device) -> float:
-    """A peer has given its address and is gone: return the seconds from the break until the connecting rank returns."""
+    """Return the seconds from the break until a rank whose peer has left after giving its address returns.
+
+    NCCL's non-blocking communicators connect in the background, so the rank may only notice in its first collective.
+    """
     meeting = Meeting(2)
     ranks = [Group(device, rank, 2, meeting.of(rank), name="a test") for rank in range(2)]
     for one in ranks:
         one.begin()
+    break_guarded = watchdog.guarded(ranks[0].break_, lambda: ranks[0].is_cut, is_busy=devices.busy_watch(device))
     broken_s: list[float] = []
 
     def break_it() -> None:
@@ -88,16 +95,22 @@ def break_while_it_connects(device: torch.device) -> float:
             time.sleep(0.01)
         time.sleep(0.5)
         broken_s.append(time.monotonic())
-        ranks[0].break_("a test")
+        break_guarded("a test")
 
     threading.Thread(target=break_it, daemon=True).start()
     try:
         ranks[0].form()
-    except GenerationEndedError:
+        dist.all_reduce(torch.ones(4, device=device))
+        devices.settle(device)
+    except Exception as error:
+        if not isinstance(error, GenerationEndedError) and not is_communication_failure(error):
+            raise
+        assert broken_s, f"the rank returned before the group was broken: {error}"
         return time.monotonic() - broken_s[0]
     finally:
+        watchdog.left()
         ranks[1].drop()
-    raise AssertionError("a group without its peer was formed")
+    raise AssertionError("a group without its peer was formed, and has added up")
 
 
 def settled() -> Holding:
@@ -119,21 +132,36 @@ _PID = int(Path("/proc/self").resolve().name)
 def held(device: torch.device) -> dict[str, int]:
     """Return what the process holds, by name, with the names of NCCL's segments or of their stand-ins."""
     names = len(list(Path(os.environ.get("TRIAL_SHARED_MEMORY", "/dev/shm")).glob("nccl-*")))
-    return asdict(settled()) | {"device_bytes": memory_bytes(device), "names": names}
+    return asdict(settled()) | {
+        "device_bytes": memory_bytes(device),
+        "card_kib": used_of_card(device) // 1024,
+        "names": names,
+    }
+
+
+def used_of_card(device: torch.device) -> int:
+    """Return the bytes of the card's memory in use by all processes; NCCL's own are not in torch's count."""
+    module: Any = torch.get_device_module(device)
+    if not hasattr(module, "mem_get_info"):
+        return 0
+    free, total = module.mem_get_info(device)
+    return int(total - free)
 
 
 def main() -> None:
-    count, device = int(sys.argv[1]), devices.choose_device(sys.argv[2] if len(sys.argv) > 2 else None, 0)
+    device = devices.choose_device(sys.argv[2] if len(sys.argv) > 2 else None, 0)
+    if sys.argv[1] == "connecting":
+        print(json.dumps({"left_s": break_while_it_connects(device)}))
+        return
+    count = int(sys.argv[1])
     for _ in range(WARM):
         cycle(device)
-    left_s = break_while_it_connects(device) if device.type in TWO_RANKS_IN_A_PROCESS else None
-    early = held(device)
+    before = held(device)
     began_s = time.monotonic()
     for _ in range(count):
         cycle(device)
     each_s = (time.monotonic() - began_s) / count
-    late = held(device)
-    print(json.dumps({"left_s": left_s, "each_s": each_s, "grown": {name: late[name] - early[name] for name in early}}))
+    print(json.dumps({"each_s": each_s, "before": before, "after": held(device)}))
 
 
 if __name__ == "__main__":

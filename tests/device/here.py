@@ -6,6 +6,7 @@ Only this file distinguishes kinds of devices. Features that only cards have are
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from samebits.training.group import device as devices
 from tests.device import backend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,28 +60,33 @@ class Here:
         return f"{self.card}, driver {self.driver}, torch {self.torch_version}"
 
 
-def look(folder: Path, *, made_up: bool = False, stops: bool = False) -> Here:
+def look(folder: Path, *, made_up: bool = False, stops: bool = False, refuses_two_ranks: bool = False) -> Here:
     """Return this machine's device, or the simulated one if there is no card or it is requested.
 
     Args:
         folder: for files that let processes find the simulated device.
         made_up: use it even if there is a card.
         stops: the simulated device ends its collectives as Ascend's does.
+        refuses_two_ranks: the simulated device's collectives refuse two ranks on one device, as NCCL does.
     """
     path = {"PYTHONPATH": str(ROOT)}
     if not made_up:
         if torch.cuda.is_available():
             has = frozenset({"graphs", "inductor", "pinning", "sharing"})
-            told = path | {"COLLECTIVE_BACKEND": "gloo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # deterministic
+            told = path | _first_of("CUDA_VISIBLE_DEVICES") | {_COLLECTIVES: "gloo"}
+            told["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic
+            told["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool of processes per rank costs more than it saves here
             return Here("cuda", torch.cuda.get_device_name(0), _nvidia_driver(), told, has)
         npu: Any = getattr(torch, "npu", None)
         if npu is not None and npu.is_available():
-            return Here("npu", str(npu.get_device_name(0)), _ascend_driver(), path)
+            told = path | _first_of("ASCEND_RT_VISIBLE_DEVICES")
+            return Here("npu", str(npu.get_device_name(0)), _ascend_driver(), told)
     os.environ["TRIAL_STOPS"] = str(int(stops))
     backend.register()
     autoload = backend.autoload_folder(folder)
     told = {"PYTHONPATH": f"{autoload}{os.pathsep}{ROOT}", "TRIAL_STOPS": str(int(stops))}
     told |= {name: os.environ[name] for name in ("TRIAL_BUILD",) if name in os.environ}
+    told |= {"TRIAL_SHARED": "0"} if refuses_two_ranks else {}
     card = "a device made up for tests" + (", stopped as Ascend's is" if stops else "")
     return Here(backend.NAME, card, "none", told, frozenset({"sharing"}))
 
@@ -86,7 +94,8 @@ def look(folder: Path, *, made_up: bool = False, stops: bool = False) -> Here:
 def connected(here: Here, folder: Path) -> tuple[Here, str]:
     """Try two ranks of the device's own backend on one device; return how its jobs are connected, and why.
 
-    Where they fail, as NCCL's do without MPS, the tensors of jobs on this device travel through the host, over gloo.
+    NCCL refuses them, with MPS or without ("Duplicate GPU detected"). The tensors of jobs on this device then travel
+    through the host, over gloo.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {name: value for name, value in (os.environ | here.environment).items() if name != _COLLECTIVES}
@@ -101,12 +110,12 @@ def connected(here: Here, folder: Path) -> tuple[Here, str]:
         )
         for rank in range(2)
     ]
-    said = ""
+    said: list[str] = []
     try:
         for one in ranks:
-            said = one.communicate(timeout=PAIR_WITHIN_S)[1] or said
+            said += one.communicate(timeout=PAIR_WITHIN_S)[1].splitlines()
     except subprocess.TimeoutExpired:
-        said = f"not done within {PAIR_WITHIN_S:g} s"
+        said.append(f"Error: not done within {PAIR_WITHIN_S:g} s")
     finally:
         for one in ranks:
             one.kill()
@@ -114,10 +123,25 @@ def connected(here: Here, folder: Path) -> tuple[Here, str]:
     told = {name: value for name, value in here.environment.items() if name != _COLLECTIVES}
     if all(one.returncode == 0 for one in ranks):
         return replace(here, environment=told), "two ranks on one device with its own backend"
-    why = (said.strip().splitlines() or ["no reason given"])[-1][:200]
-    if here.kind != "cuda":
+    why = reason(said)
+    if here.kind not in dist.Backend.backend_capability[dist.Backend.GLOO]:
         return replace(here, has=here.has - {"sharing"}), f"one rank a device: {why}"
-    return replace(here, environment=told | {_COLLECTIVES: "gloo"}), f"gloo, through the host; NCCL refused: {why}"
+    own = devices.backend_of(here.device)
+    return replace(here, environment=told | {_COLLECTIVES: "gloo"}), f"gloo, through the host; {own} refused: {why}"
+
+
+def reason(said: list[str]) -> str:
+    """Return the line that says why a rank failed; torch prints warnings behind its traceback."""
+    lines = [line.strip() for line in said if line.strip()]
+    for pattern in (r"Duplicate", r"Error\b"):
+        if found := [line for line in lines if re.search(pattern, line)]:
+            return found[-1][:200]
+    return (lines or ["no reason given"])[-1][:200]
+
+
+def _first_of(variable: str) -> dict[str, str]:
+    """Return the variable with the first device only, so that all ranks share one card on a machine with several."""
+    return {variable: os.environ.get(variable, "0").split(",")[0]}
 
 
 def _nvidia_driver() -> str:

@@ -117,14 +117,38 @@ def run(
     job = DeviceJob(here, folder, *args, spares=spares)
     try:
         disturb(job)
-        statuses = job.wait_ended()
-        failed = {name: status for name, status in statuses.items() if status and name not in job.gone}
-        assert not failed, f"exit statuses {failed}\n{job.tails()}"
-        return Ran(job.sha256(), job.held_bytes())
+        return _result(job)
     finally:
-        left = job.end()
-        if left:
-            print(f"{folder.name} left {left}", flush=True)
+        _end(job)
+
+
+def run_beside(here: Here, folder: Path, args: Sequence[str] = ()) -> tuple[Ran, Ran]:
+    """Run an undisturbed job and, at the same time, one whose lost rank is replaced by a spare; return both results.
+
+    Raises:
+        AssertionError: as :func:`run`.
+    """
+    plain = DeviceJob(here, folder / undisturbed.__name__, *args)
+    killed = DeviceJob(here, folder / kill_with_a_spare.__name__, *args, spares=1)
+    try:
+        undisturbed(plain)
+        kill_with_a_spare(killed)
+        return _result(plain), _result(killed)
+    finally:
+        _end(plain)
+        _end(killed)
+
+
+def _result(job: DeviceJob) -> Ran:
+    statuses = job.wait_ended()
+    failed = {name: status for name, status in statuses.items() if status and name not in job.gone}
+    assert not failed, f"exit statuses {failed}\n{job.tails()}"
+    return Ran(job.sha256(), job.held_bytes())
+
+
+def _end(job: DeviceJob) -> None:
+    if left := job.end():
+        print(f"{job.folder.name} left {left}", flush=True)
 
 
 def step_s(here: Here, folder: Path, settings: dict[str, str]) -> float:

@@ -1,7 +1,7 @@
 """``python overhead.py ROUNDS``: the time of steps on one device, plain, and committed one by one.
 
 A world of one; the plain steps are a twin's, which SameBits does not know. Blocks of both alternate. The last line is
-JSON: the median seconds of a block.
+JSON: the median seconds of a step.
 """
 
 from __future__ import annotations
@@ -18,21 +18,25 @@ import samebits
 from tests.device.script import device_here
 
 STEPS = 50
-WIDTH = 512
+SIZES = {"cuda": (4, 2048, 2048)}
+OTHER_SIZE = (1, 512, 64)
+"""Layers, width and rows: a step of some milliseconds, since a commit's time does not depend on the layers' width."""
 
 
-def made() -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+def made(layers: int, width: int) -> nn.Module:
+    hidden = [one for _ in range(layers) for one in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(width, 1))
 
 
 def main() -> None:
     rounds = int(sys.argv[1])
     samebits.init()
     device = device_here()
-    models = {name: made().to(device) for name in ("plain", "commit")}
+    layers, width, count = SIZES.get(device.type, OTHER_SIZE)
+    models = {name: made(layers, width).to(device) for name in ("plain", "commit")}
     optimizers = {name: torch.optim.Adam(model.parameters()) for name, model in models.items()}
     state = samebits.elastic.TorchState(models["commit"], optimizers["commit"], step=0)
-    rows = torch.randn(64, WIDTH, device=device)
+    rows = torch.randn(count, width, device=device)
     took: dict[str, list[float]] = {name: [] for name in models}
 
     def train(state: samebits.elastic.TorchState) -> None:
@@ -51,7 +55,7 @@ def main() -> None:
                 took[name].append(time.monotonic() - began_s)
 
     samebits.elastic.run(train)(state)
-    print(json.dumps({name: statistics.median(seconds[1:]) for name, seconds in took.items()}))
+    print(json.dumps({name: statistics.median(seconds[1:]) / STEPS for name, seconds in took.items()}))
 
 
 if __name__ == "__main__":

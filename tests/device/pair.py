@@ -1,6 +1,6 @@
 """``python pair.py RANK FILE``: two ranks on one device form a group with the device's own backend and add up.
 
-NCCL refuses two ranks on one GPU in most versions; whether it does here decides how ``tests.device`` connects its jobs.
+NCCL refuses two ranks on one GPU; whether this device's backend does decides how ``tests.device`` connects its jobs.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import _ProcessGroupWrapper
 from torch.distributed import distributed_c10d
 
 from samebits import config
@@ -109,6 +110,11 @@ def test_nccl_aborts_between_its_brackets_without_arguments() -> None:
     )
     torchs_own = inspect.getsource(distributed_c10d._abort_process_group)
     assert torchs_own.index("_group_start()") < torchs_own.index(".abort()") < torchs_own.index("_group_end()")
+
+
+def test_backend_is_found_beneath_the_wrapper_of_debug_detail() -> None:
+    assert hasattr(_ProcessGroupWrapper, "wrapped_pg")
+    assert not any(hasattr(_ProcessGroupWrapper, name) for name in ("_group_start", "_group_end"))
 
 
 def test_backend_connects_for_one_device() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -354,10 +355,84 @@ def test_group_connects_for_a_device_and_is_aborted(group: Made) -> None:
     torch_private.abort_groups([pg], torch.device("cpu"))
 
 
-def test_torchs_first_nccl_backend_is_used_in_every_version() -> None:
-    assert [torch_private.first_nccl(one) for one in ("2.9.1", "2.14.1+cu130", "2.15.0")] == [
-        *("nccl", "nccl", "nccl-legacy"),
-    ]
+@pytest.mark.parametrize(
+    ("plugins", "name"),
+    [
+        ({}, "nccl"),  # before torch 2.14
+        ({"NCCL": "first", "NCCL-LEGACY": "first"}, "nccl"),  # torch 2.14
+        ({"NCCL": "second", "NCCL-LEGACY": "first"}, "nccl-legacy"),  # torch 2.15, or TORCH_DIST_USE_NCCL2=1 before
+    ],
+)
+def test_torchs_first_nccl_backend_is_found_by_what_creates_it(
+    monkeypatch: pytest.MonkeyPatch, plugins: dict[str, str], name: str
+) -> None:
+    registered = {key: SimpleNamespace(creator_fn=one) for key, one in plugins.items()}
+    monkeypatch.setattr(dist.Backend, "_plugins", {})
+    monkeypatch.setattr(dist.Backend, "backend_list", [*dist.Backend.backend_list, *map(str.lower, plugins)])
+
+    def register(wanted: str) -> None:
+        if wanted.upper() in registered:
+            dist.Backend._plugins[wanted.upper()] = registered[wanted.upper()]
+
+    monkeypatch.setattr(dist.Backend, "_ensure_backend_registered", register, raising=False)
+    monkeypatch.setattr(dist, "is_backend_available", lambda one: register(one) or one.upper() in registered)
+    assert torch_private.first_nccl() == name
+
+
+class _First:
+    """What ``dir(ProcessGroupNCCL)`` has of torch 2.14.1+cu130 among the methods that SameBits uses."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        if name not in ("_group_start", "_group_end", "abort", "_get_sequence_number_for_group"):
+            raise AttributeError(name)
+        return lambda *_: self.calls.append(name) or 7
+
+
+class _Second(_First):
+    """Likewise of ``ProcessGroupNCCL2`` and ``ProcessGroupNCCLLazy``."""
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        if name.startswith("_group_"):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+class _OneBracket(_First):
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        if name == "_group_end":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+class _Hccl(_Second):
+    def abort_hccl_comm(self, reason: str) -> None:
+        self.calls.append("abort_hccl_comm")
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "device_type", "abort", "launched", "is_named"),
+    [
+        (_First, "cuda", ["_group_start", "abort", "_group_end"], 7, False),
+        (_Second, "cuda", ["abort"], None, True),
+        (_OneBracket, "cuda", ["abort"], None, True),
+        (_Hccl, "npu", ["abort_hccl_comm"], None, False),
+        (_Second, "trial", ["abort"], 7, False),  # another package's
+    ],
+)
+def test_backend_is_used_as_its_methods_allow(
+    kind: type[_First], device_type: str, abort: list[str], launched: int | None, is_named: bool, is_wrapped: bool
+) -> None:
+    backend, device = kind(), SimpleNamespace(type=device_type)
+    seen = SimpleNamespace(wrapped_pg=backend, _get_sequence_number_for_group=lambda: 7) if is_wrapped else backend
+    group: Any = SimpleNamespace(_get_backend=lambda _: seen, abort=lambda: backend.calls.append("abort"))
+    torch_private.abort_groups([group], device)
+    assert backend.calls == abort
+    assert torch_private.launched([group], device) == launched
+    assert torch_private.aborts_one_by_one(group, device) is is_named
 
 
 def test_torchs_own_devices_are_not_packages() -> None:

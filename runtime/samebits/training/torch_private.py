@@ -135,22 +135,64 @@ def connect_device(group: dist.ProcessGroup, device: torch.device) -> None:
     group._get_backend(device).eager_connect_single_device(device)
 
 
-def first_nccl(version: str = torch.__version__) -> str:
+def first_nccl() -> str:
     """Return the name of torch's first NCCL backend, for which abort and error handling are written.
 
-    Relies on the name ``nccl`` before torch 2.15, and ``nccl-legacy`` since (pytorch#192281).
+    The name is ``nccl``, unless ``nccl-legacy`` creates a different backend than ``nccl``, as in torch 2.15
+    (pytorch#192281). Relies on ``dist.is_backend_available``, which registers one of torch's backends on request, and
+    on ``Backend._plugins``, which has no ``nccl`` before torch 2.14.
     """
-    major, minor = version.split(".")[:2]
-    return "nccl-legacy" if (int(major), int(minor)) >= (2, 15) else dist.Backend.NCCL
+    if not dist.is_backend_available(_LEGACY_NCCL):
+        return dist.Backend.NCCL
+    plugins: Any = dist.Backend._plugins
+    register: Any = getattr(dist.Backend, "_ensure_backend_registered", None)
+    if register is not None:
+        register(dist.Backend.NCCL)
+    creators = [getattr(plugins.get(name.upper()), "creator_fn", None) for name in (dist.Backend.NCCL, _LEGACY_NCCL)]
+    return dist.Backend.NCCL if creators[0] == creators[1] else _LEGACY_NCCL
+
+
+_LEGACY_NCCL = "nccl-legacy"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendAbilities:
+    """The abilities of a group's backend that decide how SameBits uses the backend.
+
+    Attributes:
+        aborts_by_reason: the backend is aborted by ``abort_hccl_comm(reason)``, which a group's ``abort`` does not call
+            (HCCL).
+        aborts_together: several communicators can be aborted as one. Backends without this ability do not abort the
+            communicators that sends and receives create for each pair of ranks.
+        counts: the backend's sequence number grows with each collective.
+    """
+
+    aborts_by_reason: bool
+    aborts_together: bool
+    counts: bool
+
+
+def abilities_of(backend: object, device: torch.device) -> BackendAbilities:
+    """Return what a backend for this device can do, whatever its name and torch's version are.
+
+    Relies on ``_group_start`` and ``_group_end``, which only ProcessGroupNCCL has (not ProcessGroupNCCL2,
+    ProcessGroupNCCLLazy or a backend written in Python); on ``abort_hccl_comm`` of ProcessGroupHCCL; and on the
+    attribute ``wrapped_pg`` of the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL puts around a backend. The sequence
+    numbers of HCCL and of CUDA backends other than ProcessGroupNCCL are not used.
+    """
+    bare = getattr(backend, "wrapped_pg", backend)
+    by_reason = hasattr(bare, "abort_hccl_comm")
+    together = all(hasattr(bare, name) for name in _BRACKETS)
+    counts = hasattr(bare, "_get_sequence_number_for_group") and not by_reason and (together or device.type != "cuda")
+    return BackendAbilities(by_reason, together, counts)
+
+
+_BRACKETS = ("_group_start", "_group_end")
 
 
 def aborts_one_by_one(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Return whether an NCCL backend, such as torch's second one, cannot abort several communicators as one.
-
-    Such a backend also does not abort the communicators of pairs, which sends and receives create. Relies on
-    ``_group_start``.
-    """
-    return device.type == "cuda" and not hasattr(backend_of(group, device), "_group_start")
+    """Return whether a GPU's backend, such as torch's second NCCL backend, cannot abort communicators as one."""
+    return device.type == "cuda" and not abilities_of(backend_of(group, device), device).aborts_together
 
 
 COLLECTIVES = (
@@ -206,14 +248,14 @@ def launched(groups: Sequence[dist.ProcessGroup], device: torch.device) -> int |
     """Return how many collectives these groups have launched for the device; None if a backend does not count them.
 
     Sends and receives do not count. Relies on ``_get_sequence_number_for_group`` of a backend, which ProcessGroupNCCL
-    increments with each collective. Those of HCCL and of torch's second NCCL backend are not relied on.
+    increments with each collective.
     """
     backends: list[Any] = [backend_of(group, device) for group in groups]
-    if any(hasattr(one, "abort_hccl_comm") for one in backends) or aborts_one_by_one(groups[-1], device):
+    if not all(abilities_of(one, device).counts for one in backends):
         return None
     try:
         return sum(int(one._get_sequence_number_for_group()) for one in backends)
-    except (AttributeError, RuntimeError):
+    except RuntimeError:
         return None
 
 
@@ -225,22 +267,23 @@ def abort_groups(groups: Sequence[dist.ProcessGroup], device: torch.device) -> N
     ``ProcessGroupHCCL.abort_hccl_comm(reason)``, since a group does not call HCCL's own ``abort``.
     """
     backends: list[Any] = [backend_of(group, device) for group in groups]
-    begin, end = (getattr(backends[-1], name, None) for name in ("_group_start", "_group_end"))
+    abilities = [abilities_of(one, device) for one in backends]
+    bare = [getattr(one, "wrapped_pg", one) for one in backends]
     failures: list[RuntimeError] = []
-    if begin is not None:
-        begin()
+    if abilities[-1].aborts_together:
+        bare[-1]._group_start()
     try:
-        for group, backend in zip(groups, backends, strict=True):
+        for group, backend, ability in zip(groups, bare, abilities, strict=True):
             try:
-                if hasattr(backend, "abort_hccl_comm"):
+                if ability.aborts_by_reason:
                     backend.abort_hccl_comm("its group was broken")
                 else:
                     group.abort()
             except RuntimeError as error:  # the other communicators must still be aborted
                 failures.append(error)
     finally:
-        if end is not None:
-            end()
+        if abilities[-1].aborts_together:
+            bare[-1]._group_end()
     if failures:
         raise failures[0]
 
@@ -579,7 +622,11 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 def versions_among(values: Iterable[object]) -> list[int]:
     """Return :func:`version_of` each tensor among the values, and -1 for anything else."""
-    return [getattr(one, "_version", -1) for one in values]
+    everything: list[Any] = list(values)
+    try:
+        return [one._version for one in everything]
+    except AttributeError:  # rare: some values are no tensors; calling getattr for each value costs more
+        return [getattr(one, "_version", -1) for one in everything]
 
 
 _data: Any = vars(torch._C.TensorBase)["data"]

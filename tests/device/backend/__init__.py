@@ -4,7 +4,9 @@
 It is compiled once for each version of torch; ``register`` makes it torch's accelerator under the name ``trial``. A
 script needs no change: with :func:`autoload_folder` in PYTHONPATH, ``import torch`` loads it as it loads every
 installed device backend. TRIAL_DEVICES and TRIAL_DEVICE_BYTES set the number of such devices and the memory of each;
-TRIAL_STOPS=1 makes it end its collectives as Ascend's does; TRIAL_LAG_US lets it fall behind the host.
+TRIAL_STOPS=1 makes it end its collectives as Ascend's does; TRIAL_LAG_US lets it fall behind the host; TRIAL_SHARED=0
+makes its collectives refuse two ranks on one device, as NCCL does. gloo accepts its tensors as it accepts CUDA's: a
+collective runs on copies in host memory, and a send or receive uses the tensor's own address.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +23,7 @@ import filelock
 
 NAME = "trial"
 COLLECTIVES = "trialccl"
+_ON_GLOO = ("_allgather_base", "allgather", "allreduce", "broadcast", "gather", "reduce", "scatter")
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[2]
 
@@ -88,6 +92,51 @@ def register() -> None:
         return built.Collectives(store, rank, size)
 
     dist.Backend.register_backend(COLLECTIVES, collectives, devices=[NAME])
+    dist.Backend.backend_capability[dist.Backend.GLOO].append(NAME)
+    if os.environ.get("COLLECTIVE_BACKEND") == dist.Backend.GLOO:  # else a launch would have one more Python frame
+        _let_gloo_accept_its_tensors(built)
+
+
+def _let_gloo_accept_its_tensors(built: Any) -> None:
+    """Imitate ``ProcessGroupGlooCuda.cpp``, which copies each tensor to the host and the result back."""
+    import torch
+    import torch.distributed as dist
+
+    def staging(launch: Callable[..., Any]) -> Callable[..., Any]:
+        def staged(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _is_gloos(self):
+                return launch(self, *args, **kwargs)
+            pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+            def copied(value: Any) -> Any:
+                if isinstance(value, list):
+                    return [copied(one) for one in value]
+                if not isinstance(value, torch.Tensor) or value.device.type != NAME:
+                    return value
+                return pairs.setdefault(id(value), (value, value.detach().cpu()))[1]
+
+            given = [copied(one) for one in args]
+            if not pairs:
+                return launch(self, *args, **kwargs)
+            tensors, copies = (list(side) for side in zip(*pairs.values(), strict=True))
+            results = args[0] if isinstance(args[0], list) else [args[0]]
+            outputs = [one for part in results for one in (part if isinstance(part, list) else [part])]
+            return built.staged(launch(self, *given, **kwargs), tensors, copies, outputs)
+
+        return staged
+
+    def _is_gloos(group: Any) -> bool:
+        if isinstance(group, dist.ProcessGroupGloo):
+            return True
+        try:
+            return isinstance(group._get_backend(torch.device(NAME)), dist.ProcessGroupGloo)
+        except RuntimeError:  # the group has no backend for this device
+            return False
+
+    kinds: tuple[Any, ...] = (dist.ProcessGroup, dist.ProcessGroupGloo)
+    for kind in kinds:
+        for name in _ON_GLOO:
+            setattr(kind, name, staging(getattr(kind, name)))
 
 
 def _module(built: Any) -> ModuleType:

@@ -16,6 +16,8 @@
 // TRIAL_ABORT=spins: a launch that waits for a peer uses a whole core and does not notice that the communicator was
 // aborted (C10D_NCCL_CHECK_TIMEOUT_GROUPEND: NCCL leaves the state of an aborted communicator unset).
 //
+// TRIAL_SHARED=0: two ranks on one device are refused when they connect, as by NCCL (init.cc, "Duplicate GPU detected").
+//
 // As with NCCL, a communicator that is still connecting can be aborted only if TORCH_NCCL_USE_COMM_NONBLOCKING=1: else
 // abort() waits for the connecting call, which waits for a dead peer for ever (pytorch#103264). Each communicator has a
 // name in the folder TRIAL_SHARED_MEMORY, as NCCL's have in /dev/shm; a killed process leaves it behind (nccl#525).
@@ -127,6 +129,38 @@ struct Work final : c10d::Work {
   std::shared_future<void> has_ended_ = ended_.get_future().share();
 };
 
+// A collective of gloo's on host copies of this device's tensors, as ProcessGroupGlooCuda.cpp makes for CUDA's: its
+// result is copied back when it is awaited.
+struct Staged final : c10d::Work {
+  Staged(
+      c10::intrusive_ptr<c10d::Work> inner, std::vector<at::Tensor> tensors, std::vector<at::Tensor> copies,
+      std::vector<at::Tensor> outputs)
+      : inner_(std::move(inner)), tensors_(std::move(tensors)), copies_(std::move(copies)), outputs_(std::move(outputs)),
+        future_(c10::make_intrusive<c10::ivalue::Future>(
+            c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{outputs_.at(0).device()})) {}
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  std::exception_ptr exception() const override { return inner_->exception(); }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  bool wait(std::chrono::milliseconds timeout) override {
+    inner_->wait(timeout);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (future_->completed()) return true;
+    const at::NoGradGuard no_grad;
+    for (size_t index = 0; index < tensors_.size(); ++index)
+      if (!tensors_[index].cpu().equal(copies_[index])) tensors_[index].copy_(copies_[index]);
+    future_->markCompleted(c10::IValue(outputs_));
+    return true;
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> inner_;
+  std::vector<at::Tensor> tensors_, copies_, outputs_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::mutex mutex_;
+};
+
 Bytes bytes_of(const at::Tensor& tensor) {
   const auto whole = on_host(tensor).contiguous();
   const auto* begin = static_cast<const char*>(whole.data_ptr());
@@ -179,7 +213,8 @@ class Collectives final : public c10d::Backend {
 
   const std::string getBackendName() const override { return "trialccl"; }
 
-  void eagerConnectSingleDevice(at::Device) override {
+  void eagerConnectSingleDevice(at::Device device) override {
+    device_ = device.index();
     auto connecting = submit(c10d::OpType::UNKNOWN, {}, [this] { connect(); });
     if (!aborts("locked")) connecting->wait();
   }
@@ -281,6 +316,7 @@ class Collectives final : public c10d::Backend {
   }
 
   c10::intrusive_ptr<c10d::Work> submit(c10d::OpType type, std::vector<at::Tensor> outputs, Task task) {
+    if (!outputs.empty()) device_ = outputs[0].device().index();
     auto work = c10::make_intrusive<Work>(getRank(), type, std::move(outputs));
     if (type != c10d::OpType::UNKNOWN) wait_to_launch();
     {
@@ -360,6 +396,7 @@ class Collectives final : public c10d::Backend {
     socklen_t length = sizeof own;
     TORCH_CHECK(bind(listener, reinterpret_cast<sockaddr*>(&own), length) == 0 && listen(listener, getSize()) == 0);
     getsockname(listener, reinterpret_cast<sockaddr*>(&own), &length);
+    require_own_device();
     store_->set("port/" + std::to_string(getRank()), std::to_string(ntohs(own.sin_port)));
     for (int rank = 0; rank < getRank(); ++rank) {
       const auto port = store_->get("port/" + std::to_string(rank));
@@ -384,6 +421,21 @@ class Collectives final : public c10d::Backend {
       keep(made, peer);
     }
     connected_ = true;
+  }
+
+  void require_own_device() {
+    static const char* shared = std::getenv("TRIAL_SHARED");
+    if (shared == nullptr || std::string(shared) != "0") return;
+    store_->set("device/" + std::to_string(getRank()), std::to_string(int(device_)));
+    for (int rank = 0; rank < getSize(); ++rank) {
+      if (rank == getRank()) continue;
+      const auto told = store_->get("device/" + std::to_string(rank));
+      if (std::string(told.begin(), told.end()) == std::to_string(int(device_)))
+        C10_THROW_ERROR(
+            DistBackendError, "trial invalid usage\nLast error:\nDuplicate GPU detected : rank " +
+                std::to_string(getRank()) + " and rank " + std::to_string(rank) + " both on trial device " +
+                std::to_string(int(device_)));
+    }
   }
 
   void keep(int made, int rank) {
@@ -436,6 +488,7 @@ class Collectives final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<int> peers_;
+  std::atomic<c10::DeviceIndex> device_{0};
   std::atomic<bool> connected_{false};
   std::mutex ready_;  // held while a launch waits for the connections
   std::atomic<bool> is_connecting_{false};
@@ -453,6 +506,13 @@ class Collectives final : public c10d::Backend {
 void add_collectives(pybind11::module_& module) {
   pybind11::class_<Collectives, c10::intrusive_ptr<Collectives>, c10d::Backend> kind(module, "Collectives");
   kind.def(pybind11::init<c10::intrusive_ptr<c10d::Store>, int, int>());
+  module.def(
+      "staged",
+      [](c10::intrusive_ptr<c10d::Work> inner, std::vector<at::Tensor> tensors, std::vector<at::Tensor> copies,
+         std::vector<at::Tensor> outputs) -> c10::intrusive_ptr<c10d::Work> {
+        return c10::make_intrusive<Staged>(
+            std::move(inner), std::move(tensors), std::move(copies), std::move(outputs));
+      });
   module.def("hold_collectives", [](bool held) { are_held = held; });
   if (ends_by_stop()) kind.def("abort_hccl_comm", [](Collectives& self, const std::string&) { self.give_up(); });
 }

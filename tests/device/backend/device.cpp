@@ -234,48 +234,45 @@ struct Event {
 
 class Queues {
  public:
-  using Lock = std::unique_lock<std::recursive_mutex>;
-
   void add(const c10::Stream& stream, std::function<void()> task) {
-    const Lock lock(mutex_);
-    auto& queue = queues_[key(stream)];
-    queue.waiting.push_back(std::move(task));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queues_[key(stream)].waiting.push_back(std::move(task));
   }
 
   size_t length(const c10::Stream& stream) {
-    const Lock lock(mutex_);
-    auto& queue = queues_[key(stream)];
-    return queue.done + queue.waiting.size();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto& queue = queues_[key(stream)];
+    return queue.begun + queue.waiting.size();
   }
 
-  // False as well while another thread waits for a stream.
   bool has_reached(const c10::Stream& stream, size_t position) {
-    const Lock running(running_, std::try_to_lock);
-    if (!running.owns_lock()) return false;
-    const Lock lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     return queues_[key(stream)].done >= position;
   }
 
-  bool is_idle(const c10::Stream& stream) {
-    const Lock running(running_, std::try_to_lock);
-    if (!running.owns_lock()) return false;
-    const Lock lock(mutex_);
-    return queues_[key(stream)].waiting.empty();
-  }
+  bool is_idle(const c10::Stream& stream) { return has_reached(stream, length(stream)); }
 
-  // A task may wait for a collective, whose thread records events meanwhile: only running_ is held.
+  // Streams run beside each other, each in the thread that waits for it. A task may wait for a collective, or for what
+  // another stream has yet to do.
   void run(const c10::Stream& stream, size_t position) {
-    const Lock running(running_);
-    while (auto task = next(stream, position)) task();
+    if (has_reached(stream, position)) return;
+    auto& queue = of(stream);
+    const std::lock_guard<std::recursive_mutex> running(queue.running);
+    while (auto task = next(queue, position)) {
+      const auto over = c10::make_scope_exit([&] {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ++queue.done;
+      });
+      task();
+    }
   }
 
   void run(const c10::Stream& stream) { run(stream, length(stream)); }
 
   void run_all(c10::DeviceIndex device) {
-    const Lock running(running_);
     std::vector<c10::StreamId> streams;
     {
-      const Lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       for (const auto& [key, queue] : queues_)
         if (key.first == device) streams.push_back(key.second);
     }
@@ -284,24 +281,28 @@ class Queues {
 
  private:
   struct Queue {
+    std::recursive_mutex running;  // held while its tasks run
     std::deque<std::function<void()>> waiting;
-    size_t done = 0;
+    size_t begun = 0, done = 0;
   };
   using Key = std::pair<c10::DeviceIndex, c10::StreamId>;
 
-  std::function<void()> next(const c10::Stream& stream, size_t position) {
-    const Lock lock(mutex_);
-    auto& queue = queues_[key(stream)];
-    if (queue.done >= position || queue.waiting.empty()) return nullptr;
+  Queue& of(const c10::Stream& stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return queues_[key(stream)];
+  }
+
+  std::function<void()> next(Queue& queue, size_t position) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (queue.begun >= position || queue.waiting.empty()) return nullptr;
     auto task = std::move(queue.waiting.front());
     queue.waiting.pop_front();
-    ++queue.done;
+    ++queue.begun;
     return task;
   }
 
   static Key key(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }
-  std::recursive_mutex running_;  // held while tasks run
-  std::recursive_mutex mutex_;  // of the queues
+  std::mutex mutex_;  // of the map and its numbers
   std::map<Key, Queue> queues_;
 };
 
@@ -645,7 +646,9 @@ void add_device(pybind11::module_& module) {
   module.def("device_count", [] { return int(devices()); });
   module.def("current_device", [] { return int(current_device); });
   module.def("set_device", [](int index) { Guard().setDevice({KIND, c10::DeviceIndex(index)}); });
-  module.def("synchronize", [](int index) { Guard().synchronizeDevice(c10::DeviceIndex(index)); });
+  module.def(
+      "synchronize", [](int index) { Guard().synchronizeDevice(c10::DeviceIndex(index)); },
+      pybind11::call_guard<pybind11::gil_scoped_release>());
   module.def("waits", [] { return lag().waits(); });
   module.def("sleep", [](double seconds) {
     add_to_stream([seconds] { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); });

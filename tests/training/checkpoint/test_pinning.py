@@ -68,11 +68,20 @@ def test_only_nvidias_driver_is_used(driver: Driver) -> None:
 
 
 def test_driver_that_refuses_is_reported_and_copies_stay_unpinned(
-    driver: Driver, caplog: pytest.LogCaptureFixture
+    driver: Driver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The error stays CUDA's last one until a launch is checked, which must not be the script's."""
     driver.error = 2
-    PinnedMemory(torch.zeros(8192, dtype=torch.uint8), DEVICE).release()
-    assert "8192 bytes could not be pinned (cudaHostRegister: error 2)" in caplog.text
+    launched: list[torch.device] = []
+
+    def ones(size: int, *, device: torch.device) -> None:
+        launched.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
+    memory = torch.zeros(8192, dtype=torch.uint8)
+    monkeypatch.setattr(torch, "ones", ones)
+    PinnedMemory(memory, DEVICE).release()
+    assert "8192 bytes could not be pinned (cudaHostRegister: error 2)" in caplog.text and launched == [DEVICE]
 
 
 class OnDevice:

@@ -292,6 +292,7 @@ class PinnedMemory:
         with torch.cuda.device(device):  # elsewhere it would be pinned, and a context made, on device 0
             error = int(_driver().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if error:
+            _forget_error(device)
             log.warn(
                 f"checkpoints are copied through the driver's own buffer, which is slower: {memory.nbytes} bytes could "
                 f"not be pinned (cudaHostRegister: error {error}); see `ulimit -l`"
@@ -304,6 +305,16 @@ class PinnedMemory:
         address, self._address = self._address, 0
         if address:
             _driver().cudaHostUnregister(address)
+
+
+def _forget_error(device: torch.device) -> None:
+    """Clear CUDA's last error, which torch would otherwise raise at the training script's next kernel.
+
+    A runtime call that fails leaves its error to the thread's next cudaGetLastError (CUDA Runtime API, Error Handling),
+    with which torch checks each launch.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=device)
 
 
 def _driver() -> Any:

@@ -147,14 +147,26 @@ class BreakableGroup(dist.ProcessGroup):
                     works.append(ReduceScatter(work, self.breaker, self.launched, reduced, output, at))
         return works[0] if len(works) == 1 else Several(works)
 
-    def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
-        """Launch a send or receive of ``inner`` by its method name."""
-        work = self._launch(name, *args, **kwargs)
-        number = self.recorder.launched_pairwise(name, args)
-        ended = functools.partial(self._ended_pairwise, work, number, name == "recv_anysource")
+    def pairwise(self, name: str, tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> dist.Work:
+        """Launch a send or receive of ``inner`` by its method name.
+
+        gloo reads and writes the address of such a tensor from the host, even if the tensor is on an accelerator. An
+        accelerator's tensor is therefore sent from a copy in host memory. A received copy is copied to the device by
+        the work's ``wait``.
+        """
+        sends = name == "send"
+        copies = [one if one.is_cpu else one.cpu() if sends else torch.empty_like(one, device="cpu") for one in tensors]
+        work = self._launch(name, copies, *args, **kwargs)
+        number = self.recorder.launched_pairwise(name, (tensors, *args))
+        arrived = [] if sends else [pair for pair in zip(tensors, copies, strict=True) if not pair[0].is_cpu]
+        ended = functools.partial(self._ended_pairwise, work, number, name == "recv_anysource", arrived)
         return Pairwise(work, self.breaker, self._timeout, ended)
 
-    def _ended_pairwise(self, work: dist.Work, number: int | None, from_anybody: bool) -> None:
+    def _ended_pairwise(
+        self, work: dist.Work, number: int | None, from_anybody: bool, arrived: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        for tensor, copy in arrived:
+            tensor.copy_(copy)
         if from_anybody:
             self.recorder.named_sender(number, work._source_rank())
         self.recorder.over(number)

@@ -92,15 +92,12 @@ class OpenSteps:
 
     def marks(self) -> Marks:
         """Return the marks of the current gradients."""
-        marks: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        reference = weakref.ref
-        for optimizer in self._optimizers:  # runs at every commit, where a generator would double the cost
+        held: list[tuple[int, torch.Tensor]] = []
+        for optimizer in self._optimizers:  # runs at every commit, so no function is called for each parameter
             for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    gradient = parameter.grad
-                    if gradient is not None:
-                        marks[id(parameter)] = (reference(gradient), torch_private.version_of(gradient))
-        return marks
+                held += [(id(one), gradient) for one in group["params"] if (gradient := one.grad) is not None]
+        versions = torch_private.versions_of([gradient for _, gradient in held])
+        return {key: (weakref.ref(gradient), version) for (key, gradient), version in zip(held, versions, strict=True)}
 
     def drop_gradients(self) -> None:
         """Remove all gradients."""
