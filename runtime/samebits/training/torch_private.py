@@ -633,6 +633,12 @@ def is_alive(reference: weakref.ref[torch.Tensor]) -> bool:
     return tensor is not None
 
 
+def count_as_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Spare a schedule's warning that it is stepped before its optimizer. Relies on ``Optimizer._opt_called``."""
+    stepped: Any = optimizer
+    stepped._opt_called = True
+
+
 # ---- DistributedDataParallel and its reducer
 
 

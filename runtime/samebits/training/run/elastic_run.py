@@ -54,6 +54,7 @@ from samebits.training.run.warm_up import warm_up
 from samebits.training.state.base_state import State
 from samebits.training.state.checkpoint_config import StepLog
 from samebits.training.state.script.loop_habits import last_batch
+from samebits.training.state.virtual_workers import took_batch
 
 __all__ = ["ElasticRun"]
 
@@ -686,6 +687,7 @@ class _CollectiveAfterTraining:
 def _took_batch(began_s: float, sampler: object) -> None:
     main_thread.waited_for_data(began_s)
     last_batch.taken(sampler)
+    took_batch(sampler)
 
 
 def _nothing_to_break(_reason: str) -> None:
