@@ -8,9 +8,10 @@ not depend on the world size.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils.data import BatchSampler
 from samebits.errors import UsageError
 from samebits.training import torch_private
 from samebits.training.group import ddp
+from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
 from samebits.training.process.numerics import settle_threads
 from samebits.training.sharding.pieces import is_distributed
@@ -38,7 +40,7 @@ from samebits.training.state.handlers import (
     same,
 )
 
-__all__ = ["VirtualWorkers", "took_batch"]
+__all__ = ["VirtualWorkers", "require_collective_allowed", "took_batch"]
 
 _Slot = tuple[dict[str, Any], str]
 """A buffer: the dictionary that holds it, and its name there."""
@@ -78,12 +80,10 @@ class VirtualWorkers:
         for module in self._modules:
             module.register_forward_pre_hook(self._forward)
         _gate_step(self._optimizer, self)
-        for handler in handlers.values():
-            if isinstance(handler.value, torch.optim.lr_scheduler.ReduceLROnPlateau):
-                _gate_plateau(handler.value, self)
-        _gate_scalers()
+        _gate_classes()
         self._block: TreeNode = (0, self._count)
         self._is_running = False
+        self._is_collecting = False  # whether this module, and not the script, launches collectives
         self._hooks: dict[int, Any] = {}
         self._backward = -1  # number of the backward pass whose end is awaited
         self._statistics: list[_Slot] = []
@@ -329,7 +329,29 @@ class VirtualWorkers:
         for parameter in trained:
             parameter.grad = None
         if self.takes_step:
-            self._reduce()
+            with self._collecting():
+                self._reduce()
+
+    @contextlib.contextmanager
+    def _collecting(self) -> Iterator[None]:
+        self._is_collecting = True
+        try:
+            yield
+        finally:
+            self._is_collecting = False
+
+    def require_collective_allowed(self) -> None:
+        """Raise if the script launches a collective in a turn that another rank may not have.
+
+        Raises:
+            UsageError: this is a later turn of a step.
+        """
+        if self._turn and not self._is_collecting:
+            raise UsageError(
+                f"{calling_place()}: a collective in micro-batch {self._turn + 1} of one step. With global_batch, "
+                "ranks may compute different numbers of micro-batches, so other ranks may not call it. Fix: "
+                "state.report(loss=loss) to show a value; call collectives outside the loop over the loader"
+            )
 
     def _flat(self, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return this turn's part of the sum: gradients, which of them exist, and the change of batch statistics."""
@@ -556,6 +578,16 @@ def took_batch(sampler: object) -> None:
         _running[0].took_batch(sampler)
 
 
+def require_collective_allowed() -> None:
+    """Raise if a collective would be called in a turn of a step that another rank may not have.
+
+    Raises:
+        UsageError: names the line that calls it.
+    """
+    if _running:
+        _running[0].require_collective_allowed()
+
+
 def _gate_step(optimizer: torch.optim.Optimizer, workers: VirtualWorkers) -> None:
     inner: Any = optimizer.step
 
@@ -570,7 +602,8 @@ def _gate_step(optimizer: torch.optim.Optimizer, workers: VirtualWorkers) -> Non
             )
         workers.stepping()
         if workers.takes_step:
-            return inner(*args, **kwargs)
+            with workers._collecting():  # what all ranks do before a step
+                return inner(*args, **kwargs)
         torch_private.count_as_stepped(self)
         return None
 
@@ -578,24 +611,30 @@ def _gate_step(optimizer: torch.optim.Optimizer, workers: VirtualWorkers) -> Non
     gated.step = types.MethodType(step, optimizer)
 
 
-def _gate_plateau(schedule: Any, workers: VirtualWorkers) -> None:
-    inner = schedule.step
+def _gate_classes() -> None:
+    """Let gradient scalers act only in the turn that takes the step; installed once per process.
 
-    @functools.wraps(inner)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        workers.require_no_metric()
-        return inner(*args, **kwargs)
-
-    schedule.step = step
-
-
-def _gate_scalers() -> None:
-    """Let gradient scalers act only in the turn that takes the step; installed once per process."""
-    kind: Any = torch.amp.GradScaler
+    The classes are changed, because an object's own method would become part of a schedule's ``state_dict()``, and a
+    scaler need not be in the state.
+    """
+    scaler: Any = torch.amp.GradScaler
     for name in ("step", "unscale_", "update"):
-        method = getattr(kind, name)
+        method = getattr(scaler, name)
         if not hasattr(method, "__wrapped__"):
-            setattr(kind, name, _gated_scaling(name, method))
+            setattr(scaler, name, _gated_scaling(name, method))
+    plateau: Any = torch.optim.lr_scheduler.ReduceLROnPlateau
+    if not hasattr(plateau.step, "__wrapped__"):
+        plateau.step = _told_before(plateau.step)
+
+
+def _told_before(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if _running:
+            _running[0].require_no_metric()
+        return method(*args, **kwargs)
+
+    return step
 
 
 def _gated_scaling(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -607,6 +646,7 @@ def _gated_scaling(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         if not workers.takes_step:
             if name == "step":
                 workers.stepping()
+                torch_private.count_as_stepped(args[0] if args else kwargs["optimizer"])
             return None
         result = method(scaler, *args, **kwargs)
         if name == "step":
