@@ -59,13 +59,18 @@ class TorchState(ObjectState):
             others among the attributes), a step is one step of each optimizer, or of the optimizer that steps most
             often.
         sampler: an :class:`ElasticSampler`, whose position becomes part of the state.
-        checkpoint, rng: as in :class:`ObjectState`.
+        checkpoint, rng: as in :class:`ObjectState`; ``rng`` is ``"saved"`` by default, and ``"per_step"`` with
+            ``global_batch``.
         copy_commits: copy all tensors at every commit. By default, copying begins when the need is detected: more than
             one optimizer step between two commits, a backward pass between the steps of two optimizers, or an optimizer
             with a closure. Set it to call :meth:`restore` yourself, or to change a parameter through ``.data``, which
             cannot be detected.
         pipeline: the mesh dimension over which the stages of a pipeline are spread, as ``mesh["pp"]``; ``model`` is
             then an ``nn.ModuleList`` with the part of every stage, in order.
+        global_batch, micro_batch: divide each optimizer step into ``global_batch / micro_batch`` virtual workers, so
+            that the bits of the result are the same at any world size up to that number. ``global_batch`` is the number
+            of samples in a step, ``micro_batch`` the loader's batch size. The loop takes one turn for each micro-batch,
+            and only a rank's last turn in a step changes the state.
         attributes: everything else, available as attributes: plain values, and objects supported by a
             :class:`~samebits.training.state.handlers.StateHandler`, such as modules, optimizers, and all with
             ``state_dict()`` and ``load_state_dict()``.

@@ -143,6 +143,8 @@ class GlobalBatch(Sampler[list[int]]):
     the same number of threads (OMP_NUM_THREADS). Random numbers are seeded for each micro-batch. BatchNorm statistics
     are not equal: a rank keeps the statistics of its own micro-batches. Do not wrap the model in
     DistributedDataParallel: this class computes the sum, in float32 or better, at about twice the cost of DDP's ring.
+    ``TorchState(…, global_batch=…)`` gives the same guarantee to a loop with DistributedDataParallel, and includes
+    BatchNorm statistics.
 
     Args:
         sampler: the data position; also pass it to the state.
