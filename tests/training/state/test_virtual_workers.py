@@ -133,6 +133,20 @@ def test_only_the_last_turn_changes_the_state(new_job: Callable[..., Job]) -> No
         assert job.state.scaler.get_scale() == 4.0 * 2**steps
 
 
+def test_gradients_of_an_earlier_step_are_not_added(new_job: Callable[..., Job]) -> None:
+    def weights(clear: Callable[[Job], object]) -> list[torch.Tensor]:
+        job = new_job()
+        for _ in range(3 * WORKERS):
+            clear(job)
+            job.turn()
+        job.end()
+        return list(job.model.parameters())
+
+    expected = weights(lambda job: job.optimizer.zero_grad())
+    for clear in (lambda job: None, lambda job: job.optimizer.zero_grad(set_to_none=False)):
+        assert all(map(torch.equal, weights(clear), expected))
+
+
 def test_samples_of_the_virtual_workers_do_not_depend_on_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     by_world = []
     for size in (1, 3, 4):

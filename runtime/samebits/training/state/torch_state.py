@@ -211,6 +211,8 @@ class TorchState(ObjectState):
             if self._optimizers and not self.completed_steps:
                 self._require_steps()
         super().commit()
+        if self._virtual is not None and not self._is_beginning:
+            self._virtual.clear_gradients()
         if self._deferred is None and self._running("commit").recovers:
             self._last_commit.is_made_in(frame)
 

@@ -238,6 +238,11 @@ class VirtualWorkers:
         if self._has_begun:
             return
         self._has_begun = True
+        if any(wrapper.require_backward_grad_sync for wrapper in ddp.wrappers()):
+            raise UsageError(
+                "DistributedDataParallel was built inside the training function, and reduces gradients in its own way. "
+                "Fix: build it before the function that samebits.elastic.run decorates"
+            )
         values, buffers = self._values(), self._buffers()
         if torch_private.versions_of(buffers) != self._versions:
             raise UsageError(
@@ -258,6 +263,8 @@ class VirtualWorkers:
     def _values(self) -> dict[str, Any]:
         """Return the values that a turn may change, and that are undone if it does not take the step."""
         values: dict[str, Any] = {}
+        if self._turns == 1:
+            return values
         for name, handler in self._handlers.items():
             if isinstance(handler, OptimizerHandler):
                 values[name] = _settings_of(handler.value)
@@ -486,6 +493,11 @@ class VirtualWorkers:
         self._turn += 1
         self._begin_turn()
         return False
+
+    def clear_gradients(self) -> None:
+        """Remove all gradients after a step, so that none is added to those of the next one."""
+        for parameter in self._parameters():
+            parameter.grad = None
 
     def _require_equal_settings(self) -> None:
         settings = [_settings_of(self._optimizer)]
