@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,7 @@ from samebits.training.state.data.global_batch import GlobalBatch
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.local_sgd import LocalSGD
 from samebits.training.state.torch_state import TorchState
-from samebits.training.state.virtual_workers import require_collective_allowed, took_batch
+from samebits.training.state.virtual_workers import FirstSample, require_collective_allowed, took_batch
 from tests.training.commits import Commits
 
 MICRO, WORKERS, SAMPLES = 2, 4, 20
@@ -168,6 +170,40 @@ def test_samples_of_the_virtual_workers_do_not_depend_on_the_ranks(monkeypatch: 
     assert by_world[0] == by_world[1] == by_world[2]
     seen = {index for batches in by_world[0].values() for batch in batches for index in batch}
     assert seen == set(range(SAMPLES))
+
+
+class Augmented:
+    """Draw from every generator for each sample."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor, float, float]:
+        assert type(index) is int
+        return index, torch.rand(1), random.random(), numpy.random.random()
+
+
+def test_draws_of_a_loaders_processes_belong_to_the_virtual_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_world = []
+    for size in (1, 3):
+        drawn: list[tuple[float, ...]] = []
+        for rank in range(size):
+            monkeypatch.setattr(context, "get_rank", lambda rank=rank: rank)
+            monkeypatch.setattr(context, "get_world_size", lambda size=size: size)
+            job = Job().begin()
+            loader = DataLoader(Augmented(), batch_size=MICRO, sampler=job.sampler, num_workers=2)
+            drawn += [
+                tuple(sample) for batch in loader for sample in zip(*map(torch.Tensor.tolist, batch), strict=True)
+            ]
+            job.end()
+        by_world.append(sorted((index, torn[0], *rest) for index, torn, *rest in drawn))
+    assert by_world[0] == by_world[1]
+    assert len({first for _, first, *_ in by_world[0]}) == len(by_world[0]), "each sample has draws of its own"
+
+
+def test_first_sample_of_a_batch_keeps_its_name_in_another_process() -> None:
+    index = copy.copy(FirstSample(7, "3/0/8/1"))  # as pickling does
+    assert (index, index.name) == (7, "3/0/8/1")
 
 
 def a_second_backward(job: Job) -> None:

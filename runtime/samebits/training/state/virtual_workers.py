@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, get_worker_info
 
 from samebits.errors import UsageError
 from samebits.training import torch_private
@@ -27,6 +27,7 @@ from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context
 from samebits.training.process.numerics import settle_threads
 from samebits.training.sharding.pieces import is_distributed
+from samebits.training.state import rng
 from samebits.training.state.data.global_batch import BlockSum, TreeNode, block_of, sum_over_ranks
 from samebits.training.state.data.sampler import ElasticSampler, filled_up
 from samebits.training.state.handlers import (
@@ -162,15 +163,15 @@ class VirtualWorkers:
 
     # ---- data, as the sampler's split
 
-    def share_of(self, rest: list[int], order: list[int]) -> list[int]:
+    def share_of(self, rest: list[int], order: list[int], name: str) -> list[int]:
         """Return this rank's samples: in each global batch, worker v of n takes every n-th one from the v-th on."""
-        size, filled = self.sizes[0], filled_up(rest, order, self.sizes[0])
-        return [
-            index
-            for start in range(0, len(filled), size)
-            for worker in range(*self._block)
-            for index in filled[start + worker : start + size : self._count]
-        ]
+        size, filled, share = self.sizes[0], filled_up(rest, order, self.sizes[0]), list[int]()
+        for start in range(0, len(filled), size):
+            for worker in range(*self._block):
+                first, *others = filled[start + worker : start + size : self._count]
+                place = len(order) - len(rest) + start
+                share += [FirstSample(first, f"{name}/{place}/{worker}"), *others]
+        return share
 
     def consumed_by_all(self, taken: int) -> int:
         """Return the samples of all ranks in the steps that are complete after ``taken`` samples of this rank."""
@@ -621,6 +622,32 @@ def _gate_step(optimizer: torch.optim.Optimizer, workers: VirtualWorkers) -> Non
 
     gated: Any = optimizer
     gated.step = types.MethodType(step, optimizer)
+
+
+class FirstSample(int):
+    """The index of a micro-batch's first sample, with the name that seeds a loader's process for the batch."""
+
+    name: str
+
+    def __new__(cls, index: int, name: str) -> FirstSample:
+        """Return the index, and have every batch in this process checked for such indices."""
+        torch_private.before_fetches(_about_to_fetch)  # also in a loader's process, which unpickles the index
+        made = super().__new__(cls, index)
+        made.name = name
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how a loader's process makes the same index."""
+        return FirstSample, (int(self), self.name)
+
+
+def _about_to_fetch(indices: Any) -> Any:
+    """Seed a loader's process for a micro-batch; return the indices as plain integers."""
+    if type(indices) is not list or not indices or type(indices[0]) is not FirstSample:
+        return indices
+    if get_worker_info() is not None:  # elsewhere the loop has seeded this process for the whole turn
+        rng.seed_with(indices[0].name)
+    return [int(indices[0]), *indices[1:]]
 
 
 def _gate_classes() -> None:

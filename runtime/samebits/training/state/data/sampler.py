@@ -36,12 +36,13 @@ def filled_up(rest: list[int], order: list[int], parts: int) -> list[int]:
 class Split(Protocol):
     """A division of an epoch's samples among ranks that replaces the sampler's own."""
 
-    def share_of(self, rest: list[int], order: list[int]) -> list[int]:
+    def share_of(self, rest: list[int], order: list[int], name: str) -> list[int]:
         """Return this rank's samples of the rest of an epoch, in order.
 
         Args:
             rest: the epoch's unused samples.
             order: all samples of the epoch, to fill up the last round.
+            name: the name of the epoch, for seeds.
         """
 
     def consumed_by_all(self, taken: int) -> int:
@@ -201,7 +202,7 @@ class ElasticSampler(Sampler[int]):
         if self.split is None:
             self._share = filled_up(rest, order, world_size)[rank::world_size]
         else:
-            self._share = self.split.share_of(rest, order)
+            self._share = self.split.share_of(rest, order, f"{self.seed}/{self.epoch}")
         self._given = 0
         return self._give(self._share)
 
