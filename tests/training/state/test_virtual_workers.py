@@ -29,6 +29,7 @@ MICRO, WORKERS, SAMPLES = 2, 4, 20
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # otherwise the state would set it, and change this process's threads
     settings = SimpleNamespace(audit=0, enable_recovery=True, min_worker_num=1, max_worker_num=4)
     monkeypatch.setattr(context, "_process", SimpleNamespace(generation=None, settings=settings))
     monkeypatch.setattr(context, "get_rank", lambda: 0)
@@ -379,8 +380,8 @@ class StatefulLoader:
 
 
 def test_more_ranks_than_virtual_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "get_world_size", lambda: 5)
-    with pytest.raises(UsageError, match=r"5 workers and 4 virtual workers .*Fix: "):
+    monkeypatch.setattr(context.current("a test").settings, "max_worker_num", 5)
+    with pytest.raises(UsageError, match=r"may have 5 workers .* gives 4 virtual workers, so 1 of them .*Fix: "):
         Job().begin()
 
 

@@ -284,6 +284,7 @@ class TorchState(ObjectState):
                 "ENABLE_RECOVERY out"
             )
         settings = context.current("samebits.elastic.run").settings
+        virtual.require_enough_for(max(settings.max_worker_num, context.get_world_size()))
         if settings.audit or self._checkpoint.step_log:
             found = "AUDIT" if settings.audit else "CheckpointConfig(step_log=…)"
             raise UsageError(

@@ -97,15 +97,8 @@ class VirtualWorkers:
         """Begin a generation at a commit.
 
         Raises:
-            UsageError: there are more ranks than virtual workers, or a wrapper reduces gradients in its own way.
+            UsageError: a wrapper reduces gradients in its own way.
         """
-        world_size = context.get_world_size()
-        if world_size > self._count:
-            raise UsageError(
-                f"{world_size} workers and {self._count} virtual workers (global_batch / micro_batch = "
-                f"{self.sizes[0]} / {self.sizes[1]}): {world_size - self._count} of them would have no batch. Fix: a "
-                "smaller micro_batch, or a larger global_batch"
-            )
         for wrapper in ddp.wrappers():
             if wrapper.static_graph:
                 raise UsageError(
@@ -114,12 +107,25 @@ class VirtualWorkers:
                 )
             wrapper.require_backward_grad_sync = False  # gradients are summed here, and buffers are combined here
             wrapper.require_forward_param_sync = False
-        self._block = block_of(context.get_rank(), world_size, self._count)
+        self._block = block_of(context.get_rank(), context.get_world_size(), self._count)
         self._statistics, self._other_buffers = _buffers_of(self._modules)
         self._is_running = True
         _running[:] = [self]
         self._hook_parameters()
         self._begin_share()
+
+    def require_enough_for(self, workers: int) -> None:
+        """Raise if the job may have more workers than virtual workers.
+
+        Raises:
+            UsageError: names both numbers.
+        """
+        if workers > self._count:
+            raise UsageError(
+                f"the job may have {workers} workers (MAX_WORKER_NUM), and global_batch / micro_batch = "
+                f"{self.sizes[0]} / {self.sizes[1]} gives {self._count} virtual workers, so {workers - self._count} of "
+                "them would have no batch. Fix: a smaller micro_batch, or a larger global_batch"
+            )
 
     def end(self) -> None:
         """Let everything pass through from now on."""
